@@ -1,0 +1,56 @@
+# make run     sets itself up, runs the main job on the bundled sample
+# make test    sets itself up, runs the whole test suite
+# make check   format, lint, types, import rules
+# make soak    the longer trials (see benchmarks/RESULTS.md)
+# make lock    pins today's versions of all dependencies
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SAMPLE := var/sample
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test check soak lock clean broker
+.DELETE_ON_ERROR:
+
+run: $(VENV)/.run $(SAMPLE)/street.mp4
+	@rm -rf var/state  # every run of the sample starts on a blank board
+	@$(BIN)/tared run -c config.yaml
+
+test: $(VENV)/.test broker
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+soak: $(VENV)/.test broker
+	$(BIN)/python -m pytest -m soak
+
+lock:
+	uv pip compile --universal --python-version 3.10 --extra demo --extra test --no-header --no-annotate --upgrade \
+	  pyproject.toml -o constraints.txt
+
+clean:
+	rm -rf $(VENV) var build *.egg-info
+
+# The broker of the tests is mosquitto, the one most boards talk to. Without the right to install it, amqtt serves.
+broker:
+	@command -v mosquitto >/dev/null || [ -x /usr/sbin/mosquitto ] || \
+	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y mosquitto mosquitto-clients >/dev/null; } || \
+	  echo "mosquitto is not installed and cannot be: the broker tests run on amqtt"
+
+$(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
+	@$(BIN)/python -m examples.street.render -o $(SAMPLE)
+
+$(VENV)/.run: pyproject.toml constraints.txt
+	@echo "setting up $(VENV), once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@$(PIP) --editable '.[demo,test]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""The daemon: camera, loop, drift, recalibration, telemetry and the command line."""

@@ -1,0 +1,105 @@
+"""An MQTT broker inside this process, for machines that have none: MQTT 3.1.1, loopback only, anonymous."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+from agent.errors import AgentError
+
+_LISTENER = "default"
+_Adopt = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+_START_TIMEOUT_S = 30.0  # amqtt's imports take seconds on a small board
+
+
+class EmbeddedBroker:
+    """Listens from `__enter__` to `__exit__` in a thread with an event loop of its own.
+
+    `port` 0 takes a free one; afterwards `port` is the one that listens. Raises AgentError without the amqtt
+    package (`broker.missing`), and where nothing can listen on the port (`broker.port`).
+    """
+
+    host = "127.0.0.1"
+
+    def __init__(self, port: int = 0) -> None:
+        self.port = port
+        self._listening: Future[int] = Future()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="broker", daemon=True)
+
+    def __enter__(self) -> EmbeddedBroker:
+        self._thread.start()
+        self.port = self._listening.result(_START_TIMEOUT_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            if self._listening.done():
+                raise
+            self._listening.set_exception(error)
+
+    async def _serve(self) -> None:
+        broker, adopt = _new_broker()
+        connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+
+        async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = asyncio.ensure_future(adopt(reader, writer))
+            connections[connection] = writer
+            connection.add_done_callback(connections.pop)
+
+        await broker.start()
+        try:
+            server = await asyncio.start_server(admit, self.host, self.port)
+        except OSError as error:
+            raise AgentError("broker.port", str(error), "a free port", "choose another port") from None
+        self._loop = asyncio.get_running_loop()
+        self._listening.set_result(server.sockets[0].getsockname()[1])
+        await self._closing.wait()
+        server.close()
+        # amqtt's own shutdown waits for connected clients, who do not know of it: disconnect them first.
+        for writer in connections.values():
+            writer.close()
+        while connections:
+            await asyncio.wait(connections)
+        await broker.shutdown()
+
+
+def _new_broker() -> tuple[Any, _Adopt]:
+    """An amqtt broker without a socket, and the function that lets it serve a connection."""
+    try:
+        from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
+        from amqtt.broker import Broker
+        from amqtt.contexts import BrokerConfig, ListenerConfig, ListenerType
+    except ImportError:
+        raise AgentError(
+            "broker.missing",
+            "no amqtt package of version 0.12 or later",
+            "the package of the embedded broker, or a broker of yours",
+            "pip install 'tared[demo]', or name your broker as mqtt.host in config.yaml",
+        ) from None
+    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports every lost client as an error
+    logging.getLogger("transitions").setLevel(logging.WARNING)
+    # We listen ourselves, because amqtt does not tell which port it got when it is asked for a free one.
+    config = BrokerConfig(
+        listeners={_LISTENER: ListenerConfig(type=ListenerType.EXTERNAL)},
+        plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {}},
+    )
+    broker = Broker(config)
+
+    async def adopt(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await broker.external_connected(StreamReaderAdapter(reader), StreamWriterAdapter(writer), _LISTENER)
+
+    return broker, adopt

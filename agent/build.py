@@ -1,0 +1,141 @@
+"""From a model spec to a reference graph, and from a calibration to an artefact.
+
+Shared by the command line, the daemon and its recalibration child, so that all three build the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from agent.model_spec import ModelSpec
+from calibrate.errors import CalibrationError
+from calibrate.plan import ALL_INT8, PrecisionPlan
+from engines.backend import Array, Backend, Engine, EngineError, Progress
+from engines.calibration import Calibration, save_calibration
+from engines.graph import canonical_hash, load_model
+from engines.macs import int8_macs_share
+from engines.passes import prepare
+from engines.placement import Placement, place
+from engines.qdq import insert_qdq
+from engines.store import Artefact, find_artefact, write_artefact
+
+Judge = Callable[[Engine], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model ready for calibration: its spec, its FP32 master graph with canonical hash, and where Q/DQ may go."""
+
+    spec: ModelSpec
+    master: onnx.ModelProto
+    sha256: str
+    placement: Placement
+
+
+def open_model(spec: ModelSpec, backend: Backend) -> Model:
+    """Load and prepare the ONNX file of a spec; the backend runs the passes' equivalence check.
+
+    Raises EngineError as `load_model` and `prepare` do.
+    """
+
+    def run(graph: onnx.ModelProto, batch: Array) -> dict[str, Array]:
+        with closing(backend.observer(graph, ())) as reference:
+            return reference.observe(batch).outputs
+
+    master = prepare(load_model(spec.path), run)
+    return Model(spec, master, canonical_hash(master), place(master))
+
+
+def check_calibration(model: Model, calibration: Calibration) -> None:
+    """Raises CalibrationError (`calibration.model`) when the calibration was made for another model."""
+    if calibration.model_sha256 != model.sha256 or not set(calibration.amax) >= set(model.placement.taps):
+        raise CalibrationError(
+            "calibration.model",
+            f"a calibration of model {calibration.model_sha256[:12]}",
+            f"one of {model.spec.path.name}, {model.sha256[:12]}",
+            "calibrate this model with 'tared calibrate'",
+        )
+
+
+def check_precision(backend: Backend, precision: str) -> None:
+    """Raises EngineError (`backend.precision`) when the runtime has no such float type."""
+    if precision != "int8" and precision not in backend.precisions:
+        raise EngineError(
+            "backend.precision",
+            f"precision {precision} on {backend.name}",
+            "int8 or " + " or ".join(backend.precisions),
+            "choose another --precision, or build on a board whose runtime has it",
+        )
+
+
+def build_artefact(
+    model: Model,
+    backend: Backend,
+    destination: Callable[[Mapping[str, Any]], Path],
+    progress: Progress,
+    *,
+    calibration: Calibration | None,
+    plan: PrecisionPlan = ALL_INT8,
+    precision: str = "int8",
+    judge: Judge | None = None,
+) -> Artefact:
+    """Build an engine and write it with everything it was made of.
+
+    destination: from the fingerprinted inputs to the artefact's directory. judge: looks at the loaded engine
+    before the artefact is written; what it returns goes into the manifest, what it raises prevents the artefact.
+    An artefact of the same inputs that is already there is judged too, and returned.
+    Raises CalibrationError, EngineError.
+    """
+    check_precision(backend, precision)
+    inputs: dict[str, Any] = {
+        "model": model.sha256,
+        "precision": precision,
+        "backend": dict(backend.describe()),
+        "tared": version("tared"),
+        "spec": model.spec.model_dump(mode="json", exclude={"path"}),
+    }
+    graph, placement = model.master, None
+    if precision == "int8":
+        if calibration is None:
+            raise CalibrationError(
+                "calibration.missing", "no calibration", "one, for int8", "make it with 'tared calibrate'"
+            )
+        check_calibration(model, calibration)
+        inputs["calibration"] = {"method": calibration.method, "amax": dict(calibration.amax)}
+        inputs["plan"] = dict(plan.floats)
+        placement = place(model.master, plan)
+        graph = insert_qdq(model.master, placement, calibration.amax)
+
+    def fill(directory: Path) -> Mapping[str, Any]:
+        engine_path = directory / backend.engine_file
+        backend.build(graph, engine_path, progress)
+        facts: dict[str, Any] = {
+            "engine": backend.engine_file,
+            "engine_bytes": engine_path.stat().st_size,
+            "model_name": model.spec.path.name,
+            "int8_macs_share": 0.0,
+        }
+        if placement is not None and calibration is not None:
+            save_calibration(calibration, directory / "calibration.json")
+            (directory / "plan.json").write_text(plan.to_json() + "\n", encoding="utf-8")
+            facts["int8_macs_share"] = int8_macs_share(model.master, placement)
+        if judge is not None:
+            with closing(backend.load(engine_path)) as engine:
+                facts.update(judge(engine))
+        return facts
+
+    path = destination(inputs)
+    existing = find_artefact(path, inputs)
+    if existing is None:
+        return write_artefact(path, inputs, fill)
+    if judge is not None:
+        with closing(backend.load(existing.engine_path)) as engine:
+            judge(engine)
+    return existing

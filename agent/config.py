@@ -1,0 +1,134 @@
+"""config.yaml as one frozen schema. Every key is documented in the config.yaml at the project's root."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator
+
+from agent.model_spec import ModelSpec, rebase
+from agent.schema import Strict, read_yaml, validate
+from agent.topics import check_name
+from calibrate.errors import CalibrationError
+from calibrate.threshold import parse_method
+
+
+def _known_method(method: str) -> str:
+    try:
+        parse_method(method)
+    except CalibrationError as error:
+        raise ValueError(error.expected) from None
+    return method
+
+
+Method = Annotated[str, AfterValidator(_known_method)]
+
+
+class CameraConfig(Strict):
+    """Where the frames come from."""
+
+    name: str = "camera"
+    source: str
+    policy: Literal["auto", "freshest", "every-frame"] = "auto"
+    speed: float = Field(default=1.0, ge=0.0)
+    labels: Path | None = None
+
+
+class ObserveConfig(Strict):
+    """How often the reference engine looks at a frame; seconds of capture time."""
+
+    period_s: float = Field(default=1.0, gt=0.0)
+    alert_period_s: float = Field(default=0.2, gt=0.0)
+    held_out: int = Field(default=32, ge=4, le=512)
+
+
+class CalibrationConfig(Strict):
+    """What a calibration is made of."""
+
+    frames: int = Field(default=128, ge=1)
+    method: Method = "entropy"
+
+
+class DriftConfig(Strict):
+    """When the alarm rises."""
+
+    tolerance_db: float = Field(default=3.0, gt=0.0, lt=12.0)
+    block_s: float = Field(default=5.0, gt=0.0)
+    false_alarms_per_30d: float = Field(default=1.0, gt=0.0)
+
+
+class RecalibrationConfig(Strict):
+    """What happens then."""
+
+    automatic: bool = True
+    max_loss: float = Field(default=0.1, ge=0.0, le=1.0)
+    nice: int = Field(default=10, ge=0, le=19)
+    timeout_s: float = Field(default=900.0, gt=0.0)
+
+
+class MqttConfig(Strict):
+    """The broker; without a host an embedded one listens on a free loopback port."""
+
+    host: str | None = None
+    port: int = Field(default=1883, ge=1, le=65535)
+    username: str | None = None
+    password_file: Path | None = None
+    fleet: str = "default"
+    device: str = Field(default_factory=lambda: _host_name())
+    keepalive_s: int = Field(default=30, ge=5, le=3600)
+    telemetry_period_s: float = Field(default=5.0, gt=0.0)
+
+    @field_validator("fleet", "device")
+    @classmethod
+    def _topic_level(cls, name: str) -> str:
+        return check_name(name)
+
+
+class Config(Strict):
+    """The whole of config.yaml."""
+
+    model: ModelSpec
+    camera: CameraConfig
+    backend: str = "onnxruntime"
+    threads: int = Field(default=1, ge=1, le=64)
+    state_dir: Path = Path("var")
+    observe: ObserveConfig = ObserveConfig()
+    calibration: CalibrationConfig = CalibrationConfig()
+    drift: DriftConfig = DriftConfig()
+    recalibration: RecalibrationConfig = RecalibrationConfig()
+    mqtt: MqttConfig = Field(default_factory=MqttConfig)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def load_config(path: Path) -> Config:
+    """Read config.yaml; relative paths in it are relative to its folder.
+
+    `model` is a model spec or the path of a MODEL.yaml. Raises ConfigError that lists every error at once.
+    """
+    content = dict(read_yaml(path))
+    base = path.resolve().parent
+    model = content.get("model")
+    if isinstance(model, str):
+        spec_path = base / model
+        content["model"] = rebase(read_yaml(spec_path), spec_path.parent)
+    elif isinstance(model, Mapping):
+        content["model"] = rebase(model, base)
+    config = validate(Config, content, str(path))
+    camera = config.camera
+    source = camera.source if ":" in camera.source else str(base / camera.source)
+    labels = base / camera.labels if camera.labels else None
+    return config.model_copy(
+        update={
+            "state_dir": base / config.state_dir,
+            "camera": camera.model_copy(update={"source": source, "labels": labels}),
+        }
+    )
+
+
+def _host_name() -> str:
+    """This machine's name, made fit for an MQTT topic level."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()) or "board"

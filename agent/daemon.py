@@ -1,0 +1,65 @@
+"""`tared run`: everything around the supervisor, from the broker to the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from importlib.metadata import version
+
+from agent.broker import EmbeddedBroker
+from agent.build import Model, open_model
+from agent.camera import parse_source
+from agent.config import Config, MqttConfig
+from agent.console import say
+from agent.errors import AgentError
+from agent.health import board
+from agent.link import MqttLink
+from agent.messages import Birth
+from agent.mqtt import Endpoint
+from agent.review import Panel, read_labels, review
+from agent.summary import RunSummary
+from agent.supervisor import Supervisor
+from agent.topics import Topics
+from engines.backend import Backend, open_backend
+from engines.store import read_artefact
+
+
+def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
+    """Serve until the source ends or a signal comes; on labelled video, review the engines afterwards.
+
+    Raises TaredError for what cannot start, and what stopped the frame path.
+    """
+    labels = read_labels(config.camera.labels) if config.camera.labels else None
+    config.state_dir.mkdir(parents=True, exist_ok=True)
+    backend = open_backend(config.backend, config.threads)
+    model = open_model(config.model, backend)
+    with _link(config.mqtt, model, backend) as link:
+        summary = Supervisor(config, model, backend, link, frame_limit).run()
+    if labels is not None and summary.periods():
+        artefacts = [read_artefact(config.state_dir / "artefacts" / swap.artefact) for swap in summary.swaps]
+        with closing(Panel(model, backend, artefacts)) as panel:
+            summary.accuracy = review(panel, parse_source(config.camera.source), labels, summary.periods())
+    return summary
+
+
+@contextmanager
+def _link(config: MqttConfig, model: Model, backend: Backend) -> Iterator[MqttLink | None]:
+    """The link to the configured broker, or to an embedded one; None when there is neither: the video goes on."""
+    topics = Topics(config.fleet, config.device)
+    birth = Birth(
+        agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
+    )
+    with ExitStack() as stack:
+        if config.host is not None:
+            host, port = config.host, config.port
+        else:
+            try:
+                broker = stack.enter_context(EmbeddedBroker())
+            except AgentError as error:
+                say(f"no MQTT: {error}")
+                yield None
+                return
+            host, port = broker.host, broker.port
+            say(f"embedded MQTT broker; watch it: mosquitto_sub -h {host} -p {port} -v -t 'tared/v1/#'")
+        endpoint = Endpoint(host, port, config.keepalive_s, config.username, config.password_file)
+        yield stack.enter_context(MqttLink(endpoint, topics, birth))

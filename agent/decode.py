@@ -1,0 +1,150 @@
+"""From an engine's outputs to predictions: detections, a class, or the raw arrays."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent import decoders
+from agent.decoders import Outputs, Size
+from agent.detections import Detections
+from agent.errors import ConfigError
+from agent.model_spec import ModelSpec
+from agent.nms import suppress_overlaps
+from engines.backend import Array, TensorSpec
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The top-1 class of one image and its probability."""
+
+    class_id: int
+    score: float
+
+
+RawOutputs = Mapping[str, Array]  # one image's outputs, without the batch axis
+Prediction = Detections | Classification | RawOutputs
+Decoder = Callable[[Mapping[str, Array]], list[Prediction]]
+CandidateDecoder = Callable[[Outputs, Size, float], Detections]
+
+BUILTIN: Mapping[str, CandidateDecoder] = {
+    "yolox": decoders.yolox,
+    "yolov8": decoders.yolov8,
+    "end2end": decoders.end2end,
+    "ssd": decoders.ssd,
+    "fastestdet": decoders.fastestdet,
+}
+_MAX_CANDIDATES = 1000
+
+
+def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[TensorSpec]) -> Decoder:
+    """The function from an engine's outputs by name to one prediction per image of the batch.
+
+    `input_shape` is (batch, channels, height, width) and detections come in its pixels. A detector's
+    candidates pass the score threshold, then class-aware suppression at the IoU threshold (decoder
+    `end2end` has done it). A function 'package.module:function' is called as the built-in decoders
+    are: (outputs without batch axis, (height, width), score threshold) -> Detections.
+
+    Raises ConfigError: a decoder that cannot be imported, or outputs that do not fit the decoder.
+    """
+    if spec.task == "raw":
+        return lambda batch: list(_images(batch))
+    if spec.task == "classify":
+        _check_classifier(spec, outputs)
+        return lambda batch: [_top_1(image) for image in _images(batch)]
+    decoder = _open_detector(spec, (input_shape[2], input_shape[3]))
+    if spec.decoder in BUILTIN and all(None not in output.shape[1:] for output in outputs):
+        # Decoding zeros once finds a decoder that does not fit before the first frame does.
+        decoder({output.name: np.zeros((1, *output.shape[1:]), output.dtype) for output in outputs})  # type: ignore[arg-type]
+    return decoder
+
+
+def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
+    assert spec.decoder is not None, "the model spec requires a decoder of every detector"
+    candidates_of = BUILTIN.get(spec.decoder) or _import_decoder(spec.decoder)
+    limit = np.float32(4 * max(size))
+
+    def detect(image: Outputs) -> Detections:
+        # A broken engine may emit anything: what is not finite is dropped, and a finite box far outside
+        # is cut, or it would swallow the precision of all others in the suppression.
+        with np.errstate(all="ignore"):
+            found = candidates_of(image, size, spec.score_threshold)
+        _check_detections(found, spec.decoder)
+        is_finite = np.isfinite(found.boxes).all(axis=1) & np.isfinite(found.scores)
+        found = found[is_finite & (found.scores > spec.score_threshold)]
+        found = Detections(boxes=np.clip(found.boxes, -limit, limit), classes=found.classes, scores=found.scores)
+        if spec.decoder == "end2end":
+            return found
+        return suppress_overlaps(found, spec.iou_threshold, _MAX_CANDIDATES)
+
+    return lambda batch: [detect(image) for image in _images(batch)]
+
+
+def _import_decoder(name: str) -> CandidateDecoder:
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name, None)
+    except Exception as error:  # the user's module may raise anything while it is imported
+        raise ConfigError(
+            "decoder.import",
+            f"decoder '{name}' whose module fails to import: {type(error).__name__}: {error}",
+            "an importable module",
+            "install its package, or put its folder on PYTHONPATH",
+        ) from error
+    if not callable(function):
+        raise ConfigError(
+            "decoder.import",
+            f"decoder '{name}', and no function '{function_name}' in module '{module_name}'",
+            "a function (outputs, (height, width), score_threshold) -> agent.detections.Detections",
+            "correct the name after the colon",
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _check_detections(found: object, name: str | None) -> None:
+    if isinstance(found, Detections):
+        count = len(found.scores)
+        if (found.boxes.shape, found.classes.shape, found.scores.shape) == ((count, 4), (count,), (count,)):
+            return
+        shapes = f"boxes {found.boxes.shape}, classes {found.classes.shape}, scores {found.scores.shape}"
+    else:
+        shapes = f"a {type(found).__name__}"
+    raise ConfigError(
+        "decoder.result",
+        f"{shapes} from decoder '{name}'",
+        "Detections of boxes (n, 4), classes (n,) and scores (n,)",
+        "correct the decoder function",
+    )
+
+
+def _check_classifier(spec: ModelSpec, outputs: Sequence[TensorSpec]) -> None:
+    """Raises ConfigError unless there is one output, with a score per label."""
+    classes = outputs[0].shape[-1] if len(outputs) == 1 else None
+    if len(outputs) != 1 or (spec.labels and classes not in (None, len(spec.labels))):
+        shapes = ", ".join(f"{output.name} {output.shape}" for output in outputs)
+        raise ConfigError(
+            "decoder.shape",
+            f"outputs {shapes} and {len(spec.labels)} labels",
+            "one output (batch, classes), and as many labels or none",
+            "correct labels in the model spec, or choose task 'raw'",
+        )
+
+
+def _top_1(image: Outputs) -> Classification:
+    """The top class of logits, by softmax, or of probabilities, known by their sum of 1."""
+    (output,) = image.values()
+    scores = output.astype(np.float64).ravel()
+    class_id = int(scores.argmax())
+    with np.errstate(all="ignore"):  # a broken engine may emit inf and NaN, of which no probability follows
+        is_probability = scores.min() >= 0.0 and abs(scores.sum() - 1.0) < 1e-3
+        top = scores[class_id] if is_probability else 1.0 / np.exp(scores - scores[class_id]).sum()
+    return Classification(class_id, float(top) if np.isfinite(top) else 0.0)
+
+
+def _images(batch: Mapping[str, Array]) -> Iterator[Outputs]:
+    """The outputs of one image after the other."""
+    for index in range(len(next(iter(batch.values())))):
+        yield {name: output[index] for name, output in batch.items()}

@@ -1,0 +1,99 @@
+"""What this machine has, what it lacks, and the remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+
+from agent.camera import has_gstreamer, opencv_version
+from agent.health import board
+
+_MIN_FREE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. ok: whether it serves; needed: whether tared cannot run without it."""
+
+    name: str
+    found: str
+    ok: bool
+    needed: bool
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything the daemon uses."""
+    return [
+        _board(),
+        _python(),
+        _package("onnxruntime", needed=True, remedy="pip install onnxruntime"),
+        _opencv(),
+        _gstreamer(),
+        _package("amqtt", needed=False, remedy="pip install 'tared[demo]', or name your broker as mqtt.host"),
+        _package("tensorrt", needed=False, remedy="on a Jetson: create the venv with --system-site-packages"),
+        _package("pycuda", needed=False, remedy="on a Jetson: pip install 'tared[jetson]'"),
+        _memory(),
+        _disk(),
+    ]
+
+
+def as_dict(findings: list[Finding]) -> dict[str, Any]:
+    """The object that `tared doctor --json` prints."""
+    return {"ok": healthy(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def healthy(findings: list[Finding]) -> bool:
+    """Whether everything needed is there."""
+    return all(finding.ok for finding in findings if finding.needed)
+
+
+def _board() -> Finding:
+    facts = board()
+    return Finding("board", facts.get("model", f"{facts['machine']}, no Jetson"), True, True)
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    return Finding("python", version, sys.version_info >= (3, 10), True, "install Python 3.10 or later")
+
+
+def _package(name: str, *, needed: bool, remedy: str) -> Finding:
+    if importlib.util.find_spec(name) is None:
+        return Finding(name, "not installed", False, needed, remedy)
+    try:
+        return Finding(name, importlib.metadata.version(name), True, needed)
+    except importlib.metadata.PackageNotFoundError:  # JetPack installs modules without metadata
+        return Finding(name, "installed", True, needed)
+
+
+def _opencv() -> Finding:
+    return Finding("opencv", opencv_version(), True, True)
+
+
+def _gstreamer() -> Finding:
+    built_in = has_gstreamer()
+    remedy = "for csi cameras use JetPack's own OpenCV; files, v4l2 and rtsp work without"
+    return Finding("opencv gstreamer", "yes" if built_in else "no", built_in, False, "" if built_in else remedy)
+
+
+def _memory() -> Finding:
+    available = psutil.virtual_memory().available
+    remedy = "end other programs, or add swap: building an engine needs room"
+    return Finding("memory available", _gib(available), available >= _MIN_FREE_BYTES, True, remedy)
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(".").free
+    return Finding("disk free", _gib(free), free >= _MIN_FREE_BYTES, True, "free at least 1 GiB for artefacts")
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"

@@ -1,0 +1,48 @@
+"""The board's state, and the service manager's wishes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from pathlib import Path
+
+import psutil
+
+_JETSON_MODEL = Path("/proc/device-tree/model")
+_JETSON_RELEASE = Path("/etc/nv_tegra_release")
+
+
+def board() -> dict[str, str]:
+    """What hardware this is: machine, model name and L4T release where they can be read."""
+    facts = {"machine": platform.machine(), "system": platform.platform()}
+    if _JETSON_MODEL.exists():
+        facts["model"] = _JETSON_MODEL.read_text(encoding="utf-8", errors="replace").rstrip("\0\n")
+    if _JETSON_RELEASE.exists():
+        facts["l4t"] = _JETSON_RELEASE.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    return facts
+
+
+def health() -> dict[str, float]:
+    """Memory and load of this process and board now; temperatures in degrees C where sensors can be read."""
+    memory = psutil.virtual_memory()
+    state = {
+        "rss_bytes": float(psutil.Process().memory_info().rss),
+        "memory_available_bytes": float(memory.available),
+        "load_1min": os.getloadavg()[0],
+    }
+    for name, sensors in psutil.sensors_temperatures().items():
+        if sensors:
+            state[f"temperature_{name}_c"] = max(sensor.current for sensor in sensors)
+    return state
+
+
+def notify_service_manager(message: str) -> None:
+    """Tell systemd, e.g. READY=1, WATCHDOG=1, STOPPING=1; does nothing when started otherwise (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # Linux's abstract namespace
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.sendto(message.encode(), address)

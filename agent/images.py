@@ -1,0 +1,111 @@
+"""The image files of a folder or a zip: one listing for cameras and data sets alike."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.errors import AgentError, DatasetError
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_MAX_FILE_BYTES = 256 << 20  # no photograph is larger; a zip could claim to be
+
+
+class ImageFiles:
+    """Images below a folder or in a zip, by their relative POSIX names; hidden files do not count.
+
+    Raises `error_type`, DatasetError or what the caller reports: `images.missing` (no such path),
+    `images.none` (no image in it), `images.zip` (damaged, encrypted, or a member that climbs out of it)
+    and `images.unreadable` (one file, named). A zip stays open as long as the object lives.
+    """
+
+    def __init__(self, path: Path, error_type: type[AgentError] = DatasetError) -> None:
+        self.path = path
+        self._error_type = error_type
+        self._read_bytes: Callable[[str], bytes]
+        if path.is_dir():
+            found = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+            self._read_bytes = lambda name: (path / name).read_bytes()
+        elif path.is_file():
+            archive = self._open_zip()
+            found = (member.filename for member in archive.infolist() if not member.is_dir())
+            self._read_bytes = archive.read
+        else:
+            raise error_type("images.missing", f"nothing at {path}", "a folder or a zip of images", "check the path")
+        self.files = tuple(sorted(name for name in found if not _is_hidden(name)))
+        self.names = tuple(name for name in self.files if _suffix(name) in IMAGE_SUFFIXES)
+        if not self.names:
+            raise error_type(
+                "images.none",
+                f"no image among {len(self.files)} files in {path}",
+                f"files ending in {' '.join(sorted(IMAGE_SUFFIXES))}",
+                "point to the folder or zip that holds the images",
+            )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, name: str) -> NDArray[np.uint8]:
+        """The image as BGR uint8 (height, width, 3), turned upright where its EXIF data says so."""
+        content = np.frombuffer(self._content(name), np.uint8)
+        try:
+            image = cv2.imdecode(content, cv2.IMREAD_COLOR) if len(content) else None
+        except cv2.error:  # e.g. a header that claims more pixels than OpenCV allocates
+            image = None
+        if image is None:
+            raise self._unreadable(name, "an intact image")
+        return np.asarray(image, np.uint8)
+
+    def read_text(self, name: str) -> str:
+        """A text file that lies beside the images, e.g. their labels."""
+        try:
+            return self._content(name).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise self._unreadable(name, "UTF-8 text") from None
+
+    def _content(self, name: str) -> bytes:
+        try:
+            return self._read_bytes(name)
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError):
+            raise self._unreadable(name, "an intact file") from None
+
+    def _unreadable(self, name: str, expected: str) -> AgentError:
+        return self._error_type(
+            "images.unreadable",
+            f"{name} in {self.path} cannot be read",
+            expected,
+            "replace or remove the file",
+        )
+
+    def _open_zip(self) -> zipfile.ZipFile:
+        try:
+            archive = zipfile.ZipFile(self.path)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise self._refused_zip(f"{self.path} that does not open: {error}") from None
+        for member in archive.infolist():
+            parts = PurePosixPath(member.filename.replace("\\", "/")).parts
+            if ".." in parts or (parts and (parts[0] == "/" or ":" in parts[0])):
+                raise self._refused_zip(f"{self.path} whose member '{member.filename}' climbs out of it")
+            if member.flag_bits & 1:
+                raise self._refused_zip(f"{self.path} whose member '{member.filename}' is encrypted")
+            if member.file_size > _MAX_FILE_BYTES:
+                raise self._refused_zip(f"{self.path} whose member '{member.filename}' claims {member.file_size} bytes")
+        return archive
+
+    def _refused_zip(self, found: str) -> AgentError:
+        return self._error_type("images.zip", found, "an intact zip of plain image files", "pack or copy the zip again")
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
+
+
+def _is_hidden(name: str) -> bool:
+    """Files that operating systems leave behind, e.g. .DS_Store and macOS's __MACOSX/._photo.jpg."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)

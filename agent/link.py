@@ -1,0 +1,109 @@
+"""The device's end of the MQTT contract: it is there, it says what it is, it reports, it hears commands."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+
+from agent.backoff import Backoff
+from agent.messages import Birth, CommandResult, DeviceState, Event, Status, Telemetry
+from agent.mqtt import Endpoint, MqttClient
+from agent.outbox import Message
+from agent.topics import Topics
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class MqttLink:
+    """A context manager; inside it the device is on the air whenever the broker can be reached.
+
+    Status (also the last will) and birth are retained and sent anew with every connection. `inbox` holds the
+    commands as they came, for the supervisor to drain. Nothing here waits for a broker, or needs one.
+    Raises ConfigError for a password file that cannot be read.
+    """
+
+    def __init__(self, endpoint: Endpoint, topics: Topics, birth: Birth, backoff: Backoff | None = None) -> None:
+        self.topics = topics
+        self._lock = threading.Lock()  # state and session change together with the status in the outbox
+        self._state: DeviceState = "online"
+        self._session = ""
+        self._boot_id = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
+        # One id per device: a broker ends the connection it still holds for us before it admits the new one,
+        # so that the old will cannot come after the new status.
+        client_id = f"tared/{topics.fleet}/{topics.device}"
+        self._client = MqttClient(
+            endpoint,
+            client_id,
+            subscriptions=[topics.command],
+            will=self._will,
+            greet=self._publish_status,
+            backoff=backoff,
+        )
+        self.send(birth)
+
+    def __enter__(self) -> MqttLink:
+        self._client.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def inbox(self) -> queue.Queue[Message]:
+        return self._client.inbox
+
+    @property
+    def connected(self) -> bool:
+        return self._client.connected
+
+    @property
+    def drops(self) -> dict[str, int]:
+        """Messages that fell out of a full queue so far, by cause."""
+        return self._client.drops
+
+    @property
+    def outcome(self) -> str:
+        """What became of the latest attempt to connect, in words."""
+        return self._client.outcome
+
+    def set_state(self, state: DeviceState) -> None:
+        """Publish what the device is now, and say so again with every later connection."""
+        with self._lock:
+            self._state = state
+        self._publish_status()
+
+    def send(self, message: Birth | Telemetry | Event | CommandResult) -> None:
+        """Publish a document of the contract on its topic."""
+        topics = self.topics
+        if isinstance(message, Birth):
+            self._client.publish(topics.birth, message.to_json(), retain=True)
+        elif isinstance(message, Telemetry):
+            self._client.publish(topics.telemetry, message.to_json())
+        elif isinstance(message, Event):
+            self._client.publish(topics.event, message.to_json())
+        else:
+            self._client.publish(topics.result(message.id), message.to_json())
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Say `stopping`, deliver what is queued for at most `timeout_s`, say `offline`, disconnect."""
+        self.set_state("stopping")
+        self._client.close(self._status("offline"), timeout_s=timeout_s)
+
+    def _will(self) -> Message:
+        with self._lock:
+            self._session = uuid.uuid4().hex
+            return self._status("offline")
+
+    def _publish_status(self) -> None:
+        with self._lock:
+            self._client.publish(*self._status(self._state))
+
+    def _status(self, state: DeviceState) -> Message:
+        status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=time.time())
+        return Message(self.topics.status, status.to_json(), qos=1, retain=True)

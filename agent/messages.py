@@ -1,0 +1,253 @@
+"""The documents of the MQTT contract as frozen types, shared by the devices and the fleet.
+
+Pure: no sockets, no clocks. Who reads a document ignores fields it does not know, so that devices and fleet
+need not be updated in one instant. A command's `args` are the exception: an argument this agent does not
+know asks for something it would not do, so it is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, NoReturn, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, SerializeAsAny, ValidationError
+
+from agent.errors import CommandError
+from agent.schema import Strict
+from agent.topics import check_name
+from agent.wire import MAX_PAYLOAD_BYTES, MessageError, read_object
+
+SCHEMA_VERSION = 1
+
+DeviceState = Literal["online", "degraded", "stopping", "offline"]
+CommandStatus = Literal["ACCEPTED", "IN_PROGRESS", "SUCCEEDED", "FAILED", "REJECTED", "EXPIRED"]
+Name = Annotated[str, AfterValidator(check_name)]
+DocumentT = TypeVar("DocumentT", bound="Document")
+
+
+class CommandRefused(CommandError):
+    """A command that is not carried out; `command_id` is the sender's id where it could be read."""
+
+    def __init__(self, code: str, found: str, expected: str, remedy: str, command_id: str | None = None) -> None:
+        super().__init__(code, found, expected, remedy)
+        self.command_id = command_id
+
+    @property
+    def status(self) -> CommandStatus:
+        """What the sender is told."""
+        return "EXPIRED" if self.code == "command.expired" else "REJECTED"
+
+
+class Document(BaseModel):
+    """A JSON object on the wire: frozen, exact types, finite numbers; what is None stays off the wire."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+
+    def to_json(self) -> bytes:
+        return self.model_dump_json(exclude_none=True).encode()
+
+    @classmethod
+    def from_json(cls: type[DocumentT], payload: bytes) -> DocumentT:
+        """Read a document. Raises MessageError for anything that is not one."""
+        try:
+            return cls.model_validate(read_object(payload))
+        except ValidationError as error:
+            expected = f"the fields of a {cls.__name__}"
+            raise MessageError("message.invalid", _problems(error), expected, "correct the sender") from None
+
+
+class Status(Document):
+    """Whether a device is there; retained, and left with the broker as the last will.
+
+    `session` is new with every connection, so that the late will of a lost connection is not mistaken for
+    the present one's. `boot_id` tells a restarted board from a restarted agent. `ts` is Unix time in
+    seconds; in a will, of the connection's beginning.
+    """
+
+    state: DeviceState
+    session: str
+    boot_id: str
+    ts: float
+
+
+class Birth(Document):
+    """What a device is and what it runs; retained."""
+
+    schema_version: int = SCHEMA_VERSION
+    agent_version: str
+    hardware: dict[str, JsonValue] = {}
+    runtimes: dict[str, str] = {}
+    model: str | None = None
+    engine: str | None = None
+    calibration: str | None = None
+
+
+class Latency(Document):
+    """Percentiles in milliseconds."""
+
+    p50: float
+    p99: float
+
+
+class Fidelity(Document):
+    """The estimated fidelity, its confidence interval, and the number of frames behind it."""
+
+    estimate: float
+    low: float
+    high: float
+    n: int
+
+
+class CameraTelemetry(Document):
+    """One camera since the telemetry before: frame rate, drops by cause, latency, drift, fidelity."""
+
+    fps: float
+    dropped: dict[str, int] = {}
+    latency_ms: Latency
+    drift: dict[str, JsonValue] = {}
+    fidelity: Fidelity | None = None
+
+
+class Telemetry(Document):
+    """A periodic sample. `(epoch, seq)` numbers telemetry and events of a device together, without gaps."""
+
+    epoch: int
+    seq: int
+    ts: float
+    cameras: dict[str, CameraTelemetry]
+    health: dict[str, JsonValue] = {}
+
+
+class Event(Document):
+    """Something that happened: `kind` is alarm, job, swap, rollback or error; `detail` depends on it."""
+
+    epoch: int
+    seq: int
+    ts: float
+    kind: str
+    detail: dict[str, JsonValue] = {}
+
+
+class StatusArgs(Strict):
+    """`status`: what the device is doing."""
+
+
+class RecalibrateArgs(Strict):
+    """`recalibrate` from `frames` frames with thresholds by `method`; absent ones are the device's choice."""
+
+    model_config = ConfigDict(strict=True)
+
+    frames: int | None = Field(default=None, ge=1, le=1_000_000)
+    method: str | None = Field(default=None, min_length=1, max_length=64)
+
+
+class RollbackArgs(Strict):
+    """`rollback`: back to the previous engine."""
+
+
+OPS: Mapping[str, type[Strict]] = {
+    "status": StatusArgs,
+    "recalibrate": RecalibrateArgs,
+    "rollback": RollbackArgs,
+}
+
+
+class Command(Document):
+    """What an operator wants done; `issued` and `expires` are Unix times in seconds.
+
+    `version` and `signature` travel unexamined here: they belong to whoever verifies signatures.
+    """
+
+    id: Name
+    op: str
+    args: SerializeAsAny[Strict]
+    issued: float
+    expires: float
+    version: int = Field(ge=1)
+    signature: str | None = None
+
+
+class Failure(Document):
+    """Why a command failed, or was not carried out at all."""
+
+    code: str
+    message: str
+
+
+class CommandResult(Document):
+    """How far a command has come; `percent` runs from 0 to 100."""
+
+    id: Name
+    status: CommandStatus
+    step: str | None = None
+    percent: float | None = Field(default=None, ge=0.0, le=100.0)
+    error: Failure | None = None
+    result: dict[str, JsonValue] | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether no further result follows."""
+        return self.status not in ("ACCEPTED", "IN_PROGRESS")
+
+
+def parse_command(payload: bytes, now: float) -> Command:
+    """Read a command as it came off the wire; `now` is Unix time in seconds.
+
+    Raises CommandRefused, with the command's id where it can be read: `message.too_large`, `.malformed`,
+    `.not_object`, `.too_deep`; `command.unknown_op`, `.args`, `.invalid`, `.expired`.
+    """
+    try:
+        document = read_object(payload)
+    except MessageError as error:
+        raise CommandRefused(error.code, error.found, error.expected, error.remedy, _salvaged_id(payload)) from None
+    command_id = _valid_id(document.get("id"))
+    schema = _schema(document.get("op"), command_id)
+    try:
+        args = schema.model_validate(document.get("args", {}))
+    except ValidationError as error:
+        known = ", ".join(schema.model_fields) or "none"
+        _refuse("args", _problems(error), f"the arguments of this op: {known}", "correct args", command_id)
+    try:
+        command = Command.model_validate({**document, "args": args})
+    except ValidationError as error:
+        expected = "id, op, args, issued, expires and version as the contract has them"
+        _refuse("invalid", _problems(error), expected, "correct the sender", command_id)
+    if now >= command.expires:
+        late_s = now - command.expires
+        remedy = "send it anew, or set the clocks of device and sender"
+        _refuse("expired", f"expired {late_s:.1f} s ago by this clock", "a valid command", remedy, command_id)
+    return command
+
+
+def _schema(op: object, command_id: str | None) -> type[Strict]:
+    if not isinstance(op, str) or op not in OPS:
+        found = f"op {str(op)[:64]!a}"
+        _refuse("unknown_op", found, "one of " + ", ".join(OPS), "correct op, or update the agent", command_id)
+    return OPS[op]
+
+
+def _refuse(code: str, found: str, expected: str, remedy: str, command_id: str | None) -> NoReturn:
+    raise CommandRefused(f"command.{code}", found, expected, remedy, command_id) from None
+
+
+def _valid_id(value: object) -> str | None:
+    try:
+        return check_name(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _salvaged_id(payload: bytes) -> str | None:
+    """The id of a command that is no readable JSON, so that its sender hears of it all the same."""
+    match = re.search(rb'"id"\s{0,8}:\s{0,8}"([^"\\]{1,64})"', payload[:MAX_PAYLOAD_BYTES])
+    return _valid_id(match[1].decode(errors="replace")) if match else None
+
+
+def _problems(error: ValidationError) -> str:
+    """The first errors as `frames: Input should be a valid integer`; in ASCII, for keys are the sender's."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [
+        f"{'.'.join(str(part) for part in detail['loc']) or 'document'}: {detail['msg']}" for detail in details[:3]
+    ]
+    return "; ".join(lines).encode("ascii", "backslashreplace").decode()[:300]

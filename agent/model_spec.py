@@ -1,0 +1,177 @@
+"""The model spec, MODEL.yaml: how a model wants its frames and how its outputs are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PositiveInt, ValidationInfo, field_validator
+
+from agent.errors import ConfigError
+from agent.schema import Strict, read_yaml, validate
+from engines.backend import TensorSpec
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+DECODERS = ("yolox", "yolov8", "end2end", "ssd", "fastestdet")
+_DECODER_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) != 4:
+        raise ValueError("four dimensions: batch, channels, height, width")
+    return shape
+
+
+Shape = Annotated[tuple[PositiveInt, ...], AfterValidator(_rank_four)]
+
+
+class InputSpec(Strict):
+    """From a BGR frame to the network input: (x * scale - mean) / std, channels in the order of `color`."""
+
+    color: Literal["bgr", "rgb", "gray"] = "bgr"
+    resize: Literal["letterbox", "stretch"] = "letterbox"
+    anchor: Literal["top-left", "center"] = "top-left"
+    pad: Annotated[int, Field(ge=0, le=255)] = 114
+    mean: tuple[Finite, ...] = (0.0,)
+    std: tuple[Finite, ...] = (1.0,)
+    scale: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.color == "gray" else 3
+
+    @field_validator("mean", "std")
+    @classmethod
+    def _one_value_or_one_per_channel(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        color = info.data.get("color", "bgr")
+        allowed = (1,) if color == "gray" else (1, 3)
+        if len(values) not in allowed:
+            raise ValueError(f"{' or '.join(map(str, allowed))} value(s) for color '{color}'")
+        return values
+
+    @field_validator("std")
+    @classmethod
+    def _nonzero(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        if 0.0 in values:
+            raise ValueError("values other than zero")
+        return values
+
+
+class ShapeRange(Strict):
+    """The shapes of one input in an optimization profile, each (batch, channels, height, width)."""
+
+    min: Shape
+    opt: Shape
+    max: Shape
+
+    @field_validator("opt", "max")
+    @classmethod
+    def _not_below(cls, shape: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        for lower in ("min", "opt"):
+            bound = info.data.get(lower, shape)
+            if any(low > high for low, high in zip(bound, shape, strict=True)):
+                raise ValueError(f"no dimension below '{lower}' {list(bound)}")
+        return shape
+
+
+class ModelSpec(Strict):
+    """One model: its ONNX file, its task, its input and how its outputs are decoded.
+
+    Thresholds are fractions; `min_sqnr_db` is what task `raw` asks of an engine's outputs.
+    """
+
+    path: Path
+    task: Literal["classify", "detect", "raw"]
+    decoder: str | None = Field(default=None, validate_default=True)
+    input: InputSpec = InputSpec()
+    profiles: tuple[dict[str, ShapeRange], ...] = ()
+    labels: tuple[str, ...] = ()
+    score_threshold: Fraction = 0.3
+    iou_threshold: Fraction = 0.5
+    min_sqnr_db: Finite = 20.0
+
+    @field_validator("decoder")
+    @classmethod
+    def _decoder_fits_task(cls, decoder: str | None, info: ValidationInfo) -> str | None:
+        task = info.data.get("task")
+        if decoder is None:
+            if task == "detect":
+                raise ValueError(f"{', '.join(DECODERS)} or 'package.module:function' for task 'detect'")
+        elif decoder not in DECODERS and not _DECODER_FUNCTION.fullmatch(decoder):
+            raise ValueError(f"{', '.join(DECODERS)} or 'package.module:function'")
+        elif task not in ("detect", None):
+            raise ValueError(f"no decoder for task '{task}'")
+        return decoder
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _labels_from_file(cls, labels: object) -> object:
+        return _read_labels(Path(labels)) if isinstance(labels, str) else labels
+
+    def label(self, class_id: int) -> str:
+        """The name of a class; its number where the spec names none."""
+        return self.labels[class_id] if 0 <= class_id < len(self.labels) else str(class_id)
+
+    def input_shape(self, tensor: TensorSpec) -> tuple[int, int, int, int]:
+        """The shape (1, channels, height, width) that frames take in the model's input `tensor`.
+
+        Dimensions the model leaves open come from the opt shape of the first profile; the batch is one
+        frame. Raises ConfigError when the profile is missing or disagrees with the model.
+        """
+        opt = self.profiles[0][tensor.name].opt if self.profiles and tensor.name in self.profiles[0] else None
+        shown = [size if size is not None else "?" for size in tensor.shape]
+        if len(tensor.shape) != 4:
+            raise ConfigError(
+                "model.input",
+                f"input '{tensor.name}' of shape {shown}",
+                "one image input (batch, channels, height, width)",
+                "export the model with an image input",
+            )
+        if opt is None and None in tensor.shape[1:]:
+            raise ConfigError(
+                "model.profile",
+                f"input '{tensor.name}' of open shape {shown} without a profile of that name",
+                "its min, opt and max shapes",
+                f"add profiles: [{{{tensor.name}: {{min: [...], opt: [...], max: [...]}}}}] to the spec",
+            )
+        wanted = tensor.shape if opt is None else opt
+        for size, profiled in zip(tensor.shape, wanted, strict=True):
+            if size not in (None, profiled):
+                raise ConfigError(
+                    "model.profile",
+                    f"opt shape {list(wanted)} for input '{tensor.name}' of shape {shown}",
+                    "a profile that keeps the model's fixed dimensions",
+                    "correct the profile, or export the model with open dimensions",
+                )
+        _, channels, height, width = (size or 1 for size in wanted)
+        return 1, channels, height, width
+
+
+def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """A model spec's plain data with its files, `path` and a `labels` file, taken relative to `base`.
+
+    Done before validation, so that a missing labels file is reported together with every other error.
+    """
+    files = {key: str(base / content[key]) for key in ("path", "labels") if isinstance(content.get(key), str)}
+    return {**content, **files}
+
+
+def load_model_spec(path: Path) -> ModelSpec:
+    """Read MODEL.yaml; its paths are relative to it. Raises ConfigError with every error at once."""
+    return validate(ModelSpec, rebase(read_yaml(path), path.parent), str(path))
+
+
+def _read_labels(path: Path) -> Sequence[str]:
+    """The names in a text file, one per line; empty lines at the end do not count."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ValueError("a list, or a readable text file with one label per line") from None
+    labels = [line.strip() for line in text.rstrip().splitlines()]
+    if not labels:
+        raise ValueError("a text file with at least one label")
+    return labels

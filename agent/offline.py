@@ -1,0 +1,180 @@
+"""The jobs that need no daemon: calibrate, build, infer, evaluate. The daemon runs the same code underneath.
+
+Each returns the object that its command prints with --json.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent.build import build_artefact, open_model
+from agent.camera import Image, Source, parse_source, read_images, source_length
+from agent.console import progress
+from agent.decode import Classification, Prediction
+from agent.detections import Detections
+from agent.metrics import evaluate
+from agent.model_spec import ModelSpec, load_model_spec
+from agent.preprocess import Geometry
+from agent.sampling import Collection
+from agent.telemetry import LatencyHistogram
+from agent.vision import VisionTask
+from calibrate.threshold import parse_method
+from engines.backend import Backend, Engine
+from engines.calibration import calibrate_histograms, load_calibration, save_calibration
+from engines.store import read_artefact
+
+
+def run_calibrate(
+    spec_path: Path, frames: str, count: int, method: str, output: Path, backend: Backend
+) -> dict[str, Any]:
+    """Observe up to `count` frames, spread evenly over a file, and write calibration.json and .npz.
+
+    Constant memory: one frame and one set of histograms, however many frames there are.
+    """
+    parse_method(method)
+    started = time.monotonic()
+    source = parse_source(frames)
+    model = open_model(load_model_spec(spec_path), backend)
+    collection = Collection(held_out_size=0)
+    with (
+        closing(backend.observer(model.master, model.placement.taps)) as observer,
+        progress("calibrating", min(count, source_length(source) or count)) as bar,
+    ):
+        task = VisionTask(model.spec, observer.inputs, observer.outputs)
+        for image in _spread(source, count):
+            tensor, _ = task.preprocess(image)
+            collection.add(tensor, observer.observe(tensor).histograms)
+            bar.update(collection.frames)
+    calibration = calibrate_histograms(
+        collection.histograms,
+        model.placement.shared,
+        model_sha256=model.sha256,
+        method=method,
+        frames=collection.frames,
+        source=Path(source.location).name,
+    )
+    save_calibration(calibration, output)
+    return {
+        "tensors": len(calibration.amax),
+        "frames": calibration.frames,
+        "seconds": round(time.monotonic() - started, 3),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "output": str(output),
+    }
+
+
+def run_build(
+    spec_path: Path, calibration_path: Path | None, precision: str, output: Path, backend: Backend
+) -> dict[str, Any]:
+    """Build an engine into the artefact directory `output`."""
+    started = time.monotonic()
+    calibration = load_calibration(calibration_path) if calibration_path else None
+    model = open_model(load_model_spec(spec_path), backend)
+    with progress("building", 100) as bar:
+        artefact = build_artefact(
+            model,
+            backend,
+            lambda _: output,
+            lambda fraction, what: bar.update(round(100 * fraction), what),
+            calibration=calibration,
+            precision=precision,
+        )
+    return {
+        "artefact": str(artefact.path),
+        "id": artefact.id,
+        "int8_macs_share": round(artefact.manifest["int8_macs_share"], 4),
+        "engine_bytes": artefact.manifest["engine_bytes"],
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def run_infer(artefact_path: Path, frames: str, output: Path | None, backend: Backend) -> dict[str, Any]:
+    """Run an artefact over a source; predictions go to `output` as JSON lines, boxes in frame pixels."""
+    source = parse_source(frames)
+    latency = LatencyHistogram()
+    count = 0
+    lines = output.open("w", encoding="utf-8") if output else nullcontext()
+    with open_engine(artefact_path, backend) as (engine, spec), lines as file:
+        task = VisionTask(spec, engine.inputs, engine.outputs)
+        started = time.monotonic()
+        with progress("inferring", source_length(source)) as bar:
+            for ts, image in read_images(source):
+                began = time.perf_counter_ns()
+                tensor, geometry = task.preprocess(image)
+                prediction = task.decode(engine.infer(tensor))
+                latency.add(time.perf_counter_ns() - began)
+                if file is not None:
+                    file.write(json.dumps({"frame": count, "ts": ts, **_record(prediction, geometry, spec)}) + "\n")
+                count += 1
+                bar.update(count)
+    return {
+        "frames": count,
+        "fps": round(count / max(time.monotonic() - started, 1e-9), 2),
+        "latency_ms": {
+            "p50": round(latency.percentile_ms(50.0), 3),
+            "p99": round(latency.percentile_ms(99.0), 3),
+        },
+    }
+
+
+def run_evaluate(target: Path, dataset: Path, backend: Backend) -> dict[str, Any]:
+    """Score an artefact, or the float reference of a MODEL.yaml, on labelled images."""
+    with open_engine(target, backend) as (engine, spec):
+        evaluation = evaluate(engine, spec, dataset)
+    scores = {name: round(score, 4) for name, score in evaluation.scores.items()}
+    return {"task": evaluation.task, "images": evaluation.images, **scores}
+
+
+@contextmanager
+def open_engine(target: Path, backend: Backend) -> Iterator[tuple[Engine, ModelSpec]]:
+    """The engine of an artefact directory, or the float reference of a MODEL.yaml, with its spec."""
+    if target.is_dir():
+        artefact = read_artefact(target)
+        spec = ModelSpec.model_validate({**artefact.manifest["inputs"]["spec"], "path": artefact.engine_path})
+        with closing(backend.load(artefact.engine_path)) as engine:
+            yield engine, spec
+        return
+    model = open_model(load_model_spec(target), backend)
+    with tempfile.TemporaryDirectory(prefix="tared-") as folder:
+        path = Path(folder) / backend.engine_file
+        backend.build(model.master, path, lambda *_: None)
+        with closing(backend.load(path)) as engine:
+            yield engine, model.spec
+
+
+def _spread(source: Source, count: int) -> Iterator[Image]:
+    """At most `count` images: evenly spaced where the source knows its length, else the first ones."""
+    length = source_length(source) or count
+    taken = 0
+    for number, (_, image) in enumerate(read_images(source)):
+        if number * count >= taken * length:
+            yield image
+            taken += 1
+        if taken == count:
+            return
+
+
+def _record(prediction: Prediction, geometry: Geometry, spec: ModelSpec) -> dict[str, Any]:
+    """A prediction in JSON's terms."""
+    if isinstance(prediction, Detections):
+        boxes = np.round(geometry.to_frame(prediction.boxes).astype(float), 2).tolist()
+        found = zip(prediction.classes.tolist(), prediction.scores.tolist(), boxes, strict=True)
+        return {
+            "detections": [
+                {"class": number, "label": spec.label(number), "score": round(score, 4), "box": box}
+                for number, score, box in found
+            ]
+        }
+    if isinstance(prediction, Classification):
+        label = spec.label(prediction.class_id)
+        return {"class": prediction.class_id, "label": label, "score": round(prediction.score, 4)}
+    return {"outputs": {name: output.tolist() for name, output in prediction.items()}}

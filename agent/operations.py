@@ -1,0 +1,181 @@
+"""What the daemon does about things: drift, candidates, and the operator's commands.
+
+Everything in here runs in the supervisor's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agent.commands import Handler, Report
+from agent.config import Config
+from agent.errors import CommandError
+from agent.messages import RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.observer import ObserverState
+from agent.pipeline import Pipeline
+from agent.recalibration import Job, JobObserver, Post, Recalibration
+from agent.reporting import Reporter
+from agent.service import Service
+from agent.summary import Alarm, RunSummary, Swap
+from calibrate.errors import TaredError
+from calibrate.threshold import parse_method
+from engines.store import Artefact, read_artefact
+
+
+class JobReport:
+    """Tells the world how a job goes and, where a command asked for it, the operator."""
+
+    def __init__(self, trigger: str, reporter: Reporter, command: Report | None = None) -> None:
+        self._trigger = trigger
+        self._reporter = reporter
+        self._command = command
+
+    def progress(self, step: str, percent: int) -> None:
+        self._reporter.event("job", trigger=self._trigger, step=step, percent=percent)
+        if self._command is not None:
+            self._command.progress(step, percent)
+
+    def succeed(self, result: dict[str, Any]) -> None:
+        if self._command is not None:
+            self._command.succeed(result)
+
+    def fail(self, error: TaredError) -> None:
+        self._reporter.error(error, trigger=self._trigger)
+        if self._command is not None:
+            self._command.fail(error)
+
+
+class Operations:
+    """Decides and acts; `summary` is what it has done. `handlers` carry out the operator's commands."""
+
+    def __init__(self, config: Config, service: Service, pipeline: Pipeline, reporter: Reporter, post: Post) -> None:
+        self._config = config
+        self._service = service
+        self._pipeline = pipeline
+        self._reporter = reporter
+        self._post = post
+        self._jobs = Recalibration(config, service.model, pipeline.observer, post, self._on_candidate)
+        self._drift_state = "calm"
+        self._nonfinite: tuple[str, ...] = ()
+        self._may_start = True  # a first calibration; not again by itself once it was refused
+        self.summary = RunSummary(str(service.serving.path))
+        self.handlers: Mapping[str, Handler] = {
+            "status": self._on_status,
+            "recalibrate": self._on_recalibrate,
+            "rollback": self._on_rollback,
+        }
+
+    @property
+    def building(self) -> bool:
+        """Whether a candidate is being built, for which no more frames are needed."""
+        return self._jobs.building
+
+    @property
+    def doing(self) -> str:
+        """The running job in a word or two, for displays; empty when there is none."""
+        job = self._jobs.job
+        return f"{job.step} {job.percent} %" if job else ""
+
+    def tick(self, state: ObserverState) -> None:
+        """Look at the observer's evidence, start what is due, move the running job on."""
+        fresh = sorted(set(state.nonfinite) - set(self._nonfinite))
+        if fresh:
+            self._nonfinite = state.nonfinite
+            self._reporter.event("error", code="observer.nonfinite", message=f"NaN or infinite values in {fresh}")
+        self._follow_drift(state)
+        if self._service.degraded and self._may_start:
+            self._may_start = False
+            self._start_job("first-start")
+        self._jobs.tick(self._service.calibrated_path)
+
+    def stop(self, reason: str) -> None:
+        """Abandon the running job."""
+        self._jobs.abandon(reason)
+
+    def _follow_drift(self, state: ObserverState) -> None:
+        drift = state.drift
+        if drift is None or drift.state == self._drift_state:
+            return
+        self._drift_state = drift.state
+        onset_ts = drift.onset_ts if drift.onset_ts is not None else state.drift_since
+        detail = {"ts": state.drift_since, "gain_db": round(drift.gain_db, 2), "e_value": round(drift.e_value, 1)}
+        if drift.state != "alarm":
+            self._reporter.event("drift", state=drift.state, **detail)
+            return
+        self._reporter.event("alarm", onset_ts=onset_ts, **detail)
+        self.summary.alarms.append(Alarm(state.drift_since, onset_ts, drift.gain_db, drift.e_value))
+        if self._config.recalibration.automatic:
+            self._start_job("alarm")
+
+    def _start_job(self, trigger: str, command: Report | None = None, **wishes: Any) -> Job | None:
+        report = JobReport(trigger, self._reporter, command)
+        return self._jobs.request(trigger, report, **wishes)
+
+    def _on_candidate(self, job: Job, outcome: Mapping[str, Any]) -> None:
+        """The child has built an engine that passed: put it in service."""
+        try:
+            artefact = read_artefact(Path(outcome["artefact"]))
+            self._exchange(artefact, job.trigger, job.started_s, outcome["verdict"], job.report)
+        except TaredError as error:
+            job.report.fail(error)
+
+    def _exchange(
+        self, artefact: Artefact, trigger: str, since_s: float, verdict: Mapping[str, Any], report: JobObserver
+    ) -> None:
+        """Swap engines between two frames; commit once the new one has served. Raises TaredError."""
+        engine, calibration = self._service.load(artefact)
+
+        def live(ts: float | None) -> None:
+            self._service.commit(artefact, calibration, self._pipeline.observer)
+            self._drift_state = "calm"
+            swap = Swap(
+                ts,
+                artefact.id,
+                trigger,
+                round(time.monotonic() - since_s, 2),
+                verdict.get("fidelity"),
+                verdict.get("fidelity_serving"),
+            )
+            self.summary.swaps.append(swap)
+            self.summary.artefact = str(artefact.path)
+            self._reporter.event("rollback" if trigger == "rollback" else "swap", **asdict(swap))
+            report.succeed({"artefact": artefact.id, "fidelity": swap.fidelity})
+
+        if self._pipeline.running:
+            self._pipeline.loop.swap(artefact.id, engine, lambda ts: self._post(lambda: live(ts)))
+        else:
+            engine.close()
+            live(None)
+
+    def _on_status(self, _args: StatusArgs, report: Report) -> None:
+        state = self._pipeline.observer.state()
+        report.succeed(
+            {
+                "engine": self._service.serving.id,
+                "degraded": self._service.degraded,
+                "frames": self._pipeline.served,
+                "fidelity": asdict(state.fidelity),
+                "drift": asdict(state.drift) if state.drift else None,
+                "job": self.doing or None,
+            }
+        )
+
+    def _on_recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
+        if args.method is not None:
+            parse_method(args.method)
+        if self._start_job("command", report, frames=args.frames, method=args.method) is None:
+            raise CommandError(
+                "command.busy", f"a job at {self.doing}", "no running job", "wait for it to end, then send it again"
+            )
+        self._pipeline.observer.collect_afresh()
+
+    def _on_rollback(self, _args: RollbackArgs, report: Report) -> None:
+        previous = self._service.previous()
+        if previous is None:
+            raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
+        self._jobs.abandon("the operator rolls back")
+        self._exchange(previous, "rollback", time.monotonic(), {}, report)

@@ -1,0 +1,71 @@
+"""What the daemon tells the world: numbered telemetry and events, over MQTT and in the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from agent.health import health
+from agent.link import MqttLink
+from agent.messages import CameraTelemetry, Event, Telemetry
+from calibrate.errors import TaredError
+
+log = logging.getLogger(__name__)
+
+_LEVELS = {"alarm": logging.WARNING, "error": logging.ERROR}
+
+
+class Reporter:
+    """Numbers telemetry and events together: `seq` runs without gaps within an `epoch`, one epoch per start.
+
+    Without a link everything still goes to the log. One thread calls it.
+    """
+
+    def __init__(self, state_dir: Path, link: MqttLink | None) -> None:
+        self._link = link
+        self._epoch = _next_epoch(state_dir / "epoch")
+        self._seq = 0
+
+    def event(self, kind: str, **detail: JsonValue) -> None:
+        """Report that something happened; `kind` is alarm, job, swap, rollback or error."""
+        words = " ".join(f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in detail.items())
+        log.log(_LEVELS.get(kind, logging.INFO), "event=%s %s", kind, words)
+        if self._link is not None:
+            self._link.send(Event(epoch=self._epoch, seq=self._next_seq(), ts=time.time(), kind=kind, detail=detail))
+
+    def error(self, error: TaredError, **detail: JsonValue) -> None:
+        """Report an error that something else survives."""
+        self.event("error", code=error.code, message=str(error), **detail)
+
+    def telemetry(self, cameras: Mapping[str, CameraTelemetry]) -> None:
+        """Report a periodic sample of the cameras, with the board's health."""
+        if self._link is None:
+            return
+        state: dict[str, JsonValue] = {**health(), "mqtt_dropped": sum(self._link.drops.values())}
+        sample = Telemetry(
+            epoch=self._epoch, seq=self._next_seq(), ts=time.time(), cameras=dict(cameras), health=state
+        )
+        self._link.send(sample)
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+
+def _next_epoch(path: Path) -> int:
+    """One more than at the last start; survives a restart, and a file that was cut short starts over at the clock."""
+    try:
+        epoch = int(path.read_text(encoding="ascii")) + 1
+    except FileNotFoundError:
+        epoch = 1
+    except ValueError:
+        epoch = int(time.time())  # larger than any count of starts: no number is used twice
+    temporary = path.with_suffix(".new")
+    temporary.write_text(str(epoch), encoding="ascii")
+    os.replace(temporary, path)
+    return epoch

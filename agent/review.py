@@ -1,0 +1,130 @@
+"""After a run on labelled video: every engine that served, and the reference, on the same frames."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from agent.build import Model
+from agent.camera import Image, Source, read_images
+from agent.console import progress
+from agent.detections import Detections, LabelledBoxes
+from agent.errors import DatasetError
+from agent.fidelity import MatchCounts, count_matches, fidelity
+from agent.vision import VisionTask
+from engines.backend import Backend
+from engines.store import Artefact
+
+REFERENCE = "reference"
+FRAMES_PER_PERIOD = 120
+NOTHING = LabelledBoxes(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Period:
+    """A stretch of the video in which one light ruled: capture times in seconds."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """One engine on some frames: matches with the labels, and the sum of its fidelities to the reference."""
+
+    matches: MatchCounts
+    fidelity_sum: float
+    frames: int
+
+    def __add__(self, other: Score) -> Score:
+        fidelity_sum = self.fidelity_sum + other.fidelity_sum
+        return Score(self.matches + other.matches, fidelity_sum, self.frames + other.frames)
+
+    def as_dict(self) -> dict[str, float]:
+        """F1 against the labels, mean fidelity, and the frames behind them."""
+        fidelity_mean = self.fidelity_sum / self.frames
+        return {"f1": round(self.matches.f1, 4), "fidelity": round(fidelity_mean, 4), "frames": self.frames}
+
+
+def read_labels(path: Path) -> dict[int, LabelledBoxes]:
+    """Labels by frame number from JSON lines `{"frame", "labels": [{"class", "box": [x1, y1, x2, y2]}]}`.
+
+    Boxes are in frame pixels. Raises DatasetError (`labels.unreadable`) naming the line.
+    """
+    labels = {}
+    try:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            entry = json.loads(line)
+            boxes = np.array([label["box"] for label in entry["labels"]], np.float32).reshape(-1, 4)
+            classes = np.array([label["class"] for label in entry["labels"]], np.int64)
+            labels[int(entry["frame"])] = LabelledBoxes(boxes=boxes, classes=classes)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        where = f"{path}" if isinstance(error, OSError) else f"{path}, line {number}"
+        raise DatasetError(
+            "labels.unreadable",
+            f"{where}: {type(error).__name__}: {error}",
+            'JSON lines {"frame": 17, "labels": [{"class": 0, "box": [x1, y1, x2, y2]}]}',
+            "correct the file that camera.labels names",
+        ) from error
+    return labels
+
+
+class Panel:
+    """The reference and some artefacts, asked about the same frames."""
+
+    def __init__(self, model: Model, backend: Backend, artefacts: Sequence[Artefact]) -> None:
+        self._min_sqnr_db = model.spec.min_sqnr_db
+        self._reference = backend.observer(model.master, ())
+        self._engines = {artefact.id: backend.load(artefact.engine_path) for artefact in artefacts}
+        self._task = VisionTask(model.spec, self._reference.inputs, self._reference.outputs)
+
+    def close(self) -> None:
+        self._reference.close()
+        for engine in self._engines.values():
+            engine.close()
+
+    def ask(self, image: Image, truth: LabelledBoxes) -> dict[str, Score]:
+        """Everybody's score on one frame: BGR image (H, W, 3), its labels in frame pixels."""
+        tensor, geometry = self._task.preprocess(image)
+        reference = self._task.decode(self._reference.observe(tensor).outputs)
+        answers = {REFERENCE: reference}
+        answers |= {name: self._task.decode(engine.infer(tensor)) for name, engine in self._engines.items()}
+        scores = {}
+        for name, found in answers.items():
+            if not isinstance(found, Detections):
+                raise DatasetError(
+                    "labels.task", "labels for a model that does not detect", "task detect", "remove camera.labels"
+                )
+            in_frame = replace(found, boxes=geometry.to_frame(found.boxes))
+            agreement = fidelity(found, reference, self._min_sqnr_db).value
+            scores[name] = Score(count_matches(in_frame, truth), agreement, 1)
+        return scores
+
+
+def review(
+    panel: Panel, source: Source, labels: Mapping[int, LabelledBoxes], periods: Sequence[Period]
+) -> dict[str, dict[str, Score]]:
+    """Score reference and artefacts on every period: [period name][REFERENCE or artefact id].
+
+    The frames are read again through the capture path, at most FRAMES_PER_PERIOD of each period, evenly spaced.
+    """
+    scores: dict[str, dict[str, Score]] = {period.name: {} for period in periods}
+    due = {period.name: period.start_s for period in periods}
+    with progress("review", FRAMES_PER_PERIOD * len(periods)) as bar:
+        done = 0
+        for number, (ts, image) in enumerate(read_images(source)):
+            for period in periods:
+                if not due[period.name] <= ts < period.end_s:
+                    continue
+                due[period.name] += (period.end_s - period.start_s) / FRAMES_PER_PERIOD
+                total = scores[period.name]
+                for name, score in panel.ask(image, labels.get(number, NOTHING)).items():
+                    total[name] = total[name] + score if name in total else score
+                done += 1
+                bar.update(done)
+    return scores

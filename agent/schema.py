@@ -1,0 +1,84 @@
+"""Strict pydantic schemas read from YAML; all errors of a file are reported at once, one per line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from agent.errors import ConfigError
+
+
+class Strict(BaseModel):
+    """A frozen schema that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+SchemaT = TypeVar("SchemaT", bound=BaseModel)
+
+# pydantic's message types, in the words of a config file; anything else keeps pydantic's own message.
+_EXPECTED = {
+    "int_type": "integer",
+    "int_parsing": "integer",
+    "int_from_float": "integer",
+    "float_type": "number",
+    "float_parsing": "number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "keys and values",
+    "model_type": "keys and values",
+    "model_attributes_type": "keys and values",
+}
+
+
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError when it is missing, unreadable or no mapping."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            "config.missing", f"no file {path}", "a YAML file", "check the path, or copy config.yaml from the project"
+        ) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        detail = " ".join(str(error).split())
+        raise ConfigError("config.unreadable", f"{path}: {detail}", "valid YAML", "correct the file") from error
+    if not isinstance(content, Mapping):
+        found = "nothing" if content is None else f"a {type(content).__name__}"
+        raise ConfigError("config.unreadable", f"{path} holds {found}", "keys and values", "correct the file")
+    return content
+
+
+def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str) -> SchemaT:
+    """Build a schema from plain data. Raises ConfigError that lists every error of `source`, one per line."""
+    try:
+        return schema.model_validate(content)
+    except ValidationError as error:
+        lines = [_error_line(detail) for detail in error.errors()]
+        raise ConfigError(
+            "config.invalid",
+            f"{len(lines)} error{'s' if len(lines) > 1 else ''} in {source}:\n  " + "\n  ".join(lines) + "\n",
+            "the keys and values that config.yaml documents",
+            "correct each line named above",
+        ) from error
+
+
+def _error_line(detail: ErrorDetails) -> str:
+    """One error as `camera.fps: expected integer, got 'fast'`."""
+    where = ".".join(str(part) for part in detail["loc"]) or "(top level)"
+    if detail["type"] == "extra_forbidden":
+        return f"{where}: unknown key"
+    if detail["type"] == "missing":
+        return f"{where}: missing"
+    expected = _EXPECTED.get(detail["type"])
+    if expected is None:
+        message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        expected = message[:1].lower() + message[1:]
+    return f"{where}: expected {expected}, got {detail['input']!r}"

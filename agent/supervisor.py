@@ -1,0 +1,155 @@
+"""The daemon's main thread: it starts the pipeline, hears commands, pings the watchdog, reports, and stops it all."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from agent.build import Model
+from agent.camera import parse_source, source_length
+from agent.commands import CommandDesk
+from agent.config import Config
+from agent.console import Task, progress
+from agent.health import notify_service_manager
+from agent.link import MqttLink
+from agent.messages import CameraTelemetry, Fidelity, Latency
+from agent.observer import ObserverState
+from agent.operations import Operations
+from agent.pipeline import Pipeline
+from agent.reporting import Reporter
+from agent.service import Service
+from agent.summary import RunSummary
+from engines.backend import Backend
+from engines.store import Store
+
+_TICK_S = 0.1
+_GRACE_S = 5.0  # for a job's child to end when the daemon does
+
+
+class Supervisor:
+    """One run of the daemon on one camera.
+
+    Everything in here, and in Operations, happens in the thread that calls `run`; other threads hand it functions.
+    """
+
+    def __init__(
+        self, config: Config, model: Model, backend: Backend, link: MqttLink | None, frame_limit: int = 0
+    ) -> None:
+        """Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs."""
+        self._config = config
+        self._link = link
+        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stop_reason = ""
+        source = parse_source(config.camera.source)
+        reporter = self._reporter = Reporter(config.state_dir, link)
+        self._service = Service(model, backend, Store(config.state_dir))
+        engine = self._service.start(reporter.error)
+        self._pipeline = Pipeline(
+            config,
+            source,
+            model,
+            backend,
+            self._service.serving.id,
+            engine,
+            frame_limit,
+            lambda error: self._posted.put(lambda: reporter.error(error)),
+        )
+        self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put)
+        self._desk = CommandDesk(self._operations.handlers, lambda result: link.send(result) if link else None)
+        length = source_length(source)
+        self._total = min(length or frame_limit, frame_limit or length or 0) or None
+
+    def run(self) -> RunSummary:
+        """Serve until the source ends, the frame limit is reached, or SIGTERM or SIGINT comes.
+
+        Raises what stopped the frame path, after everything else has been stopped cleanly.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._service.watch(self._pipeline.observer)
+        self._pipeline.start()
+        notify_service_manager("READY=1")
+        try:
+            with progress("serving", self._total) as bar:
+                self._serve(bar)
+        finally:
+            notify_service_manager("STOPPING=1")
+            if self._link is not None:
+                self._link.set_state("stopping")
+            self._pipeline.stop()
+            self._end_job()
+        self._pipeline.join()
+        summary = self._operations.summary
+        summary.loop = self._pipeline.run_meter.sample()
+        summary.last_ts = self._pipeline.last_ts
+        summary.fidelity = self._pipeline.observer.state().fidelity
+        return summary
+
+    def _serve(self, bar: Task) -> None:
+        """Until frames have ended, and with them a candidate whose frames had all been collected."""
+        pinged = state_told = None
+        report_at = time.monotonic() + self._config.mqtt.telemetry_period_s
+        while not self._stop_reason and (self._pipeline.running or self._operations.building):
+            self._run_posted()
+            state = self._pipeline.observer.state()
+            self._operations.tick(state)
+            if self._pipeline.observer.error is not None:
+                self._stop_reason = "the observer failed"
+            if self._pipeline.served != pinged:
+                pinged = self._pipeline.served
+                notify_service_manager("WATCHDOG=1")
+            if self._link is not None and self._service.degraded != state_told:
+                state_told = self._service.degraded
+                self._link.set_state("degraded" if state_told else "online")
+            bar.update(self._pipeline.served, self._note(state))
+            if time.monotonic() >= report_at:
+                report_at += self._config.mqtt.telemetry_period_s
+                self._reporter.telemetry({self._config.camera.name: self._sample(state)})
+        self._run_posted()
+
+    def _run_posted(self) -> None:
+        """Wait a tick for functions from other threads, run them, and carry out the commands that came."""
+        try:
+            function = self._posted.get(timeout=_TICK_S)
+            while True:
+                function()
+                function = self._posted.get_nowait()
+        except queue.Empty:
+            pass
+        while self._link is not None and not self._link.inbox.empty():
+            message = self._link.inbox.get_nowait()
+            self._desk.receive(message.payload, time.time(), message.retain)
+
+    def _end_job(self) -> None:
+        self._operations.stop(self._stop_reason or "the source has ended")
+        deadline = time.monotonic() + _GRACE_S
+        while self._operations.doing and time.monotonic() < deadline:
+            self._run_posted()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._stop_reason = signal.Signals(number).name
+
+    def _note(self, state: ObserverState) -> str:
+        """The state in a few words, for the progress display."""
+        words = [f"{self._pipeline.last_ts:6.1f} s"]
+        words.append("reference" if self._service.degraded else f"INT8 {self._service.serving.id[:6]}")
+        if state.drift is not None:
+            words.append(f"drift {state.drift.state} {state.drift.gain_db:.1f} dB")
+        if state.fidelity.n:
+            words.append(f"fidelity {state.fidelity.estimate:.3f}")
+        return "  ".join([*words, self._operations.doing]).rstrip()
+
+    def _sample(self, state: ObserverState) -> CameraTelemetry:
+        loop = self._pipeline.meter.sample()
+        drift = state.drift
+        known = state.fidelity
+        return CameraTelemetry(
+            fps=loop.fps,
+            dropped=dict(loop.dropped),
+            latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
+            drift={"state": drift.state, "gain_db": drift.gain_db, "e_value": drift.e_value} if drift else {},
+            fidelity=Fidelity(estimate=known.estimate, low=known.low, high=known.high, n=known.n) if known.n else None,
+        )

@@ -1,0 +1,93 @@
+"""Counting what the loop does: frames, drops by cause, frame rate, latency."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+_BUCKETS_PER_OCTAVE = 32  # percentiles are exact to 2 %
+_SMALLEST_NS = 1_000.0
+_OCTAVES = 34  # up to about 17 s
+
+
+class LatencyHistogram:
+    """Percentiles of a duration in constant memory: counts in logarithmic buckets from 1 us up."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_OCTAVES * _BUCKETS_PER_OCTAVE, np.int64)
+
+    def add(self, duration_ns: int) -> None:
+        octaves = np.log2(max(duration_ns, _SMALLEST_NS) / _SMALLEST_NS)
+        self._counts[min(int(octaves * _BUCKETS_PER_OCTAVE), self._counts.size - 1)] += 1
+
+    def percentile_ms(self, percent: float) -> float:
+        """The duration that `percent` of the values do not exceed, in ms; 0.0 without values."""
+        total = int(self._counts.sum())
+        if total == 0:
+            return 0.0
+        bucket = int(np.searchsorted(np.cumsum(self._counts), percent / 100.0 * total))
+        return float(_SMALLEST_NS * 2.0 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE)) / 1e6
+
+    def clear(self) -> None:
+        self._counts[:] = 0
+
+
+@dataclass(frozen=True)
+class LoopSample:
+    """The loop over a stretch of wall time: frames served, drops by cause, frame rate, latency."""
+
+    frames: int
+    dropped: Mapping[str, int]
+    fps: float
+    p50_ms: float
+    p99_ms: float
+
+    def as_dict(self) -> dict[str, object]:
+        """The shape that the command line and the telemetry share."""
+        return {
+            "frames": self.frames,
+            "dropped": dict(self.dropped),
+            "fps": round(self.fps, 2),
+            "latency_ms": {"p50": round(self.p50_ms, 2), "p99": round(self.p99_ms, 2)},
+        }
+
+
+class LoopMeter:
+    """Counts served frames; latency runs from the frame's arrival to its decoded result.
+
+    `record` is called by the frame path, `sample` by whoever reports; the stretch starts anew at each sample.
+    """
+
+    def __init__(self, dropped: Mapping[str, int]) -> None:
+        self._dropped = dropped  # the slot's live counter
+        self._lock = threading.Lock()
+        self._latency = LatencyHistogram()
+        self._frames = 0
+        self._dropped_before: Counter[str] = Counter()
+        self._since = time.monotonic()
+
+    def record(self, latency_ns: int) -> None:
+        with self._lock:
+            self._frames += 1
+            self._latency.add(latency_ns)
+
+    def sample(self) -> LoopSample:
+        """The stretch since the last sample."""
+        with self._lock:
+            now = time.monotonic()
+            dropped = Counter(self._dropped)
+            sample = LoopSample(
+                self._frames,
+                dropped - self._dropped_before,
+                self._frames / max(now - self._since, 1e-9),
+                self._latency.percentile_ms(50.0),
+                self._latency.percentile_ms(99.0),
+            )
+            self._latency.clear()
+            self._frames, self._dropped_before, self._since = 0, dropped, now
+            return sample

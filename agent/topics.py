@@ -1,0 +1,69 @@
+"""The names of the MQTT contract: which topic carries what, and which names may be part of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from agent.errors import ConfigError
+
+MAX_NAME_BYTES = 64
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it may be one level of a topic (a fleet, a device, a command id).
+
+    A wildcard or a slash would reach other devices' topics; brokers disconnect who sends control characters.
+    Raises ValueError that says what a name must be.
+    """
+    if not name or not name.isprintable() or set(name) & set("+#/"):
+        raise ValueError("a non-empty printable name without '+', '#' and '/'")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"a name of at most {MAX_NAME_BYTES} bytes in UTF-8")
+    return name
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Every topic of one device: `tared/v1/{fleet}/{device}/...`.
+
+    Raises ConfigError (`mqtt.name`) for a name that no topic may contain.
+    """
+
+    fleet: str
+    device: str
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            name = getattr(self, field.name)
+            try:
+                check_name(name)
+            except ValueError as error:
+                found = f"the {field.name} name {name!a}"
+                raise ConfigError("mqtt.name", found, str(error), f"rename the {field.name}") from None
+
+    @property
+    def status(self) -> str:
+        return self._topic("status")
+
+    @property
+    def birth(self) -> str:
+        return self._topic("birth")
+
+    @property
+    def telemetry(self) -> str:
+        return self._topic("telemetry")
+
+    @property
+    def event(self) -> str:
+        return self._topic("event")
+
+    @property
+    def command(self) -> str:
+        return self._topic("cmd")
+
+    def result(self, command_id: str) -> str:
+        """Where the results of one command appear. `command_id` has passed `check_name`."""
+        return self._topic(f"cmd/{command_id}/result")
+
+    def _topic(self, path: str) -> str:
+        return f"tared/v1/{self.fleet}/{self.device}/{path}"

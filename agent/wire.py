@@ -1,0 +1,67 @@
+"""From bytes off the network to a JSON object, within limits that no sender can push."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from agent.errors import AgentError
+
+MAX_PAYLOAD_BYTES = 64 * 1024
+MAX_DEPTH = 16  # containers inside each other
+
+
+class MessageError(AgentError):
+    """A document from the network that cannot be read."""
+
+
+def read_object(payload: bytes) -> dict[str, Any]:
+    """Decode I-JSON (RFC 7493), what RFC 8785 can canonicalise: UTF-8, finite numbers, unique keys.
+
+    Raises MessageError: `message.too_large`, `.too_deep`, `.malformed`, `.not_object`.
+    """
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        _refuse("too_large", f"a payload of {len(payload)} bytes", f"at most {MAX_PAYLOAD_BYTES}")
+    try:
+        document = json.loads(payload.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        depth = _depth(document)
+    except RecursionError:
+        depth = MAX_DEPTH + 1
+    except ValueError as error:
+        _refuse("malformed", str(error)[:200], "JSON in UTF-8")
+    if depth > MAX_DEPTH:
+        _refuse("too_deep", "JSON nested too deep", f"at most {MAX_DEPTH} levels")
+    if not isinstance(document, dict):
+        _refuse("not_object", f"a JSON {type(document).__name__}", "a JSON object")
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        _refuse("malformed", "an escaped lone surrogate", "text that UTF-8 can hold")
+    return document
+
+
+def _refuse(code: str, found: str, expected: str) -> NoReturn:
+    raise MessageError(f"message.{code}", found, expected, "correct the sender") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keyed = dict(pairs)
+    if len(keyed) < len(pairs):
+        raise ValueError("a key that appears twice in one object")
+    return keyed
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no JSON number")
+
+
+def _depth(document: object) -> int:
+    """How many containers stand inside each other; counts no further than one past MAX_DEPTH."""
+    depth, level = 0, [document]
+    while depth <= MAX_DEPTH:
+        containers = [node for node in level if isinstance(node, (dict, list))]
+        if not containers:
+            break
+        depth += 1
+        level = [child for node in containers for child in (node.values() if isinstance(node, dict) else node)]
+    return depth

@@ -1,0 +1,28 @@
+"""The shape of every error a tared user can meet.
+
+A message states what was found, what was expected, and the remedy; `code` is stable, so that programs
+(and the fleet) can act on it while the wording improves.
+"""
+
+from __future__ import annotations
+
+
+class TaredError(Exception):
+    """Base of all expected errors: caught once per job, shown as one line, exit code 2.
+
+    `found`, `expected` and `remedy` are sentence fragments without a full stop.
+    """
+
+    def __init__(self, code: str, found: str, expected: str, remedy: str) -> None:
+        super().__init__(code, found, expected, remedy)  # all four, so that pickling across processes works
+        self.code = code
+        self.found = found
+        self.expected = expected
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.found}; expected {self.expected}; {self.remedy}"
+
+
+class CalibrationError(TaredError):
+    """The numbers cannot be calibrated: nothing observed, non-finite activations, another model's histograms."""

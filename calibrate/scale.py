@@ -1,0 +1,67 @@
+"""From amax to INT8 scales: symmetric, zero point 0, integers in [-127, 127].
+
+The scales are float32; a float16 form of the graph rounds them. Two guards make every scale survive that:
+
+- `MIN_SCALE`: below 2**-14 float16 is subnormal with spacing 2**-24, so rounding a scale s moves 127 * s by
+  up to 127 * 2**-25. From s = 2**-17 on, that is less than half an INT8 step, s / 2. Smaller scales are
+  raised to 2**-17: a range under 9.7e-4 keeps its values, in fewer steps.
+- `MAX_SCALE`: the largest float16. An activation that needs more than 127 * 65504 has diverged, and is
+  refused.
+
+A range that is exactly zero gets `UNUSED_SCALE`. Any scale represents zeros; this one leaves a tensor that
+wakes up after calibration the range [-1, 1] instead of clipping it to nothing, and keeps bias / (input scale
+* weight scale) inside int32 for the dead channels that pruning and batch normalisation leave behind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.errors import CalibrationError
+
+QMAX = 127  # -128 is left out: symmetric, and a product of two INT8 values then fits 15 bits
+MIN_SCALE = 2.0**-17
+MAX_SCALE = 65504.0
+UNUSED_SCALE = 1.0 / QMAX
+
+
+def activation_scale(amax: float, tensor: str) -> float:
+    """The scale of one activation tensor whose range is [-amax, amax]; `tensor` names it in errors.
+
+    Raises CalibrationError: `scale.amax` (NaN, infinite or negative), `scale.range` (beyond float16).
+    """
+    if not (np.isfinite(amax) and amax >= 0.0):
+        raise CalibrationError(
+            "scale.amax",
+            f"amax {amax} for tensor '{tensor}'",
+            "a finite amax, zero or more",
+            "check the model and the calibration images for values that are not numbers",
+        )
+    if amax > QMAX * MAX_SCALE:
+        raise CalibrationError(
+            "scale.range",
+            f"amax {amax:.3g} for tensor '{tensor}'",
+            f"at most {QMAX * MAX_SCALE:.3g}, the reach of a float16 scale",
+            "keep the layers that read it float, or look for the layer that diverges",
+        )
+    return float(np.float32(max(amax / QMAX, MIN_SCALE) if amax > 0.0 else UNUSED_SCALE))
+
+
+def weight_scales(weight: NDArray[np.float32], axis: int, tensor: str) -> NDArray[np.float32]:
+    """One scale per index of `axis`, the output channels: float32 (weight.shape[axis],).
+
+    amax is each channel's maximum, as in Wu et al., arXiv:2004.09602, section 4.1.
+    Raises CalibrationError as `activation_scale`; `tensor` names the weight in errors.
+    """
+    others = tuple(i for i in range(weight.ndim) if i != axis)
+    amax = np.abs(weight).max(axis=others)
+    return np.array([activation_scale(float(channel), tensor) for channel in amax], np.float32)
+
+
+def quantise(weight: NDArray[np.float32], scales: NDArray[np.float32], axis: int) -> NDArray[np.int8]:
+    """round(weight / scale), ties to even as in ONNX QuantizeLinear, saturated to [-127, 127]; same shape."""
+    along = [1] * weight.ndim
+    along[axis] = -1
+    steps: NDArray[np.float32] = np.rint(weight / scales.reshape(along))
+    return steps.clip(-QMAX, QMAX).astype(np.int8)

@@ -1,0 +1,1 @@
+"""The seam between tared and the inference runtimes. Knows calibrate, never agent."""

@@ -1,0 +1,170 @@
+"""Reading a model: every way in which a file can be unusable is refused here, before any runtime sees it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto, external_data_helper
+
+from engines.backend import EngineError
+from engines.topology import TensorType, all_nodes, value_type
+
+_IMAGE_CHANNELS = (1, 3, 4)
+_REEXPORT = "export the model again"
+_QUANTISED_OPS = {
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul",
+    "ConvInteger", "MatMulInteger",
+}  # fmt: skip
+
+
+def load_model(path: Path) -> ModelProto:
+    """Read an ONNX file, external data included, that takes one float32 NCHW image.
+
+    Raises EngineError: `model.missing`, `model.empty`, `model.unreadable` (not ONNX, or cut short),
+    `model.external-data` (missing, or outside the model's folder), `model.operator` (unknown to ONNX),
+    `model.quantised` (no float model), `model.invalid` (onnx.checker), `model.input` (not one image).
+    """
+    model = _parse(path)
+    _check_operators(model)
+    _load_external_data(model, path.parent)
+    try:
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise EngineError("model.invalid", f"{path}: {error}", "a valid ONNX model", _REEXPORT) from error
+    _check_input(model)
+    return model
+
+
+def canonical_hash(model: ModelProto) -> str:
+    """SHA-256 (hex) of what a model computes, without doc strings, producer, metadata, inferred shapes."""
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    for field in ("doc_string", "producer_name", "producer_version", "model_version", "metadata_props"):
+        bare.ClearField(field)
+    graph = bare.graph
+    graph.ClearField("value_info")
+    for part in (graph, *graph.input, *graph.output, *graph.initializer, *all_nodes(graph)):
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
+    return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _parse(path: Path) -> ModelProto:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise EngineError(
+            "model.missing", f"{path}: {error.strerror}", "a readable ONNX file", "check the model's path"
+        ) from error
+    if not content:
+        raise EngineError("model.empty", f"{path}: 0 bytes", "an ONNX file", "copy the model again")
+    model = ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError as error:
+        raise _unreadable(path, f"{len(content)} bytes that are no ONNX model") from error
+    if not model.graph.node:  # protobuf takes many a foreign byte string for a message of unknown fields
+        raise _unreadable(path, "a model without nodes")
+    return model
+
+
+def _unreadable(path: Path, found: str) -> EngineError:
+    return EngineError(
+        "model.unreadable", f"{path}: {found}", "a complete ONNX file", "copy it again, or export it again"
+    )
+
+
+def _check_operators(model: ModelProto) -> None:
+    """Refuse an operator that ONNX does not define at the model's opset, or that is quantised already."""
+    opsets = {_domain(opset.domain): opset.version for opset in model.opset_import}
+    local = {(_domain(function.domain), function.name) for function in model.functions}
+    for node in all_nodes(model.graph):
+        domain = _domain(node.domain)
+        operator = f"{domain}.{node.op_type}" if domain else node.op_type
+        where = f"operator {operator} in node '{node.name or node.output[0]}'"
+        if node.op_type in _QUANTISED_OPS:
+            raise EngineError("model.quantised", where, "a float model", "give the model before quantisation")
+        known = onnx.defs.has(node.op_type, domain=domain, max_inclusive_version=opsets.get(domain, 1))
+        if not known and (domain, node.op_type) not in local:
+            raise EngineError(
+                "model.operator",
+                f"{where}, unknown at opset {opsets.get(domain, 'none')}",
+                "operators of the ONNX standard",
+                "export the model with standard operators, its custom steps moved into the decoder",
+            )
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _load_external_data(model: ModelProto, folder: Path) -> None:
+    """Pull external tensors into the model, after every path has proved to lie inside the model's folder."""
+    root = folder.resolve()
+    external = [t for t in _tensors(model) if t.data_location == TensorProto.EXTERNAL]
+    for tensor in external:
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        target = (root / location).resolve()  # follows links: one that leads out is refused too
+        if not location or root not in target.parents:
+            raise EngineError(
+                "model.external-data",
+                f"tensor '{tensor.name}' stored in '{location}'",
+                f"a file inside {root}",
+                "keep the data files beside the model and export it with relative paths",
+            )
+        if not target.is_file():
+            raise EngineError(
+                "model.external-data",
+                f"no file '{location}' for tensor '{tensor.name}'",
+                f"that file in {root}",
+                "copy the model together with its data files",
+            )
+    try:
+        for tensor in external:
+            external_data_helper.load_external_data_for_tensor(tensor, str(root))
+            tensor.ClearField("external_data")
+            tensor.data_location = TensorProto.DEFAULT
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        remedy = "copy the model together with its data files"
+        raise EngineError("model.external-data", str(error), "complete data files", remedy) from error
+
+
+def _tensors(model: ModelProto) -> Iterator[TensorProto]:
+    yield from model.graph.initializer
+    for node in all_nodes(model.graph):
+        for candidate in node.attribute:
+            if candidate.HasField("t"):
+                yield candidate.t
+            yield from candidate.tensors
+            yield from candidate.g.initializer
+            for body in candidate.graphs:
+                yield from body.initializer
+
+
+def _check_input(model: ModelProto) -> None:
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in initializers]
+    if len(inputs) != 1:
+        names = ", ".join(f"'{value.name}'" for value in inputs) or "none"
+        raise _no_image(f"{len(inputs)} inputs ({names})", "export it with the image as its only input")
+    name, found = inputs[0].name, value_type(inputs[0])
+    if found.elem_type != TensorProto.FLOAT:
+        raise _no_image(_describe(name, found), "export it with a float32 input")
+    if found.shape is None or len(found.shape) != 4:
+        raise _no_image(_describe(name, found), "export it with an input of rank 4")
+    if found.shape[1] not in _IMAGE_CHANNELS:
+        remedy = "export it as NCHW" if found.shape[3] in _IMAGE_CHANNELS else "fix its channel dimension"
+        raise _no_image(_describe(name, found), remedy)
+
+
+def _describe(name: str, found: TensorType) -> str:
+    shape = "of unknown rank" if found.shape is None else str([dim or "?" for dim in found.shape])
+    return f"input '{name}': {TensorProto.DataType.Name(found.elem_type).lower()} {shape}"
+
+
+def _no_image(found: str, remedy: str) -> EngineError:
+    return EngineError("model.input", found, "one float32 image, NCHW with 1, 3 or 4 channels", remedy)

@@ -1,0 +1,269 @@
+"""Where INT8 begins and ends: which tensors get Q/DQ, decided by rule from the graph alone.
+
+- A convolution or matrix product with constant weights reads INT8: its image input and its weights (per
+  output channel). Its output stays float, so that bias and activation run in the accumulator's precision.
+- A residual Add reads its skip connection as INT8, with the same Q that the skip's other readers use. The
+  operand that comes straight out of a quantised convolution stays float: runtimes fuse that convolution with
+  the Add.
+- An operator that only moves values (concatenation, max pooling, reshape, ...) runs in INT8 when everything
+  that reads its result does; its inputs and its result share one scale, so that nothing is rounded twice.
+- Everything else stays float: sigmoid, softmax, exp, box decoding, shape arithmetic.
+
+Sources: NVIDIA, TensorRT developer guide, "Q/DQ placement recommendations"; H. Wu et al., "Integer
+Quantization for Deep Learning Inference", arXiv:2004.09602.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from calibrate.plan import ALL_INT8, PrecisionPlan
+from engines.backend import EngineError
+from engines.operators import (
+    AVERAGE_OPS,
+    ELEMENTWISE_OPS,
+    MOVEMENT_OPS,
+    channel_axis,
+    data_inputs,
+    moves_values,
+)
+from engines.topology import TensorType, Topology, tensor_types
+
+COMPUTE_OPS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant weight to quantise: the initialiser and the axis of its output channels."""
+
+    initializer: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class ScaleGroup:
+    """Tensors under one scale. All their values occur in the `taps`, which are the ones to observe."""
+
+    tensors: tuple[str, ...]
+    taps: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What is quantised. Every node is either in `quantised` or, with its reason, in `floats`.
+
+    reads: per quantised node the input indices that read INT8 activations.
+    weights: per quantised convolution or matrix product its weight.
+    groups: every activation tensor with Q/DQ is in exactly one group; in graph order.
+    """
+
+    reads: Mapping[str, tuple[int, ...]]
+    weights: Mapping[str, Weight]
+    groups: tuple[ScaleGroup, ...]
+    floats: Mapping[str, str]
+
+    @property
+    def quantised(self) -> tuple[str, ...]:
+        """Names of the nodes that read INT8, in graph order."""
+        return tuple(self.reads)
+
+    @property
+    def taps(self) -> tuple[str, ...]:
+        """The tensors that need a histogram, in graph order."""
+        return tuple(tap for group in self.groups for tap in group.taps)
+
+    @property
+    def shared(self) -> tuple[tuple[str, ...], ...]:
+        """The taps that must be given one amax, group by group."""
+        return tuple(group.taps for group in self.groups if len(group.taps) > 1)
+
+
+def place(master: ModelProto, plan: PrecisionPlan = ALL_INT8) -> Placement:
+    """Apply the rules to a master graph. Under a plan, its nodes stay float and read unquantised values.
+
+    The taps under any plan are among those of `ALL_INT8`: one calibration serves every plan. Raises
+    EngineError `plan.node` when the plan names a node that the graph does not have.
+    """
+    unknown = set(plan.floats) - {node.name for node in master.graph.node}
+    if unknown:
+        raise EngineError(
+            "plan.node",
+            f"node '{min(unknown)}' in the plan",
+            "nodes of this model",
+            "make the plan anew for this model",
+        )
+    return _Rules(master, plan).placement()
+
+
+class _Rules:
+    """The rules in the order in which they depend on one another; each fills in what the next one asks."""
+
+    def __init__(self, master: ModelProto, plan: PrecisionPlan) -> None:
+        self.topology = Topology(master)
+        self.types = tensor_types(master)
+        self.plan = plan
+        self.reads: dict[str, tuple[int, ...]] = {}
+        self.weights: dict[str, Weight] = {}
+        self.floats: dict[str, str] = {}
+        self.sources = self._trace_sources()
+        self.layers: dict[str, str] = {}
+        self.position = {node.name: index for index, node in enumerate(self.topology.nodes)}
+
+    def placement(self) -> Placement:
+        nodes = self.topology.nodes
+        layers = [node for node in nodes if node.op_type in COMPUTE_OPS]
+        for node in layers:
+            self._layer(node)
+        self.layers = self._trace_layers()
+        self._apply_plan(layers)
+        feeding = self._feeding_layers()
+        for node in nodes:
+            if node.op_type == "Add":
+                self._residual(node, feeding)
+        for node in reversed(nodes):
+            self._movement(node)
+        reads = {node.name: self.reads[node.name] for node in nodes if node.name in self.reads}
+        floats = {node.name: self._float_reason(node) for node in nodes if node.name not in reads}
+        return Placement(reads, self.weights, self._groups(), floats)
+
+    def _trace_sources(self) -> dict[str, tuple[str, ...]]:
+        """Per tensor that operators only moved together: the tensors its values come from."""
+        sources: dict[str, tuple[str, ...]] = {}
+        for node in self.topology.nodes:
+            if moves_values(node, self.topology.initializers):
+                inputs = [node.input[index] for index in data_inputs(node)]
+                found = dict.fromkeys(source for name in inputs for source in sources.get(name, (name,)))
+                sources.update(dict.fromkeys(node.output, tuple(found)))
+        return sources
+
+    def _layer(self, node: NodeProto) -> None:
+        """Rule 1: constant weights. What a plan says comes later, so that it cannot shift the other rules."""
+        reason = self._unquantisable(node)
+        if reason:
+            self.floats[node.name] = reason
+        else:
+            rank = len(self.topology.initializers[node.input[1]].dims)
+            self.weights[node.name] = Weight(node.input[1], channel_axis(node, rank))
+
+    def _unquantisable(self, node: NodeProto) -> str | None:
+        weight = self.topology.initializers.get(node.input[1])
+        if weight is None:
+            return "its weights are not constant"
+        if weight.data_type != TensorProto.FLOAT:
+            return f"its weights are {TensorProto.DataType.Name(weight.data_type).lower()}, not float32"
+        if node.input[0] in self.topology.initializers:
+            return "its input is constant"
+        if node.op_type == "MatMul" and len(weight.dims) != 2:
+            return f"its weights have rank {len(weight.dims)}, not 2"
+        sources = self.sources.get(node.input[0], (node.input[0],))
+        makers = [self.topology.producers[source] for source in sources if source in self.topology.producers]
+        if any(maker.op_type == "Softmax" for maker in makers):
+            return "it reads probabilities: the expected value of a softmax is box decoding"
+        return None
+
+    def _trace_layers(self) -> dict[str, str]:
+        """Per tensor that one quantisable layer made, alone and seen through activations: that layer."""
+        layers: dict[str, str] = {}
+        for node in self.topology.nodes:
+            if node.name in self.weights:
+                layers[node.output[0]] = node.name
+            elif node.op_type in ELEMENTWISE_OPS:
+                variable = [name for name in node.input if name and name not in self.topology.initializers]
+                makers = {layers.get(name, "") for name in variable}
+                if len(makers) == 1 and "" not in makers:
+                    layers[node.output[0]] = makers.pop()
+        return layers
+
+    def _apply_plan(self, layers: list[NodeProto]) -> None:
+        self.floats.update(self.plan.floats)
+        self.weights = {name: weight for name, weight in self.weights.items() if name not in self.floats}
+        self.reads = {node.name: (0,) for node in layers if node.name in self.weights}
+
+    def _feeding_layers(self) -> set[str]:
+        """Tensors from which a quantised layer can be reached."""
+        feeding: set[str] = set()
+        through = ELEMENTWISE_OPS | MOVEMENT_OPS | AVERAGE_OPS
+        for node in reversed(self.topology.nodes):
+            if node.name in self.weights:
+                feeding.add(node.input[0])
+            elif node.op_type in through and feeding.intersection(node.output):
+                feeding.update(node.input)
+        return feeding
+
+    def _residual(self, node: NodeProto, feeding: set[str]) -> None:
+        """Rule 2: the skip connection of a residual Add."""
+        made = {index: self.layers[name] for index, name in enumerate(node.input) if name in self.layers}
+        alone = [index for index in made if self.topology.sole_reader(node.input[index]) is node]
+        # The latest layer's operand stays float: when that layer runs, the other operand is there to be added.
+        fused = max(alone, key=lambda index: self.position[made[index]], default=None)
+        completed = made.values() if fused is None else [made[fused]]
+        if not self._same_feature_maps(node):
+            reason = "no residual: its operands are not two feature maps of one shape"
+        elif node.output[0] not in feeding:
+            reason = "no residual: its sum feeds no quantised layer"
+        elif not made:
+            reason = "no residual: neither operand comes straight out of a convolution or matrix product"
+        elif not any(layer in self.weights for layer in completed):
+            reason = "the layer that it completes stays float"
+        elif node.name in self.plan.floats:
+            reason = self.plan.floats[node.name]
+        else:
+            self.reads[node.name] = tuple(index for index in (0, 1) if index != fused)
+            return
+        self.floats.setdefault(node.name, reason)
+
+    def _same_feature_maps(self, node: NodeProto) -> bool:
+        a, b = (self.types.get(name) for name in node.input)
+        if a is None or b is None or any(name in self.topology.initializers for name in node.input):
+            return False
+        return a.elem_type == b.elem_type == TensorProto.FLOAT and _same_shape(a, b)
+
+    def _movement(self, node: NodeProto) -> None:
+        """Rule 3: INT8 in, INT8 out. Runs from the outputs backwards: first the readers, then what they read."""
+        if not moves_values(node, self.topology.initializers) or self.topology.pinned.intersection(
+            node.output
+        ):
+            return
+        readings = [reading for name in node.output for reading in self.topology.readers(name)]
+        if readings and all(index in self.reads.get(reader.name, ()) for reader, index in readings):
+            self.reads[node.name] = data_inputs(node)
+
+    def _float_reason(self, node: NodeProto) -> str:
+        if moves_values(node, self.topology.initializers):
+            return "not everything that reads its result is quantised"
+        return self.floats.get(
+            node.name, "it multiplies no weights: activation, decoding or shape arithmetic"
+        )
+
+    def _groups(self) -> tuple[ScaleGroup, ...]:
+        """Join the quantised tensors that have a source in common, directly or through others."""
+        groups: list[tuple[set[str], set[str]]] = []  # tensors, taps
+        for tensor in dict.fromkeys(
+            node.input[index] for node in self.topology.nodes for index in self.reads.get(node.name, ())
+        ):
+            tensors, taps = {tensor}, set(self.sources.get(tensor, (tensor,)))
+            for joined in [group for group in groups if group[1] & taps]:
+                groups.remove(joined)
+                tensors |= joined[0]
+                taps |= joined[1]
+            groups.append((tensors, taps))
+        order = {name: i for i, name in enumerate([*self.topology.inputs, *self.topology.producers])}
+
+        def ordered(names: set[str]) -> tuple[str, ...]:
+            return tuple(sorted(names, key=order.__getitem__))
+
+        result = [ScaleGroup(ordered(tensors), ordered(taps)) for tensors, taps in groups]
+        return tuple(sorted(result, key=lambda group: order[group.taps[0]]))
+
+
+def _same_shape(a: TensorType, b: TensorType) -> bool:
+    """Equal ranks of at least 2, and no two sizes known to differ (open sizes may be written differently)."""
+    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape) or len(a.shape) < 2:
+        return False
+    known = [
+        (p, q) for p, q in zip(a.shape, b.shape, strict=True) if isinstance(p, int) and isinstance(q, int)
+    ]
+    return all(p == q for p, q in known)

@@ -1,0 +1,116 @@
+"""Writing a placement into the graph: explicit QuantizeLinear / DequantizeLinear, INT8, zero point 0.
+
+Weights are stored as INT8 with a DequantizeLinear, not as float32 with both nodes: the file is a quarter, and
+every runtime computes with the very integers chosen here. Activations get one Q and one DQ per tensor,
+however many nodes read it; float readers keep the float tensor. The zero points are written out: ONNX takes a
+missing one for uint8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from calibrate.scale import activation_scale, quantise, weight_scales
+from engines.backend import EngineError
+from engines.placement import Placement, Weight
+from engines.topology import Topology
+
+_ZERO_POINT = "zero_point.int8"
+
+
+def insert_qdq(master: ModelProto, placement: Placement, amax: Mapping[str, float]) -> ModelProto:
+    """The master graph with Q/DQ as placed; the master itself is not changed.
+
+    amax: per tap, in the units of its tensor; a group takes the largest of its taps. Raises EngineError
+    `calibration.tap` when a tap has none, CalibrationError as `calibrate.scale`.
+    """
+    return _Writer(master, placement).write(_group_scales(placement, amax))
+
+
+def _group_scales(placement: Placement, amax: Mapping[str, float]) -> dict[str, float]:
+    """Scale per quantised tensor."""
+    missing = [tap for tap in placement.taps if tap not in amax]
+    if missing:
+        raise EngineError(
+            "calibration.tap",
+            f"no amax for tensor '{missing[0]}' ({len(missing)} of {len(placement.taps)} are missing)",
+            "a calibration of this model",
+            "run `tared calibrate` with this model",
+        )
+    scales: dict[str, float] = {}
+    for group in placement.groups:
+        widest = max(group.taps, key=lambda tap: activation_scale(amax[tap], tap))
+        scales.update(dict.fromkeys(group.tensors, activation_scale(amax[widest], widest)))
+    return scales
+
+
+class _Writer:
+    """One rewriting of one graph."""
+
+    def __init__(self, master: ModelProto, placement: Placement) -> None:
+        self.model = ModelProto()
+        self.model.CopyFrom(master)
+        self.placement = placement
+        self.topology = Topology(master)
+        self.nodes: list[NodeProto] = []
+        self.dequantised: dict[str | Weight, str] = {}
+
+    def write(self, scales: Mapping[str, float]) -> ModelProto:
+        graph = self.model.graph
+        self._constant(_ZERO_POINT, np.zeros((), np.int8))
+        for tensor in self.topology.inputs:
+            self._quantise_activation(tensor, scales)
+        for node in graph.node:
+            copy = NodeProto()
+            copy.CopyFrom(node)
+            self._redirect(copy)
+            self.nodes.append(copy)
+            for tensor in node.output:
+                self._quantise_activation(tensor, scales)
+        del graph.node[:]
+        graph.node.extend(self.nodes)
+        read = {name for node in self.nodes for name in node.input} | self.topology.pinned
+        kept = [tensor for tensor in graph.initializer if tensor.name in read]
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        return self.model
+
+    def _redirect(self, node: NodeProto) -> None:
+        """Point the quantised inputs of a node at dequantised tensors."""
+        for index in self.placement.reads.get(node.name, ()):
+            node.input[index] = self.dequantised[node.input[index]]
+        weight = self.placement.weights.get(node.name)
+        if weight is not None:
+            if weight not in self.dequantised:
+                self._quantise_weight(weight)
+            node.input[1] = self.dequantised[weight]
+
+    def _quantise_activation(self, tensor: str, scales: Mapping[str, float]) -> None:
+        if tensor not in scales:
+            return
+        scale, quantised, dequantised = (f"{tensor}.{part}" for part in ("scale", "int8", "dequantised"))
+        self._constant(scale, np.array(scales[tensor], np.float32))
+        self._node("QuantizeLinear", [tensor, scale, _ZERO_POINT], quantised)
+        self._node("DequantizeLinear", [quantised, scale, _ZERO_POINT], dequantised)
+        self.dequantised[tensor] = dequantised
+
+    def _quantise_weight(self, weight: Weight) -> None:
+        name, axis = weight.initializer, weight.axis
+        values = numpy_helper.to_array(self.topology.initializers[name])
+        scales = weight_scales(values, axis, name)
+        stem = f"{name}.axis{axis}"  # one weight may serve a Conv and a ConvTranspose
+        self._constant(f"{stem}.int8", quantise(values, scales, axis))
+        self._constant(f"{stem}.scale", scales)
+        self._constant(f"{stem}.zero_point", np.zeros(scales.shape, np.int8))
+        inputs = [f"{stem}.{part}" for part in ("int8", "scale", "zero_point")]
+        self._node("DequantizeLinear", inputs, f"{stem}.dequantised", axis=axis)
+        self.dequantised[weight] = f"{stem}.dequantised"
+
+    def _constant(self, name: str, value: np.typing.NDArray[np.generic]) -> None:
+        self.model.graph.initializer.append(numpy_helper.from_array(value, name))
+
+    def _node(self, operator: str, inputs: list[str], output: str, axis: int | None = None) -> None:
+        self.nodes.append(helper.make_node(operator, inputs, [output], name=output, axis=axis))

@@ -1,0 +1,94 @@
+"""The sample detector: 32 convolutions, two strides, YOLOX-style output without the grid decoding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+STRIDES = (8, 16)
+
+
+class ConvUnit(nn.Sequential):
+    """Convolution, batch normalisation, SiLU; `depthwise` keeps the channels apart."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1, depthwise: bool = False) -> None:
+        groups = inputs if depthwise else 1
+        super().__init__(
+            nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False),
+            nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.03),
+            nn.SiLU(),
+        )
+
+
+class Residual(nn.Module):
+    """A pointwise and a depthwise convolution around which the input passes unchanged.
+
+    The pointwise one comes first: its batch normalisation brings the depthwise input's channels to one range,
+    which a single INT8 scale for the whole tensor needs.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.mix = ConvUnit(channels, channels, 1)
+        self.spread = ConvUnit(channels, channels, 3, depthwise=True)
+        self.join = ConvUnit(channels, channels, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        out: Tensor = features + self.join(self.spread(self.mix(features)))
+        return out
+
+
+class Head(nn.Module):
+    """Box, objectness and class scores of one stride: (batch, 5 + classes, rows, columns)."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.box_tower = ConvUnit(channels, channels, 3, depthwise=True)
+        self.box_mix = ConvUnit(channels, channels, 1)
+        self.score_tower = ConvUnit(channels, channels, 3, depthwise=True)
+        self.score_mix = ConvUnit(channels, channels, 1)
+        self.box = nn.Conv2d(channels, 4, 1)
+        self.score = nn.Conv2d(channels, 1 + classes, 1)
+        nn.init.constant_(self.score.bias, -4.0)  # type: ignore[arg-type]
+
+    def forward(self, features: Tensor) -> Tensor:
+        box = self.box(self.box_mix(self.box_tower(features)))
+        score = self.score(self.score_mix(self.score_tower(features)))
+        return torch.cat((box, score), 1)
+
+
+class StreetNet(nn.Module):
+    """Images (batch, 3, 160, 288), blue green red in [0, 1], to logits (batch, 900, 5 + classes).
+
+    Rows run over stride 8 first, then 16, row by row. Columns: offset x and y from the cell's corner and log
+    width and height, all in units of the stride; then objectness and class logits.
+    """
+
+    def __init__(self, classes: int = 2) -> None:
+        super().__init__()
+        self.stem = ConvUnit(3, 12, 3, 2)
+        self.stride4 = ConvUnit(12, 20, 3, 2)
+        self.stride8 = nn.Sequential(ConvUnit(20, 48, 3, 2), Residual(48), Residual(48))
+        self.stride16 = nn.Sequential(ConvUnit(48, 64, 3, 2), Residual(64), Residual(64))
+        self.lateral = ConvUnit(64, 48, 1)
+        self.merge = Residual(48)
+        self.heads = nn.ModuleList((Head(48, classes), Head(64, classes)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        fine = self.stride8(self.stride4(self.stem(images)))
+        coarse = self.stride16(fine)
+        fine = self.merge(fine + nn.functional.interpolate(self.lateral(coarse), scale_factor=2.0, mode="nearest"))
+        outputs = [head(features).flatten(2) for head, features in zip(self.heads, (fine, coarse), strict=True)]
+        return torch.cat(outputs, 2).transpose(1, 2)
+
+
+class Deployed(nn.Module):
+    """StreetNet as it is exported: objectness and class scores already probabilities."""
+
+    def __init__(self, net: StreetNet) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = self.net(images)
+        return torch.cat((logits[..., :4], torch.sigmoid(logits[..., 4:])), -1)

@@ -1,0 +1,176 @@
+"""Real MQTT brokers as fixtures, mosquitto and amqtt where they are installed; a pytest plugin."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.backoff import Backoff
+from agent.broker import EmbeddedBroker
+from agent.mqtt import Endpoint, MqttClient
+from agent.outbox import Message
+
+_MOSQUITTO = shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin")
+_AMQTT = importlib.util.find_spec("amqtt") is not None
+_ran: set[str] = set()
+
+
+class RealBroker:
+    """A broker that can be stopped as by a crash, and started again on the same port."""
+
+    host = "127.0.0.1"
+    port: int
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.host, self.port)
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+
+class Mosquitto(RealBroker):
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._config = folder / "mosquitto.conf"
+        self._config.write_text(f"listener {self.port} {self.host}\nallow_anonymous true\n")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        assert _MOSQUITTO is not None
+        self._process = subprocess.Popen([_MOSQUITTO, "-c", str(self._config)], stderr=subprocess.DEVNULL)
+        eventually(lambda: _listens(self.host, self.port))
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+class Amqtt(RealBroker):
+    def __init__(self) -> None:
+        self.port = 0
+        self._broker: EmbeddedBroker | None = None
+
+    def start(self) -> None:
+        self._broker = EmbeddedBroker(self.port)
+        self.port = self._broker.__enter__().port
+
+    def stop(self) -> None:
+        if self._broker is not None:
+            self._broker.__exit__(None, None, None)
+            self._broker = None
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealBroker]:
+    """A running broker of each kind."""
+    name = str(request.param)
+    broker = _new_broker(name, tmp_path)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.fixture
+def any_broker(tmp_path: Path) -> Iterator[RealBroker]:
+    """One running broker: mosquitto when installed, else amqtt."""
+    broker = _new_broker("mosquitto" if _MOSQUITTO else "amqtt", tmp_path)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+class Watcher:
+    """Sees all that is published under tared/; once the context is entered the subscription stands."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        name = f"watcher-{uuid.uuid4().hex}"
+        self._client = MqttClient(endpoint, name, subscriptions=["tared/#"], backoff=Backoff(0.05, 0.2))
+        self.seen: list[Message] = []
+
+    def __enter__(self) -> Watcher:
+        self._client.__enter__()
+        assert self._client.wait_connected(10.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def next(self, timeout_s: float = 10.0) -> Message:
+        message = self._client.inbox.get(timeout=timeout_s)
+        self.seen.append(message)
+        return message
+
+    def expect(self, topic: str, **fields: object) -> dict[str, Any]:
+        """The next document on `topic` that has these fields. Fails when it does not come."""
+        while True:
+            message = self.next()
+            if message.topic == topic:
+                document: dict[str, Any] = json.loads(message.payload)
+                if fields.items() <= document.items():
+                    return document
+
+    def retained(self, topic: str) -> dict[str, Any]:
+        """The first document on `topic`: what the broker held when this watcher came. Fails without one."""
+        while topic not in (message.topic for message in self.seen):
+            self.next()
+        document: dict[str, Any] = json.loads(next(m.payload for m in self.seen if m.topic == topic))
+        return document
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _ran:
+        terminalreporter.write_line("MQTT brokers tested against: " + ", ".join(sorted(_ran)))
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for a condition that no event announces. Fails when it does not hold within `timeout_s`."""
+    give_up_at = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _new_broker(name: str, folder: Path) -> RealBroker:
+    if name == "mosquitto":
+        if _MOSQUITTO is None:
+            pytest.skip("mosquitto is not installed: apt-get install mosquitto")
+        _ran.add("mosquitto")
+        return Mosquitto(folder)
+    if not _AMQTT:
+        pytest.skip("amqtt is not installed: pip install 'tared[demo]'")
+    _ran.add(f"amqtt {importlib.metadata.version('amqtt')}")
+    return Amqtt()
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0

@@ -1,0 +1,25 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real models and labelled images; absent on other machines, where its tests are skipped.
+
+    TARED_SHARED names its parent, else it lies beside the repository. TARED_REQUIRE_SHARED=1 turns its
+    absence into a failure.
+    """
+    shared = Path(os.environ.get("TARED_SHARED") or Path(__file__).resolve().parents[2] / "shared")
+    data = shared / "data"
+    if not data.is_dir():
+        message = f"no shared data at {data}; set TARED_SHARED"
+        if os.environ.get("TARED_REQUIRE_SHARED") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    return data

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.decode import Classification, Decoder, open_decoder
+from agent.detections import Detections, iou_matrix
+from agent.errors import ConfigError
+from agent.model_spec import ModelSpec
+from agent.nms import suppress_overlaps
+from engines.backend import TensorSpec
+
+SIZE = (1, 3, 64, 96)  # network input of 64 rows and 96 columns: 96 + 24 + 6 YOLOX cells
+
+
+def detector(name: str, score_threshold: float = 0.5, iou_threshold: float = 0.5) -> ModelSpec:
+    return ModelSpec(
+        path=Path("a.onnx"),
+        task="detect",
+        decoder=name,
+        score_threshold=score_threshold,
+        iou_threshold=iou_threshold,
+    )
+
+
+def specs(outputs: dict[str, np.ndarray]) -> list[TensorSpec]:
+    return [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
+
+
+def decode(spec: ModelSpec, **outputs: np.ndarray) -> Detections:
+    (found,) = open_decoder(spec, SIZE, specs(outputs))(outputs)
+    assert isinstance(found, Detections)
+    return found
+
+
+def rows(found: Detections) -> list[tuple[list[float], int, float]]:
+    return [
+        (np.round(box, 3).tolist(), int(class_id), round(float(score), 4))
+        for box, class_id, score in zip(found.boxes, found.classes, found.scores, strict=True)
+    ]
+
+
+def test_yolox_decodes_each_stride() -> None:
+    output = np.zeros((1, 126, 7), np.float32)
+    output[0, 12 * 2 + 3] = [0.5, 0.25, np.log(2), 0, 0.8, 0.1, 0.9]  # stride 8, column 3, row 2
+    output[0, 96 + 6 + 5] = [0, 0, 0, np.log(3), 0.9, 0.9, 0.1]  # stride 16, column 5, row 1
+    output[0, 96 + 24 + 4] = [0.5, 0.5, 0, 0, 1.0, 0.6, 0.0]  # stride 32, column 1, row 1
+    assert rows(decode(detector("yolox"), output=output)) == [
+        ([72.0, -8.0, 88.0, 40.0], 0, 0.81),
+        ([20.0, 14.0, 36.0, 22.0], 1, 0.72),
+        ([32.0, 32.0, 64.0, 64.0], 0, 0.6),
+    ]
+
+
+@pytest.mark.parametrize("count", [96, 96 + 24, 96 + 24 + 6, 96 + 24 + 6 + 2])
+def test_yolox_strides_follow_from_the_number_of_cells(count: int) -> None:
+    output = np.zeros((1, count, 6), np.float32)
+    output[0, -1] = [0, 0, 0, 0, 1, 1]
+    stride = {96: 8, 120: 16, 126: 32, 128: 64}[count]
+    (box, _, _) = rows(decode(detector("yolox"), output=output))[0]
+    assert box[2] - box[0] == stride
+
+
+def test_yolox_refuses_a_number_of_cells_that_no_strides_give() -> None:
+    with pytest.raises(ConfigError, match="127 YOLOX cells for an input of 64x96"):
+        decode(detector("yolox"), output=np.zeros((1, 127, 6), np.float32))
+
+
+def test_yolov8_reads_centres_and_sizes_in_pixels() -> None:
+    output = np.zeros((1, 6, 20), np.float16)
+    output[0, :, 7] = [30, 20, 10, 8, 0.25, 0.75]
+    assert rows(decode(detector("yolov8"), output0=output)) == [([25.0, 16.0, 35.0, 24.0], 1, 0.75)]
+
+
+def test_sigmoid_heads_report_every_class_above_the_threshold() -> None:
+    output = np.zeros((1, 6, 20), np.float32)
+    output[0, :, 7] = [30, 20, 10, 8, 0.75, 0.625]
+    assert [row[1:] for row in rows(decode(detector("yolov8"), output0=output))] == [(0, 0.75), (1, 0.625)]
+
+
+def test_end2end_is_not_suppressed_again() -> None:
+    output = np.zeros((1, 4, 6), np.float32)
+    output[0, :3] = [[1, 2, 30, 40, 0.9, 3], [1, 2, 30, 40, 0.8, 3], [1, 2, 30, 40, 0.5, 3]]
+    assert rows(decode(detector("end2end"), out=output)) == [
+        ([1.0, 2.0, 30.0, 40.0], 3, 0.9),
+        ([1.0, 2.0, 30.0, 40.0], 3, 0.8),
+    ]
+
+
+def test_ssd_scales_boxes_and_leaves_the_background_out() -> None:
+    boxes = np.array([[[0.25, 0.5, 0.5, 1.0], [0.1, 0.1, 0.2, 0.2]]], np.float32)
+    scores = np.array([[[0.1, 0.2, 0.7], [0.9, 0.05, 0.05]]], np.float32)
+    assert rows(decode(detector("ssd"), scores=scores, boxes=boxes)) == [([24.0, 32.0, 48.0, 64.0], 1, 0.7)]
+
+
+def test_ssd_with_three_classes_tells_boxes_by_name() -> None:
+    boxes = np.full((1, 2, 4), 0.5, np.float32)
+    scores = np.array([[[0.1, 0.0, 0.0, 0.9], [1, 0, 0, 0]]], np.float32)
+    assert [row[1:] for row in rows(decode(detector("ssd"), scores=scores, boxes=boxes))] == [(2, 0.9)]
+    with pytest.raises(ConfigError, match="SSD outputs"):
+        decode(detector("ssd"), first=scores, second=boxes)
+
+
+def test_fastestdet_scores_weigh_objectness_and_class() -> None:
+    output = np.zeros((1, 7, 2, 3), np.float32)
+    output[0, :, 1, 2] = [0.9, np.arctanh(0.5), np.arctanh(-0.5), 0.0, -np.log(3), 0.2, 0.8]
+    # Cells of 32 pixels: centre ((2 + .5) * 32, (1 - .5) * 32), size (sigmoid(0) * 96, sigmoid(-ln 3) * 64).
+    assert rows(decode(detector("fastestdet"), out=output)) == [
+        ([56.0, 8.0, 104.0, 24.0], 1, round(0.9**0.6 * 0.8**0.4, 4))
+    ]
+
+
+@pytest.mark.parametrize("name", ["yolox", "yolov8", "end2end", "ssd", "fastestdet"])
+def test_a_decoder_that_does_not_fit_is_found_before_the_first_frame(name: str) -> None:
+    with pytest.raises(ConfigError, match="logits") as caught:
+        open_decoder(detector(name), SIZE, [TensorSpec("logits", np.dtype(np.float32), (1, 10))])
+    assert caught.value.code == "decoder.shape"
+
+
+def test_each_image_of_a_batch_has_its_own_detections() -> None:
+    output = np.zeros((3, 6, 20), np.float32)
+    output[0, :, 7] = output[2, :, 3] = [30, 20, 10, 8, 0.25, 0.75]
+    found = open_decoder(detector("yolov8"), SIZE, [TensorSpec("o", output.dtype, (None, 6, None))])({"o": output})
+    assert [len(image) for image in found] == [1, 0, 1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("yolox", (126, 7)), ("yolov8", (6, 20)), ("end2end", (9, 6)), ("fastestdet", (7, 2, 3))],
+)
+def test_a_broken_engine_yields_finite_boxes_and_no_warning(name: str, shape: tuple[int, ...], value: float) -> None:
+    found = decode(detector(name), out=np.full((1, *shape), value, np.float32))
+    assert np.isfinite(found.boxes).all()
+    assert np.isfinite(found.scores).all()
+
+
+def test_a_gigantic_box_does_not_hide_the_others() -> None:
+    output = np.zeros((1, 7, 20), np.float32)
+    output[0, :, 0] = [0, 0, 1e30, 1e30, 0, 0, 0.9]
+    output[0, :, 1] = [10, 10, 8, 8, 0, 0, 0.8]
+    output[0, :, 2] = [50, 50, 8, 8, 0, 0, 0.7]
+    assert len(decode(detector("yolov8"), out=output)) == 3
+
+
+def naive_nms(found: Detections, iou_threshold: float) -> list[int]:
+    kept: list[int] = []
+    for index in np.argsort(-found.scores, kind="stable"):
+        same = [k for k in kept if found.classes[k] == found.classes[index]]
+        overlaps = iou_matrix(found.boxes[[index]], found.boxes[same])
+        if overlaps.max(initial=0.0) <= iou_threshold:
+            kept.append(int(index))
+    return kept
+
+
+CORNER, SIDE = st.integers(-40, 120), st.integers(1, 60)
+CANDIDATES = st.lists(st.tuples(CORNER, CORNER, SIDE, SIDE, st.integers(0, 3), st.integers(0, 8)), max_size=25)
+
+
+@given(rows=CANDIDATES, iou_threshold=st.sampled_from([0.0, 0.3003, 0.45003, 0.70003, 1.0]))
+def test_suppression_agrees_with_the_naive_one(
+    rows: list[tuple[int, int, int, int, int, int]], iou_threshold: float
+) -> None:
+    table = np.array(rows, np.float32).reshape(-1, 6)
+    found = Detections(
+        boxes=np.hstack((table[:, :2], table[:, :2] + table[:, 2:4])),
+        classes=table[:, 4].astype(np.int64),
+        scores=table[:, 5] / 8,
+    )
+    expected = found[np.array(naive_nms(found, iou_threshold), np.intp)]
+    kept = suppress_overlaps(found, iou_threshold, 1000)
+    assert kept.boxes.tolist() == expected.boxes.tolist()
+    assert kept.classes.tolist() == expected.classes.tolist()
+    assert kept.scores.tolist() == expected.scores.tolist()
+
+
+def test_classes_stay_apart_left_of_the_input() -> None:
+    # OpenCV moves class 1 by the largest coordinate + 1 in x and y: from -11 onto the box of class 0.
+    found = Detections(
+        boxes=np.array([[90, 90, 100, 100], [-11, -11, -1, -1]], np.float32),
+        classes=np.array([0, 1]),
+        scores=np.array([0.9, 0.8], np.float32),
+    )
+    assert len(suppress_overlaps(found, 0.5, 1000)) == 2
+
+
+def test_an_engine_that_sees_objects_everywhere_keeps_the_best_only() -> None:
+    generator = np.random.default_rng(0)
+    output = generator.random((1, 84, 8400), np.float32) * 300
+    output[0, 4:] = 0.0
+    output[0, 4] = np.linspace(0.6, 0.9, 8400)
+    decoder = open_decoder(detector("yolov8", iou_threshold=1.0), SIZE, specs({"out": output}))
+    (found,) = decoder({"out": output})
+    assert isinstance(found, Detections)
+    assert len(found) == 1000
+    assert found.scores.min() > 0.6 + 0.3 * 7390 / 8400
+
+
+def classifier(task: str = "classify", labels: tuple[str, ...] = ()) -> ModelSpec:
+    return ModelSpec(path=Path("a.onnx"), task=task, labels=labels)
+
+
+def classify(scores: list[float]) -> Classification:
+    output = np.array([scores], np.float32)
+    (found,) = open_decoder(classifier(), SIZE, specs({"out": output}))({"out": output})
+    assert isinstance(found, Classification)
+    return found
+
+
+def test_classification_of_logits_and_of_probabilities() -> None:
+    assert classify([0.0, np.log(3.0), 0.0]).class_id == 1
+    assert classify([0.0, np.log(3.0), 0.0]).score == pytest.approx(0.6)
+    assert classify([0.7, 0.1, 0.2]) == Classification(0, pytest.approx(0.7))  # type: ignore[arg-type]
+    assert classify([1000.0, -1000.0, 0.0]) == Classification(0, 1.0)
+    assert classify([np.nan, 1.0, np.inf]).score == 0.0
+
+
+def test_labels_must_name_every_class() -> None:
+    output = [TensorSpec("out", np.dtype(np.float32), (1, 3))]
+    open_decoder(classifier(labels=("a", "b", "c")), SIZE, output)
+    with pytest.raises(ConfigError, match="2 labels"):
+        open_decoder(classifier(labels=("a", "b")), SIZE, output)
+    with pytest.raises(ConfigError, match="one output"):
+        open_decoder(classifier(), SIZE, output * 2)
+
+
+def test_raw_outputs_pass_through_image_by_image() -> None:
+    outputs = {"a": np.arange(6.0).reshape(2, 3), "b": np.arange(2.0)}
+    first, second = open_decoder(classifier("raw"), SIZE, specs(outputs))(outputs)
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert first["a"].tolist() == [0.0, 1.0, 2.0]
+    assert second["b"] == 1.0
+
+
+@pytest.fixture
+def own_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    source = (
+        "import numpy as np\n"
+        "from agent.detections import Detections\n"
+        "BOXES = np.array([[0, 0, 8, 8], [1, 0, 8, 8], [0, 0, 4, 4]], np.float32)\n"
+        "def decode(outputs, size, score_threshold):\n"
+        "    assert size == (64, 96) and outputs['out'].shape == (3,) and score_threshold == 0.5\n"
+        "    return Detections(boxes=BOXES, classes=np.zeros(3, np.int64), scores=outputs['out'])\n"
+        "def lazy(outputs, size, score_threshold):\n    return [1, 2]\n"
+        "def ragged(outputs, size, score_threshold):\n"
+        "    return Detections(boxes=BOXES, classes=np.zeros(2, np.int64), scores=outputs['out'])\n"
+        "CONSTANT = 3\n"
+    )
+    (tmp_path / "own_decoder.py").write_text(source, encoding="utf-8")
+    (tmp_path / "broken_decoder.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_decoder", raising=False)
+    return "own_decoder"
+
+
+def open_own(name: str) -> Decoder:
+    return open_decoder(detector(name), SIZE, [TensorSpec("out", np.dtype(np.float32), (1, 3))])
+
+
+def test_own_decoder_gets_threshold_and_suppression(own_decoder: str) -> None:
+    outputs = {"out": np.array([[0.6, 0.9, 0.4]], np.float32)}
+    (found,) = open_own(f"{own_decoder}:decode")(outputs)
+    assert isinstance(found, Detections)
+    assert rows(found) == [([1.0, 0.0, 8.0, 8.0], 0, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent_module_of_ours:decode", "ModuleNotFoundError"),
+        ("broken_decoder:decode", "nothing_of_that_name"),
+        ("own_decoder:absent", "no function 'absent'"),
+        ("own_decoder:CONSTANT", "no function 'CONSTANT'"),
+    ],
+)
+@pytest.mark.usefixtures("own_decoder")
+def test_own_decoder_that_cannot_be_imported(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_own(name)
+    assert caught.value.code == "decoder.import"
+
+
+@pytest.mark.parametrize(("function", "message"), [("lazy", "a list"), ("ragged", r"classes \(2,\)")])
+def test_own_decoder_that_returns_something_else(own_decoder: str, function: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_own(f"{own_decoder}:{function}")({"out": np.ones((1, 3), np.float32)})

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.decode import Classification
+from agent.detections import Detections, LabelledBoxes, iou_matrix, match
+from agent.fidelity import Fidelity, MatchCounts, count_matches, fidelity, sqnr_db
+
+
+def detections(*rows: tuple[float, float, float, float, int, float]) -> Detections:
+    table = np.array(rows, np.float32).reshape(-1, 6)
+    return Detections(boxes=table[:, :4], classes=table[:, 4].astype(np.int64), scores=table[:, 5])
+
+
+NOTHING = detections()
+A = (0.0, 0.0, 10.0, 10.0)
+B = (100.0, 0.0, 120.0, 20.0)
+
+
+def test_iou_by_hand() -> None:
+    boxes = np.array([[0, 0, 10, 10], [5, 0, 15, 10], [20, 20, 30, 30], [3, 3, 3, 3]], np.float32)
+    expected = [[1, 1 / 3, 0, 0], [1 / 3, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    np.testing.assert_allclose(iou_matrix(boxes, boxes), expected)
+
+
+def test_classify_compares_top_1_only() -> None:
+    reference = Classification(3, 0.9)
+    assert fidelity(Classification(3, 0.2), reference) == Fidelity(1.0)
+    assert fidelity(Classification(4, 0.9), reference) == Fidelity(0.0)
+
+
+def test_detect_is_f1_of_matches() -> None:
+    reference = detections((*A, 0, 0.9), (*B, 1, 0.8))
+    assert fidelity(reference, reference) == Fidelity(1.0)
+    assert fidelity(detections((*A, 0, 0.5)), reference) == Fidelity(2 / 3)
+    assert fidelity(detections((*A, 1, 0.5), (*B, 1, 0.9)), reference) == Fidelity(0.5)  # one wrong class
+    assert fidelity(NOTHING, reference) == Fidelity(0.0)
+    assert fidelity(reference, NOTHING) == Fidelity(0.0)
+
+
+def test_frames_without_detections_agree_and_say_so() -> None:
+    assert fidelity(NOTHING, NOTHING) == Fidelity(1.0, is_empty=True)
+
+
+def test_an_object_is_claimed_once_and_by_the_surest() -> None:
+    truth = LabelledBoxes(boxes=np.array([A], np.float32), classes=np.array([0]))
+    doubled = detections((0, 0, 10, 9, 0, 0.6), (0, 0, 10, 8, 0, 0.9))
+    assert match(doubled, truth, (0.5,)).tolist() == [[False, True]]
+    assert match(doubled, truth, (0.5, 0.85)).tolist() == [[False, True], [True, False]]
+    assert count_matches(doubled, truth) == MatchCounts(1, 1, 0)
+
+
+def test_a_claimed_object_leaves_the_next_best() -> None:
+    truth = LabelledBoxes(boxes=np.array([[0, 0, 10, 10], [0, 3, 10, 13]], np.float32), classes=np.array([0, 0]))
+    found = detections((0, 0, 10, 10, 0, 0.9), (0, 1, 10, 11, 0, 0.8))
+    assert match(found, truth, (0.5,)).all()
+
+
+BOX = st.tuples(*[st.integers(0, 20)] * 2, *[st.integers(1, 20)] * 2, st.integers(0, 2), st.integers(0, 9))
+
+
+@given(found=st.lists(BOX, max_size=8), truth=st.lists(BOX, max_size=8))
+def test_counts_account_for_every_box(found: list[tuple[int, ...]], truth: list[tuple[int, ...]]) -> None:
+    first, second = (
+        detections(*[(x, y, x + w, y + h, class_id, score / 9) for x, y, w, h, class_id, score in rows])
+        for rows in (found, truth)
+    )
+    counts = count_matches(first, second)
+    assert counts.true_positives + counts.false_positives == len(first)
+    assert counts.true_positives + counts.false_negatives == len(second)
+    assert 0 <= counts.true_positives <= min(len(first), len(second))
+    assert count_matches(first, first).f1 == 1.0
+    stricter = count_matches(first, second, iou_threshold=0.75)
+    assert stricter.true_positives <= (iou_matrix(first.boxes, second.boxes) >= 0.75).sum()
+
+
+def test_counts_add_up_over_a_stretch() -> None:
+    total = sum([MatchCounts(2, 1, 0), MatchCounts(1, 0, 2)], MatchCounts())
+    assert total == MatchCounts(3, 1, 2)
+    assert total.f1 == pytest.approx(6 / 9)
+    assert MatchCounts().f1 == 1.0
+
+
+def test_raw_asks_for_an_sqnr() -> None:
+    reference = {"out": np.array([3.0, 4.0], np.float32)}
+    close, far = {"out": np.array([3.0, 4.5], np.float32)}, {"out": np.array([3.0, 4.6], np.float32)}
+    assert sqnr_db(close, reference) == pytest.approx(20.0)  # 25 against 0.25
+    assert fidelity(close, reference, min_sqnr_db=19.99) == Fidelity(1.0)
+    assert fidelity(far, reference) == Fidelity(0.0)
+
+
+def test_the_worst_output_decides() -> None:
+    reference = {"large": np.full(9, 1000.0), "small": np.full(9, 0.01)}
+    served = {"large": np.full(9, 1000.0), "small": np.full(9, 0.02)}
+    assert sqnr_db(served, reference) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("served", "reference", "expected"),
+    [
+        ([0.0, 0.0], [0.0, 0.0], math.inf),
+        ([0.0, 1.0], [0.0, 0.0], -math.inf),
+        ([math.nan, 1.0], [1.0, 1.0], -math.inf),
+        ([math.inf, 1.0], [1.0, 1.0], -math.inf),
+    ],
+)
+def test_sqnr_at_its_limits(served: list[float], reference: list[float], expected: float) -> None:
+    assert sqnr_db({"out": np.array(served)}, {"out": np.array(reference)}) == expected
+
+
+def test_predictions_of_two_tasks_are_a_bug() -> None:
+    with pytest.raises(TypeError, match="Classification and Detections"):
+        fidelity(Classification(0, 1.0), NOTHING)

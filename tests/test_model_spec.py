@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.decode import BUILTIN
+from agent.errors import ConfigError
+from agent.model_spec import DECODERS, ModelSpec, load_model_spec
+from agent.schema import validate
+from engines.backend import TensorSpec
+
+PROFILE = "profiles:\n  - {x: {min: [1,3,320,320], opt: [1,3,416,416], max: [4,3,640,640]}}\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "MODEL.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def tensor(*shape: int | None) -> TensorSpec:
+    return TensorSpec("x", np.dtype(np.float32), shape)
+
+
+def test_reads_the_documented_spec_relative_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "coco.txt").write_text("person\nbicycle \n\n", encoding="utf-8")
+    text = (
+        "path: models/yolox_nano.onnx\ntask: detect\ndecoder: yolox\n"
+        "input: {color: bgr, resize: letterbox, anchor: top-left, pad: 114, mean: [0,0,0], std: [1,1,1], "
+        f"scale: 1.0}}\n{PROFILE}labels: coco.txt\nscore_threshold: 0.3\niou_threshold: 0.5\n"
+    )
+    spec = load_model_spec(write(tmp_path, text))
+    assert spec.path == tmp_path / "models/yolox_nano.onnx"
+    assert spec.labels == ("person", "bicycle")
+    assert spec.input.std == (1.0, 1.0, 1.0)
+    assert [spec.label(0), spec.label(2), spec.label(-1)] == ["person", "2", "-1"]
+    assert ModelSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_defaults_need_only_path_and_task(tmp_path: Path) -> None:
+    spec = load_model_spec(write(tmp_path, "{path: a.onnx, task: classify}"))
+    assert (spec.decoder, spec.labels, spec.profiles, spec.min_sqnr_db) == (None, (), (), 20.0)
+    assert spec.label(7) == "7"
+
+
+def test_reports_every_error_at_once(tmp_path: Path) -> None:
+    text = (
+        "path: a.onnx\ntask: detect\nlabels: absent.txt\nscore_threshold: 1.5\niou_treshold: 0.5\n"
+        "input: {color: gray, std: [0], mean: [1, 2, 3], pad: 300, scale: .inf}\n"
+        "profiles: [{x: {min: [1,3,32,32], opt: [1,3,16,32], max: [1,3,32]}}]\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_model_spec(write(tmp_path, text))
+    lines = [line.strip() for line in caught.value.found.splitlines()[1:]]
+    wrong = {line.split(":")[0] for line in lines}
+    assert wrong == {
+        "decoder",
+        "labels",
+        "score_threshold",
+        "iou_treshold",
+        "input.std",
+        "input.mean",
+        "input.pad",
+        "input.scale",
+        "profiles.0.x.opt",
+        "profiles.0.x.max",
+    }
+    assert "iou_treshold: unknown key" in lines
+
+
+@pytest.mark.parametrize(
+    ("task", "decoder", "accepted"),
+    [
+        *[("detect", name, True) for name in DECODERS],
+        ("detect", "package.module:function", True),
+        ("detect", "yolov5", False),
+        ("detect", "module.function", False),
+        ("detect", "a:b:c", False),
+        ("detect", None, False),
+        ("classify", "yolox", False),
+        ("raw", "yolox", False),
+        ("raw", None, True),
+    ],
+)
+def test_decoder_must_fit_the_task(task: str, decoder: str | None, accepted: bool) -> None:
+    content = {"path": "a.onnx", "task": task, "decoder": decoder}
+    if accepted:
+        assert validate(ModelSpec, content, "test").decoder == decoder
+    else:
+        with pytest.raises(ConfigError, match="decoder: expected"):
+            validate(ModelSpec, content, "test")
+
+
+@pytest.mark.parametrize(
+    "shapes", ["min: [1,3,8,8], opt: [1,3,9,9], max: [1,3,8,9]", "min: [1,3,8,8], opt: [1,3,7,8], max: [1,3,8,8]"]
+)
+def test_profiles_are_ordered(tmp_path: Path, shapes: str) -> None:
+    with pytest.raises(ConfigError, match="no dimension below"):
+        load_model_spec(write(tmp_path, f"{{path: a.onnx, task: classify, profiles: [{{x: {{{shapes}}}}}]}}"))
+
+
+def test_every_accepted_decoder_exists() -> None:
+    assert set(DECODERS) == set(BUILTIN)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe\x00"])
+def test_labels_file_must_hold_labels(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "labels.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match="labels: expected"):
+        load_model_spec(write(tmp_path, "{path: a.onnx, task: classify, labels: labels.txt}"))
+
+
+def test_input_shape_takes_open_dimensions_from_the_opt_shape(tmp_path: Path) -> None:
+    fixed = load_model_spec(write(tmp_path, "{path: a.onnx, task: classify}"))
+    assert fixed.input_shape(tensor(1, 3, 32, 48)) == (1, 3, 32, 48)
+    assert fixed.input_shape(tensor(None, 3, 32, 48)) == (1, 3, 32, 48)
+    dynamic = load_model_spec(write(tmp_path, f"path: a.onnx\ntask: classify\n{PROFILE}"))
+    assert dynamic.input_shape(tensor(None, 3, None, None)) == (1, 3, 416, 416)
+
+
+def test_input_shape_refuses_what_the_profile_does_not_settle(tmp_path: Path) -> None:
+    fixed = load_model_spec(write(tmp_path, "{path: a.onnx, task: classify}"))
+    with pytest.raises(ConfigError, match="without a profile") as caught:
+        fixed.input_shape(tensor(None, 3, None, None))
+    assert caught.value.code == "model.profile"
+    dynamic = load_model_spec(write(tmp_path, f"path: a.onnx\ntask: classify\n{PROFILE}"))
+    with pytest.raises(ConfigError, match="fixed dimensions"):
+        dynamic.input_shape(tensor(None, 3, 320, None))
+    with pytest.raises(ConfigError, match="one image input"):
+        fixed.input_shape(tensor(1, 10))

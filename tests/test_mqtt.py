@@ -1,0 +1,282 @@
+"""The device on the air, against real brokers: presence, reconnection, queues, and a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from brokers import Amqtt, RealBroker, Watcher, eventually, free_port
+
+from agent.backoff import Backoff
+from agent.broker import EmbeddedBroker
+from agent.errors import AgentError, ConfigError
+from agent.link import MqttLink
+from agent.messages import Birth, Event
+from agent.mqtt import INBOX_SIZE, Endpoint, MqttClient
+from agent.outbox import Message, Outbox
+from agent.topics import Topics
+
+TOPICS = Topics("fleet", "board")
+BIRTH = Birth(agent_version="1.2.3", engine="abc")
+
+CHILD = """
+import sys, threading
+from agent.link import MqttLink
+from agent.messages import Birth
+from agent.mqtt import Endpoint
+from agent.topics import Topics
+endpoint = Endpoint("127.0.0.1", int(sys.argv[1]))
+with MqttLink(endpoint, Topics("fleet", "board"), Birth(agent_version="child")):
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_outlives_its_test() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def link_to(endpoint: Endpoint) -> MqttLink:
+    return MqttLink(endpoint, TOPICS, BIRTH, Backoff(first_s=0.05, cap_s=0.2))
+
+
+def event(number: int) -> Event:
+    return Event(epoch=1, seq=number, ts=0.0, kind="alarm")
+
+
+@contextlib.contextmanager
+def child_on_the_air(broker: RealBroker) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", CHILD, str(broker.port)]) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.mark.broker
+def test_birth_and_status_are_retained_and_the_end_is_announced(broker: RealBroker) -> None:
+    with link_to(broker.endpoint) as link:
+        eventually(lambda: link.connected)
+        with Watcher(broker.endpoint) as late:
+            assert late.retained(TOPICS.birth)["engine"] == "abc"
+            online = late.retained(TOPICS.status)
+            assert online["state"] == "online"
+            link.set_state("degraded")
+            late.expect(TOPICS.status, state="degraded", session=online["session"])
+            link.close()
+            late.expect(TOPICS.status, state="stopping")
+            late.expect(TOPICS.status, state="offline", session=online["session"])
+    assert not link.connected
+    with Watcher(broker.endpoint) as later:
+        assert later.retained(TOPICS.status)["state"] == "offline"
+
+
+@pytest.mark.broker
+def test_a_killed_process_leaves_its_will(broker: RealBroker) -> None:
+    with Watcher(broker.endpoint) as watcher, child_on_the_air(broker) as child:
+        online = watcher.expect(TOPICS.status, state="online")
+        child.send_signal(signal.SIGKILL)
+        watcher.expect(TOPICS.status, state="offline", session=online["session"], boot_id=online["boot_id"])
+    with Watcher(broker.endpoint) as later:
+        assert later.retained(TOPICS.status)["state"] == "offline"
+
+
+@pytest.mark.broker
+def test_the_will_of_a_frozen_predecessor_does_not_bury_its_successor(any_broker: RealBroker) -> None:
+    if isinstance(any_broker, Amqtt):
+        pytest.skip("amqtt keeps a connection open when another takes over its client id")
+    with Watcher(any_broker.endpoint) as watcher, child_on_the_air(any_broker) as child:
+        old = watcher.expect(TOPICS.status, state="online")
+        child.send_signal(signal.SIGSTOP)  # its socket stays open: the broker takes it for alive
+        with link_to(any_broker.endpoint):
+            watcher.expect(TOPICS.status, state="offline", session=old["session"])
+            new = watcher.expect(TOPICS.status, state="online")
+            child.kill()
+            child.wait()
+            with Watcher(any_broker.endpoint) as later:
+                assert later.retained(TOPICS.status) == new
+
+
+@pytest.mark.broker
+def test_a_broker_that_comes_up_later_is_found(broker: RealBroker) -> None:
+    broker.stop()
+    began = time.monotonic()
+    with link_to(broker.endpoint) as link:
+        for number in range(1000):
+            link.send(event(number))
+        assert time.monotonic() - began < 1.0  # nothing waits for a broker
+        assert not link.connected
+        broker.start()
+        eventually(lambda: link.connected)
+        with Watcher(broker.endpoint) as watcher:
+            assert watcher.retained(TOPICS.status)["state"] == "online"
+            assert watcher.retained(TOPICS.birth)["agent_version"] == "1.2.3"
+    assert link.drops == {"outgoing": 0, "incoming": 0}
+
+
+@pytest.mark.broker
+def test_a_killed_broker_is_found_again(broker: RealBroker) -> None:
+    with link_to(broker.endpoint) as link:
+        with Watcher(broker.endpoint) as watcher:
+            first = watcher.retained(TOPICS.status)
+            link.set_state("degraded")
+            watcher.expect(TOPICS.status, state="degraded")
+        broker.stop()
+        eventually(lambda: not link.connected)
+        broker.start()
+        with Watcher(broker.endpoint) as watcher:
+            second = watcher.retained(TOPICS.status)
+            assert second["state"] == "degraded"
+            assert second["session"] != first["session"]
+            assert watcher.retained(TOPICS.birth)["engine"] == "abc"
+            link.send(event(1))
+            watcher.expect(TOPICS.event, seq=1)
+
+
+@pytest.mark.broker
+def test_publishing_from_many_threads_loses_and_reorders_nothing(broker: RealBroker) -> None:
+    with Watcher(broker.endpoint) as watcher, link_to(broker.endpoint) as link:
+
+        def send_hundred(k: int) -> None:
+            for number in range(1000 * k, 1000 * k + 100):
+                link.send(event(number))
+
+        senders = [threading.Thread(target=send_hundred, args=(k,)) for k in range(4)]
+        for sender in senders:
+            sender.start()
+        numbers = [watcher.expect(TOPICS.event)["seq"] for _ in range(400)]
+        for sender in senders:
+            sender.join()
+    for k in range(4):
+        assert [n for n in numbers if n // 1000 == k] == list(range(1000 * k, 1000 * k + 100))
+
+
+@pytest.mark.broker
+def test_what_was_queued_is_delivered_before_the_end(broker: RealBroker) -> None:
+    with Watcher(broker.endpoint) as watcher:
+        with link_to(broker.endpoint) as link:
+            for number in range(60):  # three windows of unacknowledged messages
+                link.send(event(number))
+            eventually(lambda: link.connected)
+        for number in range(60):
+            watcher.expect(TOPICS.event, seq=number)
+        watcher.expect(TOPICS.status, state="offline")
+
+
+@pytest.mark.broker
+def test_a_flood_of_commands_is_bounded_and_counted(any_broker: RealBroker) -> None:
+    with link_to(any_broker.endpoint) as link, MqttClient(any_broker.endpoint, "flood") as operator:
+        eventually(lambda: link.connected)
+        for number in range(INBOX_SIZE + 50):
+            operator.publish(TOPICS.command, str(number).encode())
+        eventually(lambda: link.drops["incoming"] == 50)
+        assert [int(link.inbox.get_nowait().payload) for _ in range(INBOX_SIZE)] == list(range(INBOX_SIZE))
+
+
+@pytest.mark.broker
+@pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="needs mosquitto-clients")
+def test_the_line_that_make_run_prints_works_with_the_embedded_broker() -> None:
+    with EmbeddedBroker() as broker, link_to(Endpoint(broker.host, broker.port)):
+        line = ["mosquitto_sub", "-p", str(broker.port), "-v", "-t", "tared/#", "-C", "2", "-W", "10"]
+        seen = subprocess.run(line, capture_output=True, text=True, check=True, timeout=20).stdout
+    assert "tared/v1/fleet/board/birth" in seen
+    assert "tared/v1/fleet/board/status" in seen
+
+
+def test_the_embedded_broker_names_its_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "amqtt.adapters", None)
+    with pytest.raises(AgentError, match=r"broker\.missing: .*pip install 'tared\[demo\]'"), EmbeddedBroker():
+        pytest.fail("it started")
+
+
+def test_the_embedded_broker_names_a_taken_port() -> None:
+    pytest.importorskip("amqtt")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AgentError, match=r"broker\.port"), EmbeddedBroker(port):
+            pytest.fail("it started")
+
+
+def test_a_port_nobody_listens_on_is_no_error() -> None:
+    with link_to(Endpoint("127.0.0.1", free_port())) as link:
+        eventually(lambda: "refused" in link.outcome)
+    assert not link.connected
+
+
+def test_a_host_no_resolver_takes_is_no_error() -> None:
+    with link_to(Endpoint("a" * 64 + ".invalid", 1883)) as link:
+        eventually(lambda: link.outcome != "not tried yet")
+
+
+def test_a_broker_that_refuses_hears_the_credentials_and_is_quoted(tmp_path: Path) -> None:
+    password_file = tmp_path / "password"
+    password_file.write_text("s3cret\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = Endpoint("127.0.0.1", server.getsockname()[1], 30, "board-7", password_file)
+        seldom = Backoff(60.0, 60.0, random.Random(7))
+        with MqttLink(endpoint, TOPICS, BIRTH, seldom) as link:
+            connection, _ = server.accept()
+            with connection:
+                connect = connection.recv(4096)
+                connection.sendall(bytes([0x20, 2, 0, 5]))  # CONNACK: not authorised
+                eventually(lambda: link.outcome == "refused: Not authorized")
+    assert b"board-7" in connect
+    assert b"s3cret" in connect
+
+
+def test_a_mute_broker_does_not_hold_up_the_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = link_to(Endpoint("127.0.0.1", server.getsockname()[1]))
+        with link:
+            connection, _ = server.accept()
+            began = time.monotonic()
+            link.close(timeout_s=0.3)
+            assert time.monotonic() - began < 2.0
+        connection.close()
+
+
+def test_a_password_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
+    endpoint = Endpoint("127.0.0.1", 1883, username="me", password_file=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"mqtt\.password"):
+        link_to(endpoint)
+
+
+def test_the_outbox_pushes_out_the_oldest_news_and_never_state() -> None:
+    outbox = Outbox(size=2)
+    outbox.put(Message("status", b"old", retain=True))
+    for payload in (b"1", b"2", b"3"):
+        outbox.put(Message("event", payload))
+    outbox.put(Message("status", b"new", retain=True))
+    assert outbox.dropped == 1
+    assert [outbox.take() for _ in range(len(outbox))] == [
+        Message("status", b"new", retain=True),
+        Message("event", b"2"),
+        Message("event", b"3"),
+    ]
+    assert outbox.take() is None
+
+
+def test_what_was_not_acknowledged_goes_first_and_old_state_is_not_repeated() -> None:
+    outbox = Outbox(size=3)
+    lost = [Message("event", b"1"), Message("status", b"old", retain=True), Message("event", b"2")]
+    outbox.put(Message("event", b"3"))
+    outbox.put(Message("status", b"new", retain=True))
+    outbox.put_back(lost)
+    outbox.renew()
+    taken = [outbox.take() for _ in range(len(outbox))]
+    assert [message.payload for message in taken if message] == [b"new", b"1", b"2", b"3"]
+    outbox.renew()
+    assert outbox.take() == Message("status", b"new", retain=True)
+    assert outbox.dropped == 0

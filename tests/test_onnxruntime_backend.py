@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+from zoo import Net, image, residual_net
+
+from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
+from engines.backend import Backend, Engine, EngineError, Observer, TensorSpec, open_backend
+from engines.onnxruntime_backend import OnnxRuntimeBackend
+
+OPEN = ("batch", 3, 8, 8)
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return OnnxRuntimeBackend(1)
+
+
+def silent(_fraction: float, _doing: str) -> None:
+    pass
+
+
+def built(backend: Backend, model: ModelProto, folder: Path) -> Engine:
+    backend.build(model, folder / backend.engine_file, silent)
+    return backend.load(folder / backend.engine_file)
+
+
+def code_of(call: Callable[[], object]) -> str:
+    with pytest.raises(EngineError) as caught:
+        call()
+    assert all((caught.value.found, caught.value.expected, caught.value.remedy))
+    return caught.value.code
+
+
+def same(a: AbsHistogram, b: AbsHistogram) -> bool:
+    scalars = [(h.range_exp, h.amax, h.zeros, h.nonfinite) for h in (a, b)]
+    return np.array_equal(a.counts, b.counts) and scalars[0] == scalars[1]
+
+
+def test_opens_by_name_and_describes_itself() -> None:
+    described = open_backend("onnxruntime", 2).describe()
+    assert described["runtime"] == "onnxruntime"
+    assert described["machine"]
+
+
+# ---- building
+
+
+def test_builds_and_infers(backend: Backend, tmp_path: Path) -> None:
+    progress: list[float] = []
+    backend.build(residual_net(), tmp_path / "engine.onnx", lambda fraction, _doing: progress.append(fraction))
+    assert progress == sorted(progress)
+    assert (progress[0], progress[-1]) == (0.0, 1.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["engine.onnx"]
+    engine = backend.load(tmp_path / "engine.onnx")
+    assert engine.inputs == [TensorSpec("image", np.dtype(np.float32), (1, 3, 8, 8))]
+    assert engine.outputs == [TensorSpec("t9", np.dtype(np.float32), (1, 5))]
+    assert engine.infer(image(residual_net()))["t9"].shape == (1, 5)
+
+
+def test_a_graph_that_does_not_load_leaves_nothing_behind(backend: Backend, tmp_path: Path) -> None:
+    model = residual_net()
+    model.graph.node[1].op_type, model.graph.node[1].domain = "Frobnicate", "acme"
+    model.opset_import.append(helper.make_opsetid("acme", 1))
+    with pytest.raises(EngineError, match="Frobnicate"):
+        backend.build(model, tmp_path / "engine.onnx", silent)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_that_does_not_run_leaves_nothing_behind(backend: Backend, tmp_path: Path) -> None:
+    net = Net(OPEN)
+    model = net.model(net.node("Reshape", "image", net.constant(np.array([5, 5]))))
+    with pytest.raises(EngineError, match=r"engine\.run.*Reshape"):
+        backend.build(model, tmp_path / "engine.onnx", silent)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_build_keeps_the_engine_that_was_there(backend: Backend, tmp_path: Path) -> None:
+    path = tmp_path / "engine.onnx"
+    backend.build(residual_net(), path, silent)
+    before = path.read_bytes()
+    net = Net(OPEN)
+    broken = net.model(net.node("Reshape", "image", net.constant(np.array([5, 5]))))
+    assert code_of(lambda: backend.build(broken, path, silent)) == "engine.run"
+    assert path.read_bytes() == before
+
+
+def test_a_full_disk_leaves_nothing_behind(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EngineError, match=r"engine\.write.*No space left"):
+        backend.build(residual_net(), tmp_path / "engine.onnx", silent)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_none(backend: Backend, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "gone" / "engine.onnx", tmp_path / "file" / "engine.onnx"):
+        assert code_of(lambda path=path: backend.build(residual_net(), path, silent)) == "engine.write"
+
+
+# ---- loading and inferring
+
+
+def test_loading_what_is_no_engine(backend: Backend, tmp_path: Path) -> None:
+    assert code_of(lambda: backend.load(tmp_path / "gone.onnx")) == "engine.missing"
+    (tmp_path / "junk.onnx").write_bytes(b"junk" * 100)
+    assert code_of(lambda: backend.load(tmp_path / "junk.onnx")) == "engine.unreadable"
+
+
+def test_open_batches_are_one_image_after_another(backend: Backend, tmp_path: Path) -> None:
+    engine = built(backend, residual_net(OPEN), tmp_path)
+    assert engine.inputs[0].shape == (None, 3, 8, 8)
+    batch = np.concatenate([image(residual_net(), seed) for seed in range(3)])
+    singles = [engine.infer(batch[i : i + 1])["t9"] for i in range(3)]
+    np.testing.assert_allclose(engine.infer(batch)["t9"], np.concatenate(singles), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        np.zeros((2, 3, 8, 8), np.float32),
+        np.zeros((0, 3, 8, 8), np.float32),
+        np.zeros((1, 3, 8, 9), np.float32),
+        np.zeros((3, 8, 8), np.float32),
+        np.zeros((1, 3, 8, 8), np.float64),
+        np.zeros((1, 3, 8, 8), np.uint8),
+    ],
+)
+def test_refuses_another_batch(batch: np.ndarray, backend: Backend, tmp_path: Path) -> None:
+    engine = built(backend, residual_net(), tmp_path)
+    assert code_of(lambda: engine.infer(batch)) == "engine.batch"
+
+
+def test_close_is_idempotent_and_final(backend: Backend, tmp_path: Path) -> None:
+    engine = built(backend, residual_net(), tmp_path)
+    engine.close()
+    engine.close()
+    assert code_of(lambda: engine.infer(image(residual_net()))) == "engine.closed"
+
+
+# ---- observing
+
+
+def observer(model: ModelProto, *taps: str) -> Observer:
+    return OnnxRuntimeBackend(1).observer(model, taps)
+
+
+def test_observes_inputs_outputs_and_what_lies_between() -> None:
+    model = residual_net(OPEN)
+    batch = np.concatenate([image(residual_net(), seed) for seed in range(4)])
+    observation = observer(model, "image", "t1", "t9").observe(batch)
+    assert list(observation.outputs) == ["t9"]
+    assert observation.outputs["t9"].shape == (4, 5)
+    assert same(observation.histograms["image"], abs_histogram(batch))
+    assert same(observation.histograms["t9"], abs_histogram(observation.outputs["t9"]))
+    stem = observation.histograms["t1"]
+    assert stem.total == 4 * 4 * 8 * 8
+    assert 0 < stem.zeros < stem.total  # a ReLU's
+
+
+def test_histograms_do_not_depend_on_batching() -> None:
+    batch = np.concatenate([image(residual_net(), seed) for seed in range(6)])
+    watching = observer(residual_net(OPEN), "t1", "t3", "t7")
+    whole = watching.observe(batch)
+    parts = [watching.observe(part) for part in (batch[:1], batch[1:4], batch[4:])]
+    for tap in watching.taps:
+        assert same(whole.histograms[tap], merge_all(part.histograms[tap] for part in parts))
+    np.testing.assert_array_equal(whole.outputs["t9"], np.concatenate([part.outputs["t9"] for part in parts]))
+
+
+def test_fixed_batches_are_observed_as_they_are() -> None:
+    batch = np.concatenate([image(residual_net(), seed) for seed in range(4)])
+    fixed = observer(residual_net((2, 3, 8, 8)), "t1").observe(batch)
+    assert fixed.outputs["t9"].shape == (4, 5)
+    assert code_of(lambda: observer(residual_net((2, 3, 8, 8)), "t1").observe(batch[:3])) == "engine.batch"
+
+
+def test_outputs_without_a_batch_axis_are_observed_one_by_one() -> None:
+    net = Net(OPEN)
+    watching = observer(net.model(net.node("ReduceMax", "image", keepdims=0)), "image")
+    batch = image(residual_net())
+    assert watching.observe(batch).outputs["t0"].shape == ()
+    assert code_of(lambda: watching.observe(np.concatenate([batch, batch]))) == "observer.batch"
+
+
+def test_counts_values_that_are_not_finite() -> None:
+    net = Net()
+    batch = np.zeros((1, 3, 8, 8), np.float32)
+    batch[0, 0, 0, :2] = np.nan, np.inf
+    histogram = observer(net.model(net.node("Neg", "image")), "t0").observe(batch).histograms["t0"]
+    assert histogram.nonfinite == 2
+    assert histogram.total == batch.size - 2
+
+
+def test_refuses_taps_that_are_no_float_tensors() -> None:
+    net = Net()
+    model = net.model(net.node("Reshape", "image", net.node("Shape", "image")))
+    assert code_of(lambda: observer(model, "t0")) == "observer.tap"
+    assert code_of(lambda: observer(model, "nowhere")) == "observer.tap"
+
+
+def test_the_reference_is_not_changed() -> None:
+    model = residual_net()
+    before = model.SerializeToString()
+    watching = observer(model, "t1")
+    watching.close()
+    assert model.SerializeToString() == before
+
+
+def test_q_dq_runs_as_written(backend: Backend, tmp_path: Path) -> None:
+    """Neither clipping nor rounding nor the float bias may move, whatever the processor's INT8 units do."""
+    net = Net((1, 1, 1, 4))
+    scale, zero = net.constant(np.array(0.5, np.float32)), net.constant(np.array(0, np.int8))
+    dequantised = net.node("DequantizeLinear", net.node("QuantizeLinear", "image", scale, zero), scale, zero)
+    weight = net.node("DequantizeLinear", net.constant(np.full((1, 1, 1, 2), 127, np.int8)), scale, zero)
+    bias = net.constant(np.array([0.1], np.float32))
+    conv = net.node("Conv", dequantised, weight, bias)
+    model = net.model(net.node("DequantizeLinear", net.node("QuantizeLinear", conv, scale, zero), scale, zero), conv)
+    batch = np.array([[[[1000.0, 1000.0, 0.25, 0.75]]]], np.float32)
+    outputs = built(backend, model, tmp_path).infer(batch)
+    grid = np.clip(np.rint(batch[0, 0, 0] / 0.5), -128, 127) * 0.5
+    expected = (grid[:-1] + grid[1:]) * 63.5 + np.float32(0.1)
+    np.testing.assert_allclose(outputs[conv][0, 0, 0], expected, rtol=1e-6)
+    np.testing.assert_array_equal(outputs["t5"][0, 0, 0], np.clip(np.rint(expected / 0.5), -128, 127) * 0.5)
+    assert onnx.helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT) == outputs[conv].dtype

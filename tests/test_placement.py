@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import ModelProto
+from zoo import Net, by_name, residual_net, run
+
+from calibrate.plan import PrecisionPlan
+from engines.backend import EngineError
+from engines.graph import load_model
+from engines.passes import prepare
+from engines.placement import Placement, place
+
+
+def quantised_ops(model: ModelProto, placement: Placement) -> Counter[str]:
+    nodes = by_name(model)
+    return Counter(nodes[name].op_type for name in placement.quantised)
+
+
+def check_invariants(model: ModelProto, placement: Placement) -> None:
+    """What holds of every placement."""
+    nodes = by_name(model)
+    assert set(placement.quantised) | set(placement.floats) == set(nodes)
+    assert not set(placement.quantised) & set(placement.floats)
+    assert all(placement.floats.values())
+    read = {nodes[name].input[index] for name, indices in placement.reads.items() for index in indices}
+    grouped = [tensor for group in placement.groups for tensor in group.tensors]
+    assert sorted(grouped) == sorted(read)
+    assert len(set(placement.taps)) == len(placement.taps)
+    assert set(placement.weights) <= set(placement.quantised)
+
+
+def test_residual_network() -> None:
+    model = residual_net()
+    placement = place(model)
+    check_invariants(model, placement)
+    assert quantised_ops(model, placement) == {"Conv": 3, "Add": 1, "Gemm": 1, "Flatten": 1}
+    # t1 is the skip: one Q serves the block's first convolution and the Add; t4, the last convolution's output, stays
+    # float and is added in its accumulator.
+    assert placement.reads["Add_t5"] == (1,)
+    assert placement.taps == ("image", "t1", "t3", "t7")
+    assert placement.floats["GlobalAveragePool_t7"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "attributes", "axis"),
+    [
+        ("Conv", (8, 4, 3, 3), {}, 0),
+        ("Conv", (4, 1, 3, 3), {"group": 4}, 0),
+        ("ConvTranspose", (4, 8, 3, 3), {}, 1),
+        ("ConvTranspose", (4, 2, 3, 3), {"group": 2}, 1),
+        ("MatMul", (4, 6), {}, 1),
+    ],
+)
+def test_weights_are_quantised_per_output_channel(
+    operator: str, shape: tuple[int, ...], attributes: dict[str, int], axis: int
+) -> None:
+    net = Net((1, 4, 4, 4))
+    placement = place(net.model(net.node(operator, "image", net.weight(*shape), **attributes)))
+    assert [weight.axis for weight in placement.weights.values()] == [axis]
+
+
+@pytest.mark.parametrize(("transposed", "axis"), [(0, 1), (1, 0)])
+def test_gemm_channels_follow_transb(transposed: int, axis: int) -> None:
+    net = Net((1, 1, 2, 2))
+    weight = net.weight(5, 4) if transposed else net.weight(4, 5)
+    placement = place(net.model(net.node("Gemm", net.node("Flatten", "image"), weight, transB=transposed)))
+    assert [weight.axis for weight in placement.weights.values()] == [axis]
+
+
+def test_products_of_activations_stay_float() -> None:
+    net = Net((1, 3, 4, 4))
+    model = net.model(net.node("MatMul", "image", net.node("Relu", "image")))
+    assert place(model).floats["MatMul_t1"] == "its weights are not constant"
+
+
+def test_concat_and_what_moves_values_share_one_scale() -> None:
+    net = Net((1, 4, 8, 8))
+    left = net.node("Relu", net.conv("image", 4, 4, strides=[2, 2]))
+    right = net.node("Relu", net.conv("image", 4, 4))
+    pooled = net.node("MaxPool", right, kernel_shape=[2, 2], strides=[2, 2])
+    joined = net.node("Concat", left, pooled, axis=1)
+    model = net.model(net.conv(joined, 8, 4))
+    placement = place(model)
+    check_invariants(model, placement)
+    assert placement.shared == ((left, right),)
+    assert {left, right, pooled, joined} in [set(group.tensors) for group in placement.groups]
+
+
+def test_a_float_reader_keeps_the_concat_float() -> None:
+    net = Net((1, 4, 8, 8))
+    joined = net.node("Concat", net.node("Relu", "image"), net.node("Abs", "image"), axis=1)
+    model = net.model(net.conv(joined, 8, 4), net.node("Sigmoid", joined))
+    placement = place(model)
+    check_invariants(model, placement)
+    assert quantised_ops(model, placement) == {"Conv": 1}
+    assert placement.groups[0].tensors == (joined,)  # Q after the concat, on the scale of what went into it
+    assert placement.groups[0].taps == ("t0", "t1")
+
+
+@pytest.mark.parametrize(("mode", "quantised"), [("nearest", True), ("linear", False)])
+def test_only_nearest_resize_moves_values(mode: str, quantised: bool) -> None:
+    net = Net((1, 4, 4, 4))
+    scales = net.constant(np.array([1, 1, 2, 2], np.float32))
+    resized = net.node("Resize", net.node("Relu", "image"), "", scales, mode=mode)
+    placement = place(net.model(net.conv(resized, 4, 4)))
+    assert ("Resize_t1" in placement.quantised) is quantised
+
+
+def test_silu_and_its_residual() -> None:
+    net = Net((1, 4, 8, 8))
+    stem = net.conv("image", 4, 4)
+    skip = net.node("Mul", stem, net.node("Sigmoid", stem))
+    conv = net.conv(skip, 4, 4)
+    block = net.node("Add", skip, net.node("Mul", conv, net.node("Sigmoid", conv)))
+    model = net.model(net.conv(block, 4, 4))
+    placement = place(model)
+    assert quantised_ops(model, placement) == {"Conv": 3, "Add": 1}
+    assert placement.reads["Add_t6"] == (0,)
+
+
+def test_of_two_convolutions_into_an_add_the_later_one_is_fused() -> None:
+    net = Net((1, 4, 8, 8))
+    first, second = net.conv("image", 4, 4), net.conv("image", 4, 4)
+    model = net.model(net.conv(net.node("Relu", net.node("Add", second, first)), 4, 4))
+    assert place(model).reads["Add_t2"] == (1,)
+
+
+def test_what_is_no_residual_stays_float() -> None:
+    net = Net((1, 4, 8, 8))
+    conv = net.conv("image", 4, 4)
+    gated = net.node("Add", conv, net.node("GlobalAveragePool", conv))  # broadcast
+    shifted = net.node("Add", conv, net.weight(1, 4, 1, 1))  # a constant
+    ends = net.node("Add", net.node("Relu", gated), shifted)  # feeds nothing
+    placement = place(net.model(ends))
+    assert [name for name in placement.quantised if name.startswith("Add")] == []
+
+
+def test_the_expected_value_of_a_softmax_stays_float() -> None:
+    net = Net((1, 4, 8, 8))
+    scores = net.node("Reshape", net.conv("image", 4, 16), net.constant(np.array([1, 4, 16, 16])))
+    bins = net.node("Transpose", net.node("Softmax", scores, axis=2), perm=[0, 2, 1, 3])
+    model = net.model(net.node("Conv", bins, net.weight(1, 16, 1, 1)))
+    placement = place(model)
+    assert quantised_ops(model, placement) == {"Conv": 1}
+    assert "softmax" in placement.floats["Conv_t4"]
+
+
+def test_open_sizes_do_not_hide_a_residual() -> None:
+    assert place(residual_net(("batch", 3, "height", "width"))).reads["Add_t5"] == (1,)
+
+
+def test_a_plan_keeps_its_layers_float() -> None:
+    model = residual_net()
+    placement = place(model, PrecisionPlan({"Conv_t2": "too sensitive"}))
+    check_invariants(model, placement)
+    assert placement.floats["Conv_t2"] == "too sensitive"
+    assert placement.reads["Add_t5"] == (1,)
+    completed = place(model, PrecisionPlan({"Conv_t4": "too sensitive"}))
+    assert completed.floats["Add_t5"] == "the layer that it completes stays float"
+
+
+def test_refuses_a_plan_of_another_model() -> None:
+    with pytest.raises(EngineError, match=r"plan\.node.*'Conv_9'"):
+        place(residual_net(), PrecisionPlan({"Conv_9": "too sensitive"}))
+
+
+def branching_net() -> ModelProto:
+    """Concats, residuals and pooling woven together."""
+    net = Net((1, 4, 8, 8))
+    a = net.node("Relu", net.conv("image", 4, 4))
+    b = net.node("Add", net.conv(a, 4, 4), net.conv("image", 4, 4))
+    c = net.node("Concat", a, net.node("Relu", b), axis=1)
+    d = net.node("Add", net.conv(c, 8, 4), a)
+    e = net.node("Concat", c, net.node("MaxPool", d, kernel_shape=[1, 1]), axis=1)
+    return net.model(net.conv(e, 12, 2), net.node("Sigmoid", net.conv(d, 4, 1)))
+
+
+BRANCHING = branching_net()
+
+
+@given(st.sets(st.sampled_from(place(BRANCHING).quantised)))
+def test_one_calibration_serves_every_plan(floats: set[str]) -> None:
+    placement = place(BRANCHING, PrecisionPlan(dict.fromkeys(floats, "planned")))
+    check_invariants(BRANCHING, placement)
+    assert set(placement.taps) <= set(place(BRANCHING).taps)
+    layers = [name for name in floats if by_name(BRANCHING)[name].op_type in ("Conv", "Add")]
+    assert not set(layers) & set(placement.quantised)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "residuals"),
+    [
+        ("cls_resnet20_cifar10", 20, 9),
+        ("det_fastestdet_352_coco80", 70, 1),
+        ("det_yolox_nano_416_coco80", 113, 7),
+        ("face_ultraface_rfb_320", 52, 1),
+    ],
+)
+def test_real_models(name: str, layers: int, residuals: int, shared_data: Path) -> None:
+    master = prepare(load_model(shared_data / f"{name}_fp32.onnx"), run)
+    placement = place(master)
+    check_invariants(master, placement)
+    found = quantised_ops(master, placement)
+    assert found["Conv"] + found["Gemm"] == layers
+    assert found["Add"] == residuals
+    assert not {"Sigmoid", "Softmax", "Exp", "Mul", "Div", "Sub"} & set(found)
+
+
+def test_box_decoding_inside_ultraface_stays_float(shared_data: Path) -> None:
+    master = prepare(load_model(shared_data / "face_ultraface_rfb_320_fp32.onnx"), run)
+    reads = place(master).reads
+    last_layer = max(i for i, node in enumerate(master.graph.node) if node.op_type == "Conv")
+    assert not [node.name for node in master.graph.node[last_layer + 1 :] if node.name in reads]

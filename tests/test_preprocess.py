@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import CameraError, ConfigError
+from agent.model_spec import InputSpec
+from agent.preprocess import Preprocessor
+
+SIDES = st.integers(1, 200)
+
+
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_stretch_normalises_channels_in_model_order() -> None:
+    spec = InputSpec(
+        color="rgb", resize="stretch", scale=1 / 255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+    )
+    frame = noise(60, 80)
+    tensor, _ = Preprocessor(spec, (1, 3, 32, 48))(frame)
+    rgb = cv2.resize(frame, (48, 32))[:, :, ::-1].astype(np.float64)
+    expected = ((rgb / 255 - spec.mean) / spec.std).transpose(2, 0, 1)
+    assert tensor.dtype == np.float32
+    np.testing.assert_allclose(tensor[0], expected, atol=1e-6)
+
+
+def test_bgr_without_normalisation_is_exact() -> None:
+    frame = noise(32, 48)
+    tensor, _ = Preprocessor(InputSpec(), (1, 3, 32, 48))(frame)
+    assert np.array_equal(tensor[0], frame.transpose(2, 0, 1))
+
+
+def test_gray_has_one_channel() -> None:
+    frame = noise(20, 20)
+    spec = InputSpec(color="gray", mean=(127.0,), std=(128.0,))
+    tensor, _ = Preprocessor(spec, (1, 1, 20, 20))(frame)
+    expected = (cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY).astype(np.float64) - 127) / 128
+    assert tensor.shape == (1, 1, 20, 20)
+    np.testing.assert_allclose(tensor[0, 0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("anchor", "top"), [("top-left", 0), ("center", 8)])
+def test_letterbox_keeps_the_aspect_and_pads(anchor: str, top: int) -> None:
+    preprocess = Preprocessor(InputSpec(anchor=anchor, pad=9), (1, 3, 32, 32))
+    tensor, geometry = preprocess(np.full((50, 100, 3), 200, np.uint8))
+    expected = np.full((32, 32), 9, np.float32)
+    expected[top : top + 16] = 200
+    assert all(np.array_equal(plane, expected) for plane in tensor[0])
+    assert (geometry.scale_x, geometry.scale_y, geometry.top_px, geometry.left_px) == (0.32, 0.32, top, 0)
+
+
+def test_padding_is_repainted_when_the_frame_size_changes() -> None:
+    preprocess = Preprocessor(InputSpec(pad=9), (1, 3, 32, 32))
+    preprocess(np.full((100, 50, 3), 200, np.uint8))
+    changed, geometry = preprocess(np.full((50, 100, 3), 100, np.uint8))
+    fresh, expected = Preprocessor(InputSpec(pad=9), (1, 3, 32, 32))(np.full((50, 100, 3), 100, np.uint8))
+    assert geometry == expected
+    assert np.array_equal(changed, fresh)
+
+
+def test_the_next_call_overwrites_the_tensor() -> None:
+    preprocess = Preprocessor(InputSpec(), (1, 3, 8, 8))
+    first, _ = preprocess(noise(8, 8))
+    second, _ = preprocess(np.zeros((8, 8, 3), np.uint8))
+    assert first is second
+    assert not second.any()
+
+
+def test_frames_may_be_views() -> None:
+    frame = noise(32, 32)
+    preprocess = Preprocessor(InputSpec(), (1, 3, 32, 32))
+    mirrored = preprocess(frame[:, ::-1])[0].copy()
+    assert np.array_equal(mirrored, preprocess(np.ascontiguousarray(frame[:, ::-1]))[0])
+
+
+@pytest.mark.parametrize("resize", ["letterbox", "stretch"])
+@pytest.mark.parametrize("anchor", ["top-left", "center"])
+@given(width=SIDES, height=SIDES, left=st.floats(0, 1), top=st.floats(0, 1))
+def test_boxes_return_to_where_they_came_from(
+    resize: str, anchor: str, width: int, height: int, left: float, top: float
+) -> None:
+    _, geometry = Preprocessor(InputSpec(resize=resize, anchor=anchor), (1, 3, 64, 96))(noise(height, width))
+    box = np.array([[left * width, top * height, width, height]], np.float32)
+    scale = np.array([geometry.scale_x, geometry.scale_y] * 2)
+    in_network = box * scale + np.array([geometry.left_px, geometry.top_px] * 2)
+    assert (in_network <= np.array([96, 64, 96, 64]) + 1e-6).all()
+    np.testing.assert_allclose(geometry.to_frame(in_network.astype(np.float32)), box, atol=0.02)
+
+
+def test_boxes_are_clipped_to_the_frame() -> None:
+    _, geometry = Preprocessor(InputSpec(), (1, 3, 32, 32))(noise(16, 32))
+    boxes = np.array([[-5.0, -5.0, 40.0, 40.0]], np.float32)
+    assert geometry.to_frame(boxes).tolist() == [[0.0, 0.0, 32.0, 16.0]]
+    assert geometry.to_frame(np.empty((0, 4), np.float32)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        np.zeros((8, 8, 3), np.float32),
+        np.zeros((8, 8), np.uint8),
+        np.zeros((8, 8, 4), np.uint8),
+        np.zeros((0, 8, 3), np.uint8),
+    ],
+)
+def test_refuses_other_frames(frame: np.ndarray) -> None:
+    with pytest.raises(CameraError, match="expected uint8") as caught:
+        Preprocessor(InputSpec(), (1, 3, 8, 8))(frame)
+    assert caught.value.code == "camera.frame"
+
+
+@pytest.mark.parametrize(("color", "shape"), [("gray", (1, 3, 8, 8)), ("rgb", (1, 8, 8, 3)), ("bgr", (1, 3, 8))])
+def test_refuses_an_input_that_does_not_fit_the_color(color: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="input shape"):
+        Preprocessor(InputSpec(color=color), shape)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, numpy_helper
+from zoo import Net, by_name, image, residual_net, run
+
+from calibrate.plan import PrecisionPlan
+from calibrate.threshold import histogram_amax
+from engines.backend import EngineError
+from engines.calibration import calibrate_histograms
+from engines.graph import load_model
+from engines.onnxruntime_backend import OnnxRuntimeBackend
+from engines.passes import prepare
+from engines.placement import place
+from engines.qdq import insert_qdq
+
+Images = list[NDArray[np.float32]]
+
+
+def quantise(model: ModelProto, images: Images, method: str = "max", plan: PrecisionPlan | None = None) -> ModelProto:
+    """Calibrate on images and insert Q/DQ, as the product does."""
+    placement = place(model)
+    observer = OnnxRuntimeBackend(1).observer(model, placement.taps)
+    histograms = observer.observe(np.concatenate(images)).histograms
+    calibration = calibrate_histograms(
+        histograms, placement.shared, model_sha256="", method=method, frames=len(images), source=""
+    )
+    quantised = insert_qdq(model, place(model, plan) if plan else placement, calibration.amax)
+    onnx.checker.check_model(quantised, full_check=True)
+    return quantised
+
+
+def sqnr_db(reference: NDArray[np.generic], found: NDArray[np.generic]) -> float:
+    signal, noise = reference.astype(np.float64), found.astype(np.float64) - reference
+    return float(10 * np.log10(np.square(signal).sum() / np.square(noise).sum()))
+
+
+def outputs_at_default_optimisation(model: ModelProto, batch: NDArray[np.float32]) -> list[NDArray[np.generic]]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, {session.get_inputs()[0].name: batch}))
+
+
+# ---- structure
+
+
+def test_one_q_per_tensor_int8_with_explicit_zero_points() -> None:
+    model = residual_net()
+    quantised = quantise(model, [image(model)])
+    constants = {tensor.name: tensor for tensor in quantised.graph.initializer}
+    written = [node for node in quantised.graph.node if node.op_type == "QuantizeLinear"]
+    assert [node.input[0] for node in written] == ["image", "t1", "t3", "t7", "t8"]
+    for node in quantised.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            assert constants[node.input[2]].data_type == TensorProto.INT8
+            assert not numpy_helper.to_array(constants[node.input[2]]).any()
+            assert constants[node.input[1]].data_type == TensorProto.FLOAT
+    nodes = by_name(quantised)
+    assert nodes["Conv_t2"].input[0] == nodes["Add_t5"].input[1] == "t1.dequantised"
+    assert nodes["Add_t5"].input[0] == "t4"
+    bias = constants[nodes["Conv_t0"].input[2]]
+    assert bias.data_type == TensorProto.FLOAT
+
+
+def test_the_master_is_not_changed() -> None:
+    model = residual_net()
+    before = model.SerializeToString()
+    quantise(model, [image(model)])
+    assert model.SerializeToString() == before
+
+
+def test_float_weights_do_not_stay_behind() -> None:
+    model = residual_net()
+    quantised = quantise(model, [image(model)])
+    floats = [t.name for t in quantised.graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) > 1]
+    assert floats == []
+
+
+def test_a_weight_that_two_layers_share_is_quantised_once() -> None:
+    net = Net((1, 4, 4, 4))
+    weight = net.weight(4, 4, 1, 1)
+    model = net.model(net.node("Conv", net.node("Conv", "image", weight), weight))
+    quantised = quantise(model, [image(model)])
+    assert [t.data_type for t in quantised.graph.initializer].count(TensorProto.INT8) == 3  # and two zero points
+
+
+def test_layers_that_a_plan_keeps_float_read_what_was_never_quantised() -> None:
+    net = Net((1, 4, 8, 8))
+    x = net.node("Relu", "image")
+    model = net.model(net.node("Sub", net.conv(x, 4, 4), net.conv(x, 4, 4)))
+    nodes = by_name(quantise(model, [image(model)], plan=PrecisionPlan({"Conv_t1": "too sensitive"})))
+    assert nodes["Conv_t1"].input[:2] == ["t0", "c0"]
+    assert nodes["Conv_t2"].input[0] == "t0.dequantised"
+
+
+def test_a_plan_of_all_layers_gives_the_master_back() -> None:
+    model = residual_net()
+    plan = PrecisionPlan(dict.fromkeys(place(model).weights, "planned"))
+    assert list(quantise(model, [image(model)], plan=plan).graph.node) == list(model.graph.node)
+
+
+def test_refuses_a_calibration_with_gaps() -> None:
+    model = residual_net()
+    with pytest.raises(EngineError, match=r"calibration\.tap.*'t3'"):
+        insert_qdq(model, place(model), {"image": 1.0, "t1": 1.0, "t7": 1.0})
+
+
+# ---- numbers
+
+
+def test_agrees_with_the_float_model() -> None:
+    model = residual_net()
+    images = [image(model, seed) for seed in range(8)]
+    quantised = quantise(model, images)
+    expected = np.concatenate([run(model, x)["t9"] for x in images])
+    assert sqnr_db(expected, np.concatenate([run(quantised, x)["t9"] for x in images])) > 25
+    assert sqnr_db(expected, np.concatenate([outputs_at_default_optimisation(quantised, x)[0] for x in images])) > 25
+
+
+def test_int8_concat_and_pooling_round_nothing_twice() -> None:
+    net = Net((1, 4, 8, 8))
+    parts = [net.node("Relu", "image"), net.node("Abs", "image")]
+    pooled = net.node("MaxPool", net.node("Concat", *parts, axis=1), kernel_shape=[2, 2])
+    net.conv(pooled, 8, 2)
+    model = net.model("t4", pooled + ".dequantised")
+    del model.graph.output[1]
+    quantised = quantise(model, [image(model)])
+    tensors = [f"{name}.dequantised" for name in (*parts, pooled)]
+    for name in tensors:
+        quantised.graph.output.append(onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    values = run(quantised, image(model))
+    joined = np.concatenate([values[tensors[0]], values[tensors[1]]], axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(joined, (2, 2), axis=(2, 3))
+    np.testing.assert_array_equal(values[tensors[2]], windows.max(axis=(-2, -1)))
+
+
+def test_dead_channels_and_dead_tensors_stay_exact() -> None:
+    net = Net((1, 3, 4, 4))
+    weight = net.rng.normal(size=(4, 3, 1, 1)).astype(np.float32)
+    weight[1] = 0
+    conv = net.node("Conv", "image", net.constant(weight), net.weight(4))
+    silent = net.node("Mul", conv, net.constant(np.zeros(1, np.float32)))
+    model = net.model(net.node("Conv", silent, net.weight(2, 4, 1, 1), net.weight(2)), conv)
+    quantised = quantise(model, [image(model)])
+    expected, found = run(model, image(model)), run(quantised, image(model))
+    np.testing.assert_array_equal(expected["t2"], found["t2"])
+    np.testing.assert_array_equal(expected["t0"][:, 1], found["t0"][:, 1])
+    optimised = outputs_at_default_optimisation(quantised, image(model))
+    np.testing.assert_allclose(expected["t0"][:, 1], optimised[1][:, 1], rtol=1e-6)
+
+
+# ---- real models
+
+
+def pictures(archive: Path) -> list[tuple[str, NDArray[np.uint8]]]:
+    """(path inside the archive, BGR image), by path."""
+    with zipfile.ZipFile(archive) as file:
+        names = sorted(name for name in file.namelist() if name.endswith((".png", ".jpg")))
+        return [(name, cv2.imdecode(np.frombuffer(file.read(name), np.uint8), cv2.IMREAD_COLOR)) for name in names]
+
+
+def cifar(picture: NDArray[np.uint8]) -> NDArray[np.float32]:
+    scaled = picture[:, :, ::-1].astype(np.float32) / 255
+    normalised = (scaled - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
+    return normalised.astype(np.float32).transpose(2, 0, 1)[None]
+
+
+def test_resnet20_loses_at_most_half_a_point(shared_data: Path) -> None:
+    model = prepare(load_model(shared_data / "cls_resnet20_cifar10_fp32.onnx"), run)
+    train = [cifar(p) for _, p in pictures(shared_data / "img_cifar10_train_calib_500.zip")]
+    test = pictures(shared_data / "img_cifar10_test_A_3000.zip")
+    classes = sorted({name.split("/")[-2] for name, _ in test})
+    labels = np.array([classes.index(name.split("/")[-2]) for name, _ in test])
+    batch = np.concatenate([cifar(picture) for _, picture in test])
+
+    def accuracy(graph: ModelProto) -> float:
+        return float((outputs_at_default_optimisation(graph, batch)[0].argmax(axis=1) == labels).mean())
+
+    assert accuracy(model) == pytest.approx(0.91, abs=0.0005)
+    assert accuracy(quantise(model, train[::2], "entropy")) >= 0.91 - 0.005
+
+
+def test_ultraface_boxes_survive(shared_data: Path) -> None:
+    model = prepare(load_model(shared_data / "face_ultraface_rfb_320_fp32.onnx"), run)
+    photos = [
+        ((cv2.resize(picture, (320, 240))[:, :, ::-1].astype(np.float32) - 127) / 128).transpose(2, 0, 1)[None]
+        for _, picture in pictures(shared_data / "img_faces_dlib_9_labelled.zip")
+    ]
+    quantised = quantise(model, photos[:6], "mse")
+    for photo in photos[6:]:
+        expected, found = run(model, photo), run(quantised, photo)
+        assert sqnr_db(expected["boxes"], found["boxes"]) > 40
+        assert sqnr_db(expected["scores"], found["scores"]) > 30

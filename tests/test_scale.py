@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from calibrate.errors import CalibrationError
+from calibrate.plan import ALL_INT8, PrecisionPlan
+from calibrate.scale import MAX_SCALE, MIN_SCALE, QMAX, activation_scale, quantise, weight_scales
+
+WEIGHTS = hnp.arrays(
+    np.float32, st.tuples(*[st.integers(1, 4)] * 3), elements=st.floats(-100, 100, width=32, allow_subnormal=False)
+)
+
+
+@given(st.floats(QMAX * MIN_SCALE, QMAX * MAX_SCALE))
+def test_scale_is_amax_over_127(amax: float) -> None:
+    assert activation_scale(amax, "x") == np.float32(amax / 127)
+
+
+@given(st.floats(0, QMAX * MAX_SCALE))
+def test_float16_keeps_the_scale_within_half_a_step_at_full_range(amax: float) -> None:
+    scale = activation_scale(amax, "x")
+    half = float(np.float16(scale))
+    assert 0 < half < np.inf
+    assert QMAX * abs(half - scale) <= scale / 2
+
+
+def test_a_tensor_of_zeros_keeps_the_range_of_one() -> None:
+    assert activation_scale(0.0, "x") == np.float32(1 / 127)
+
+
+@pytest.mark.parametrize("amax", [float("nan"), float("inf"), -1.0])
+def test_refuses_what_is_no_amax(amax: float) -> None:
+    with pytest.raises(CalibrationError, match=r"scale\.amax.*'conv1'"):
+        activation_scale(amax, "conv1")
+
+
+def test_refuses_a_range_beyond_float16() -> None:
+    with pytest.raises(CalibrationError, match=r"scale\.range.*'conv1'"):
+        activation_scale(1e7, "conv1")
+
+
+@given(WEIGHTS, st.integers(0, 2))
+def test_weights_come_back_within_half_a_step(weight: np.ndarray, axis: int) -> None:
+    scales = weight_scales(weight, axis, "w")
+    integers = quantise(weight, scales, axis)
+    shape = [1, 1, 1]
+    shape[axis] = -1
+    steps = scales.reshape(shape)
+    assert scales.shape == (weight.shape[axis],)
+    assert integers.dtype == np.int8
+    assert integers.min() >= -QMAX
+    assert np.all(np.abs(integers * steps - weight) <= steps * 0.50001)
+
+
+def test_a_dead_channel_has_a_usable_scale() -> None:
+    weight = np.stack([np.zeros(4, np.float32), np.full(4, 2.0, np.float32)])
+    scales = weight_scales(weight, 0, "w")
+    np.testing.assert_allclose(scales, [1 / 127, 2 / 127])
+    np.testing.assert_array_equal(quantise(weight, scales, 0), [[0] * 4, [127] * 4])
+
+
+def test_rounds_ties_to_even_as_onnx_does() -> None:
+    weight = np.array([[0.5, 1.5, 2.5, -0.5, 127.0]], np.float32)
+    np.testing.assert_array_equal(quantise(weight, np.ones(1, np.float32), 0), [[0, 2, 2, 0, 127]])
+
+
+def test_refuses_weights_that_are_not_finite() -> None:
+    with pytest.raises(CalibrationError, match=r"scale\.amax.*'w'"):
+        weight_scales(np.array([[1.0, np.nan]], np.float32), 0, "w")
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_plan_survives_json(floats: dict[str, str]) -> None:
+    assert PrecisionPlan.from_json(PrecisionPlan(floats).to_json()) == PrecisionPlan(floats)
+
+
+def test_plan_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        ALL_INT8.floats["conv"] = "because"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "plan.format"),
+        ("[]", "plan.format"),
+        ('{"floats": {}}', "plan.format"),
+        ('{"schema": 1, "floats": {"conv": 3}}', "plan.format"),
+        ('{"schema": 2, "floats": {}}', "plan.schema"),
+    ],
+)
+def test_refuses_what_is_no_plan(text: str, code: str) -> None:
+    with pytest.raises(CalibrationError) as caught:
+        PrecisionPlan.from_json(text)
+    assert caught.value.code == code
