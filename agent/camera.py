@@ -81,10 +81,10 @@ def read_images(source: Source) -> Iterator[tuple[float, Image]]:
     """Yield (capture time, image) until the source ends.
 
     Raises CameraError: `camera.open` when nothing can be read, `camera.empty` when a file has no frame,
-    `camera.lost` when a camera stops delivering; DatasetError for a bad folder or zip.
+    `camera.lost` when a camera stops delivering, `images.*` for a bad folder or zip.
     """
     if source.kind == "images":
-        files = ImageFiles(Path(source.location))
+        files = ImageFiles(Path(source.location), CameraError)
         for index, name in enumerate(files.names):
             yield index * _IMAGE_PERIOD_S, files.read(name)
         return
@@ -263,7 +263,7 @@ def source_length(source: Source) -> int | None:
     if source.live:
         return None
     if source.kind == "images":
-        return len(ImageFiles(Path(source.location)))
+        return len(ImageFiles(Path(source.location), CameraError))
     capture = cv2.VideoCapture(source.location, cv2.CAP_FFMPEG)
     try:
         return max(0, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))) or None

@@ -48,9 +48,9 @@ class InputSpec(Strict):
     @classmethod
     def _one_value_or_one_per_channel(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         color = info.data.get("color", "bgr")
-        allowed = (1,) if color == "gray" else (1, 3)
-        if len(values) not in allowed:
-            raise ValueError(f"{' or '.join(map(str, allowed))} value(s) for color '{color}'")
+        channels = 1 if color == "gray" else 3
+        if len(values) not in (1, channels):
+            raise ValueError("one value for color 'gray'" if channels == 1 else "one value, or one per channel")
         return values
 
     @field_validator("std")

@@ -46,9 +46,9 @@ def find_amax(counts: Counts, bin_width: float | NDArray[np.float64], method: st
 
 
 def histogram_amax(histogram: AbsHistogram, method: str = "entropy") -> float:
-    """`find_amax` of an AbsHistogram, never beyond the exact amax it has seen."""
+    """`find_amax` of an AbsHistogram: never beyond the exact amax it has seen, and 0.0 only where all was zero."""
     amax = float(find_amax(histogram.counts, histogram.bin_width, method))
-    return amax if method.startswith("global:") else min(amax, histogram.amax)
+    return amax if method.startswith("global:") else min(max(amax, histogram.bin_width), histogram.amax)
 
 
 def parse_method(method: str) -> tuple[str, float]:
@@ -99,6 +99,9 @@ def entropy_bins(counts: Counts) -> int:
     counts = counts.copy()
     counts[0] = counts[1]
     candidates, divergence = kl_divergence(counts)
+    # Q is normalised over what is kept, so a candidate that keeps one lonely bin has no divergence at all:
+    # data far from zero would be clipped away. No sensible range loses more than half of the values.
+    divergence[np.cumsum(counts)[candidates - 1] < counts.sum() / 2] = np.inf
     if not np.isfinite(divergence).any():
         return int(counts.size)
     return int(candidates[np.flatnonzero(divergence <= divergence.min() + _TIE)[-1]])

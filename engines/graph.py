@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper
 
 from engines.backend import EngineError
-from engines.topology import TensorType, all_nodes, value_type
+from engines.topology import TensorType, all_nodes, subgraphs, value_type
 
 _IMAGE_CHANNELS = (1, 3, 4)
 _REEXPORT = "export the model again"
@@ -134,15 +134,21 @@ def _load_external_data(model: ModelProto, folder: Path) -> None:
 
 
 def _tensors(model: ModelProto) -> Iterator[TensorProto]:
-    yield from model.graph.initializer
-    for node in all_nodes(model.graph):
+    """Every tensor that a model stores: of the graph, of bodies of control flow, of nodes and of functions."""
+    nodes = [*all_nodes(model.graph), *(node for function in model.functions for node in function.node)]
+    graphs = [model.graph, *(body for node in nodes for body in subgraphs(node))]
+    for graph in graphs:
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    for node in nodes:
         for candidate in node.attribute:
-            if candidate.HasField("t"):
-                yield candidate.t
-            yield from candidate.tensors
-            yield from candidate.g.initializer
-            for body in candidate.graphs:
-                yield from body.initializer
+            yield from (
+                candidate.t,
+                *candidate.tensors,
+                candidate.sparse_tensor.values,
+                candidate.sparse_tensor.indices,
+            )
 
 
 def _check_input(model: ModelProto) -> None:

@@ -74,9 +74,7 @@ class OnnxRuntimeBackend:
             os.replace(partial, path)
         except OSError as error:
             remedy = "free disk space, or check the folder's permissions"
-            raise EngineError(
-                "engine.write", f"{path}: {error.strerror}", "a writable folder", remedy
-            ) from error
+            raise EngineError("engine.write", f"{path}: {error.strerror}", "a writable folder", remedy) from error
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink()
@@ -130,8 +128,7 @@ class OnnxRuntimeEngine:
     def _check(self, batch: Array) -> None:
         spec = self.inputs[0]
         fits = len(batch.shape) == len(spec.shape) and all(
-            size > 0 and expected in (None, size)
-            for size, expected in zip(batch.shape, spec.shape, strict=True)
+            size > 0 and expected in (None, size) for size, expected in zip(batch.shape, spec.shape, strict=True)
         )
         if not fits or batch.dtype != spec.dtype:
             shape = ", ".join("any" if size is None else str(size) for size in spec.shape)
@@ -230,6 +227,4 @@ def _engine_error(error: Exception, code: str) -> EngineError:
     if kind == "NotImplemented":
         remedy = f"update onnxruntime ({ort.__version__} here), or export the model with other operators"
         return EngineError("engine.unsupported", found, "operators that ONNX Runtime has on the CPU", remedy)
-    return EngineError(
-        code, found, "a graph that ONNX Runtime runs", "check the model with onnxruntime alone"
-    )
+    return EngineError(code, found, "a graph that ONNX Runtime runs", "check the model with onnxruntime alone")

@@ -223,9 +223,7 @@ class _Rules:
 
     def _movement(self, node: NodeProto) -> None:
         """Rule 3: INT8 in, INT8 out. Runs from the outputs backwards: first the readers, then what they read."""
-        if not moves_values(node, self.topology.initializers) or self.topology.pinned.intersection(
-            node.output
-        ):
+        if not moves_values(node, self.topology.initializers) or self.topology.pinned.intersection(node.output):
             return
         readings = [reading for name in node.output for reading in self.topology.readers(name)]
         if readings and all(index in self.reads.get(reader.name, ()) for reader, index in readings):
@@ -234,9 +232,7 @@ class _Rules:
     def _float_reason(self, node: NodeProto) -> str:
         if moves_values(node, self.topology.initializers):
             return "not everything that reads its result is quantised"
-        return self.floats.get(
-            node.name, "it multiplies no weights: activation, decoding or shape arithmetic"
-        )
+        return self.floats.get(node.name, "it multiplies no weights: activation, decoding or shape arithmetic")
 
     def _groups(self) -> tuple[ScaleGroup, ...]:
         """Join the quantised tensors that have a source in common, directly or through others."""
@@ -263,7 +259,5 @@ def _same_shape(a: TensorType, b: TensorType) -> bool:
     """Equal ranks of at least 2, and no two sizes known to differ (open sizes may be written differently)."""
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape) or len(a.shape) < 2:
         return False
-    known = [
-        (p, q) for p, q in zip(a.shape, b.shape, strict=True) if isinstance(p, int) and isinstance(q, int)
-    ]
+    known = [(p, q) for p, q in zip(a.shape, b.shape, strict=True) if isinstance(p, int) and isinstance(q, int)]
     return all(p == q for p, q in known)

@@ -42,7 +42,8 @@ def _group_scales(placement: Placement, amax: Mapping[str, float]) -> dict[str, 
         )
     scales: dict[str, float] = {}
     for group in placement.groups:
-        widest = max(group.taps, key=lambda tap: activation_scale(amax[tap], tap))
+        # By amax, not by scale: a dead tap must not widen its group. NaN counts as widest, to be refused.
+        widest = max(group.taps, key=lambda tap: np.nan_to_num(amax[tap], nan=np.inf))
         scales.update(dict.fromkeys(group.tensors, activation_scale(amax[widest], widest)))
     return scales
 

@@ -188,6 +188,7 @@ FASTESTDET = {
     "input": InputSpec(resize="stretch", scale=1 / 255),
     "iou_threshold": 0.45,
 }
+FIGURE = 2e-3  # the JPEG decoders of OpenCV 4.9 and 5.0 alone move these figures by 1e-3
 COCO = "img_coco_train2017_first128_labelled.zip"
 
 
@@ -195,8 +196,8 @@ COCO = "img_coco_train2017_first128_labelled.zip"
 def test_fastestdet_on_coco(shared_data: Path) -> None:
     path = shared_data / "det_fastestdet_352_coco80_fp32.onnx"
     result = evaluate(Reference(path), ModelSpec(path=path, **FASTESTDET), shared_data / COCO)
-    assert result.scores["map50"] == pytest.approx(0.3231, abs=5e-4)
-    assert result.scores["map"] == pytest.approx(0.2009, abs=5e-4)
+    assert result.scores["map50"] == pytest.approx(0.3231, abs=FIGURE)
+    assert result.scores["map"] == pytest.approx(0.2009, abs=FIGURE)
 
 
 @pytest.mark.slow
@@ -213,8 +214,8 @@ def test_fastestdet_unclipped_has_the_published_baseline(shared_data: Path) -> N
         boxes = found.boxes / np.array([geometry.scale_x, geometry.scale_y] * 2, np.float32)
         precision.add(Detections(boxes=boxes, classes=found.classes, scores=found.scores), truth)
     by_threshold = precision.by_threshold()
-    assert by_threshold[0] == pytest.approx(0.3191, abs=5e-4)
-    assert by_threshold.mean() == pytest.approx(0.1874, abs=5e-4)
+    assert by_threshold[0] == pytest.approx(0.3191, abs=FIGURE)
+    assert by_threshold.mean() == pytest.approx(0.1874, abs=FIGURE)
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from zoo import Net, by_name, image, residual_net, run
 
 from calibrate.plan import PrecisionPlan
-from calibrate.threshold import histogram_amax
 from engines.backend import EngineError
 from engines.calibration import calibrate_histograms
 from engines.graph import load_model
@@ -106,6 +105,15 @@ def test_a_plan_of_all_layers_gives_the_master_back() -> None:
     assert list(quantise(model, [image(model)], plan=plan).graph.node) == list(model.graph.node)
 
 
+def test_a_dead_tensor_does_not_widen_the_scale_of_its_group() -> None:
+    net = Net((1, 4, 8, 8))
+    joined = net.node("Concat", net.node("Relu", "image"), net.node("Abs", "image"), axis=1)
+    model = net.model(net.conv(joined, 8, 4))
+    quantised = insert_qdq(model, place(model), {"t0": 0.0, "t1": 0.127})
+    scales = {t.name: numpy_helper.to_array(t) for t in quantised.graph.initializer if t.name.startswith("t")}
+    assert scales == {f"t{i}.scale": np.float32(0.001) for i in range(3)}
+
+
 def test_refuses_a_calibration_with_gaps() -> None:
     model = residual_net()
     with pytest.raises(EngineError, match=r"calibration\.tap.*'t3'"):
@@ -128,9 +136,7 @@ def test_int8_concat_and_pooling_round_nothing_twice() -> None:
     net = Net((1, 4, 8, 8))
     parts = [net.node("Relu", "image"), net.node("Abs", "image")]
     pooled = net.node("MaxPool", net.node("Concat", *parts, axis=1), kernel_shape=[2, 2])
-    net.conv(pooled, 8, 2)
-    model = net.model("t4", pooled + ".dequantised")
-    del model.graph.output[1]
+    model = net.model(net.conv(pooled, 8, 2))
     quantised = quantise(model, [image(model)])
     tensors = [f"{name}.dequantised" for name in (*parts, pooled)]
     for name in tensors:
@@ -172,19 +178,19 @@ def cifar(picture: NDArray[np.uint8]) -> NDArray[np.float32]:
     return normalised.astype(np.float32).transpose(2, 0, 1)[None]
 
 
-def test_resnet20_loses_at_most_half_a_point(shared_data: Path) -> None:
+def test_resnet20_loses_at_most_half_a_point(shared_data: Path, tmp_path: Path) -> None:
     model = prepare(load_model(shared_data / "cls_resnet20_cifar10_fp32.onnx"), run)
     train = [cifar(p) for _, p in pictures(shared_data / "img_cifar10_train_calib_500.zip")]
     test = pictures(shared_data / "img_cifar10_test_A_3000.zip")
     classes = sorted({name.split("/")[-2] for name, _ in test})
     labels = np.array([classes.index(name.split("/")[-2]) for name, _ in test])
-    batch = np.concatenate([cifar(picture) for _, picture in test])
-
-    def accuracy(graph: ModelProto) -> float:
-        return float((outputs_at_default_optimisation(graph, batch)[0].argmax(axis=1) == labels).mean())
-
-    assert accuracy(model) == pytest.approx(0.91, abs=0.0005)
-    assert accuracy(quantise(model, train[::2], "entropy")) >= 0.91 - 0.005
+    quantised = quantise(model, train[::2], "entropy")
+    OnnxRuntimeBackend(1).build(quantised, tmp_path / "engine.onnx", lambda _fraction, _doing: None)
+    engine = OnnxRuntimeBackend(1).load(tmp_path / "engine.onnx")
+    starts = range(0, len(test), 100)
+    batches = (np.concatenate([cifar(picture) for _, picture in test[i : i + 100]]) for i in starts)
+    top1 = np.concatenate([engine.infer(batch)["logits"].argmax(axis=1) for batch in batches])
+    assert (top1 == labels).mean() >= 0.910 - 0.005  # the float model's 91.0 %
 
 
 def test_ultraface_boxes_survive(shared_data: Path) -> None:
@@ -198,3 +204,22 @@ def test_ultraface_boxes_survive(shared_data: Path) -> None:
         expected, found = run(model, photo), run(quantised, photo)
         assert sqnr_db(expected["boxes"], found["boxes"]) > 40
         assert sqnr_db(expected["scores"], found["scores"]) > 30
+
+
+@pytest.mark.parametrize(
+    ("name", "floor_db"),
+    [
+        ("cls_resnet20_cifar10", 15),
+        ("det_fastestdet_352_coco80", 8),
+        ("det_yolox_nano_416_coco80", 0),  # one ill-conditioned layer ruins it; to find it is the plan's task
+        ("face_ultraface_rfb_320", 25),
+    ],
+)
+def test_real_models_build_and_run(name: str, floor_db: float, shared_data: Path, tmp_path: Path) -> None:
+    model = prepare(load_model(shared_data / f"{name}_fp32.onnx"), run)
+    batch = np.abs(image(model))
+    quantised = quantise(model, [batch])
+    OnnxRuntimeBackend(1).build(quantised, tmp_path / "engine.onnx", lambda _fraction, _doing: None)
+    found = OnnxRuntimeBackend(1).load(tmp_path / "engine.onnx").infer(batch)
+    for output, expected in run(model, batch).items():
+        assert sqnr_db(expected, found[output]) > floor_db

@@ -105,7 +105,7 @@ def _paint_house(
     albedo[pane & ~doorway] = _GLASS
     albedo[door] = rng.uniform(0.04, 0.3, 3)
     lit = pane & ~doorway & (storey * house.bays + bay == house.lit)
-    glow[lit] = np.asarray((0.035, 0.10, 0.16)) * float(rng.uniform(0.5, 1.0))
+    glow[lit] = np.asarray((0.020, 0.055, 0.090)) * float(rng.uniform(0.5, 1.0))
 
 
 def _paint_ground(x: view.Array, z: view.Array, rng: np.random.Generator) -> view.Array:

@@ -20,6 +20,13 @@ class ConvUnit(nn.Sequential):
         )
 
 
+class PlainUnit(nn.Sequential):
+    """Convolution and ReLU, with neither normalisation nor bias: twice the light gives twice the activation."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int) -> None:
+        super().__init__(nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False), nn.ReLU())
+
+
 class Residual(nn.Module):
     """A pointwise and a depthwise convolution around which the input passes unchanged.
 
@@ -66,8 +73,8 @@ class StreetNet(nn.Module):
 
     def __init__(self, classes: int = 2) -> None:
         super().__init__()
-        self.stem = ConvUnit(3, 12, 3, 2)
-        self.stride4 = ConvUnit(12, 20, 3, 2)
+        self.stem = PlainUnit(3, 12, 3, 2)
+        self.stride4 = PlainUnit(12, 20, 3, 2)
         self.stride8 = nn.Sequential(ConvUnit(20, 48, 3, 2), Residual(48), Residual(48))
         self.stride16 = nn.Sequential(ConvUnit(48, 64, 3, 2), Residual(64), Residual(64))
         self.lateral = ConvUnit(64, 48, 1)

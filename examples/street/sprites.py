@@ -28,7 +28,10 @@ _MATERIALS: dict[str, Colour] = {
     "headlamp": (0.55, 0.55, 0.55),
     "tail lamp": (0.03, 0.03, 0.30),
 }
-_GLOW: dict[str, Colour] = {"headlamp": (0.60, 0.80, 0.90), "tail lamp": (0.010, 0.015, 0.28)}
+# What lamps add when they are on. The camera hangs outside their beams and sees dipped head lamps and shielded
+# street lamps from the side: bright points, but no glare.
+_GLOW: dict[str, Colour] = {"headlamp": (0.070, 0.095, 0.110), "tail lamp": (0.005, 0.007, 0.100)}
+_LAMP_HEAD_GLOW = 0.11
 _POST: Colour = (0.07, 0.08, 0.07)
 _SHOES: Colour = (0.03, 0.03, 0.03)
 _HAIR: Colour = (0.03, 0.035, 0.05)
@@ -97,8 +100,10 @@ def _shine(albedo: view.Array, normals: view.Array, at: tuple[float, float, floa
     skyward = 0.6 + 0.4 * normals[:, 1:2]  # the rest of the sky's light comes back from the road
     reach = float(sun_reaches(at[1], at[2], light))
     sunward = np.maximum(normals @ np.asarray(light.to_sun), 0.0)[:, None] * reach
-    lamps = float(lamp_irradiance(np.array([at]), None)[0]) * light.lamps * (1.0 + 0.6 * normals[:, 1:2])
-    irradiance = skyward * np.asarray(light.sky) + sunward * np.asarray(light.sun) + lamps * np.asarray(LAMP_COLOUR)
+    irradiance = skyward * np.asarray(light.sky) + sunward * np.asarray(light.sun)
+    if light.lamps > 0.0:
+        lamps = light.lamps * lamp_irradiance(np.array([at]), None) * (1.0 + 0.6 * normals[:, 1:2])
+        irradiance += lamps * np.asarray(LAMP_COLOUR)
     return np.asarray(albedo * irradiance, dtype=np.float64)
 
 
@@ -193,7 +198,7 @@ def post_sprite(x: float, z: float, arm: float, light: Light) -> Sprite:
     corners += [(x + 0.14 * a, 6.2, head_z + 0.22 * b) for a, b in ((-1, -1), (-1, 1), (1, 1), (1, -1))]
     normals = np.tile((0.0, 0.0, -1.0), (3, 1))
     radiance = _shine(np.tile(_POST, (3, 1)), normals, (x, 2.0, z), light)
-    radiance[2] += 0.9 * light.lamps * np.asarray(LAMP_COLOUR)
+    radiance[2] += _LAMP_HEAD_GLOW * light.lamps * np.asarray(LAMP_COLOUR)
     contact, shade = _shadows(x, z, (0.07, 0.07), 6.3, light)
     pixels = view.project(np.array(corners))
     return Sprite(None, z, pixels, [0, 4, 8], encode(radiance.astype(np.float32)), contact, shade)

@@ -24,7 +24,7 @@ from examples.street.loss import detection_loss, grid
 from examples.street.net import Deployed, StreetNet
 
 TRAIN_SEED, TEST_SEED = 10_000, 50_000
-_TRAIN_IMAGES, _TEST_IMAGES = 5000, 600
+_TRAIN_IMAGES, _TEST_IMAGES = 8000, 600
 _BATCH = 32
 _PEAK_RATE, _WARMUP_STEPS, _WEIGHT_DECAY = 3e-3, 150, 0.03
 _AVERAGE_DECAY = 0.998
@@ -57,7 +57,7 @@ def _move_average(average: StreetNet, net: StreetNet, step: int) -> None:
 def _test_loss(net: StreetNet, pictures: Tensor, objects: Tensor) -> float:
     corners, strides = grid()
     net.eval()
-    batches = list(zip(pictures.split(_BATCH), objects.split(_BATCH), strict=True))
+    batches = list(zip(torch.split(pictures, _BATCH), torch.split(objects, _BATCH), strict=True))
     losses = [detection_loss(net(_as_input(x)), y, corners, strides).item() * len(x) for x, y in batches]
     return sum(losses) / len(pictures)
 
@@ -68,15 +68,15 @@ def train(cache: Path, epochs: int, seed: int) -> StreetNet:
     torch.set_num_threads(1)  # the layers are too small to share: a second thread waits more than it works
     pictures, objects = map(torch.from_numpy, cached_set(cache / "train.npz", _TRAIN_IMAGES, TRAIN_SEED))
     tests = tuple(map(torch.from_numpy, cached_set(cache / "test.npz", _TEST_IMAGES, TEST_SEED)))
-    net = StreetNet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    average = copy.deepcopy(net)
+    net: StreetNet = StreetNet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    average: StreetNet = copy.deepcopy(net)
     optimiser = torch.optim.AdamW(net.parameters(), weight_decay=_WEIGHT_DECAY)
     corners, strides = grid()
     steps, step, start = epochs * (len(pictures) // _BATCH), 0, time.monotonic()
     for epoch in range(epochs):
         net.train()
         total = 0.0
-        for chosen in torch.randperm(len(pictures)).split(_BATCH)[: len(pictures) // _BATCH]:
+        for chosen in torch.split(torch.randperm(len(pictures)), _BATCH)[: len(pictures) // _BATCH]:
             for group in optimiser.param_groups:
                 group["lr"] = _rate(step, steps)
             logits = net(_as_input(pictures[chosen]).contiguous(memory_format=torch.channels_last))
@@ -110,7 +110,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train the sample detector.")
     parser.add_argument("--cache", type=Path, required=True, help="folder for the rendered images")
-    parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument("--epochs", type=int, default=9)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).with_name("street.onnx"))
     args = parser.parse_args()

@@ -1,0 +1,110 @@
+"""The guarantees of the e-detector and the confidence sequence, measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibrate.evidence import ConfidenceSequence, EDetector
+
+TOLERANCE = 0.25
+
+
+def alarms(values: np.ndarray, threshold: float) -> int:
+    detector = EDetector(TOLERANCE, threshold, 1.0)
+    count = 0
+    for value in values:
+        detector.update(float(value))
+        if detector.drift_detected:
+            count += 1
+            detector.reset()
+    return count
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=30))
+def test_expected_growth_under_the_null_is_at_most_one_per_value(history: list[float]) -> None:
+    """For the worst null, values 0 or 1 with mean = tolerance: E[e_n+1 | past] = e_n + 1, exactly."""
+    before = EDetector(TOLERANCE, 1e300, 1.0)
+    for value in history:
+        before.update(value)
+    grown = 0.0
+    for value, probability in ((1.0, TOLERANCE), (0.0, 1.0 - TOLERANCE)):
+        after = EDetector(TOLERANCE, 1e300, 1.0)
+        for past in [*history, value]:
+            after.update(past)
+        grown += probability * after.e_value
+    assert grown == pytest.approx(before.e_value + 1.0, rel=1e-9)
+
+
+def test_false_alarms_stay_within_the_budget_on_the_worst_null() -> None:
+    rng = np.random.default_rng(0)
+    n, threshold = 200_000, 1000.0
+    assert alarms((rng.random(n) < TOLERANCE).astype(float), threshold) <= n / threshold
+
+
+def test_no_alarm_where_values_stay_at_the_tolerance_however_dependent() -> None:
+    assert alarms(np.full(100_000, TOLERANCE), 1e6) == 0
+
+
+def test_full_drift_is_found_within_a_dozen_blocks() -> None:
+    detector = EDetector(TOLERANCE, 518_400.0, 100.0)
+    for count in range(1, 13):
+        detector.update(1.0)
+        if detector.drift_detected:
+            break
+    assert count <= 12
+    assert detector.warning_detected
+    detector.reset()
+    assert (detector.e_value, detector.drift_detected) == (0.0, False)
+
+
+def test_an_alarm_holds_until_reset() -> None:
+    detector = EDetector(TOLERANCE, 10.0, 1.0)
+    for _ in range(10):
+        detector.update(1.0)
+    risen = detector.e_value
+    detector.update(0.0)
+    assert detector.drift_detected
+    assert detector.e_value == risen
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_values_that_would_void_the_guarantee_are_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        EDetector(TOLERANCE, 10.0, 1.0).update(value)
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        ConfidenceSequence().update(value)
+
+
+def test_detector_refuses_impossible_settings() -> None:
+    with pytest.raises(ValueError, match="tolerance"):
+        EDetector(1.0, 10.0, 1.0)
+    with pytest.raises(ValueError, match="warning_threshold"):
+        EDetector(0.5, 10.0, 20.0)
+
+
+@pytest.mark.parametrize("mean", [0.5, 0.9, 0.99])
+def test_intervals_miss_the_mean_at_any_time_in_at_most_five_percent_of_runs(mean: float) -> None:
+    rng = np.random.default_rng(1)
+    misses = 0
+    for _ in range(200):
+        sequence = ConfidenceSequence(error=0.05)
+        for value in rng.random(300) < mean:
+            sequence.update(float(value))
+            if not sequence.interval.low <= mean <= sequence.interval.high:
+                misses += 1
+                break
+    assert misses <= 20  # 5 % of 200, with three standard errors on top
+
+
+def test_intervals_narrow_and_hold_the_estimate() -> None:
+    sequence = ConfidenceSequence()
+    assert (sequence.interval.low, sequence.interval.high, sequence.interval.n) == (0.0, 1.0, 0)
+    for _ in range(500):
+        sequence.update(0.9)
+    interval = sequence.interval
+    assert interval.low <= interval.estimate <= interval.high
+    assert interval.high - interval.low < 0.1
+    assert interval.n == 500

@@ -1,0 +1,88 @@
+"""The laws of AbsHistogram, on data chosen to break them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from calibrate.errors import CalibrationError
+from calibrate.histogram import AbsHistogram, abs_histogram, empty_histogram, merge, merge_all, range_exp_for
+
+BITS = 6
+Floats = NDArray[np.float32]
+
+any_floats = st.one_of(
+    hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32, allow_subnormal=True)),
+    hnp.arrays(np.float16, st.integers(0, 40), elements=st.floats(width=16, allow_subnormal=True)),
+)
+
+
+def same(a: AbsHistogram, b: AbsHistogram) -> bool:
+    return bool(
+        (a.counts == b.counts).all()
+        and (a.range_exp, a.amax, a.zeros, a.nonfinite) == (b.range_exp, b.amax, b.zeros, b.nonfinite)
+    )
+
+
+def counted_by_hand(x: NDArray[np.floating], range_exp: int) -> list[int]:
+    """Bin by bin in exact Python integers and fractions."""
+    counts = [0] * (1 << BITS)
+    for value in x.astype(np.float64):
+        if np.isfinite(value):
+            counts[int(abs(value) * 2.0 ** (BITS - range_exp))] += 1
+    return counts
+
+
+@given(any_floats)
+def test_counts_every_finite_value_in_its_bin(x: NDArray[np.floating]) -> None:
+    histogram = abs_histogram(x, BITS)
+    finite = np.abs(x[np.isfinite(x)].astype(np.float64))
+    assert histogram.counts.tolist() == counted_by_hand(x, histogram.range_exp)
+    assert histogram.amax == finite.max(initial=0.0)
+    assert histogram.zeros == (finite == 0.0).sum()
+    assert histogram.nonfinite == x.size - finite.size
+    assert histogram.total == finite.size
+
+
+@given(st.lists(any_floats, max_size=5), st.permutations(range(5)))
+def test_any_batching_and_order_gives_the_same_bits(parts: Sequence[Floats], order: Sequence[int]) -> None:
+    whole = abs_histogram(np.concatenate([p.astype(np.float32) for p in parts] or [np.zeros(0, np.float32)]), BITS)
+    shuffled = [parts[i] for i in order if i < len(parts)]
+    assert same(merge_all([abs_histogram(p, BITS) for p in shuffled], BITS), whole)
+
+
+@given(any_floats, any_floats, any_floats)
+def test_merge_is_associative_and_commutative_with_an_identity(a: Floats, b: Floats, c: Floats) -> None:
+    x, y, z = (abs_histogram(part, BITS) for part in (a, b, c))
+    assert same(merge(merge(x, y), z), merge(x, merge(y, z)))
+    assert same(merge(x, y), merge(y, x))
+    assert same(merge(x, empty_histogram(BITS)), x)
+
+
+@given(any_floats, st.integers(0, 20))
+def test_widening_equals_having_started_wider(x: NDArray[np.floating], more: int) -> None:
+    narrow = abs_histogram(x, BITS)
+    range_exp = min(narrow.range_exp + more, 128)
+    assert narrow.widened(range_exp).counts.tolist() == counted_by_hand(x, range_exp)
+
+
+@pytest.mark.parametrize(
+    ("amax", "expected"), [(0.0, -100), (1e-45, -100), (0.75, 0), (1.0, 1), (1.5, 1), (3.4e38, 128)]
+)
+def test_range_is_the_smallest_power_of_two_above_amax(amax: float, expected: int) -> None:
+    assert range_exp_for(amax) == expected
+
+
+def test_refuses_what_it_cannot_count_exactly() -> None:
+    with pytest.raises(ValueError, match="float64"):
+        abs_histogram(np.zeros(3))
+    with pytest.raises(ValueError, match="only widens"):
+        abs_histogram(np.ones(3, np.float32)).widened(-5)
+    with pytest.raises(CalibrationError, match=r"histogram\.bits.*64 and 4096"):
+        merge(empty_histogram(BITS), empty_histogram())

@@ -1,0 +1,109 @@
+"""Thresholds against a direct evaluation of their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from calibrate.errors import CalibrationError
+from calibrate.histogram import abs_histogram
+from calibrate.threshold import LEVELS, find_amax, histogram_amax, kl_divergence
+
+Counts = NDArray[np.int64]
+
+
+def kl_by_definition(counts: Counts, kept: int) -> float:
+    """KL(P || Q) of one candidate, built as the definition says, without prefix sums."""
+    p = counts[:kept].astype(float)
+    q = np.zeros(kept)
+    groups = np.arange(kept) * LEVELS // kept
+    for group in range(LEVELS):
+        members = (groups == group) & (p > 0)
+        if members.any():
+            q[members] = p[groups == group].sum() / members.sum()
+    p[-1] += counts[kept:].sum()
+    if p.sum() == 0 or q.sum() == 0 or ((q == 0) & (p > 0)).any():
+        return float("inf")
+    p, q = p / p.sum(), q / q.sum()
+    return float((p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum())
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 1000), min_size=LEVELS + 1, max_size=300), st.data())
+def test_prefix_sums_give_the_divergence_of_the_definition(values: list[int], data: st.DataObject) -> None:
+    counts = np.array([*values, 1], np.int64)
+    candidates, divergence = kl_divergence(counts)
+    index = data.draw(st.integers(0, candidates.size - 1))
+    assert divergence[index] == pytest.approx(kl_by_definition(counts, int(candidates[index])), abs=1e-9)
+
+
+def test_entropy_keeps_data_that_has_no_values_near_zero() -> None:
+    x = np.random.default_rng(0).normal(10.0, 0.3, 50_000).astype(np.float32)
+    assert histogram_amax(abs_histogram(x)) > 10.5
+
+
+def test_entropy_clips_a_long_tail() -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=100_000), [60.0]]).astype(np.float32)
+    assert 3.0 < histogram_amax(abs_histogram(x)) < 30.0
+
+
+@pytest.mark.parametrize("method", ["entropy", "mse", "max", "percentile:99.9"])
+def test_degenerate_histograms_have_an_answer(method: str) -> None:
+    assert find_amax(np.zeros(4096, np.int64), 0.5, method) == 0.0
+    one_bin = np.zeros(4096, np.int64)
+    one_bin[700] = 12345
+    assert find_amax(one_bin, 0.5, method) == pytest.approx(701 * 0.5, rel=0.15)
+    tiny = abs_histogram(np.array([0.0] * 9999 + [1e-3], np.float32))
+    assert 0.0 < histogram_amax(tiny, method) <= 1.0001e-3
+
+
+def test_several_histograms_in_one_call_are_each_alone() -> None:
+    rng = np.random.default_rng(1)
+    counts = rng.poisson(np.exp(-np.arange(2048) / rng.uniform(50, 400, (5, 1))) * 1000).astype(np.int64)
+    widths = np.array([0.1, 0.2, 0.3, 0.4, 0.5])
+    together = find_amax(counts, widths)
+    assert together == pytest.approx([find_amax(row, width) for row, width in zip(counts, widths, strict=True)])
+
+
+def test_percentile_keeps_the_asked_share() -> None:
+    x = np.random.default_rng(0).exponential(size=100_000).astype(np.float32)
+    amax = histogram_amax(abs_histogram(x), "percentile:99")
+    assert (x <= amax).mean() == pytest.approx(0.99, abs=0.001)
+
+
+def test_mse_is_the_least_of_the_errors_on_the_data() -> None:
+    x = np.random.default_rng(0).laplace(size=100_000).astype(np.float32)
+    histogram = abs_histogram(x)
+
+    def error(amax: float) -> float:
+        scale = amax / 127
+        return float(((x - np.clip(np.rint(x / scale), -127, 127) * scale) ** 2).mean())
+
+    best = min(error(histogram.amax * 2.0 ** (-k / 20)) for k in range(100))
+    assert error(histogram_amax(histogram, "mse")) <= 1.03 * best
+
+
+def test_max_and_global_do_as_they_say() -> None:
+    x = np.array([0.1, -3.3], np.float32)
+    assert histogram_amax(abs_histogram(x), "max") == float(np.float32(3.3))
+    assert histogram_amax(abs_histogram(x), "global:6.0") == 6.0
+
+
+@pytest.mark.parametrize(
+    "method", ["", "entropie", "entropy:9", "percentile", "percentile:x", "percentile:5", "percentile:101", "global:0",
+               "global:inf", "global:nan", "max:3"],
+)  # fmt: skip
+def test_unknown_methods_are_refused_with_the_known_ones(method: str) -> None:
+    with pytest.raises(CalibrationError, match=r"threshold\.method.*percentile:P.*global:V"):
+        find_amax(np.ones(10, np.int64), 1.0, method)
+
+
+def test_the_peers_percentiles(shared_vectors: dict[str, NDArray[np.generic]]) -> None:
+    for counts, bins in zip(
+        shared_vectors["counts"], shared_vectors["pytorch_quantization_p99_9_bins"], strict=True
+    ):
+        assert find_amax(counts, 1.0, "percentile:99.9") == float(bins)
