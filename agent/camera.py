@@ -24,7 +24,9 @@ from agent.backoff import Backoff
 from agent.errors import CameraError
 from agent.images import ImageFiles
 
-os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # what FFmpeg has to say becomes a CameraError
+# What OpenCV and FFmpeg have to say of a source becomes a CameraError.
+os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
 
 Image = NDArray[np.uint8]
 

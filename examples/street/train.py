@@ -24,7 +24,7 @@ from examples.street.loss import detection_loss, grid
 from examples.street.net import Deployed, StreetNet
 
 TRAIN_SEED, TEST_SEED = 10_000, 50_000
-_TRAIN_IMAGES, _TEST_IMAGES = 8000, 600
+_TRAIN_IMAGES, _TEST_IMAGES = 7000, 600
 _BATCH = 32
 _PEAK_RATE, _WARMUP_STEPS, _WEIGHT_DECAY = 3e-3, 150, 0.03
 _AVERAGE_DECAY = 0.998

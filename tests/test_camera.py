@@ -1,0 +1,207 @@
+"""Sources and the hand-over of frames, with real video files through the real capture path."""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from agent.camera import CaptureThread, Frame, FrameSlot, Source, parse_source, read_images, source_length
+from agent.errors import CameraError
+
+COUNT = 12
+
+
+def picture(number: int) -> np.ndarray:
+    return np.full((48, 64, 3), 20 * number, np.uint8)
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> Path:
+    path = tmp_path / "clip.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48))
+    for number in range(COUNT):
+        writer.write(picture(number))
+    writer.release()
+    return path
+
+
+def frame(number: int) -> Frame:
+    return Frame(number, number / 10, 0, picture(number))
+
+
+def test_a_video_yields_its_frames_in_media_time(video: Path) -> None:
+    source = parse_source(str(video))
+    assert source == Source("video", str(video))
+    stamped = list(read_images(source))
+    assert [round(ts, 3) for ts, _ in stamped] == [number / 10 for number in range(COUNT)]
+    assert [round(float(image.mean()) / 20) for _, image in stamped] == list(range(COUNT))
+    assert source_length(source) == COUNT
+
+
+def test_a_folder_and_a_zip_of_images_are_sources(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in (2, 0, 1):
+        cv2.imwrite(str(folder / f"{number}.png"), picture(number))
+    packed = tmp_path / "images.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in folder.iterdir():
+            archive.write(path, path.name)
+    for place in (folder, packed):
+        source = parse_source(str(place))
+        assert [int(image[0, 0, 0]) for _, image in read_images(source)] == [0, 20, 40]
+        assert source_length(source) == 3
+
+
+def test_live_sources_are_told_from_files() -> None:
+    assert parse_source("rtsp://10.0.0.1/stream") == Source("rtsp", "rtsp://10.0.0.1/stream")
+    assert parse_source("csi:0") == Source("csi", "0")
+    assert parse_source("csi:0").live
+    assert not Source("video", "a.mp4").live
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("csi:front", "camera.source"), ("nowhere.mp4", "camera.missing"), ("v4l2:/dev/video99", "camera.missing")],
+)
+def test_sources_that_cannot_be_are_refused(text: str, code: str) -> None:
+    with pytest.raises(CameraError) as caught:
+        parse_source(text)
+    assert caught.value.code == code
+
+
+def test_bad_files_are_named(tmp_path: Path, video: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.mp4"
+    text.write_text("this is no video\n" * 100)
+    with pytest.raises(CameraError, match=r"camera\.open.*text\.mp4"):
+        list(read_images(parse_source(str(text))))
+    header_only = tmp_path / "empty.avi"
+    cv2.VideoWriter(str(header_only), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48)).release()
+    with pytest.raises(CameraError, match=r"camera\.(open|empty).*empty\.avi"):
+        list(read_images(parse_source(str(header_only))))
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(CameraError, match=r"images\.none"):
+        list(read_images(parse_source(str(tmp_path / "bare"))))
+    assert capfd.readouterr().err == ""  # what FFmpeg has to say is in the error, not on the terminal
+
+
+def test_a_truncated_video_gives_what_is_left_of_it(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.avi", tmp_path / "cut.avi"
+    writer = cv2.VideoWriter(str(whole), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (320, 240))
+    rng = np.random.default_rng(0)
+    for _ in range(COUNT):
+        writer.write(rng.integers(0, 255, (240, 320, 3), np.uint8))
+    writer.release()
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size * 6 // 10])
+    assert 0 < len(list(read_images(parse_source(str(cut))))) < COUNT
+
+
+def test_csi_without_gstreamer_says_where_to_get_it() -> None:
+    with pytest.raises(CameraError, match=r"camera\.gstreamer.*JetPack"):
+        list(read_images(parse_source("csi:0")))
+
+
+def test_the_freshest_frame_overwrites_and_is_counted() -> None:
+    slot = FrameSlot(keep_every=False)
+    for number in range(5):
+        slot.put(frame(number))
+    taken = slot.get()
+    assert taken is not None
+    assert taken.id == 4
+    assert slot.dropped == {"stale": 4}
+
+
+def test_keeping_every_frame_waits_for_the_reader() -> None:
+    slot = FrameSlot(keep_every=True)
+    slot.put(frame(0))
+    second = threading.Thread(target=lambda: slot.put(frame(1)))
+    second.start()
+    assert [taken.id for taken in (slot.get(), slot.get()) if taken] == [0, 1]
+    second.join()
+    assert not slot.dropped
+
+
+def test_a_closed_slot_is_emptied_and_then_ends() -> None:
+    slot = FrameSlot(keep_every=True)
+    slot.put(frame(0))
+    waiting = threading.Thread(target=lambda: slot.put(frame(1)))
+    waiting.start()
+    slot.close()
+    waiting.join(5.0)
+    assert not waiting.is_alive()
+    last = slot.get()
+    assert last is not None
+    assert last.id == 0
+    assert slot.get() is None
+
+
+def capture(source: Source, limit: int = 0) -> tuple[list[Frame], CaptureThread, list[CameraError]]:
+    slot, errors = FrameSlot(keep_every=True), list[CameraError]()
+    thread = CaptureThread(source, slot, 0.0, limit, errors.append)
+    thread.start()
+    frames = []
+    while (taken := slot.get()) is not None:
+        frames.append(taken)
+    thread.join(5.0)
+    return frames, thread, errors
+
+
+def test_capture_numbers_frames_and_stops_at_the_limit(video: Path) -> None:
+    frames, thread, errors = capture(parse_source(str(video)), limit=7)
+    assert [taken.id for taken in frames] == list(range(7))
+    assert thread.error is None
+    assert not errors
+
+
+def test_capture_hands_on_the_error_that_ended_a_file(tmp_path: Path) -> None:
+    text = tmp_path / "text.mp4"
+    text.write_text("no video")
+    frames, thread, errors = capture(Source("video", str(text)))
+    assert frames == []
+    assert thread.error is errors[0]
+
+
+def test_capture_can_be_stopped_while_it_waits_for_a_reader(video: Path) -> None:
+    slot = FrameSlot(keep_every=True)
+    thread = CaptureThread(parse_source(str(video)), slot, 0.0, 0, lambda _: None)
+    thread.start()
+    assert slot.get() is not None
+    thread.stop()
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_speed_paces_a_file(video: Path) -> None:
+    slot = FrameSlot(keep_every=True)
+    thread = CaptureThread(parse_source(str(video)), slot, 4.0, 0, lambda _: None)
+    thread.start()
+    stamps = []
+    while (taken := slot.get()) is not None:
+        stamps.append(taken.captured_ns)
+    assert (stamps[-1] - stamps[0]) / 1e9 >= (COUNT - 1) / 10 / 4.0 - 0.01
+
+
+def test_a_lost_camera_is_opened_again_until_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = threading.Semaphore(0)
+
+    def lost(_: Source) -> list[tuple[float, np.ndarray]]:
+        attempts.release()
+        raise CameraError("camera.lost", "x stopped", "frames", "check")
+
+    monkeypatch.setattr("agent.camera.read_images", lost)
+    monkeypatch.setattr("agent.backoff.Backoff.next_s", lambda _: 0.001)
+    slot = FrameSlot(keep_every=False)
+    thread = CaptureThread(Source("rtsp", "rtsp://127.0.0.1:1/x"), slot, 0.0, 0, lambda _: None)
+    thread.start()
+    for _ in range(3):
+        assert attempts.acquire(timeout=5.0)
+    thread.stop()
+    thread.join(5.0)
+    assert not thread.is_alive()
+    assert thread.error is None
+    assert slot.dropped["reconnect"] >= 2

@@ -1,0 +1,69 @@
+"""The drift monitor on streams of histograms whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from agent.config import DriftConfig
+from agent.drift import DriftMonitor
+from calibrate.histogram import AbsHistogram, abs_histogram
+from engines.calibration import Calibration, calibrate_histograms
+
+CONFIG = DriftConfig(tolerance_db=3.0, block_s=5.0, false_alarms_per_30d=1.0)
+
+
+def scene(brightness: float, seed: int) -> dict[str, AbsHistogram]:
+    """Two tensors of one frame, whose values grow with the light."""
+    rng = np.random.default_rng(seed)
+    signal = np.maximum(rng.normal(size=4000), 0.0) * brightness
+    return {"a": abs_histogram(signal.astype(np.float32)), "b": abs_histogram((signal * 7.0).astype(np.float32))}
+
+
+def calibration(brightness: float = 1.0, method: str = "entropy") -> Calibration:
+    return calibrate_histograms(
+        scene(brightness, 12345), (), model_sha256="m", method=method, frames=1, source="test"
+    )
+
+
+def states(monitor: DriftMonitor, light: Iterator[float]) -> list[tuple[float, str]]:
+    found = []
+    for second, brightness in enumerate(light):
+        monitor.update(float(second), scene(brightness, second))
+        if not found or found[-1][1] != monitor.state.state:
+            found.append((float(second), monitor.state.state))
+    return found
+
+
+@pytest.mark.parametrize("method", ["entropy", "mse", "percentile:99.9"])
+def test_an_unchanged_scene_stays_calm_whatever_chose_the_scales(method: str) -> None:
+    monitor = DriftMonitor(CONFIG, calibration(method=method))
+    assert states(monitor, iter([1.0] * 600)) == [(0.0, "calm")]
+    assert monitor.state.gain_db < 1.0
+    assert monitor.state.onset_ts is None
+
+
+@pytest.mark.parametrize("brightness", [4.0, 1 / 16])
+def test_a_scene_that_left_the_calibration_warns_and_then_alarms(brightness: float) -> None:
+    monitor = DriftMonitor(CONFIG, calibration())
+    changes = states(monitor, iter([1.0] * 200 + [brightness] * 400))
+    assert [name for _, name in changes] == ["calm", "warning", "alarm"]
+    assert 200.0 < changes[1][0] < changes[2][0] < 320.0
+    assert monitor.state.gain_db > 6.0
+    assert monitor.state.onset_ts == pytest.approx(200.0, abs=5.0)
+
+
+def test_a_passing_cloud_raises_no_alarm() -> None:
+    monitor = DriftMonitor(CONFIG, calibration())
+    changes = states(monitor, iter(([1.0] * 100 + [4.0] * 10) * 10))
+    assert "alarm" not in [name for _, name in changes]
+
+
+def test_clock_jumps_neither_alarm_nor_stall() -> None:
+    monitor = DriftMonitor(CONFIG, calibration())
+    for ts in (100.0, 101.0, 3.0, 4.0, 9.0, 1e9, 1e9 + 6.0):
+        monitor.update(ts, scene(1.0, int(ts) % 1000))
+    assert monitor.state.state == "calm"
+    assert monitor.update(1e9 + 12.0, scene(1.0, 1))

@@ -1,0 +1,77 @@
+"""When the observer looks, and what it keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent.sampling import HELD_OUT_EVERY, Clock, Collection
+from calibrate.histogram import abs_histogram
+
+
+def taken(clock: Clock, times: np.ndarray) -> np.ndarray:
+    return np.array([ts for ts in times if clock.due(float(ts))])
+
+
+def test_one_frame_a_period_on_average_at_random_gaps() -> None:
+    times = taken(Clock(1.0), np.arange(0.0, 1000.0, 0.04))
+    gaps = np.diff(times)
+    assert times.size == pytest.approx(1000, rel=0.05)
+    assert gaps.min() >= 0.5
+    assert gaps.max() <= 1.6
+    assert gaps.std() > 0.2
+
+
+def test_a_clock_set_back_does_not_stop_the_observer() -> None:
+    clock = Clock(1.0)
+    assert clock.due(1000.0)
+    assert not clock.due(1000.1)
+    assert clock.due(3.0)
+
+
+def test_a_hastened_clock_is_due_at_once() -> None:
+    clock = Clock(100.0)
+    assert clock.due(0.0)
+    clock.hasten(0.2)
+    assert clock.due(0.1)
+    assert taken(clock, np.arange(0.1, 10.1, 0.01)).size == pytest.approx(50, rel=0.2)
+
+
+def test_held_out_frames_never_enter_the_histograms() -> None:
+    collection = Collection(held_out_size=8)
+    for number in range(200):
+        x = np.full((1, 1, 2, 2), number + 1, np.float32)
+        collection.add(x, {"t": abs_histogram(x)})
+    held_out = {int(x[0, 0, 0, 0]) - 1 for x in collection.held_out}
+    assert collection.frames == 150
+    assert collection.histograms["t"].total == 4 * 150
+    assert len(held_out) == 8
+    assert all((number + 1) % HELD_OUT_EVERY == 0 for number in held_out)
+
+
+def test_held_out_frames_are_spread_over_the_whole_stretch() -> None:
+    thirds = np.zeros(3)
+    collection = Collection(held_out_size=30)
+    for number in range(3000):
+        x = np.full((1, 1, 1, 1), number, np.float32)
+        collection.add(x, {})
+    for x in collection.held_out:
+        thirds[int(x[0, 0, 0, 0]) // 1000] += 1
+    assert thirds.min() >= 4
+
+
+def test_a_held_out_frame_is_a_copy() -> None:
+    collection = Collection(held_out_size=1)
+    buffer = np.zeros((1, 1, 1, 1), np.float32)
+    for number in range(HELD_OUT_EVERY):
+        buffer[:] = number
+        collection.add(buffer, {})
+    buffer[:] = 99
+    assert collection.held_out[0][0, 0, 0, 0] == HELD_OUT_EVERY - 1
+
+
+def test_without_a_held_out_set_every_frame_counts() -> None:
+    collection = Collection(held_out_size=0)
+    for _ in range(10):
+        collection.add(np.zeros((1, 1, 1, 1), np.float32), {})
+    assert collection.frames == 10
