@@ -123,9 +123,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from engines.backend import open_backend
 
     backend = open_backend(options.backend, options.threads)
-    result = run_calibrate(
-        options.model, options.frames, options.count, options.method, options.output, backend
-    )
+    result = run_calibrate(options.model, options.frames, options.count, options.method, options.output, backend)
     return _print(options, result)
 
 

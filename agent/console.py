@@ -72,4 +72,3 @@ def set_up_logging(level: str) -> None:
     handler = ConsoleHandler()
     handler.setFormatter(logging.Formatter("level=%(levelname)s at=%(name)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-

@@ -40,9 +40,7 @@ class DriftMonitor:
         self._scales = calibration.scales
         self._baseline_db = predicted_gain_db(calibration.histograms, self._scales)
         threshold = _MONTH_S / config.block_s / config.false_alarms_per_30d
-        self._detector = EDetector(
-            config.tolerance_db / FULL_SCALE_DB, threshold, min(_WARNING_BLOCKS, threshold)
-        )
+        self._detector = EDetector(config.tolerance_db / FULL_SCALE_DB, threshold, min(_WARNING_BLOCKS, threshold))
         self._block: dict[str, AbsHistogram] = {}
         self._block_start: float | None = None
         self._gain_db = 0.0

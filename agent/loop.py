@@ -22,7 +22,9 @@ class FrameLoop(threading.Thread):
     no daemon, and systemd starts a new one.
     """
 
-    def __init__(self, slot: FrameSlot, engine_id: str, engine: Engine, task: VisionTask, sinks: Sequence[Sink]) -> None:
+    def __init__(
+        self, slot: FrameSlot, engine_id: str, engine: Engine, task: VisionTask, sinks: Sequence[Sink]
+    ) -> None:
         super().__init__(name="inference", daemon=True)
         self._slot = slot
         self._engine_id = engine_id

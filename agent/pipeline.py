@@ -75,4 +75,3 @@ class Pipeline:
         latency_ns = served.done_ns - served.frame.captured_ns
         self.meter.record(latency_ns)
         self.run_meter.record(latency_ns)
-

@@ -82,7 +82,9 @@ class Recalibration:
         self._child: CandidateProcess | None = None
         self.job: Job | None = None
 
-    def request(self, trigger: str, report: JobObserver, frames: int | None = None, method: str | None = None) -> Job | None:
+    def request(
+        self, trigger: str, report: JobObserver, frames: int | None = None, method: str | None = None
+    ) -> Job | None:
         """Start a job, unless one is running: then None."""
         if self.job is not None:
             return None
@@ -139,7 +141,9 @@ class Recalibration:
             )
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
-            self._finish(_failed("recalibration.disk", f"the job could not be written: {error.strerror}", "free disk space"))
+            self._finish(
+                _failed("recalibration.disk", f"the job could not be written: {error.strerror}", "free disk space")
+            )
 
     def _finish(self, outcome: Mapping[str, Any]) -> None:
         job, self.job, self._child = self.job, None, None
@@ -214,7 +218,9 @@ class CandidateProcess:
         self._process.stdout.close()
         if outcome is None or self._ended_for:
             reason = self._ended_for or f"it ended with status {status}{self._last_words()}"
-            outcome = _failed("recalibration.child", f"the candidate process failed: {reason}", "see the log, then try again")
+            outcome = _failed(
+                "recalibration.child", f"the candidate process failed: {reason}", "see the log, then try again"
+            )
         self._errors.close()
         shutil.rmtree(self._directory, ignore_errors=True)
         final = outcome

@@ -33,7 +33,9 @@ class Reporter:
 
     def event(self, kind: str, **detail: JsonValue) -> None:
         """Report that something happened; `kind` is alarm, job, swap, rollback or error."""
-        words = " ".join(f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in detail.items())
+        words = " ".join(
+            f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in detail.items()
+        )
         log.log(_LEVELS.get(kind, logging.INFO), "event=%s %s", kind, words)
         if self._link is not None:
             self._link.send(Event(epoch=self._epoch, seq=self._next_seq(), ts=time.time(), kind=kind, detail=detail))
@@ -47,9 +49,7 @@ class Reporter:
         if self._link is None:
             return
         state: dict[str, JsonValue] = {**health(), "mqtt_dropped": sum(self._link.drops.values())}
-        sample = Telemetry(
-            epoch=self._epoch, seq=self._next_seq(), ts=time.time(), cameras=dict(cameras), health=state
-        )
+        sample = Telemetry(epoch=self._epoch, seq=self._next_seq(), ts=time.time(), cameras=dict(cameras), health=state)
         self._link.send(sample)
 
     def _next_seq(self) -> int:

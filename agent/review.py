@@ -56,22 +56,23 @@ def read_labels(path: Path) -> dict[int, LabelledBoxes]:
 
     Boxes are in frame pixels. Raises DatasetError (`labels.unreadable`) naming the line.
     """
-    labels = {}
+    where = str(path)
     try:
+        labels = {}
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            where = f"{path}, line {number}"
             entry = json.loads(line)
             boxes = np.array([label["box"] for label in entry["labels"]], np.float32).reshape(-1, 4)
             classes = np.array([label["class"] for label in entry["labels"]], np.int64)
             labels[int(entry["frame"])] = LabelledBoxes(boxes=boxes, classes=classes)
+        return labels
     except (OSError, ValueError, KeyError, TypeError) as error:
-        where = f"{path}" if isinstance(error, OSError) else f"{path}, line {number}"
         raise DatasetError(
             "labels.unreadable",
             f"{where}: {type(error).__name__}: {error}",
             'JSON lines {"frame": 17, "labels": [{"class": 0, "box": [x1, y1, x2, y2]}]}',
             "correct the file that camera.labels names",
         ) from error
-    return labels
 
 
 class Panel:

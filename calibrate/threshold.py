@@ -31,7 +31,9 @@ METHODS = "entropy, percentile:P (50 < P <= 100), mse, max, global:V (V > 0)"
 Counts = NDArray[np.int64]
 
 
-def find_amax(counts: Counts, bin_width: float | NDArray[np.float64], method: str = "entropy") -> NDArray[np.float64] | float:
+def find_amax(
+    counts: Counts, bin_width: float | NDArray[np.float64], method: str = "entropy"
+) -> NDArray[np.float64] | float:
     """The amax of one histogram, counts (bins,), or of several, (tensors, bins); float64 scalar or (tensors,).
 
     `bin_width` is in the units of x, one for all or one per tensor. A histogram without counts gives 0.0.

@@ -144,9 +144,7 @@ class Store:
         """Swap current and previous. Raises EngineError (`artefact.missing`) when there is no previous one."""
         previous = self.read("previous")
         if previous is None:
-            raise EngineError(
-                "artefact.missing", "no previous artefact", "one to roll back to", "recalibrate instead"
-            )
+            raise EngineError("artefact.missing", "no previous artefact", "one to roll back to", "recalibrate instead")
         self.promote(previous)
         return previous
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+pytest_plugins = ["brokers"]
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:

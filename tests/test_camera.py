@@ -75,7 +75,7 @@ def test_sources_that_cannot_be_are_refused(text: str, code: str) -> None:
     assert caught.value.code == code
 
 
-def test_bad_files_are_named(tmp_path: Path, video: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bad_files_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.mp4"
     text.write_text("this is no video\n" * 100)
     with pytest.raises(CameraError, match=r"camera\.open.*text\.mp4"):

@@ -23,9 +23,7 @@ def scene(brightness: float, seed: int) -> dict[str, AbsHistogram]:
 
 
 def calibration(brightness: float = 1.0, method: str = "entropy") -> Calibration:
-    return calibrate_histograms(
-        scene(brightness, 12345), (), model_sha256="m", method=method, frames=1, source="test"
-    )
+    return calibrate_histograms(scene(brightness, 12345), (), model_sha256="m", method=method, frames=1, source="test")
 
 
 def states(monitor: DriftMonitor, light: Iterator[float]) -> list[tuple[float, str]]:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import cv2
 import numpy as np
+import onnx
 import pytest
 
+from agent.build import Model, open_model
+from agent.detections import Detections, LabelledBoxes
+from agent.fidelity import MatchCounts, count_matches
+from agent.model_spec import load_model_spec
+from agent.preprocess import Preprocessor
+from agent.vision import VisionTask
+from calibrate.histogram import merge_all
+from engines.backend import Backend, open_backend
+from engines.calibration import calibrate_histograms
+from engines.qdq import insert_qdq
 from examples.street import view
+from examples.street.dataset import INPUT_HEIGHT_PX, INPUT_WIDTH_PX
 from examples.street.light import decode, light_at
 from examples.street.render import hour_at, render_video, truth_path
 from examples.street.scene import CLASSES, MIN_HEIGHT_PX, MIN_VISIBLE, MIN_WIDTH_PX, Frame, Street
 
 NIGHT, MORNING = 4.0, 8.3
+MODEL_SPEC = Path(view.__file__).with_name("model.yaml")
 SEED, DURATION_S = 11, 120.0
 
 
@@ -149,3 +163,77 @@ def test_an_interrupted_rendering_keeps_the_older_video(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         render_video(video, 5, progress=interrupt)
     assert (video.read_bytes(), truth_path(video).read_bytes()) == before
+
+
+def test_the_model_is_small_and_has_what_a_real_one_has() -> None:
+    path = load_model_spec(MODEL_SPEC).path
+    model = onnx.load(path)
+    convolutions = [node for node in model.graph.node if node.op_type == "Conv"]
+    groups = [a.i for node in convolutions for a in node.attribute if a.name == "group"]
+    assert path.stat().st_size < 1_000_000
+    assert len(convolutions) >= 12
+    assert max(groups) > 1
+    assert {"Add", "Sigmoid", "Mul"} <= {node.op_type for node in model.graph.node}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return open_backend("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def model(backend: Backend) -> Model:
+    return open_model(load_model_spec(MODEL_SPEC), backend)
+
+
+def _frames(street: Street, first_ts: float, count: int, hour: float) -> list[Frame]:
+    return [street.frame(first_ts + 1.1 * step, hour) for step in range(count)]
+
+
+def _f1(backend: Backend, model: Model, graph: onnx.ModelProto, path: Path, frames: list[Frame]) -> float:
+    """F1 of class-aware matches at IoU 0.5 against the ground truth, in video pixels."""
+    backend.build(graph, path, lambda _share, _step: None)
+    total = MatchCounts()
+    with closing(backend.load(path)) as engine:
+        vision = VisionTask(model.spec, engine.inputs, engine.outputs)
+        for frame in frames:
+            batch, geometry = vision.preprocess(frame.image)
+            found = vision.decode(engine.infer(batch))
+            assert isinstance(found, Detections)
+            boxes = geometry.to_frame(found.boxes)
+            truth = LabelledBoxes(
+                boxes=np.array([label.box for label in frame.labels], np.float32).reshape(-1, 4),
+                classes=np.array([label.class_id for label in frame.labels], np.int64),
+            )
+            total += count_matches(Detections(boxes=boxes, classes=found.classes, scores=found.scores), truth)
+    return total.f1
+
+
+def _int8(backend: Backend, model: Model, frames: list[Frame]) -> onnx.ModelProto:
+    """The model under INT8 scales calibrated on `frames`, every convolution quantised."""
+    preprocess = Preprocessor(model.spec.input, (1, 3, INPUT_HEIGHT_PX, INPUT_WIDTH_PX))
+    with closing(backend.observer(model.master, model.placement.taps)) as observer:
+        seen = [observer.observe(preprocess(frame.image)[0]).histograms for frame in frames]
+    merged = {tap: merge_all([histograms[tap] for histograms in seen]) for tap in seen[0]}
+    calibration = calibrate_histograms(
+        merged, model.placement.shared, model_sha256=model.sha256, method="entropy", frames=len(frames), source="test"
+    )
+    return insert_qdq(model.master, model.placement, calibration.amax)
+
+
+@pytest.mark.slow
+def test_scales_of_the_night_fail_in_the_morning_and_new_ones_cure_it(
+    street: Street, backend: Backend, model: Model, tmp_path: Path
+) -> None:
+    """What the sample is for. The margins are wide: forty frames decide a mean only to a few hundredths."""
+    nights, mornings = (_frames(street, 0.3, 40, hour) for hour in (NIGHT, MORNING))
+    of_night, of_morning = (_int8(backend, model, _frames(street, 60.0, 32, hour)) for hour in (NIGHT, MORNING))
+
+    def f1(graph: onnx.ModelProto, frames: list[Frame]) -> float:
+        return _f1(backend, model, graph, tmp_path / "engine.onnx", frames)
+
+    night, morning = f1(model.master, nights), f1(model.master, mornings)
+    assert min(night, morning) > 0.85
+    assert f1(of_night, nights) > night - 0.04
+    assert f1(of_night, mornings) < morning - 0.2
+    assert f1(of_morning, mornings) > morning - 0.03

@@ -103,7 +103,5 @@ def test_unknown_methods_are_refused_with_the_known_ones(method: str) -> None:
 
 
 def test_the_peers_percentiles(shared_vectors: dict[str, NDArray[np.generic]]) -> None:
-    for counts, bins in zip(
-        shared_vectors["counts"], shared_vectors["pytorch_quantization_p99_9_bins"], strict=True
-    ):
+    for counts, bins in zip(shared_vectors["counts"], shared_vectors["pytorch_quantization_p99_9_bins"], strict=True):
         assert find_amax(counts, 1.0, "percentile:99.9") == float(bins)

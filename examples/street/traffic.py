@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from examples.street.light import Colour
 from examples.street.vehicles import KINDS, shape
 from examples.street.view import SEEN_X
 
@@ -29,8 +30,6 @@ _TOPS = (
 )  # fmt: skip
 _TROUSERS = ((0.035, 0.035, 0.04), (0.20, 0.10, 0.05), (0.12, 0.20, 0.27), (0.10, 0.10, 0.11))
 _SKINS = ((0.25, 0.35, 0.55), (0.18, 0.27, 0.45), (0.09, 0.14, 0.25))
-
-Colour = tuple[float, float, float]
 
 
 @dataclass(frozen=True)

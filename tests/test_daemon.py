@@ -1,0 +1,200 @@
+"""The whole daemon as a process: real video, real broker, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from brokers import RealBroker, Watcher, eventually, free_port
+from worlds import World, make_world
+
+from agent.messages import CommandResult
+from agent.topics import Topics
+from engines.store import Store
+from fleet.operator import new_command, send
+
+TOPICS = Topics("default", "board")
+
+
+def morning(ts: float) -> float:
+    return 0.06 if ts < 60.0 else 1.0
+
+
+def mqtt(broker: RealBroker) -> dict[str, object]:
+    return {"host": broker.host, "port": broker.port}
+
+
+@pytest.mark.broker
+def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, any_broker: RealBroker) -> None:
+    world = make_world(tmp_path, morning, 160.0, mqtt=mqtt(any_broker))
+    with Watcher(any_broker.endpoint) as watcher:
+        summary, _ = world.run()
+        states = [watcher.expect(TOPICS.status)["state"]]
+        while states[-1] != "offline":
+            states.append(watcher.expect(TOPICS.status)["state"])
+        seen = watcher.seen
+
+    assert summary["frames"] == 1600
+    assert summary["dropped"] == {}
+    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"]
+    first, second = summary["swaps"]
+    (alarm,) = summary["alarms"]
+    assert first["ts"] < 60.0 <= alarm["onset_ts"] + 1.0 < alarm["ts"] < second["ts"]
+    assert alarm["gain_db"] > 3.0
+    assert second["fidelity"] > second["fidelity_before"]
+
+    store = Store(world.state_dir)
+    current, previous = store.read("current"), store.read("previous")
+    assert current is not None
+    assert previous is not None
+    assert (current.id, previous.id) == (second["artefact"], first["artefact"])
+    assert summary["artefact"] == str(current.path)
+    assert not (world.state_dir / "jobs").exists() or not list((world.state_dir / "jobs").iterdir())
+
+    assert [state for i, state in enumerate(states) if i == 0 or states[i - 1] != state] == [
+        "online", "degraded", "online", "stopping", "offline",
+    ]  # fmt: skip
+    numbered = [json.loads(m.payload) for m in seen if m.topic in (TOPICS.telemetry, TOPICS.event)]
+    assert [message["seq"] for message in numbered] == list(range(1, len(numbered) + 1))
+    assert {message["epoch"] for message in numbered} == {1}
+    kinds = [message["kind"] for message in numbered if "kind" in message]
+    assert kinds.count("swap") == 2
+    assert kinds.count("alarm") == 1
+    assert any("cameras" in message for message in numbered)
+
+
+def long_night(folder: Path, broker: RealBroker) -> World:
+    return make_world(folder, lambda _: 0.5, 400.0, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt(broker))
+
+
+def results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult]:
+    return list(send(broker.endpoint, TOPICS, new_command(op, arguments, time.time()), silence_s=20.0))
+
+
+@pytest.mark.broker
+def test_an_operator_recalibrates_and_rolls_back(tmp_path: Path, any_broker: RealBroker) -> None:
+    world = long_night(tmp_path, any_broker)
+    store = Store(world.state_dir)
+    with world.running():
+        eventually(lambda: store.read("current") is not None, 30.0)
+        first = store.read("current")
+
+        heard = results(any_broker, "recalibrate", frames="24", method="max")
+        statuses = [result.status for result in heard]
+        assert statuses[0] == "ACCEPTED"
+        assert statuses[-1] == "SUCCEEDED", heard[-1]
+        assert set(statuses[1:-1]) == {"IN_PROGRESS"}
+        steps = list(dict.fromkeys(result.step for result in heard if result.step))
+        assert steps == ["COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING"]
+        second = store.read("current")
+        assert first is not None
+        assert second is not None
+        assert second.id != first.id
+        assert second.manifest["inputs"]["calibration"]["method"] == "max"
+        assert heard[-1].result is not None
+        assert heard[-1].result["artefact"] == second.id
+
+        assert [result.status for result in results(any_broker, "rollback")] == ["ACCEPTED", "SUCCEEDED"]
+        current = store.read("current")
+        assert current is not None
+        assert current.id == first.id
+        (accepted, told) = results(any_broker, "status")
+        assert accepted.status == "ACCEPTED"
+        assert told.result is not None
+        assert told.result["engine"] == first.id
+
+        refused = results(any_broker, "recalibrate", method="guess")[-1]
+        assert refused.status == "FAILED"
+        assert refused.error is not None
+        assert refused.error.code == "threshold.method"
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly_with_its_child(tmp_path: Path, any_broker: RealBroker, number: signal.Signals) -> None:
+    world = long_night(tmp_path, any_broker)
+    with Watcher(any_broker.endpoint) as watcher, world.running() as process:
+        watcher.expect(TOPICS.event, kind="job")
+        eventually(lambda: bool(psutil.Process(process.pid).children()), 30.0)
+        children = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=15.0)
+        assert process.returncode == 0, errors
+        assert json.loads(output)["frames"] > 0
+        assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+        watcher.expect(TOPICS.status, state="stopping")
+        watcher.expect(TOPICS.status, state="offline")
+        assert "Traceback" not in errors
+
+
+def test_an_unreachable_broker_does_not_stop_the_video(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 40.0, mqtt={"host": "127.0.0.1", "port": free_port()})
+    summary, errors = world.run()
+    assert summary["frames"] == 400
+    assert len(summary["swaps"]) == 1
+    assert "mqtt=down" in errors
+
+
+def test_a_restart_serves_what_was_current_and_a_damaged_one_falls_back(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 40.0)
+    first, _ = world.run()
+    again, _ = world.run("--frames", "20")
+    assert again["artefact"] == first["artefact"]
+    assert again["swaps"] == []
+    assert again["frames"] == 20
+
+    engine = Path(first["artefact"]) / "engine.onnx"
+    engine.write_bytes(engine.read_bytes()[:-1])
+    fallen, errors = world.run("--frames", "20")
+    assert fallen["artefact"] != first["artefact"]
+    assert "artefact.damaged" in errors
+    assert "engine.onnx" in errors
+
+
+def test_a_full_disk_costs_the_job_and_not_the_video(tmp_path: Path) -> None:
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
+
+    world = make_world(tmp_path, lambda _: 0.5, 30.0)
+    summary, errors = world.run(before=small_files)
+    assert summary["frames"] == 300
+    assert summary["swaps"] == []
+    assert "recalibration.disk" in errors
+    assert not list((world.state_dir / "jobs").iterdir())
+
+
+def test_a_killed_daemon_leaves_nothing_that_hinders_the_next(tmp_path: Path, any_broker: RealBroker) -> None:
+    world = long_night(tmp_path, any_broker)
+    with world.running() as process:
+        eventually(lambda: bool(list((world.state_dir / "jobs").glob("*/held_out.npy"))), 30.0)
+        children = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    _, gone = (0, 0), psutil.wait_procs(children, timeout=15.0)
+    assert not gone[1]
+    world.config["camera"]["speed"] = 0
+    summary, _ = world.run("--frames", "50")
+    assert summary["frames"] == 50
+    assert not list((world.state_dir / "jobs").glob("*"))
+
+
+def test_systemd_is_told_ready_alive_and_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 5.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(1.0)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        world.run()
+        said = []
+        while not said or said[-1] != b"STOPPING=1":
+            said.append(manager.recv(100))
+    assert said[0] == b"READY=1"
+    assert b"WATCHDOG=1" in said
+    assert os.environ["NOTIFY_SOCKET"]

@@ -1,0 +1,92 @@
+"""A small world for whole-daemon tests: a tiny classifier, a video whose light changes, and a config of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import yaml
+from zoo import residual_net
+
+SPEC = {
+    "path": "model.onnx",
+    "task": "classify",
+    "labels": ["a", "b", "c", "d", "e"],
+    "input": {"color": "bgr", "resize": "stretch", "scale": 1 / 255},
+}
+FPS = 10
+
+
+@dataclass
+class World:
+    """A folder with model.onnx, model.yaml, clip.avi and config.yaml."""
+
+    folder: Path
+    config: dict[str, Any]
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder / "state"
+
+    def command(self, *arguments: str) -> list[str]:
+        """`tared run` in this world, the daemon as users start it."""
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
+        return [sys.executable, "-m", "agent.cli", "run", "-c", str(self.folder / "config.yaml"), "--json", *arguments]
+
+    def run(self, *arguments: str, before: Callable[[], None] | None = None) -> tuple[dict[str, Any], str]:
+        """Run to the end; the summary, and what was said on stderr. Fails unless the exit code is 0."""
+        done = subprocess.run(
+            self.command(*arguments), capture_output=True, text=True, timeout=120, check=False, preexec_fn=before
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout), done.stderr
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[subprocess.Popen[str]]:
+        """The daemon as a process; killed at the end if it still runs."""
+        process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.communicate()
+
+
+def make_world(folder: Path, light: Callable[[float], float], seconds: float, **changes: Any) -> World:
+    """light: from media time in s to brightness in [0, 1]. changes: sections of config.yaml to update."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
+    (folder / "model.yaml").write_text(yaml.safe_dump(SPEC))
+    _write_clip(folder / "clip.avi", light, round(seconds * FPS))
+    config: dict[str, Any] = {
+        "model": "model.yaml",
+        "state_dir": "state",
+        "camera": {"source": "clip.avi", "speed": 20},
+        "observe": {"held_out": 16},
+        "calibration": {"frames": 32},
+        "drift": {"block_s": 1.0},
+        "recalibration": {"max_loss": 0.5},
+        "mqtt": {"device": "board", "telemetry_period_s": 0.5},
+    }
+    for section, values in changes.items():
+        config[section] = {**config.get(section, {}), **values}
+    return World(folder, config)
+
+
+def _write_clip(path: Path, light: Callable[[float], float], frames: int) -> None:
+    rng = np.random.default_rng(0)
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), FPS, (32, 32))
+    for number in range(frames):
+        writer.write((rng.uniform(0.0, 255.0, (32, 32, 3)) * light(number / FPS)).astype(np.uint8))
+    writer.release()
