@@ -68,9 +68,25 @@ def best_amax(counts: NDArray[np.int64], bin_width: float) -> float:
     """The amax of least total noise for counts (bins,), to within 1/8 octave; 0.0 for a histogram without counts."""
     if not counts.any():
         return 0.0
+    candidates, noise = _noise_by_amax(counts, bin_width)
+    return float(candidates[np.argmin(noise)])
+
+
+def amax_range(counts: NDArray[np.int64], bin_width: float, excess: float) -> tuple[float, float]:
+    """Smallest and largest amax, to within 1/8 octave, whose noise is at most `excess` times the least noise.
+
+    counts (bins,) must hold counts; excess >= 1.
+    """
+    candidates, noise = _noise_by_amax(counts, bin_width)
+    near = candidates[noise <= excess * noise.min()]
+    return float(near.min()), float(near.max())
+
+
+def _noise_by_amax(counts: NDArray[np.int64], bin_width: float) -> tuple[Floats, Floats]:
+    """Candidate amax values and their total noise."""
     candidates = _amax_candidates(counts, bin_width)
     rounding, clipping = _LogBins(counts, bin_width).noise(candidates / QMAX)
-    return float(candidates[np.argmin(rounding + clipping)])
+    return candidates, rounding + clipping
 
 
 def _amax_candidates(counts: NDArray[np.int64], bin_width: float) -> Floats:

@@ -2,7 +2,7 @@
 
 Methods (the same strings on the command line, in config.yaml and in Python):
 
-    entropy         NVIDIA's KL objective over every candidate, never clipping data away that has no zeros (default)
+    entropy         NVIDIA's KL objective, over every candidate that is not much noisier than the best (default)
     percentile:P    the smallest bin edge that keeps P percent of the values
     mse             the amax of least mean squared quantisation error
     max             no clipping
@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
-from calibrate.noise import best_amax
+from calibrate.noise import amax_range, best_amax
 
 LEVELS = 128  # magnitudes an int8 grid has: the groups that the KL objective merges bins into
 _TIE = 1e-13  # objectives this close are equal; the widest such candidate wins
+_NOISE_EXCESS = 4.0  # 6 dB: how much more noise than the best scale the KL objective may pay
 METHODS = "entropy, percentile:P (50 < P <= 100), mse, max, global:V (V > 0)"
 
 Counts = NDArray[np.int64]
@@ -83,7 +84,7 @@ def _row_amax(counts: Counts, bin_width: float, name: str, parameter: float) -> 
         return 0.0
     counts = counts[: used[-1] + 1]  # candidates beyond the largest value clip nothing
     if name == "entropy":
-        return entropy_bins(counts) * bin_width
+        return _entropy_bins(counts) * bin_width
     if name == "percentile":
         return _percentile_bins(counts, parameter) * bin_width
     if name == "mse":
@@ -91,21 +92,24 @@ def _row_amax(counts: Counts, bin_width: float, name: str, parameter: float) -> 
     return counts.size * bin_width
 
 
-def entropy_bins(counts: Counts) -> int:
+def _entropy_bins(counts: Counts) -> int:
     """How many bins to keep, of counts (bins,) whose last bin is not empty: the candidate of least KL divergence.
 
-    Bin 0 is taken as bin 1, so that the zeros of a ReLU do not decide (NVIDIA's rule).
+    Bin 0 is taken as bin 1, so that the zeros of a ReLU do not decide (NVIDIA's rule). The divergence alone is
+    blind to clipping in two cases that real networks have: Q is normalised over what is kept, so one lonely bin
+    fits itself perfectly (data far from zero); and a bin that is already full hides the tail piled on top of it
+    (SiLU, whose minimum of -0.278 collects half of all values). So only candidates within 6 dB of the least
+    quantisation noise compete.
     """
     if counts.size <= LEVELS:
         return int(counts.size)
+    low, high = amax_range(counts, 1.0, _NOISE_EXCESS)
     counts = counts.copy()
     counts[0] = counts[1]
     candidates, divergence = kl_divergence(counts)
-    # Q is normalised over what is kept, so a candidate that keeps one lonely bin has no divergence at all:
-    # data far from zero would be clipped away. No sensible range loses more than half of the values.
-    divergence[np.cumsum(counts)[candidates - 1] < counts.sum() / 2] = np.inf
+    divergence[(candidates < low) | (candidates > high)] = np.inf
     if not np.isfinite(divergence).any():
-        return int(counts.size)
+        return int(high)
     return int(candidates[np.flatnonzero(divergence <= divergence.min() + _TIE)[-1]])
 
 

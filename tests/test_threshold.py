@@ -45,6 +45,13 @@ def test_entropy_keeps_data_that_has_no_values_near_zero() -> None:
     assert histogram_amax(abs_histogram(x)) > 10.5
 
 
+def test_entropy_is_not_fooled_by_the_pile_at_the_minimum_of_silu() -> None:
+    x = np.random.default_rng(0).normal(0.0, 2.5, 500_000)
+    silu = (x / (1.0 + np.exp(-x))).astype(np.float32)
+    piled = np.concatenate([silu, np.full(2_000_000, -0.2784, np.float32)])
+    assert histogram_amax(abs_histogram(piled)) > 2.0
+
+
 def test_entropy_clips_a_long_tail() -> None:
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(size=100_000), [60.0]]).astype(np.float32)
