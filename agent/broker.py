@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -53,12 +54,20 @@ class EmbeddedBroker:
 
     async def _serve(self) -> None:
         broker, adopt = _new_broker()
-        connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
+        connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
-        async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            connection = asyncio.ensure_future(adopt(reader, writer))
-            connections[connection] = writer
-            connection.add_done_callback(connections.pop)
+        async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await adopt(reader, writer)
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):  # a client that is gone already
+                    await writer.wait_closed()
+
+        def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.get_running_loop().create_task(connection(reader, writer))
+            connections[task] = writer
+            task.add_done_callback(connections.pop)
 
         await broker.start()
         try:

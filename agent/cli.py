@@ -105,6 +105,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.config import load_config
     from agent.console import set_up_logging
     from agent.daemon import run_daemon
+    from agent.summary_table import print_summary
 
     config = load_config(options.config)
     if options.backend:
@@ -114,7 +115,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(summary.as_dict()))
     else:
-        summary.print(Console())
+        print_summary(summary, Console())
     return 0
 
 

@@ -68,6 +68,7 @@ class RecalibrationConfig(Strict):
     max_loss: float = Field(default=0.1, ge=0.0, le=1.0)
     nice: int = Field(default=10, ge=0, le=19)
     timeout_s: float = Field(default=900.0, gt=0.0)
+    cooldown_s: float = Field(default=600.0, ge=0.0)
 
 
 class MqttConfig(Strict):

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 
 from agent.broker import EmbeddedBroker
-from agent.build import Model, open_model
+from agent.build import open_model
 from agent.camera import parse_source
 from agent.config import Config, MqttConfig
 from agent.console import say
@@ -20,7 +20,7 @@ from agent.review import Panel, read_labels, review
 from agent.summary import RunSummary
 from agent.supervisor import Supervisor
 from agent.topics import Topics
-from engines.backend import Backend, open_backend
+from engines.backend import open_backend
 from engines.store import read_artefact
 
 
@@ -33,8 +33,11 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
     config.state_dir.mkdir(parents=True, exist_ok=True)
     backend = open_backend(config.backend, config.threads)
     model = open_model(config.model, backend)
-    with _link(config.mqtt, model, backend) as link:
-        summary = Supervisor(config, model, backend, link, frame_limit).run()
+    birth = Birth(
+        agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
+    )
+    with _link(config.mqtt, birth) as link:
+        summary = Supervisor(config, model, backend, link, birth, frame_limit).run()
     if labels is not None and summary.periods():
         artefacts = [read_artefact(config.state_dir / "artefacts" / swap.artefact) for swap in summary.swaps]
         with closing(Panel(model, backend, artefacts)) as panel:
@@ -43,12 +46,9 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
 
 
 @contextmanager
-def _link(config: MqttConfig, model: Model, backend: Backend) -> Iterator[MqttLink | None]:
+def _link(config: MqttConfig, birth: Birth) -> Iterator[MqttLink | None]:
     """The link to the configured broker, or to an embedded one; None when there is neither: the video goes on."""
     topics = Topics(config.fleet, config.device)
-    birth = Birth(
-        agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
-    )
     with ExitStack() as stack:
         if config.host is not None:
             host, port = config.host, config.port

@@ -48,10 +48,8 @@ class DriftMonitor:
 
     @property
     def state(self) -> DriftState:
-        if self._detector.drift_detected:
-            name = "alarm"
-        else:
-            name = "warning" if self._detector.warning_detected else "calm"
+        reached = self._detector.drift_detected, self._detector.warning_detected
+        name = {(True, True): "alarm", (False, True): "warning"}.get(reached, "calm")
         return DriftState(self._gain_db, self._detector.e_value, name, self._onset_ts)
 
     def update(self, ts: float, histograms: dict[str, AbsHistogram]) -> bool:

@@ -31,14 +31,17 @@ class FrameLoop(threading.Thread):
         self._engine = engine
         self._task = task
         self._sinks = sinks
-        self._next: tuple[str, Engine, Callable[[float], None]] | None = None
+        self._next: tuple[str, Engine, Callable[[float | None], None]] | None = None
         self._exchange = threading.Lock()
         self.error: BaseException | None = None
 
-    def swap(self, engine_id: str, engine: Engine, on_first: Callable[[float], None]) -> None:
-        """Serve the next frame with `engine`; on_first(ts) is called with that frame's capture time."""
+    def swap(self, engine_id: str, engine: Engine, on_live: Callable[[float | None], None]) -> None:
+        """Serve the next frame with `engine`; on_live(ts) is called with that frame's capture time.
+
+        Where no frame comes any more, on_live(None) is called at the end.
+        """
         with self._exchange:
-            self._next = (engine_id, engine, on_first)
+            self._next = (engine_id, engine, on_live)
 
     def run(self) -> None:
         try:
@@ -53,13 +56,14 @@ class FrameLoop(threading.Thread):
             self.error = error
         finally:
             self._slot.close()  # the capture thread must not wait for a loop that has ended
+            self._take_next(None)
             self._engine.close()
 
-    def _take_next(self, ts: float) -> None:
+    def _take_next(self, ts: float | None) -> None:
         if self._next is None:
             return
         with self._exchange:
-            (self._engine_id, engine, on_first), self._next = self._next, None
+            (self._engine_id, engine, on_live), self._next = self._next, None
         old, self._engine = self._engine, engine
-        on_first(ts)
+        on_live(ts)
         old.close()

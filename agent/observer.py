@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,7 @@ from engines.backend import Observer
 from engines.calibration import Calibration
 
 _NICE = 10  # of the thread: the frame path goes first
+_HISTORY = 10_000
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class ObserverThread(threading.Thread):
         self._empty_frames = 0
         self._observed = 0
         self._nonfinite: set[str] = set()
+        self._history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
         self.error: BaseException | None = None
 
     def offer(self, served: Served) -> None:
@@ -132,6 +135,11 @@ class ObserverThread(threading.Thread):
                 tuple(sorted(self._nonfinite)),
             )
 
+    def history(self) -> list[tuple[float, float]]:
+        """(capture time, fidelity) of the newest frames on which a calibrated engine was observed."""
+        with self._learnt:
+            return list(self._history)
+
     def stop(self) -> None:
         """End the thread after the frame in hand."""
         with self._handover:
@@ -168,6 +176,7 @@ class ObserverThread(threading.Thread):
             if served.engine_id != self._watched or self._monitor is None:
                 return
             agreement = fidelity(served.result, reference, self._min_sqnr_db)
+            self._history.append((served.frame.ts, agreement.value))
             self._fidelity.update(agreement.value)
             self._empty_frames += agreement.is_empty
             if not self._monitor.update(served.frame.ts, observation.histograms):

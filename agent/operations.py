@@ -6,7 +6,7 @@ Everything in here runs in the supervisor's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,12 @@ from engines.store import Artefact, read_artefact
 class JobReport:
     """Tells the world how a job goes and, where a command asked for it, the operator."""
 
-    def __init__(self, trigger: str, reporter: Reporter, command: Report | None = None) -> None:
+    def __init__(
+        self, trigger: str, reporter: Reporter, on_failure: Callable[[], None], command: Report | None
+    ) -> None:
         self._trigger = trigger
         self._reporter = reporter
+        self._on_failure = on_failure
         self._command = command
 
     def progress(self, step: str, percent: int) -> None:
@@ -45,6 +48,7 @@ class JobReport:
 
     def fail(self, error: TaredError) -> None:
         self._reporter.error(error, trigger=self._trigger)
+        self._on_failure()
         if self._command is not None:
             self._command.fail(error)
 
@@ -61,7 +65,8 @@ class Operations:
         self._jobs = Recalibration(config, service.model, pipeline.observer, post, self._on_candidate)
         self._drift_state = "calm"
         self._nonfinite: tuple[str, ...] = ()
-        self._may_start = True  # a first calibration; not again by itself once it was refused
+        self._swapping = False  # an engine waits for its first frame
+        self._quiet_until = 0.0  # monotonic time before which no job starts by itself
         self.summary = RunSummary(str(service.serving.path))
         self.handlers: Mapping[str, Handler] = {
             "status": self._on_status,
@@ -87,9 +92,11 @@ class Operations:
             self._nonfinite = state.nonfinite
             self._reporter.event("error", code="observer.nonfinite", message=f"NaN or infinite values in {fresh}")
         self._follow_drift(state)
-        if self._service.degraded and self._may_start:
-            self._may_start = False
-            self._start_job("first-start")
+        if self._jobs.job is None and not self._swapping and time.monotonic() >= self._quiet_until:
+            if self._service.degraded:
+                self._start_job("first-start")
+            elif self._drift_state == "alarm" and self._config.recalibration.automatic:
+                self._start_job("alarm")
         self._jobs.tick(self._service.calibrated_path)
 
     def stop(self, reason: str) -> None:
@@ -108,12 +115,14 @@ class Operations:
             return
         self._reporter.event("alarm", onset_ts=onset_ts, **detail)
         self.summary.alarms.append(Alarm(state.drift_since, onset_ts, drift.gain_db, drift.e_value))
-        if self._config.recalibration.automatic:
-            self._start_job("alarm")
 
     def _start_job(self, trigger: str, command: Report | None = None, **wishes: Any) -> Job | None:
-        report = JobReport(trigger, self._reporter, command)
+        report = JobReport(trigger, self._reporter, self._pause, command)
         return self._jobs.request(trigger, report, **wishes)
+
+    def _pause(self) -> None:
+        """A job has failed: what failed it may pass, but not at once."""
+        self._quiet_until = time.monotonic() + self._config.recalibration.cooldown_s
 
     def _on_candidate(self, job: Job, outcome: Mapping[str, Any]) -> None:
         """The child has built an engine that passed: put it in service."""
@@ -128,10 +137,12 @@ class Operations:
     ) -> None:
         """Swap engines between two frames; commit once the new one has served. Raises TaredError."""
         engine, calibration = self._service.load(artefact)
+        self._swapping = True
 
         def live(ts: float | None) -> None:
             self._service.commit(artefact, calibration, self._pipeline.observer)
-            self._drift_state = "calm"
+            self._swapping, self._drift_state = False, "calm"
+            self._reporter.serves(artefact.id, calibration.id)
             swap = Swap(
                 ts,
                 artefact.id,
@@ -174,6 +185,8 @@ class Operations:
         self._pipeline.observer.collect_afresh()
 
     def _on_rollback(self, _args: RollbackArgs, report: Report) -> None:
+        if self._swapping:
+            raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
         previous = self._service.previous()
         if previous is None:
             raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from agent.health import health
 from agent.link import MqttLink
-from agent.messages import CameraTelemetry, Event, Telemetry
+from agent.messages import Birth, CameraTelemetry, Event, Telemetry
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__name__)
@@ -26,10 +26,17 @@ class Reporter:
     Without a link everything still goes to the log. One thread calls it.
     """
 
-    def __init__(self, state_dir: Path, link: MqttLink | None) -> None:
+    def __init__(self, state_dir: Path, link: MqttLink | None, birth: Birth) -> None:
         self._link = link
+        self._birth = birth
         self._epoch = _next_epoch(state_dir / "epoch")
         self._seq = 0
+
+    def serves(self, engine: str, calibration: str | None) -> None:
+        """Announce what is in service now, by the ids of artefact and calibration."""
+        self._birth = self._birth.model_copy(update={"engine": engine, "calibration": calibration})
+        if self._link is not None:
+            self._link.send(self._birth)
 
     def event(self, kind: str, **detail: JsonValue) -> None:
         """Report that something happened; `kind` is alarm, job, swap, rollback or error."""

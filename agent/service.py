@@ -57,11 +57,6 @@ class Service:
         )
         return self._backend.load(self.serving.engine_path)
 
-    def watch(self, observer: ObserverThread) -> None:
-        """Have the calibration in service watched; without one the observer collects."""
-        if self.calibration is not None:
-            observer.watch(self.serving.id, self.calibration)
-
     def load(self, artefact: Artefact) -> tuple[Engine, Calibration]:
         """An artefact's engine and calibration. Raises EngineError, and CalibrationError for another model's."""
         calibration = load_calibration(artefact.path / "calibration.json")
@@ -76,4 +71,4 @@ class Service:
         """The artefact has served its first frame: make it current, and watch its calibration."""
         self._store.promote(artefact)
         self.serving, self.calibration = artefact, calibration
-        self.watch(observer)
+        observer.watch(artefact.id, calibration)

@@ -15,7 +15,7 @@ from agent.config import Config
 from agent.console import Task, progress
 from agent.health import notify_service_manager
 from agent.link import MqttLink
-from agent.messages import CameraTelemetry, Fidelity, Latency
+from agent.messages import Birth, CameraTelemetry, Fidelity, Latency
 from agent.observer import ObserverState
 from agent.operations import Operations
 from agent.pipeline import Pipeline
@@ -36,7 +36,13 @@ class Supervisor:
     """
 
     def __init__(
-        self, config: Config, model: Model, backend: Backend, link: MqttLink | None, frame_limit: int = 0
+        self,
+        config: Config,
+        model: Model,
+        backend: Backend,
+        link: MqttLink | None,
+        birth: Birth,
+        frame_limit: int = 0,
     ) -> None:
         """Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs."""
         self._config = config
@@ -44,7 +50,7 @@ class Supervisor:
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop_reason = ""
         source = parse_source(config.camera.source)
-        reporter = self._reporter = Reporter(config.state_dir, link)
+        reporter = self._reporter = Reporter(config.state_dir, link, birth)
         self._service = Service(model, backend, Store(config.state_dir))
         engine = self._service.start(reporter.error)
         self._pipeline = Pipeline(
@@ -69,7 +75,10 @@ class Supervisor:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        self._service.watch(self._pipeline.observer)
+        calibration = self._service.calibration
+        if calibration is not None:
+            self._pipeline.observer.watch(self._service.serving.id, calibration)
+        self._reporter.serves(self._service.serving.id, calibration.id if calibration else None)
         self._pipeline.start()
         notify_service_manager("READY=1")
         try:
@@ -82,10 +91,13 @@ class Supervisor:
             self._pipeline.stop()
             self._end_job()
         self._pipeline.join()
+        self._run_posted()  # a swap that the last frame took part in
         summary = self._operations.summary
         summary.loop = self._pipeline.run_meter.sample()
+        summary.calibrated = not self._service.degraded
         summary.last_ts = self._pipeline.last_ts
         summary.fidelity = self._pipeline.observer.state().fidelity
+        summary.fidelity_history = self._pipeline.observer.history()
         return summary
 
     def _serve(self, bar: Task) -> None:

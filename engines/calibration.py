@@ -19,6 +19,7 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, merge_all
 from calibrate.scale import activation_scale
 from calibrate.threshold import histogram_amax, parse_method
+from engines.store import fingerprint
 
 SCHEMA = 1
 
@@ -37,6 +38,11 @@ class Calibration:
     source: str
     histograms: Mapping[str, AbsHistogram]
     amax: Mapping[str, float]
+
+    @property
+    def id(self) -> str:
+        """16 hex digits over what the scales follow from."""
+        return fingerprint({"model": self.model_sha256, "method": self.method, "amax": dict(self.amax)})
 
     @property
     def scales(self) -> dict[str, float]:

@@ -118,7 +118,9 @@ def test_an_operator_recalibrates_and_rolls_back(tmp_path: Path, any_broker: Rea
 
 @pytest.mark.broker
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly_with_its_child(tmp_path: Path, any_broker: RealBroker, number: signal.Signals) -> None:
+def test_a_signal_ends_it_cleanly_with_its_child(
+    tmp_path: Path, any_broker: RealBroker, number: signal.Signals
+) -> None:
     world = long_night(tmp_path, any_broker)
     with Watcher(any_broker.endpoint) as watcher, world.running() as process:
         watcher.expect(TOPICS.event, kind="job")

@@ -1,0 +1,86 @@
+"""The summary of a run as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from agent.review import REFERENCE, Score
+from agent.summary import Alarm, RunSummary, Swap
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COLUMNS = 60
+
+
+def print_summary(summary: RunSummary, console: Console) -> None:
+    """Tables of the run and, where there were labels, of the engines' F1; and fidelity over time as a picture."""
+    table = Table(title="tared run", show_header=False, title_justify="left")
+    for name, value in _rows(summary):
+        table.add_row(name, value)
+    console.print(table)
+    if summary.accuracy:
+        console.print(_accuracy_table(summary.accuracy, summary.swaps))
+
+
+def sparkline(points: Sequence[tuple[float, float]], columns: int = _COLUMNS) -> str:
+    """Values in [0, 1] over time as a row of bars, the mean of each time slice; a space where there was none."""
+    first, last = points[0][0], points[-1][0]
+    slices: list[list[float]] = [[] for _ in range(columns)]
+    for ts, value in points:
+        slices[min(int((ts - first) / max(last - first, 1e-9) * columns), columns - 1)].append(value)
+    means = [sum(values) / len(values) if values else None for values in slices]
+    return "".join(" " if mean is None else _BARS[min(int(mean * len(_BARS)), len(_BARS) - 1)] for mean in means)
+
+
+def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
+    loop, fidelity, history = summary.loop, summary.fidelity, summary.fidelity_history
+    if loop is not None:
+        yield "frames", str(loop.frames)
+        yield "dropped", ", ".join(f"{count} {cause}" for cause, count in loop.dropped.items()) or "none"
+        yield "frames per second", f"{loop.fps:.1f}"
+        yield "latency p50 / p99", f"{loop.p50_ms:.1f} / {loop.p99_ms:.1f} ms"
+    events: list[Alarm | Swap] = sorted(
+        [*summary.alarms, *summary.swaps], key=lambda event: float("inf") if event.ts is None else event.ts
+    )
+    for event in events:
+        yield _alarm_row(event) if isinstance(event, Alarm) else _swap_row(event)
+    if fidelity is not None and fidelity.n:
+        interval = f"95 % interval [{fidelity.low:.3f}, {fidelity.high:.3f}] from {fidelity.n} frames"
+        yield "fidelity now", f"{fidelity.estimate:.3f}, {interval}"
+    if len(history) > 1:
+        yield "fidelity over time", f"{sparkline(history)}\n{history[0][0]:.0f} s {'to':^52} {history[-1][0]:.0f} s"
+    if not summary.calibrated:
+        yield "calibration", "none: the float reference served (degraded); the log says why"
+    yield "artefact", summary.artefact
+
+
+def _alarm_row(alarm: Alarm) -> tuple[str, str]:
+    waited = f"{alarm.ts - alarm.onset_ts:.0f} s after the drift began ({alarm.onset_ts:.1f} s)"
+    return f"{alarm.ts:.1f} s  alarm", f"{waited}; a recalibration would gain {alarm.gain_db:.1f} dB"
+
+
+def _swap_row(swap: Swap) -> tuple[str, str]:
+    at = "at the end" if swap.ts is None else f"{swap.ts:.1f} s"
+    said = f"INT8 {swap.artefact}, {swap.seconds:.1f} s of wall time after its trigger ({swap.trigger})"
+    if swap.fidelity is not None:
+        before = "" if swap.fidelity_before is None else f"{swap.fidelity_before:.3f} -> "
+        said += f"\nfidelity on held-out frames {before}{swap.fidelity:.3f}"
+    return f"{at}  new engine", said
+
+
+def _accuracy_table(accuracy: Mapping[str, Mapping[str, Score]], swaps: Sequence[Swap]) -> Table:
+    table = Table(title="F1 against the labels, on the same frames (fidelity to the reference)", title_justify="left")
+    table.add_column("engine")
+    for period, scores in accuracy.items():
+        frames = next(iter(scores.values())).frames if scores else 0
+        table.add_column(f"{period}\n({frames} frames)", justify="right")
+    for engine in dict.fromkeys(name for scores in accuracy.values() for name in scores):
+        title = "FP32 reference"
+        if engine != REFERENCE:
+            swap = next(swap for swap in swaps if swap.artefact == engine)
+            title = f"INT8 {engine}, {swap.trigger}"
+        cells = (scores[engine].as_dict() for scores in accuracy.values())
+        table.add_row(title, *(f"{cell['f1']:.3f} ({cell['fidelity']:.3f})" for cell in cells))
+    return table
