@@ -16,6 +16,7 @@ from agent.errors import AgentError
 _LISTENER = "default"
 _Adopt = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 _START_TIMEOUT_S = 30.0  # amqtt's imports take seconds on a small board
+_FLUSH_TIMEOUT_S = 1.0
 
 
 class EmbeddedBroker:
@@ -81,6 +82,10 @@ class EmbeddedBroker:
         # amqtt's own shutdown waits for connected clients, who do not know of it: disconnect them first.
         for writer in connections.values():
             writer.close()
+        if connections:
+            await asyncio.wait(connections, timeout=_FLUSH_TIMEOUT_S)
+        for writer in connections.values():  # clients that do not read
+            writer.transport.abort()
         while connections:
             await asyncio.wait(connections)
         await broker.shutdown()

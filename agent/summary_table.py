@@ -11,7 +11,7 @@ from agent.review import REFERENCE, Score
 from agent.summary import Alarm, RunSummary, Swap
 
 _BARS = "▁▂▃▄▅▆▇█"
-_COLUMNS = 60
+_COLUMNS = 50
 
 
 def print_summary(summary: RunSummary, console: Console) -> None:
@@ -50,7 +50,8 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         interval = f"95 % interval [{fidelity.low:.3f}, {fidelity.high:.3f}] from {fidelity.n} frames"
         yield "fidelity now", f"{fidelity.estimate:.3f}, {interval}"
     if len(history) > 1:
-        yield "fidelity over time", f"{sparkline(history)}\n{history[0][0]:.0f} s {'to':^52} {history[-1][0]:.0f} s"
+        start, end = f"{history[0][0]:.0f} s", f"{history[-1][0]:.0f} s"
+        yield "fidelity over time", f"{sparkline(history)}\n{start}{end:>{_COLUMNS - len(start)}}"
     if not summary.calibrated:
         yield "calibration", "none: the float reference served (degraded); the log says why"
     yield "artefact", summary.artefact

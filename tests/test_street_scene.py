@@ -24,7 +24,7 @@ from engines.qdq import insert_qdq
 from examples.street import view
 from examples.street.dataset import INPUT_HEIGHT_PX, INPUT_WIDTH_PX
 from examples.street.light import decode, light_at
-from examples.street.render import hour_at, render_video, truth_path
+from examples.street.render import VIDEO_NAME, hour_at, render_video, truth_path
 from examples.street.scene import CLASSES, MIN_HEIGHT_PX, MIN_VISIBLE, MIN_WIDTH_PX, Frame, Street
 
 NIGHT, MORNING = 4.0, 8.3
@@ -149,12 +149,12 @@ def test_an_interrupted_rendering_leaves_nothing(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        render_video(tmp_path / "street.mp4", 10, progress=interrupt)
+        render_video(tmp_path / VIDEO_NAME, 10, progress=interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_rendering_keeps_the_older_video(tmp_path: Path) -> None:
-    video = render_video(tmp_path / "street.mp4", 3)
+    video = render_video(tmp_path / VIDEO_NAME, 3)
     before = video.read_bytes(), truth_path(video).read_bytes()
 
     def interrupt(_done: int, _frames: int) -> None:

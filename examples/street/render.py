@@ -29,7 +29,10 @@ SEED = 3
 # Media time in seconds and the hour of the day it shows, joined by straight lines: night, a quick dawn,
 # morning.
 _TIMETABLE = ((0.0, 4.0), (100.0, 4.6), (135.0, 7.3), (280.0, 8.6))
+# mp4v smooths the dark: it costs 0.026 of the detector's F1 at night and nothing in the morning, at 16 MB for the whole
+# video. Motion JPEG costs nothing measurable, at 55 MB.
 _CODECS = {".mp4": "mp4v", ".avi": "MJPG"}
+VIDEO_NAME = "street.mp4"
 
 Progress = Callable[[int, int], None]
 
@@ -99,7 +102,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
     parser.add_argument("--frames", type=int, default=FRAMES)
     args = parser.parse_args()
-    print(render_video(args.output / "street.mp4", args.frames, progress=_print_progress))
+    print(render_video(args.output / VIDEO_NAME, args.frames, progress=_print_progress))
 
 
 if __name__ == "__main__":
