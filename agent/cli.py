@@ -4,52 +4,65 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
+from agent.errors import AgentError, ConfigError
 from calibrate.errors import TaredError
 
 EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Errors go to stderr as one line `error: CODE: found; expected; remedy`, exit code 2."""
-    options = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which cleans up; the daemon sets its own
     try:
+        options = _parser().parse_args(arguments)
+        run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
-    except TaredError as error:
+    except ConfigError as error:  # lists the errors of a file, one per line
         print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except TaredError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses arguments in the form of all other errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise AgentError("cli.arguments", message, "arguments as documented", f"see '{self.prog} --help'")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tared", description="Keeps a quantised vision model true on the board that runs it."
-    )
+    parser = _Parser(prog="tared", description="Keeps a quantised vision model true on the board that runs it.")
     parser.add_argument("--version", action="version", version=f"tared {version('tared')}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     run = _command(commands, "run", _run, "the daemon; a finite source ends the run with a summary")
     run.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE")
-    run.add_argument("--frames", type=_positive, default=0, metavar="N", help="stop after N frames")
+    run.add_argument("--frames", type=_number(int, 1), default=0, metavar="N", help="stop after N frames")
     run.add_argument("--backend", help="instead of the configured one")
 
     calibrate = _command(commands, "calibrate", _calibrate, "observe frames and choose the INT8 scales")
     calibrate.add_argument("model", type=Path, metavar="MODEL.yaml")
     calibrate.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
-    calibrate.add_argument("--count", type=_positive, default=512, metavar="N", help="frames to observe (512)")
+    calibrate.add_argument("--count", type=_number(int, 1), default=512, metavar="N", help="frames to observe (512)")
     calibrate.add_argument("--method", default="entropy", help="entropy, percentile:P, mse, max, global:V")
     calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="calibration.json")
 
@@ -70,15 +83,22 @@ def _parser() -> argparse.ArgumentParser:
 
     for offline in (calibrate, build, infer, evaluate):
         offline.add_argument("--backend", default="onnxruntime", help="the inference runtime (onnxruntime)")
-        offline.add_argument("--threads", type=_positive, default=os.cpu_count() or 1, metavar="N")
+        offline.add_argument("--threads", type=_number(int, 1), default=os.cpu_count() or 1, metavar="N")
 
     send = _command(commands, "send", _send, "send a device a command and follow it to its end")
     send.add_argument("device")
     send.add_argument("op", help="status, recalibrate, rollback")
     send.add_argument("arguments", nargs="*", metavar="key=value")
     send.add_argument("--host", default="127.0.0.1", help="the broker (127.0.0.1)")
-    send.add_argument("--port", type=_positive, default=1883, help="its port (1883)")
+    send.add_argument("--port", type=_number(int, 1, 65535), default=1883, help="its port (1883)")
     send.add_argument("--fleet", default="default")
+    send.add_argument(
+        "--timeout",
+        type=_number(float, 0.1, 86400.0),
+        default=30.0,
+        metavar="S",
+        help="give up after S s of silence (30)",
+    )
 
     _command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
     return parser
@@ -91,11 +111,20 @@ def _command(commands: Any, name: str, run: Callable[..., int], text: str) -> ar
     return parser
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 up, got {text}")
-    return value
+def _number(kind: type[int] | type[float], low: float, high: float = math.inf) -> Callable[[str], float]:
+    """The parser of a number from `low` to `high`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            bound = "up" if high == math.inf else f"to {high}"
+            raise argparse.ArgumentTypeError(f"expected a number from {low} {bound}, got '{text}'")
+        return value
+
+    return parse
 
 
 # The commands import what they need when they run: `tared send` should not wait for OpenCV.
@@ -153,14 +182,17 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _send(options: argparse.Namespace) -> int:
+    from agent.console import set_up_logging
     from agent.mqtt import Endpoint
     from agent.topics import Topics
     from fleet.operator import new_command, send
 
+    set_up_logging("error")  # each failed attempt to connect is a warning; the last one is our error
     pairs = dict(argument.partition("=")[::2] for argument in options.arguments)
     command = new_command(options.op, pairs, time.time())
+    endpoint, topics = Endpoint(options.host, options.port), Topics(options.fleet, options.device)
     result = None
-    for result in send(Endpoint(options.host, options.port), Topics(options.fleet, options.device), command):
+    for result in send(endpoint, topics, command, options.timeout):
         if not options.json:
             print(result.to_json().decode())
     if result is None or options.json:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from agent.model_spec import ModelSpec, rebase
+from agent.model_spec import Finite, ModelSpec, rebase
 from agent.schema import Strict, read_yaml, validate
 from agent.topics import check_name
 from calibrate.errors import CalibrationError
@@ -34,15 +34,15 @@ class CameraConfig(Strict):
     name: str = "camera"
     source: str
     policy: Literal["auto", "freshest", "every-frame"] = "auto"
-    speed: float = Field(default=1.0, ge=0.0)
+    speed: Finite = Field(default=1.0, ge=0.0)
     labels: Path | None = None
 
 
 class ObserveConfig(Strict):
     """How often the reference engine looks at a frame; seconds of capture time."""
 
-    period_s: float = Field(default=1.0, gt=0.0)
-    alert_period_s: float = Field(default=0.2, gt=0.0)
+    period_s: Finite = Field(default=1.0, gt=0.0)
+    alert_period_s: Finite = Field(default=0.2, gt=0.0)
     held_out: int = Field(default=32, ge=4, le=512)
 
 
@@ -57,8 +57,8 @@ class DriftConfig(Strict):
     """When the alarm rises."""
 
     tolerance_db: float = Field(default=3.0, gt=0.0, lt=12.0)
-    block_s: float = Field(default=5.0, gt=0.0)
-    false_alarms_per_30d: float = Field(default=1.0, gt=0.0)
+    block_s: Finite = Field(default=5.0, gt=0.0, le=86400.0)
+    false_alarms_per_30d: Finite = Field(default=1.0, gt=0.0, le=1000.0)
 
 
 class RecalibrationConfig(Strict):
@@ -67,21 +67,21 @@ class RecalibrationConfig(Strict):
     automatic: bool = True
     max_loss: float = Field(default=0.1, ge=0.0, le=1.0)
     nice: int = Field(default=10, ge=0, le=19)
-    timeout_s: float = Field(default=900.0, gt=0.0)
-    cooldown_s: float = Field(default=600.0, ge=0.0)
+    timeout_s: Finite = Field(default=900.0, gt=0.0)
+    cooldown_s: Finite = Field(default=600.0, ge=0.0)
 
 
 class MqttConfig(Strict):
     """The broker; without a host an embedded one listens on a free loopback port."""
 
-    host: str | None = None
+    host: Annotated[str, Field(min_length=1)] | None = None
     port: int = Field(default=1883, ge=1, le=65535)
     username: str | None = None
     password_file: Path | None = None
     fleet: str = "default"
     device: str = Field(default_factory=lambda: _host_name())
     keepalive_s: int = Field(default=30, ge=5, le=3600)
-    telemetry_period_s: float = Field(default=5.0, gt=0.0)
+    telemetry_period_s: Finite = Field(default=5.0, gt=0.0)
 
     @field_validator("fleet", "device")
     @classmethod
@@ -118,14 +118,21 @@ def load_config(path: Path) -> Config:
         content["model"] = rebase(read_yaml(spec_path), spec_path.parent)
     elif isinstance(model, Mapping):
         content["model"] = rebase(model, base)
-    config = validate(Config, content, str(path))
-    camera = config.camera
-    source = camera.source if ":" in camera.source else str(base / camera.source)
+    return _absolute(validate(Config, content, str(path)), base)
+
+
+def _absolute(config: Config, base: Path) -> Config:
+    """The same configuration with its relative paths taken from `base`."""
+    camera, mqtt = config.camera, config.mqtt
+    live = camera.source.startswith(("v4l2:", "csi:", "rtsp:", "rtsps:"))
+    source = camera.source if live else str(base / camera.source)
     labels = base / camera.labels if camera.labels else None
+    password_file = base / mqtt.password_file if mqtt.password_file else None
     return config.model_copy(
         update={
             "state_dir": base / config.state_dir,
             "camera": camera.model_copy(update={"source": source, "labels": labels}),
+            "mqtt": mqtt.model_copy(update={"password_file": password_file}),
         }
     )
 

@@ -5,12 +5,15 @@ Each returns the object that its command prints with --json.
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import os
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from agent.camera import Image, Source, parse_source, read_images, source_length
 from agent.console import progress
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
+from agent.errors import AgentError, DatasetError
 from agent.metrics import evaluate
 from agent.model_spec import ModelSpec, load_model_spec
 from agent.preprocess import Geometry
@@ -29,7 +33,7 @@ from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from calibrate.threshold import parse_method
 from engines.backend import Backend, Engine
-from engines.calibration import calibrate_histograms, load_calibration, save_calibration
+from engines.calibration import calibrate_histograms, check_destination, load_calibration, save_calibration
 from engines.store import read_artefact
 
 
@@ -41,6 +45,7 @@ def run_calibrate(
     Constant memory: one frame and one set of histograms, however many frames there are.
     """
     parse_method(method)
+    check_destination(output)
     started = time.monotonic()
     source = parse_source(frames)
     model = open_model(load_model_spec(spec_path), backend)
@@ -102,8 +107,7 @@ def run_infer(artefact_path: Path, frames: str, output: Path | None, backend: Ba
     source = parse_source(frames)
     latency = LatencyHistogram()
     count = 0
-    lines = output.open("w", encoding="utf-8") if output else nullcontext()
-    with open_engine(artefact_path, backend) as (engine, spec), lines as file:
+    with open_engine(artefact_path, backend) as (engine, spec), _results(output) as write:
         task = VisionTask(spec, engine.inputs, engine.outputs)
         started = time.monotonic()
         with progress("inferring", source_length(source)) as bar:
@@ -112,8 +116,8 @@ def run_infer(artefact_path: Path, frames: str, output: Path | None, backend: Ba
                 tensor, geometry = task.preprocess(image)
                 prediction = task.decode(engine.infer(tensor))
                 latency.add(time.perf_counter_ns() - began)
-                if file is not None:
-                    file.write(json.dumps({"frame": count, "ts": ts, **_record(prediction, geometry, spec)}) + "\n")
+                if write is not None:
+                    write({"frame": count, "ts": ts, **_record(prediction, geometry, spec)})
                 count += 1
                 bar.update(count)
     return {
@@ -130,6 +134,8 @@ def run_evaluate(target: Path, dataset: Path, backend: Backend) -> dict[str, Any
     """Score an artefact, or the float reference of a MODEL.yaml, on labelled images."""
     with open_engine(target, backend) as (engine, spec):
         evaluation = evaluate(engine, spec, dataset)
+    if not all(map(math.isfinite, evaluation.scores.values())):
+        raise DatasetError("dataset.empty", f"no labelled object in {dataset}", "at least one", "check the label files")
     scores = {name: round(score, 4) for name, score in evaluation.scores.items()}
     return {"task": evaluation.task, "images": evaluation.images, **scores}
 
@@ -161,6 +167,32 @@ def _spread(source: Source, count: int) -> Iterator[Image]:
             taken += 1
         if taken == count:
             return
+
+
+@contextmanager
+def _results(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
+    """What writes one JSON line, None without a path. The file has its name only when the block has ended well.
+
+    Raises AgentError (`results.write`) when the disk refuses.
+    """
+    if path is None:
+        yield None
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as file:
+            yield lambda record: file.write(json.dumps(record) + "\n")
+        os.replace(partial, path)
+    except OSError as error:
+        raise AgentError(
+            "results.write", f"{path}: {error.strerror}", "a writable place with room", "choose another -o"
+        ) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def _record(prediction: Prediction, geometry: Geometry, spec: ModelSpec) -> dict[str, Any]:

@@ -40,9 +40,7 @@ class Reporter:
 
     def event(self, kind: str, **detail: JsonValue) -> None:
         """Report that something happened; `kind` is alarm, job, swap, rollback or error."""
-        words = " ".join(
-            f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in detail.items()
-        )
+        words = " ".join(f"{key}={_plain(value)}" for key, value in detail.items())
         log.log(_LEVELS.get(kind, logging.INFO), "event=%s %s", kind, words)
         if self._link is not None:
             self._link.send(Event(epoch=self._epoch, seq=self._next_seq(), ts=time.time(), kind=kind, detail=detail))
@@ -62,6 +60,11 @@ class Reporter:
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
+
+
+def _plain(value: JsonValue) -> str:
+    """A value in a key=value log line: text quoted, numbers to six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
 
 
 def _next_epoch(path: Path) -> int:

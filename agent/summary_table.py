@@ -44,8 +44,13 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     events: list[Alarm | Swap] = sorted(
         [*summary.alarms, *summary.swaps], key=lambda event: float("inf") if event.ts is None else event.ts
     )
+    alarm: Alarm | None = None
     for event in events:
-        yield _alarm_row(event) if isinstance(event, Alarm) else _swap_row(event)
+        if isinstance(event, Alarm):
+            alarm = event
+            yield _alarm_row(event)
+        else:
+            yield _swap_row(event, alarm)
     if fidelity is not None and fidelity.n:
         interval = f"95 % interval [{fidelity.low:.3f}, {fidelity.high:.3f}] from {fidelity.n} frames"
         yield "fidelity now", f"{fidelity.estimate:.3f}, {interval}"
@@ -58,13 +63,17 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def _alarm_row(alarm: Alarm) -> tuple[str, str]:
-    waited = f"{alarm.ts - alarm.onset_ts:.0f} s after the drift began ({alarm.onset_ts:.1f} s)"
+    waited = f"{alarm.ts - alarm.onset_ts:.0f} s after onset at {alarm.onset_ts:.1f} s"
     return f"{alarm.ts:.1f} s  alarm", f"{waited}; a recalibration would gain {alarm.gain_db:.1f} dB"
 
 
-def _swap_row(swap: Swap) -> tuple[str, str]:
+def _swap_row(swap: Swap, alarm: Alarm | None) -> tuple[str, str]:
     at = "at the end" if swap.ts is None else f"{swap.ts:.1f} s"
     said = f"INT8 {swap.artefact}, {swap.seconds:.1f} s of wall time after its trigger ({swap.trigger})"
+    if swap.trigger == "alarm" and alarm is not None and swap.ts is not None:
+        said += (
+            f"\nlive {swap.ts - alarm.ts:.0f} s of video after the alarm, {swap.ts - alarm.onset_ts:.0f} s after onset"
+        )
     if swap.fidelity is not None:
         before = "" if swap.fidelity_before is None else f"{swap.fidelity_before:.3f} -> "
         said += f"\nfidelity on held-out frames {before}{swap.fidelity:.3f}"

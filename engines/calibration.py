@@ -2,12 +2,16 @@
 
 `calibration.json` holds what a person reads (method, amax and scale per tensor, where the frames came from);
 `calibration.npz` beside it holds the exact histograms, so that another method, or a merge with another board's
-file, needs no frame again.
+file, needs no frame again. The .json carries a `seal` over both, so that a damaged file, or two that do not belong
+together, are refused.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,13 +65,21 @@ def calibrate_histograms(
 ) -> Calibration:
     """Choose an amax per tensor; the tensors of one `shared` group get one amax, from their merged histogram.
 
-    Raises CalibrationError: `calibration.empty` without frames, `calibration.nonfinite` when a tensor held NaN or
-    infinities (named and counted), `threshold.method` for an unknown method.
+    Raises CalibrationError: `calibration.empty` without frames, `calibration.nothing` without tensors,
+    `calibration.nonfinite` when a tensor held NaN or infinities (named and counted), `threshold.method` for an
+    unknown method.
     """
     parse_method(method)
-    if frames == 0 or not histograms:
+    if frames == 0:
         raise CalibrationError(
             "calibration.empty", "no observed frame", "at least one", "check that the source delivers frames"
+        )
+    if not histograms:
+        raise CalibrationError(
+            "calibration.nothing",
+            "a model with nothing to quantise",
+            "convolutions or matrix products with constant weights",
+            "build it with --precision fp32",
         )
     _refuse_nonfinite(histograms)
     amax: dict[str, float] = {}
@@ -87,17 +99,29 @@ def _refuse_nonfinite(histograms: Mapping[str, AbsHistogram]) -> None:
         first = next(iter(broken))
         raise CalibrationError(
             "calibration.nonfinite",
-            f"{len(broken)} tensors with NaN or infinite values, first '{first}' with {broken[first]}",
+            f"NaN or infinite values in {len(broken)} of {len(histograms)} tensors, first '{first}' with {broken[first]}",
             "finite activations",
             "check the model's weights and the input normalisation of the model spec",
         )
 
 
-def save_calibration(calibration: Calibration, path: Path) -> None:
-    """Write `path` (.json) and the histograms beside it (.npz); missing folders are made.
+def check_destination(path: Path) -> None:
+    """Say before the work that its result could not be written. Raises CalibrationError (`calibration.write`)."""
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.suffix != ".json":  # the .npz takes the place of this suffix
+        raise _unwritable(path, "a name that does not end in .json")
+    if path.is_dir():
+        raise _unwritable(path, "a folder")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise _unwritable(path, f"{folder} takes no files")
 
-    Raises CalibrationError (`calibration.write`) when the disk refuses.
+
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    """Write `path` (.json) and the histograms beside it (.npz), both whole or none; missing folders are made.
+
+    Raises CalibrationError (`calibration.write`) when the disk refuses; what was there before still is.
     """
+    check_destination(path)
     tensors = {
         name: {"amax": amax, "scale": scale}
         for (name, amax), scale in zip(calibration.amax.items(), calibration.scales.values(), strict=True)
@@ -110,14 +134,14 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
         "source": calibration.source,
         "tensors": tensors,
     }
+    histograms = _packed(calibration.histograms)
+    document["seal"] = _seal(document, histograms)
+    contents = {path.with_suffix(".npz"): histograms, path: (json.dumps(document, indent=1) + "\n").encode()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_histograms(calibration.histograms, path.with_suffix(".npz"))
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        _replace(contents)
     except OSError as error:
-        raise CalibrationError(
-            "calibration.write", f"{path}: {error.strerror}", "a writable place with room", "choose another -o"
-        ) from error
+        raise _unwritable(path, str(error.strerror)) from error
 
 
 def load_calibration(path: Path) -> Calibration:
@@ -126,32 +150,39 @@ def load_calibration(path: Path) -> Calibration:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']}, this tared reads {SCHEMA}")
-        amax = {str(name): float(entry["amax"]) for name, entry in document["tensors"].items()}
-        histograms = load_histograms(path.with_suffix(".npz"))
-        if set(histograms) != set(amax):
-            raise ValueError("the .json and the .npz name different tensors")
+        histograms = path.with_suffix(".npz").read_bytes()
+        if document.pop("seal") != _seal(document, histograms):
+            raise ValueError("damaged, or the .json and the .npz are not of one calibration")
         return Calibration(
             str(document["model_sha256"]),
             str(document["method"]),
             int(document["frames"]),
             str(document["source"]),
-            histograms,
-            amax,
+            _unpacked(histograms),
+            {str(name): float(entry["amax"]) for name, entry in document["tensors"].items()},
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CalibrationError(
-            "calibration.unreadable",
-            f"{path}: {type(error).__name__}: {error}",
-            "a calibration.json with its .npz beside it",
-            "make one with 'tared calibrate'",
-        ) from error
+    except OSError as error:
+        raise _unreadable(f"{error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise _unreadable(f"{path}: {found}") from error
 
 
 def save_histograms(histograms: Mapping[str, AbsHistogram], path: Path) -> None:
-    """Write histograms to one .npz; they must have equal numbers of bins."""
+    """Write histograms to one .npz; they must have equal numbers of bins. Raises OSError."""
+    path.write_bytes(_packed(histograms))
+
+
+def load_histograms(path: Path) -> dict[str, AbsHistogram]:
+    """Read what `save_histograms` wrote, and nothing else."""
+    return _unpacked(path.read_bytes())
+
+
+def _packed(histograms: Mapping[str, AbsHistogram]) -> bytes:
     entries = list(histograms.values())
+    file = io.BytesIO()
     np.savez_compressed(
-        path,
+        file,
         names=np.array(list(histograms), np.str_),
         counts=np.stack([h.counts for h in entries]),
         range_exp=np.array([h.range_exp for h in entries], np.int32),
@@ -159,14 +190,47 @@ def save_histograms(histograms: Mapping[str, AbsHistogram], path: Path) -> None:
         zeros=np.array([h.zeros for h in entries], np.int64),
         nonfinite=np.array([h.nonfinite for h in entries], np.int64),
     )
+    return file.getvalue()
 
 
-def load_histograms(path: Path) -> dict[str, AbsHistogram]:
-    """Read what `save_histograms` wrote. Raises OSError, ValueError or KeyError for anything else."""
-    with np.load(path, allow_pickle=False) as file:
+def _unpacked(content: bytes) -> dict[str, AbsHistogram]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
         arrays: dict[str, Any] = {key: file[key] for key in file.files}
     columns = (arrays[key] for key in ("names", "counts", "range_exp", "amax", "zeros", "nonfinite"))
     return {
         str(name): AbsHistogram(counts, int(range_exp), float(amax), int(zeros), int(nonfinite))
         for name, counts, range_exp, amax, zeros, nonfinite in zip(*columns, strict=True)
     }
+
+
+def _seal(document: Mapping[str, Any], histograms: bytes) -> str:
+    """SHA-256 (hex) over the document without its seal, however it is laid out, and the histograms' file."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode() + histograms).hexdigest()
+
+
+def _replace(contents: Mapping[Path, bytes]) -> None:
+    """Write files under their names, once all of them are on the disk. Raises OSError."""
+    partial = {path: path.with_name(f".{path.name}.{os.getpid()}.new") for path in contents}
+    try:
+        for path, content in contents.items():
+            with partial[path].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, written in partial.items():
+            os.replace(written, path)
+    finally:
+        for written in partial.values():
+            written.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, found: str) -> CalibrationError:
+    return CalibrationError(
+        "calibration.write", f"{path}: {found}", "a calibration.json in a writable place with room", "choose another -o"
+    )
+
+
+def _unreadable(found: str) -> CalibrationError:
+    return CalibrationError(
+        "calibration.unreadable", found, "a calibration.json with its .npz beside it", "make one with 'tared calibrate'"
+    )

@@ -112,8 +112,12 @@ class Store:
     """The artefacts of one daemon, with `current` and `previous` as symlinks."""
 
     def __init__(self, root: Path) -> None:
+        """Open or create; what a process that is gone left unfinished is swept away."""
         self.root = root
         (root / "artefacts").mkdir(parents=True, exist_ok=True)
+        for staging in (root / "artefacts").glob(".*.new"):
+            if not _is_alive(staging.suffixes[-2]):
+                shutil.rmtree(staging, ignore_errors=True)
 
     def place(self, inputs: Mapping[str, Any]) -> Path:
         """Where the artefact of these inputs belongs. A damaged one in its place is removed: it can be built anew."""
@@ -154,6 +158,11 @@ class Store:
         temporary.symlink_to(target)
         os.replace(temporary, self.root / name)
         _sync_directory(self.root)
+
+
+def _is_alive(suffix: str) -> bool:
+    """Whether the process that made a staging directory, named in `suffix` as `.<pid>`, still runs."""
+    return Path("/proc", suffix[1:]).exists()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from brokers import Amqtt, RealBroker, Watcher, eventually, free_port
+from brokers import RealBroker, Watcher, eventually, free_port
 
 from agent.backoff import Backoff
 from agent.broker import EmbeddedBroker
@@ -66,7 +67,7 @@ def child_on_the_air(broker: RealBroker) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.broker
-def test_birth_and_status_are_retained_and_the_end_is_announced(broker: RealBroker) -> None:
+def test_birth_and_status_are_retained(broker: RealBroker) -> None:
     with link_to(broker.endpoint) as link:
         eventually(lambda: link.connected)
         with Watcher(broker.endpoint) as late:
@@ -75,11 +76,23 @@ def test_birth_and_status_are_retained_and_the_end_is_announced(broker: RealBrok
             assert online["state"] == "online"
             link.set_state("degraded")
             late.expect(TOPICS.status, state="degraded", session=online["session"])
-            link.close()
-            late.expect(TOPICS.status, state="stopping")
-            late.expect(TOPICS.status, state="offline", session=online["session"])
+
+
+@pytest.mark.broker
+def test_the_end_is_announced_after_all_that_was_queued(mosquitto: RealBroker) -> None:
+    with Watcher(mosquitto.endpoint) as watcher:
+        with link_to(mosquitto.endpoint) as link:
+            online = watcher.expect(TOPICS.status, state="online")
+            for number in range(60):  # three windows of unacknowledged messages
+                link.send(event(number))
+        ends = [watcher.next() for _ in range(62)]
+        assert [json.loads(end.payload)["seq"] for end in ends if end.topic == TOPICS.event] == list(range(60))
+        states = [json.loads(end.payload) for end in ends if end.topic == TOPICS.status]
+        assert [state["state"] for state in states] == ["stopping", "offline"]
+        assert ends[-1].topic == TOPICS.status
+        assert states[-1]["session"] == online["session"]
     assert not link.connected
-    with Watcher(broker.endpoint) as later:
+    with Watcher(mosquitto.endpoint) as later:
         assert later.retained(TOPICS.status)["state"] == "offline"
 
 
@@ -94,18 +107,16 @@ def test_a_killed_process_leaves_its_will(broker: RealBroker) -> None:
 
 
 @pytest.mark.broker
-def test_the_will_of_a_frozen_predecessor_does_not_bury_its_successor(any_broker: RealBroker) -> None:
-    if isinstance(any_broker, Amqtt):
-        pytest.skip("amqtt keeps a connection open when another takes over its client id")
-    with Watcher(any_broker.endpoint) as watcher, child_on_the_air(any_broker) as child:
+def test_the_will_of_a_frozen_predecessor_does_not_bury_its_successor(mosquitto: RealBroker) -> None:
+    with Watcher(mosquitto.endpoint) as watcher, child_on_the_air(mosquitto) as child:
         old = watcher.expect(TOPICS.status, state="online")
         child.send_signal(signal.SIGSTOP)  # its socket stays open: the broker takes it for alive
-        with link_to(any_broker.endpoint):
+        with link_to(mosquitto.endpoint):
             watcher.expect(TOPICS.status, state="offline", session=old["session"])
             new = watcher.expect(TOPICS.status, state="online")
             child.kill()
             child.wait()
-            with Watcher(any_broker.endpoint) as later:
+            with Watcher(mosquitto.endpoint) as later:
                 assert later.retained(TOPICS.status) == new
 
 
@@ -164,18 +175,6 @@ def test_publishing_from_many_threads_loses_and_reorders_nothing(broker: RealBro
 
 
 @pytest.mark.broker
-def test_what_was_queued_is_delivered_before_the_end(broker: RealBroker) -> None:
-    with Watcher(broker.endpoint) as watcher:
-        with link_to(broker.endpoint) as link:
-            for number in range(60):  # three windows of unacknowledged messages
-                link.send(event(number))
-            eventually(lambda: link.connected)
-        for number in range(60):
-            watcher.expect(TOPICS.event, seq=number)
-        watcher.expect(TOPICS.status, state="offline")
-
-
-@pytest.mark.broker
 def test_a_flood_of_commands_is_bounded_and_counted(any_broker: RealBroker) -> None:
     with link_to(any_broker.endpoint) as link, MqttClient(any_broker.endpoint, "flood") as operator:
         eventually(lambda: link.connected)
@@ -192,6 +191,21 @@ def test_the_line_that_make_run_prints_works_with_the_embedded_broker() -> None:
         line = ["mosquitto_sub", "-p", str(broker.port), "-v", "-t", TOPICS.status, "-C", "1", "-W", "10"]
         seen = subprocess.run(line, capture_output=True, text=True, check=True, timeout=20).stdout
     assert seen.startswith("tared/v1/fleet/board/status {")
+
+
+def test_a_client_that_does_not_read_does_not_hold_up_the_embedded_broker() -> None:
+    pytest.importorskip("amqtt")
+    with socket.socket() as deaf:
+        with EmbeddedBroker() as broker:
+            deaf.connect((broker.host, broker.port))
+            deaf.sendall(bytes.fromhex("100d 00044d515454 04 02 003c 000164"))  # CONNECT as "d"
+            deaf.sendall(bytes.fromhex("8206 0001 000123 00"))  # SUBSCRIBE to "#"
+            assert deaf.recv(9, socket.MSG_WAITALL) == bytes.fromhex("20020000 9003000100")
+            with MqttClient(Endpoint(broker.host, broker.port), "loud") as loud:
+                for _ in range(100):
+                    loud.publish("loud", bytes(100_000))
+            began = time.monotonic()
+        assert time.monotonic() - began < 5.0
 
 
 def test_the_embedded_broker_names_its_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,16 @@ def test_a_store_that_moved_keeps_its_links(tmp_path: Path) -> None:
     assert Store(tmp_path / "new").read("current") is not None
 
 
+def test_what_a_killed_process_left_unfinished_is_swept_away(tmp_path: Path) -> None:
+    Store(tmp_path)
+    gone, alive = (tmp_path / "artefacts" / f".abc.{pid}.new" for pid in (2**22 + 1, os.getpid()))
+    gone.mkdir()
+    alive.mkdir()
+    Store(tmp_path)
+    assert not gone.exists()
+    assert alive.exists()
+
+
 def test_a_damaged_artefact_makes_room_for_a_new_build(tmp_path: Path) -> None:
     store = Store(tmp_path)
     artefact = put(store, 1)
