@@ -28,6 +28,7 @@ from onnx import ModelProto, TensorProto, helper
 from worlds import SPEC, World, make_world
 from zoo import Net, residual_net
 
+from agent.camera import parse_source, source_length
 from agent.cli import main
 from agent.messages import CommandResult
 from agent.mqtt import MqttClient
@@ -101,6 +102,7 @@ class Bench:
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_world(tmp_path_factory.mktemp("stock") / "world", lambda _: 0.5, 1.2).folder
     model, clip, calibration = folder / "model.yaml", folder / "clip.avi", folder / "calibration.json"
+    assert source_length(parse_source(str(clip))) == 12
     steps: list[list[object]] = [
         ["calibrate", model, "--frames", clip, "-o", calibration],
         ["build", model, "--calibration", calibration, "-o", folder / "artefact"],
@@ -283,7 +285,7 @@ def test_a_calibration_of_another_model_is_refused(bench: Bench) -> None:
 @pytest.mark.parametrize("name", ["calibration.json", "calibration.npz"])
 @pytest.mark.parametrize(
     "damage",
-    [lambda whole: whole[: len(whole) // 2], lambda whole: b"", lambda whole: b"text\n" * 99, None],
+    [lambda whole: whole[: len(whole) // 2], lambda _: b"", lambda _: b"text\n" * 99, None],
     ids=["cut", "empty", "text", "missing"],
 )
 def test_a_damaged_calibration_is_refused(bench: Bench, name: str, damage: Callable[[bytes], bytes] | None) -> None:
@@ -313,7 +315,7 @@ def climbing_zip(path: Path) -> None:
 
 
 FRAMES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "gone.mp4": (lambda path: None, r"camera\.missing: no .*/gone\.mp4"),
+    "gone.mp4": (lambda _: None, r"camera\.missing: no .*/gone\.mp4"),
     "nothing.mp4": (lambda path: path.touch(), r"camera\.open: .*/nothing\.mp4 is not readable as video"),
     "text.mp4": (lambda path: path.write_text("no video\n" * 99), r"camera\.open: .*/text\.mp4 is not readable"),
     "header.avi": (empty_video, r"camera\.(open|empty): .*header\.avi"),
