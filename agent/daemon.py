@@ -17,6 +17,7 @@ from agent.link import MqttLink
 from agent.messages import Birth
 from agent.mqtt import Endpoint
 from agent.review import Panel, read_labels, review
+from agent.signals import handling_signals, interrupt
 from agent.summary import RunSummary
 from agent.supervisor import Supervisor
 from agent.topics import Topics
@@ -36,10 +37,11 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
     birth = Birth(
         agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
     )
-    with _link(config.mqtt, birth) as link:
+    with handling_signals(interrupt), _link(config.mqtt, birth) as link:
         summary = Supervisor(config, model, backend, link, birth, frame_limit).run()
-    if labels is not None and summary.periods():
-        artefacts = [read_artefact(config.state_dir / "artefacts" / swap.artefact) for swap in summary.swaps]
+    if labels is not None and not summary.stopped_by and summary.periods():
+        ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
+        artefacts = [read_artefact(config.state_dir / "artefacts" / identity) for identity in ids]
         with closing(Panel(model, backend, artefacts)) as panel:
             summary.accuracy = review(panel, parse_source(config.camera.source), labels, summary.periods())
     return summary

@@ -38,10 +38,11 @@ class Swap:
 
 @dataclass
 class RunSummary:
-    """One run of the daemon."""
+    """One run of the daemon; `stopped_by` names the signal that ended it."""
 
     artefact: str
     calibrated: bool = False
+    stopped_by: str = ""
     last_ts: float = 0.0
     loop: LoopSample | None = None
     alarms: list[Alarm] = field(default_factory=list)

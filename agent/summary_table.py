@@ -57,6 +57,8 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if len(history) > 1:
         start, end = f"{history[0][0]:.0f} s", f"{history[-1][0]:.0f} s"
         yield "fidelity over time", f"{sparkline(history)}\n{start}{end:>{_COLUMNS - len(start)}}"
+    if summary.stopped_by:
+        yield "stopped by", summary.stopped_by
     if not summary.calibrated:
         yield "calibration", "none: the float reference served (degraded); the log says why"
     yield "artefact", summary.artefact

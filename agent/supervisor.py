@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import queue
-import signal
 import time
 from collections.abc import Callable
-from types import FrameType
 
 from agent.build import Model
 from agent.camera import parse_source, source_length
@@ -21,6 +19,7 @@ from agent.operations import Operations
 from agent.pipeline import Pipeline
 from agent.reporting import Reporter
 from agent.service import Service
+from agent.signals import handling_signals
 from agent.summary import RunSummary
 from engines.backend import Backend
 from engines.store import Store
@@ -73,8 +72,6 @@ class Supervisor:
 
         Raises what stopped the frame path, after everything else has been stopped cleanly.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
         calibration = self._service.calibration
         if calibration is not None:
             self._pipeline.observer.watch(self._service.serving.id, calibration)
@@ -82,7 +79,7 @@ class Supervisor:
         self._pipeline.start()
         notify_service_manager("READY=1")
         try:
-            with progress("serving", self._total) as bar:
+            with handling_signals(self._on_signal), progress("serving", self._total) as bar:
                 self._serve(bar)
         finally:
             notify_service_manager("STOPPING=1")
@@ -94,6 +91,7 @@ class Supervisor:
         self._run_posted()  # a swap that the last frame took part in
         summary = self._operations.summary
         summary.loop = self._pipeline.run_meter.sample()
+        summary.stopped_by = self._stop_reason
         summary.calibrated = not self._service.degraded
         summary.last_ts = self._pipeline.last_ts
         summary.fidelity = self._pipeline.observer.state().fidelity
@@ -141,8 +139,8 @@ class Supervisor:
         while self._operations.doing and time.monotonic() < deadline:
             self._run_posted()
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._stop_reason = signal.Signals(number).name
+    def _on_signal(self, name: str) -> None:
+        self._stop_reason = name
 
     def _note(self, state: ObserverState) -> str:
         """The state in a few words, for the progress display."""
