@@ -5,6 +5,7 @@ Everything in here runs in the supervisor's thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -36,9 +37,12 @@ class JobReport:
         self._reporter = reporter
         self._on_failure = on_failure
         self._command = command
+        self._step = ""
 
     def progress(self, step: str, percent: int) -> None:
-        self._reporter.event("job", trigger=self._trigger, step=step, percent=percent)
+        level = logging.DEBUG if step == self._step else logging.INFO
+        self._step = step
+        self._reporter.event("job", level, trigger=self._trigger, step=step, percent=percent)
         if self._command is not None:
             self._command.progress(step, percent)
 
@@ -90,7 +94,9 @@ class Operations:
         fresh = sorted(set(state.nonfinite) - set(self._nonfinite))
         if fresh:
             self._nonfinite = state.nonfinite
-            self._reporter.event("error", code="observer.nonfinite", message=f"NaN or infinite values in {fresh}")
+            self._reporter.event(
+                "error", logging.ERROR, code="observer.nonfinite", message=f"NaN or infinite values in {fresh}"
+            )
         self._follow_drift(state)
         if self._jobs.job is None and not self._swapping and time.monotonic() >= self._quiet_until:
             if self._service.degraded:
@@ -113,7 +119,7 @@ class Operations:
         if drift.state != "alarm":
             self._reporter.event("drift", state=drift.state, **detail)
             return
-        self._reporter.event("alarm", onset_ts=onset_ts, **detail)
+        self._reporter.event("alarm", logging.WARNING, onset_ts=onset_ts, **detail)
         self.summary.alarms.append(Alarm(state.drift_since, onset_ts, drift.gain_db, drift.e_value))
 
     def _start_job(self, trigger: str, command: Report | None = None, **wishes: Any) -> Job | None:

@@ -17,8 +17,6 @@ from calibrate.errors import TaredError
 
 log = logging.getLogger(__name__)
 
-_LEVELS = {"alarm": logging.WARNING, "error": logging.ERROR}
-
 
 class Reporter:
     """Numbers telemetry and events together: `seq` runs without gaps within an `epoch`, one epoch per start.
@@ -38,16 +36,16 @@ class Reporter:
         if self._link is not None:
             self._link.send(self._birth)
 
-    def event(self, kind: str, **detail: JsonValue) -> None:
-        """Report that something happened; `kind` is alarm, job, swap, rollback or error."""
+    def event(self, kind: str, level: int = logging.INFO, /, **detail: JsonValue) -> None:
+        """Report that something happened; `kind` is alarm, drift, job, swap, rollback or error."""
         words = " ".join(f"{key}={_plain(value)}" for key, value in detail.items())
-        log.log(_LEVELS.get(kind, logging.INFO), "event=%s %s", kind, words)
+        log.log(level, "event=%s %s", kind, words)
         if self._link is not None:
             self._link.send(Event(epoch=self._epoch, seq=self._next_seq(), ts=time.time(), kind=kind, detail=detail))
 
     def error(self, error: TaredError, **detail: JsonValue) -> None:
         """Report an error that something else survives."""
-        self.event("error", code=error.code, message=str(error), **detail)
+        self.event("error", logging.ERROR, code=error.code, message=str(error), **detail)
 
     def telemetry(self, cameras: Mapping[str, CameraTelemetry]) -> None:
         """Report a periodic sample of the cameras, with the board's health."""

@@ -25,13 +25,16 @@ def print_summary(summary: RunSummary, console: Console) -> None:
 
 
 def sparkline(points: Sequence[tuple[float, float]], columns: int = _COLUMNS) -> str:
-    """Values in [0, 1] over time as a row of bars, the mean of each time slice; a space where there was none."""
+    """(time, value in [0, 1]) as a row of bars: the mean of each time slice; one without values repeats the last."""
     first, last = points[0][0], points[-1][0]
     slices: list[list[float]] = [[] for _ in range(columns)]
     for ts, value in points:
         slices[min(int((ts - first) / max(last - first, 1e-9) * columns), columns - 1)].append(value)
-    means = [sum(values) / len(values) if values else None for values in slices]
-    return "".join(" " if mean is None else _BARS[min(int(mean * len(_BARS)), len(_BARS) - 1)] for mean in means)
+    bars = ""
+    for values in slices:
+        mean = sum(values) / len(values) if values else None
+        bars += bars[-1] if mean is None else _BARS[min(int(mean * len(_BARS)), len(_BARS) - 1)]
+    return bars
 
 
 def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:

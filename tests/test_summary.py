@@ -1,0 +1,58 @@
+"""The summary a person reads."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from agent.fidelity import MatchCounts
+from agent.review import REFERENCE, Score
+from agent.summary import Alarm, RunSummary, Swap
+from agent.summary_table import print_summary, sparkline
+from agent.telemetry import LoopSample
+from calibrate.evidence import Interval
+
+
+def test_a_sparkline_shows_means_over_time_and_bridges_gaps() -> None:
+    points = [(0.0, 1.0), (1.0, 1.0), (2.0, 0.0), (9.0, 0.5), (9.9, 0.7)]
+    assert sparkline(points, 10) == "██▁▁▁▁▁▁▁▅"
+
+
+def story() -> RunSummary:
+    summary = RunSummary("store/artefacts/b", calibrated=True, last_ts=300.0)
+    summary.loop = LoopSample(3000, {"stale": 4}, 59.7, 3.1, 6.7)
+    summary.swaps = [Swap(50.0, "aaaa", "first-start", 8.0, 0.98, None), Swap(200.0, "bbbb", "alarm", 3.0, 0.99, 0.6)]
+    summary.alarms = [Alarm(185.0, 120.0, 11.5, 1e6)]
+    summary.fidelity = Interval(0.99, 0.9, 1.0, 70)
+    summary.fidelity_history = [(60.0, 1.0), (290.0, 0.5)]
+    score = Score(MatchCounts(9, 1, 1), 9.0, 10)
+    summary.accuracy = {"first light": {REFERENCE: score, "aaaa": score, "bbbb": score}}
+    return summary
+
+
+def test_the_tables_tell_the_story_in_order() -> None:
+    text = io.StringIO()
+    print_summary(story(), Console(file=text, width=120))
+    told = text.getvalue()
+    places = [told.index(part) for part in ("50.0 s  new engine", "185.0 s  alarm", "200.0 s  new engine")]
+    assert places == sorted(places)
+    for part in ("4 stale", "65 s after onset", "live 15 s of video after the alarm, 80 s after onset", "0.600 -> 0.990",
+                 "FP32 reference", "INT8 bbbb, alarm", "0.900 (0.900)"):  # fmt: skip
+        assert part in told
+
+
+def test_the_periods_are_the_first_light_and_the_last() -> None:
+    summary = story()
+    assert [(p.start_s, p.end_s) for p in summary.periods()] == [(50.0, 120.0), (200.0, 300.0)]
+    summary.swaps, summary.alarms = summary.swaps[:1], []
+    assert [(p.start_s, p.end_s) for p in summary.periods()] == [(50.0, 300.0)]
+    summary.swaps = []
+    assert summary.periods() == []
+
+
+def test_a_run_without_a_calibration_says_so() -> None:
+    text = io.StringIO()
+    print_summary(RunSummary("store/artefacts/r", stopped_by="SIGTERM"), Console(file=text, width=120))
+    assert "degraded" in text.getvalue()
+    assert "SIGTERM" in text.getvalue()
