@@ -62,13 +62,15 @@ class JobRequest:
 class Verdict:
     """How a candidate did on the held-out frames beside the engine in service and the reference.
 
-    fidelity: mean in [0, 1]; gain_low: the lower end (two standard errors) of what it gains over the engine in
-    service, gain_high the upper end; latencies are medians in ms, interleaved in one process.
+    frames: held-out frames; on empty_frames of them nobody detected anything, so they agree without telling anything.
+    fidelity: mean over all frames, in [0, 1]. gain_low, gain_high: what it gains over the engine in service, two
+    standard errors either way. Latencies are medians in ms, interleaved in one process.
     """
 
     accepted: bool
     reason: str
     frames: int
+    empty_frames: int
     fidelity: float
     fidelity_serving: float | None
     gain_low: float
@@ -84,8 +86,8 @@ class CandidateRefused(AgentError):
         super().__init__(
             "recalibration.refused",
             verdict.reason,
-            "a candidate as good as recalibration.max_loss asks, or better than the engine in service",
-            "the engine in service serves on; a mixed-precision plan may be needed for this model",
+            "frames with something on them, and a loss within recalibration.max_loss or clearly below today's",
+            "the engine in service serves on; a model that plain INT8 does not suit needs layers kept float",
         )
         self.verdict = verdict
 
@@ -148,7 +150,8 @@ def judge(
     """Run reference, engine in service and candidate frame by frame in turn, and compare.
 
     held_out: network inputs (1, C, H, W). With no engine in service the candidate must keep max_loss; with one, it
-    must not be worse than it beyond two standard errors, and must keep max_loss or be better beyond two.
+    must not be worse than it beyond two standard errors, and must keep max_loss or be better beyond two. Where all
+    frames are empty nothing speaks for a candidate, and it is refused.
     """
     reference = backend.observer(model.master, ())
     task = VisionTask(model.spec, reference.inputs, reference.outputs)
@@ -157,40 +160,47 @@ def judge(
         artefact = read_artefact(Path(serving))
         engines.append(backend.load(artefact.engine_path))
     scores: list[list[float]] = []
+    empty_frames = 0
     latencies = [LatencyHistogram() for _ in engines]
     try:
         for tensor in held_out:
             truth = task.decode(reference.observe(tensor).outputs)
             row = []
+            is_empty = True
             for engine, latency in zip(engines, latencies, strict=True):
                 started = time.perf_counter_ns()
                 outputs = engine.infer(tensor)
                 latency.add(time.perf_counter_ns() - started)
+                agreement = fidelity(task.decode(outputs), truth, model.spec.min_sqnr_db)
                 finite = all(np.isfinite(output).all() for output in outputs.values())
-                row.append(fidelity(task.decode(outputs), truth, model.spec.min_sqnr_db).value if finite else 0.0)
+                row.append(agreement.value if finite else 0.0)
+                is_empty &= agreement.is_empty
             scores.append(row)
+            empty_frames += is_empty
     finally:
         reference.close()
         for engine in engines[1:]:
             engine.close()
-    return _verdict(np.array(scores), [latency.percentile_ms(50.0) for latency in latencies], max_loss)
+    return _verdict(np.array(scores), empty_frames, [latency.percentile_ms(50.0) for latency in latencies], max_loss)
 
 
-def _verdict(scores: NDArray[np.float64], latencies_ms: list[float], max_loss: float) -> Verdict:
+def _verdict(scores: NDArray[np.float64], empty_frames: int, latencies_ms: list[float], max_loss: float) -> Verdict:
     """From fidelities (frames, engines), the candidate in column 0."""
     frames = len(scores)
     mean = float(scores[:, 0].mean())
     keeps = 1.0 - mean <= max_loss
+    told = f"on {frames} held-out frames, {empty_frames} of them empty"
+    telling = empty_frames < frames
     if scores.shape[1] == 1:
-        reason = f"loss {1.0 - mean:.3f} on {frames} held-out frames, at most {max_loss} is asked"
-        return Verdict(keeps, reason, frames, mean, None, 0.0, 0.0, latencies_ms[0], None)
+        reason = f"loss {1.0 - mean:.3f} {told}, at most {max_loss} is asked"
+        return Verdict(keeps and telling, reason, frames, empty_frames, mean, None, 0.0, 0.0, latencies_ms[0], None)
     gains = scores[:, 0] - scores[:, 1]
     margin = 2.0 * float(gains.std(ddof=1)) / math.sqrt(frames) if frames > 1 else 1.0
     low, high = float(gains.mean()) - margin, float(gains.mean()) + margin
     serving = float(scores[:, 1].mean())
-    accepted = high >= 0.0 and (keeps or low > 0.0)
-    reason = f"fidelity {mean:.3f} against {serving:.3f} in service on {frames} held-out frames"
-    return Verdict(accepted, reason, frames, mean, serving, low, high, latencies_ms[0], latencies_ms[1])
+    accepted = telling and high >= 0.0 and (keeps or low > 0.0)
+    reason = f"fidelity {mean:.3f} against {serving:.3f} in service {told}"
+    return Verdict(accepted, reason, frames, empty_frames, mean, serving, low, high, latencies_ms[0], latencies_ms[1])
 
 
 def main() -> int:

@@ -37,8 +37,15 @@ def test_the_tables_tell_the_story_in_order() -> None:
     told = text.getvalue()
     places = [told.index(part) for part in ("50.0 s  new engine", "185.0 s  alarm", "200.0 s  new engine")]
     assert places == sorted(places)
-    for part in ("4 stale", "65 s after onset", "live 15 s of video after the alarm, 80 s after onset", "0.600 -> 0.990",
-                 "FP32 reference", "INT8 bbbb, alarm", "0.900 (0.900)"):  # fmt: skip
+    assert "live 15 s of video after the alarm, 80 s after onset" in told
+    for part in (
+        "4 stale",
+        "65 s after onset",
+        "0.600 -> 0.990",
+        "FP32 reference",
+        "INT8 bbbb, alarm",
+        "0.900 (0.900)",
+    ):
         assert part in told
 
 

@@ -1,0 +1,199 @@
+"""The verdict on a candidate, and the child process that reaches it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from numpy.typing import NDArray
+from worlds import SPEC
+from zoo import residual_net
+
+from agent.build import Model, build_artefact, open_model
+from agent.candidate import JobRequest, _verdict, judge, write_job
+from agent.model_spec import ModelSpec
+from calibrate.histogram import AbsHistogram, merge
+from engines.backend import Array, Backend, Engine, TensorSpec, open_backend
+from engines.calibration import calibrate_histograms
+from engines.store import Store, read_artefact
+
+
+def verdict(candidate: list[float], serving: list[float] | None, empty: int = 0, max_loss: float = 0.1) -> bool:
+    columns = [candidate] if serving is None else [candidate, serving]
+    return _verdict(np.array(columns).T, empty, [1.0] * len(columns), max_loss).accepted
+
+
+NOISE = [0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02]
+
+
+def around(mean: float) -> list[float]:
+    return [mean + noise for noise in NOISE]
+
+
+def test_a_first_engine_must_keep_the_loss() -> None:
+    assert verdict(around(0.95), None)
+    assert not verdict(around(0.85), None)
+
+
+def test_a_later_engine_must_not_be_worse_than_the_one_in_service() -> None:
+    assert verdict(around(0.95), around(0.60))
+    assert verdict(around(0.95), around(0.95))
+    assert not verdict(around(0.91), around(0.98))
+
+
+def test_one_that_loses_too_much_must_be_clearly_better() -> None:
+    assert verdict(around(0.70), around(0.40))
+    assert not verdict(around(0.70), around(0.70))
+
+
+def test_empty_frames_prove_nothing() -> None:
+    assert not verdict([1.0] * 8, None, empty=8)
+    assert not verdict([1.0] * 8, [1.0] * 8, empty=8)
+    assert verdict([1.0] * 8, None, empty=7)
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return open_backend("onnxruntime")
+
+
+@pytest.fixture
+def model(tmp_path: Path, backend: Backend) -> Model:
+    onnx.save(residual_net((1, 3, 8, 8)), tmp_path / "model.onnx")
+    return open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}), backend)
+
+
+def frames(count: int, brightness: float = 1.0) -> list[NDArray[np.float32]]:
+    rng = np.random.default_rng(0)
+    return [(rng.uniform(size=(1, 3, 8, 8)) * brightness).astype(np.float32) for _ in range(count)]
+
+
+def observed(model: Model, backend: Backend, tensors: list[NDArray[np.float32]]) -> dict[str, AbsHistogram]:
+    merged: dict[str, AbsHistogram] = {}
+    with closing(backend.observer(model.master, model.placement.taps)) as observer:
+        for tensor in tensors:
+            for name, histogram in observer.observe(tensor).histograms.items():
+                merged[name] = merge(merged[name], histogram) if name in merged else histogram
+    return merged
+
+
+class Blinded:
+    """An engine that answers NaN."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.inputs: list[TensorSpec] = list(engine.inputs)
+        self.outputs: list[TensorSpec] = list(engine.outputs)
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        return {name: np.full_like(output, np.nan) for name, output in self._engine.infer(batch).items()}
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backend, tmp_path: Path) -> None:
+    backend.build(model.master, tmp_path / "e.onnx", lambda *_: None)
+    with closing(backend.load(tmp_path / "e.onnx")) as engine:
+        assert judge(model, backend, engine, None, frames(6), 0.1).fidelity == 1.0
+        refused = judge(model, backend, Blinded(engine), None, frames(6), 0.1)
+    assert (refused.accepted, refused.fidelity) == (False, 0.0)
+
+
+def request(model: Model, folder: Path, serving: Path | None = None, **changes: object) -> JobRequest:
+    keys: dict[str, object] = {
+        "spec": model.spec.model_dump(mode="json"),
+        "model_sha256": model.sha256,
+        "backend": "onnxruntime",
+        "threads": 1,
+        "method": "max",
+        "frames": 16,
+        "source": "test",
+        "state_dir": str(folder / "state"),
+        "serving": str(serving) if serving else None,
+        "max_loss": 0.5,
+        "nice": 5,
+    }
+    return JobRequest(**{**keys, **changes})  # type: ignore[arg-type]
+
+
+def run_child(directory: Path) -> list[dict[str, object]]:
+    command = [sys.executable, "-m", "agent.candidate", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_path: Path) -> None:
+    tensors = frames(24)
+    write_job(tmp_path / "job", request(model, tmp_path), observed(model, backend, tensors[:16]), tensors[16:])
+    *progress, outcome = run_child(tmp_path / "job")
+    assert (progress[0]["step"], progress[-1]["step"]) == ("CALIBRATING", "VALIDATING")
+    percents = [line["percent"] for line in progress]
+    assert percents == sorted(percents)
+    assert outcome["outcome"] == "accepted"
+    artefact = read_artefact(Path(str(outcome["artefact"])))
+    assert artefact.manifest["verdict"] == outcome["verdict"]
+    assert set(artefact.manifest["files"]) == {"engine.onnx", "calibration.json", "calibration.npz", "plan.json"}
+
+
+def stale(model: Model, backend: Backend, folder: Path) -> Path:
+    """An artefact in service whose scales are for the dark."""
+    calibration = calibrate_histograms(
+        observed(model, backend, frames(16, 0.02)),
+        model.placement.shared,
+        model_sha256=model.sha256,
+        method="max",
+        frames=16,
+        source="dark",
+    )
+    artefact = build_artefact(model, backend, Store(folder / "state").place, lambda *_: None, calibration=calibration)
+    return artefact.path
+
+
+def test_the_engine_in_service_is_asked_about_the_same_frames(model: Model, backend: Backend, tmp_path: Path) -> None:
+    tensors = frames(40)
+    serving = stale(model, backend, tmp_path)
+    job = request(model, tmp_path, serving)
+    write_job(tmp_path / "job", job, observed(model, backend, tensors[:16]), tensors[16:])
+    outcome = run_child(tmp_path / "job")[-1]
+    assert outcome["outcome"] == "accepted"
+    found = outcome["verdict"]
+    assert isinstance(found, dict)
+    assert found["frames"] == 24
+    assert found["fidelity"] >= found["fidelity_serving"]
+    assert found["latency_serving_ms"] > 0.0
+
+
+def broken_requests(model: Model, folder: Path) -> Iterator[tuple[JobRequest, str]]:
+    yield request(model, folder, model_sha256="0" * 64), "calibration.model"
+    yield request(model, folder, method="guess"), "threshold.method"
+    yield request(model, folder, folder / "gone"), "artefact.missing"
+    yield request(model, folder, max_loss=-1.0), "recalibration.refused"
+
+
+def test_what_fails_is_told_in_parts_and_leaves_no_artefact(model: Model, backend: Backend, tmp_path: Path) -> None:
+    tensors = frames(24)
+    histograms = observed(model, backend, tensors[:16])
+    for number, (job, code) in enumerate(broken_requests(model, tmp_path)):
+        write_job(tmp_path / str(number), job, histograms, tensors[16:])
+        outcome = run_child(tmp_path / str(number))[-1]
+        assert outcome["outcome"] == ("refused" if code == "recalibration.refused" else "failed")
+        error = outcome["error"]
+        assert isinstance(error, dict)
+        assert error["code"] == code
+        assert set(error) == {"code", "found", "expected", "remedy"}
+    assert list((tmp_path / "state").glob("artefacts/*")) == []
+
+
+def test_a_job_survives_its_journey_through_json(model: Model, tmp_path: Path) -> None:
+    job = request(model, tmp_path)
+    assert JobRequest(**yaml.safe_load(json.dumps(asdict(job)))) == job
