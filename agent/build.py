@@ -16,9 +16,10 @@ import onnx
 
 from agent.model_spec import ModelSpec
 from calibrate.errors import CalibrationError
+from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.backend import Array, Backend, Engine, EngineError, Progress
-from engines.calibration import Calibration, save_calibration
+from engines.calibration import Calibration, calibrate_histograms, save_calibration
 from engines.graph import canonical_hash, load_model
 from engines.macs import int8_macs_share
 from engines.passes import prepare
@@ -53,8 +54,23 @@ def open_model(spec: ModelSpec, backend: Backend) -> Model:
     return Model(spec, master, canonical_hash(master), place(master))
 
 
+def calibrate(
+    model: Model, histograms: Mapping[str, AbsHistogram], method: str, frames: int, source: str
+) -> Calibration:
+    """A calibration of this model, from histograms by tap. Raises CalibrationError as `calibrate_histograms`."""
+    return calibrate_histograms(
+        histograms,
+        model.placement.shared,
+        model_sha256=model.sha256,
+        method=method,
+        frames=frames,
+        source=source,
+        preprocessing=_preprocessing(model),
+    )
+
+
 def check_calibration(model: Model, calibration: Calibration) -> None:
-    """Raises CalibrationError (`calibration.model`) when the calibration was made for another model."""
+    """Raises CalibrationError: `calibration.model` for another model's, `calibration.input` for another input spec."""
     if calibration.model_sha256 != model.sha256 or not set(calibration.amax) >= set(model.placement.taps):
         raise CalibrationError(
             "calibration.model",
@@ -62,6 +78,19 @@ def check_calibration(model: Model, calibration: Calibration) -> None:
             f"one of {model.spec.path.name}, {model.sha256[:12]}",
             "calibrate this model with 'tared calibrate'",
         )
+    today = _preprocessing(model)
+    changed = [key for key in today if today[key] != calibration.preprocessing.get(key)]
+    if changed:
+        raise CalibrationError(
+            "calibration.input",
+            f"a calibration with input.{changed[0]} {calibration.preprocessing.get(changed[0])}",
+            f"{today[changed[0]]}, as the model spec has it now",
+            "calibrate again: other inputs need other scales",
+        )
+
+
+def _preprocessing(model: Model) -> dict[str, Any]:
+    return model.spec.input.model_dump(mode="json")
 
 
 def check_precision(backend: Backend, precision: str) -> None:
@@ -94,48 +123,48 @@ def build_artefact(
     Raises CalibrationError, EngineError.
     """
     check_precision(backend, precision)
-    inputs: dict[str, Any] = {
-        "model": model.sha256,
-        "precision": precision,
-        "backend": dict(backend.describe()),
-        "tared": version("tared"),
-        "spec": model.spec.model_dump(mode="json", exclude={"path"}),
-    }
-    graph, placement = model.master, None
+    graph, inputs = model.master, _inputs(model, backend, precision)
+    facts: dict[str, Any] = {"engine": backend.engine_file, "model_name": model.spec.path.name, "int8_macs_share": 0.0}
     if precision == "int8":
         if calibration is None:
             raise CalibrationError(
                 "calibration.missing", "no calibration", "one, for int8", "make it with 'tared calibrate'"
             )
         check_calibration(model, calibration)
-        inputs["calibration"] = {"method": calibration.method, "amax": dict(calibration.amax)}
-        inputs["plan"] = dict(plan.floats)
         placement = place(model.master, plan)
         graph = insert_qdq(model.master, placement, calibration.amax)
+        inputs |= {"calibration": {"id": calibration.id, "method": calibration.method}, "plan": dict(plan.floats)}
+        facts["int8_macs_share"] = int8_macs_share(model.master, placement)
 
     def fill(directory: Path) -> Mapping[str, Any]:
         engine_path = directory / backend.engine_file
         backend.build(graph, engine_path, progress)
-        facts: dict[str, Any] = {
-            "engine": backend.engine_file,
-            "engine_bytes": engine_path.stat().st_size,
-            "model_name": model.spec.path.name,
-            "int8_macs_share": 0.0,
-        }
-        if placement is not None and calibration is not None:
+        if precision == "int8" and calibration is not None:
             save_calibration(calibration, directory / "calibration.json")
             (directory / "plan.json").write_text(plan.to_json() + "\n", encoding="utf-8")
-            facts["int8_macs_share"] = int8_macs_share(model.master, placement)
-        if judge is not None:
-            with closing(backend.load(engine_path)) as engine:
-                facts.update(judge(engine))
-        return facts
+        return {**facts, "engine_bytes": engine_path.stat().st_size, **_judged(judge, backend, engine_path)}
 
     path = destination(inputs)
     existing = find_artefact(path, inputs)
     if existing is None:
         return write_artefact(path, inputs, fill)
-    if judge is not None:
-        with closing(backend.load(existing.engine_path)) as engine:
-            judge(engine)
+    _judged(judge, backend, existing.engine_path)
     return existing
+
+
+def _inputs(model: Model, backend: Backend, precision: str) -> dict[str, Any]:
+    """What an engine follows from, but for calibration and plan."""
+    return {
+        "model": model.sha256,
+        "precision": precision,
+        "backend": dict(backend.describe()),
+        "tared": version("tared"),
+        "spec": model.spec.model_dump(mode="json", exclude={"path"}),
+    }
+
+
+def _judged(judge: Judge | None, backend: Backend, engine_path: Path) -> Mapping[str, Any]:
+    if judge is None:
+        return {}
+    with closing(backend.load(engine_path)) as engine:
+        return judge(engine)

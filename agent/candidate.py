@@ -1,8 +1,8 @@
 """The recalibration child: calibrate, build and judge one candidate in a process of its own.
 
 `python -m agent.candidate JOB_DIRECTORY` reads what the daemon collected and prints one JSON object per line:
-progress `{"step", "percent"}`, and last `{"outcome": "accepted", "artefact", "verdict"}` or `{"outcome": "refused" |
-"failed", "error": {"code", "found", "expected", "remedy"}}`. A builder that crashes or eats the memory takes this
+progress `{"step", "percent"}`, and last an Outcome: `{"artefact", "verdict"}` or `{"error": {"code", "found",
+"expected", "remedy"}}`. A builder that crashes or eats the memory takes this
 process down, never the video.
 """
 
@@ -21,20 +21,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.build import Model, build_artefact, open_model
+from agent.build import Model, build_artefact, calibrate, open_model
 from agent.errors import AgentError
-from agent.fidelity import fidelity
+from agent.fidelity import Fidelity, fidelity
 from agent.model_spec import ModelSpec
 from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from calibrate.errors import CalibrationError, TaredError
 from calibrate.histogram import AbsHistogram
 from engines.backend import Backend, Engine, open_backend
-from engines.calibration import calibrate_histograms, load_histograms, save_histograms
+from engines.calibration import load_histograms, save_histograms
 from engines.store import Store, read_artefact
 
 Emit = Callable[[Mapping[str, Any]], None]
 HeldOut = Sequence[NDArray[np.float32]]
+
+MIN_TELLING = 4  # held-out frames with something on them, without which nothing speaks for a candidate
+NO_WORSE = 0.01  # of fidelity: a candidate may be this much below the engine in service, by chance
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Verdict:
     """How a candidate did on the held-out frames beside the engine in service and the reference.
 
     frames: held-out frames; on empty_frames of them nobody detected anything, so they agree without telling anything.
-    fidelity: mean over all frames, in [0, 1]. gain_low, gain_high: what it gains over the engine in service, two
+    fidelity: mean over the other frames, in [0, 1]. gain_low, gain_high: what it gains over the engine in service, two
     standard errors either way. Latencies are medians in ms, interleaved in one process.
     """
 
@@ -79,17 +82,26 @@ class Verdict:
     latency_serving_ms: float | None
 
 
-class CandidateRefused(AgentError):
-    """The candidate is not good enough; carries its verdict."""
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: with an accepted artefact and its verdict, or with an error."""
 
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(
-            "recalibration.refused",
-            verdict.reason,
-            "frames with something on them, and a loss within recalibration.max_loss or clearly below today's",
-            "the engine in service serves on; a model that plain INT8 does not suit needs layers kept float",
-        )
-        self.verdict = verdict
+    artefact: Path | None = None
+    verdict: Verdict | None = None
+    error: TaredError | None = None
+
+    def message(self) -> dict[str, Any]:
+        """The child's last line."""
+        if self.error is not None:
+            return {"error": {key: getattr(self.error, key) for key in ("code", "found", "expected", "remedy")}}
+        return {"artefact": str(self.artefact), "verdict": asdict(self.verdict) if self.verdict else None}
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Outcome:
+        """What `message` gave, on the other side of the pipe."""
+        if "error" in message:
+            return cls(error=AgentError(**message["error"]))
+        return cls(Path(message["artefact"]), Verdict(**message["verdict"]))
 
 
 def write_job(directory: Path, request: JobRequest, histograms: Mapping[str, AbsHistogram], held_out: HeldOut) -> None:
@@ -100,10 +112,10 @@ def write_job(directory: Path, request: JobRequest, histograms: Mapping[str, Abs
     np.save(directory / "held_out.npy", np.concatenate(held_out))
 
 
-def run_job(directory: Path, emit: Emit) -> dict[str, Any]:
-    """Do the job; returns the accepted artefact's path and verdict. Raises TaredError, CandidateRefused."""
+def run_job(directory: Path, emit: Emit) -> Outcome:
+    """Do the job. Raises TaredError; `recalibration.refused` for a candidate that is not good enough."""
     request = JobRequest(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
-    emit({"step": "CALIBRATING", "percent": 0})
+    emit({"step": "CALIBRATING", "percent": 40})
     backend = open_backend(request.backend, request.threads)
     model = open_model(ModelSpec.model_validate(request.spec), backend)
     if model.sha256 != request.model_sha256:
@@ -113,35 +125,38 @@ def run_job(directory: Path, emit: Emit) -> dict[str, Any]:
             "the model that was observed",
             "restart the daemon",
         )
-    calibration = calibrate_histograms(
-        load_histograms(directory / "histograms.npz"),
-        model.placement.shared,
-        model_sha256=model.sha256,
-        method=request.method,
-        frames=request.frames,
-        source=request.source,
-    )
-    held_out = np.split(images := np.load(directory / "held_out.npy", allow_pickle=False), len(images))
+    histograms = load_histograms(directory / "histograms.npz")
+    calibration = calibrate(model, histograms, request.method, request.frames, request.source)
+    images = np.load(directory / "held_out.npy", allow_pickle=False)
     verdicts: list[Verdict] = []
 
     def judge_engine(engine: Engine) -> Mapping[str, Any]:
-        emit({"step": "VALIDATING", "percent": 70})
-        verdict = judge(model, backend, engine, request.serving, held_out, request.max_loss)
-        if not verdict.accepted:
-            raise CandidateRefused(verdict)
+        emit({"step": "VALIDATING", "percent": 80})
+        verdict = judge(model, backend, engine, request.serving, np.split(images, len(images)), request.max_loss)
         verdicts.append(verdict)
+        if not verdict.accepted:
+            raise _refusal(verdict)
         return {"verdict": asdict(verdict)}
 
-    emit({"step": "BUILDING", "percent": 30})
     artefact = build_artefact(
         model,
         backend,
         Store(Path(request.state_dir)).place,
-        lambda fraction, _: emit({"step": "BUILDING", "percent": 30 + round(40 * fraction)}),
+        lambda fraction, _: emit({"step": "BUILDING", "percent": 50 + round(30 * fraction)}),
         calibration=calibration,
         judge=judge_engine,
     )
-    return {"artefact": str(artefact.path), "verdict": asdict(verdicts[0])}
+    return Outcome(artefact.path, verdicts[0])
+
+
+def _refusal(verdict: Verdict) -> AgentError:
+    return AgentError(
+        "recalibration.refused",
+        verdict.reason,
+        f"at least {MIN_TELLING} frames with something on them, and a loss within recalibration.max_loss or clearly "
+        "below today's",
+        "the engine in service serves on; a model that plain INT8 does not suit needs layers kept float",
+    )
 
 
 def judge(
@@ -150,8 +165,8 @@ def judge(
     """Run reference, engine in service and candidate frame by frame in turn, and compare.
 
     held_out: network inputs (1, C, H, W). With no engine in service the candidate must keep max_loss; with one, it
-    must not be worse than it beyond two standard errors, and must keep max_loss or be better beyond two. Where all
-    frames are empty nothing speaks for a candidate, and it is refused.
+    must not be worse, and must keep max_loss or be better beyond two standard errors. Frames on which neither engine
+    nor reference found anything agree without telling anything: they are counted apart, and MIN_TELLING others asked.
     """
     reference = backend.observer(model.master, ())
     task = VisionTask(model.spec, reference.inputs, reference.outputs)
@@ -160,47 +175,54 @@ def judge(
         artefact = read_artefact(Path(serving))
         engines.append(backend.load(artefact.engine_path))
     scores: list[list[float]] = []
-    empty_frames = 0
     latencies = [LatencyHistogram() for _ in engines]
     try:
         for tensor in held_out:
             truth = task.decode(reference.observe(tensor).outputs)
             row = []
-            is_empty = True
             for engine, latency in zip(engines, latencies, strict=True):
                 started = time.perf_counter_ns()
                 outputs = engine.infer(tensor)
                 latency.add(time.perf_counter_ns() - started)
-                agreement = fidelity(task.decode(outputs), truth, model.spec.min_sqnr_db)
                 finite = all(np.isfinite(output).all() for output in outputs.values())
-                row.append(agreement.value if finite else 0.0)
-                is_empty &= agreement.is_empty
-            scores.append(row)
-            empty_frames += is_empty
+                agreement = fidelity(task.decode(outputs), truth, model.spec.min_sqnr_db)
+                row.append(Fidelity(agreement.value if finite else 0.0, agreement.is_empty and finite))
+            if not all(agreement.is_empty for agreement in row):
+                scores.append([agreement.value for agreement in row])
     finally:
         reference.close()
         for engine in engines[1:]:
             engine.close()
-    return _verdict(np.array(scores), empty_frames, [latency.percentile_ms(50.0) for latency in latencies], max_loss)
+    medians_ms = [latency.percentile_ms(50.0) for latency in latencies]
+    return _verdict(np.array(scores).reshape(-1, len(engines)), len(held_out), medians_ms, max_loss)
 
 
-def _verdict(scores: NDArray[np.float64], empty_frames: int, latencies_ms: list[float], max_loss: float) -> Verdict:
-    """From fidelities (frames, engines), the candidate in column 0."""
-    frames = len(scores)
-    mean = float(scores[:, 0].mean())
-    keeps = 1.0 - mean <= max_loss
-    told = f"on {frames} held-out frames, {empty_frames} of them empty"
-    telling = empty_frames < frames
-    if scores.shape[1] == 1:
-        reason = f"loss {1.0 - mean:.3f} {told}, at most {max_loss} is asked"
-        return Verdict(keeps and telling, reason, frames, empty_frames, mean, None, 0.0, 0.0, latencies_ms[0], None)
+def _verdict(scores: NDArray[np.float64], frames: int, latencies_ms: list[float], max_loss: float) -> Verdict:
+    """From fidelities (telling frames, engines), the candidate in column 0."""
+    telling, engines = scores.shape
+    means = scores.mean(axis=0).tolist() if telling else [0.0] * engines
+    keeps = telling >= MIN_TELLING and 1.0 - means[0] <= max_loss
+    told = f"on {telling} held-out frames, {frames - telling} others empty"
+    if engines == 1:
+        reason = f"loss {1.0 - means[0]:.3f} {told}, at most {max_loss} is asked"
+        return Verdict(keeps, reason, frames, frames - telling, means[0], None, 0.0, 0.0, latencies_ms[0], None)
     gains = scores[:, 0] - scores[:, 1]
-    margin = 2.0 * float(gains.std(ddof=1)) / math.sqrt(frames) if frames > 1 else 1.0
-    low, high = float(gains.mean()) - margin, float(gains.mean()) + margin
-    serving = float(scores[:, 1].mean())
-    accepted = telling and high >= 0.0 and (keeps or low > 0.0)
-    reason = f"fidelity {mean:.3f} against {serving:.3f} in service {told}"
-    return Verdict(accepted, reason, frames, empty_frames, mean, serving, low, high, latencies_ms[0], latencies_ms[1])
+    gain = means[0] - means[1]
+    margin = 2.0 * float(gains.std(ddof=1)) / math.sqrt(telling) if telling > 1 else 1.0
+    better = telling >= MIN_TELLING and gain - margin > 0.0
+    reason = f"fidelity {means[0]:.3f} against {means[1]:.3f} in service {told}"
+    return Verdict(
+        better or (keeps and gain >= -NO_WORSE),
+        reason,
+        frames,
+        frames - telling,
+        means[0],
+        means[1],
+        gain - margin,
+        gain + margin,
+        latencies_ms[0],
+        latencies_ms[1],
+    )
 
 
 def main() -> int:
@@ -215,16 +237,11 @@ def main() -> int:
     directory = Path(sys.argv[1])
     try:
         os.nice(json.loads((directory / "job.json").read_text(encoding="utf-8"))["nice"])
-        emit({"outcome": "accepted", **run_job(directory, emit)})
-    except CandidateRefused as refusal:
-        emit({"outcome": "refused", "error": _parts(refusal), "verdict": asdict(refusal.verdict)})
+        outcome = run_job(directory, emit)
     except TaredError as error:
-        emit({"outcome": "failed", "error": _parts(error)})
+        outcome = Outcome(error=error)
+    emit(outcome.message())
     return 0
-
-
-def _parts(error: TaredError) -> dict[str, str]:
-    return {key: getattr(error, key) for key in ("code", "found", "expected", "remedy")}
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import fcntl
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 from agent.broker import EmbeddedBroker
 from agent.build import open_model
 from agent.camera import parse_source
 from agent.config import Config, MqttConfig
 from agent.console import say
+from agent.detections import LabelledBoxes
 from agent.errors import AgentError
 from agent.health import board
 from agent.link import MqttLink
@@ -31,7 +34,11 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
     Raises TaredError for what cannot start, and what stopped the frame path.
     """
     labels = read_labels(config.camera.labels) if config.camera.labels else None
-    config.state_dir.mkdir(parents=True, exist_ok=True)
+    with _owning(config.state_dir):
+        return _run(config, frame_limit, labels)
+
+
+def _run(config: Config, frame_limit: int, labels: Mapping[int, LabelledBoxes] | None) -> RunSummary:
     backend = open_backend(config.backend, config.threads)
     model = open_model(config.model, backend)
     birth = Birth(
@@ -45,6 +52,31 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
         with closing(Panel(model, backend, artefacts)) as panel:
             summary.accuracy = review(panel, parse_source(config.camera.source), labels, summary.periods())
     return summary
+
+
+@contextmanager
+def _owning(state_dir: Path) -> Iterator[None]:
+    """Hold the state directory: one daemon at a time. The lock goes with the process, however it ends.
+
+    Raises AgentError: `state.unwritable`, `state.locked`.
+    """
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        lock = (state_dir / "lock").open("w")
+    except OSError as error:
+        found = f"{state_dir}: {error.strerror}"
+        raise AgentError("state.unwritable", found, "a writable folder", "correct state_dir") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AgentError(
+                "state.locked",
+                f"another daemon on {state_dir}",
+                "one at a time",
+                "stop it, or choose another state_dir",
+            ) from None
+        yield
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from engines.calibration import Calibration
 
 FULL_SCALE_DB = 12.0  # gains from here on count as 1 on the detector's [0, 1] scale
 _WARNING_BLOCKS = 100.0  # a warning only starts a fresh collection: at most one false one in so many blocks
+_CALM_BLOCKS = 24
 _MONTH_S = 30 * 86400.0
 
 
@@ -45,6 +46,7 @@ class DriftMonitor:
         self._block_start: float | None = None
         self._gain_db = 0.0
         self._onset_ts: float | None = None
+        self._calm_blocks = 0
 
     @property
     def state(self) -> DriftState:
@@ -75,4 +77,7 @@ class DriftMonitor:
             self._onset_ts = None
         elif self._onset_ts is None:
             self._onset_ts = block_start
+        self._calm_blocks = 0 if self._onset_ts is not None else self._calm_blocks + 1
+        if self._detector.drift_detected and self._calm_blocks >= _CALM_BLOCKS:
+            self._detector.reset()  # an alarm nobody acted on is over when its cause is
         self._detector.update(min(self._gain_db / FULL_SCALE_DB, 1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
@@ -44,5 +45,8 @@ def notify_service_manager(message: str) -> None:
         return
     if address.startswith("@"):  # Linux's abstract namespace
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+    with (
+        contextlib.suppress(OSError),  # a manager that has gone is no reason to go too
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel,
+    ):
         channel.sendto(message.encode(), address)

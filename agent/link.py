@@ -21,15 +21,16 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class MqttLink:
     """A context manager; inside it the device is on the air whenever the broker can be reached.
 
-    Status (also the last will) and birth are retained and sent anew with every connection. `inbox` holds the
-    commands as they came, for the supervisor to drain. Nothing here waits for a broker, or needs one.
+    Status (also the last will) and birth are retained and sent anew with every connection; the state is
+    `degraded` until `set_state` knows better. `inbox` holds the commands as they came, for the supervisor to
+    drain. Nothing here waits for a broker, or needs one.
     Raises ConfigError for a password file that cannot be read.
     """
 
     def __init__(self, endpoint: Endpoint, topics: Topics, birth: Birth, backoff: Backoff | None = None) -> None:
         self.topics = topics
         self._lock = threading.Lock()  # state and session change together with the status in the outbox
-        self._state: DeviceState = "online"
+        self._state: DeviceState = "degraded"
         self._session = ""
         self._boot_id = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
@@ -40,7 +41,7 @@ class MqttLink:
             client_id,
             subscriptions=[topics.command],
             will=self._will,
-            greet=self._publish_status,
+            greet=self._greet,
             backoff=backoff,
         )
         self.send(birth)
@@ -73,10 +74,11 @@ class MqttLink:
         return self._client.outcome
 
     def set_state(self, state: DeviceState) -> None:
-        """Publish what the device is now, and say so again with every later connection."""
+        """Publish what the device is now, if that is news, and say so again with every later connection."""
         with self._lock:
-            self._state = state
-        self._publish_status()
+            if state != self._state:
+                self._state = state
+                self._client.publish(*self._status(state))
 
     def send(self, message: Birth | Telemetry | Event | CommandResult) -> None:
         """Publish a document of the contract on its topic."""
@@ -100,7 +102,7 @@ class MqttLink:
             self._session = uuid.uuid4().hex
             return self._status("offline")
 
-    def _publish_status(self) -> None:
+    def _greet(self) -> None:
         with self._lock:
             self._client.publish(*self._status(self._state))
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from agent.camera import FrameSlot
+from agent.capture import FrameSlot
 from agent.observer import Served
 from agent.vision import VisionTask
 from engines.backend import Engine
@@ -32,16 +32,24 @@ class FrameLoop(threading.Thread):
         self._task = task
         self._sinks = sinks
         self._next: tuple[str, Engine, Callable[[float | None], None]] | None = None
-        self._exchange = threading.Lock()
+        self._ended = False
+        self._exchange = threading.Lock()  # guards the two above
         self.error: BaseException | None = None
 
     def swap(self, engine_id: str, engine: Engine, on_live: Callable[[float | None], None]) -> None:
         """Serve the next frame with `engine`; on_live(ts) is called with that frame's capture time.
 
-        Where no frame comes any more, on_live(None) is called at the end.
+        Where no frame comes any more, on_live(None) is called and the engine closed. One swap at a time: RuntimeError
+        while another waits for its frame.
         """
         with self._exchange:
-            self._next = (engine_id, engine, on_live)
+            if self._next is not None:
+                raise RuntimeError("a swap while another one waits for its first frame")
+            if not self._ended:
+                self._next = (engine_id, engine, on_live)
+                return
+        on_live(None)
+        engine.close()
 
     def run(self) -> None:
         try:
@@ -56,6 +64,8 @@ class FrameLoop(threading.Thread):
             self.error = error
         finally:
             self._slot.close()  # the capture thread must not wait for a loop that has ended
+            with self._exchange:
+                self._ended = True
             self._take_next(None)
             self._engine.close()
 

@@ -9,9 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, SerializeAsAny, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from agent.errors import CommandError
 from agent.schema import Strict
@@ -19,6 +29,7 @@ from agent.topics import check_name
 from agent.wire import MAX_PAYLOAD_BYTES, MessageError, read_object
 
 SCHEMA_VERSION = 1
+_EVENT_FIELDS = frozenset({"epoch", "seq", "ts", "kind"})
 
 DeviceState = Literal["online", "degraded", "stopping", "offline"]
 CommandStatus = Literal["ACCEPTED", "IN_PROGRESS", "SUCCEEDED", "FAILED", "REJECTED", "EXPIRED"]
@@ -51,10 +62,15 @@ class Document(BaseModel):
     def from_json(cls: type[DocumentT], payload: bytes) -> DocumentT:
         """Read a document. Raises MessageError for anything that is not one."""
         try:
-            return cls.model_validate(read_object(payload))
+            return cls.model_validate(cls._fields(read_object(payload)))
         except ValidationError as error:
             expected = f"the fields of a {cls.__name__}"
             raise MessageError("message.invalid", _problems(error), expected, "correct the sender") from None
+
+    @staticmethod
+    def _fields(document: dict[str, Any]) -> dict[str, Any]:
+        """The fields of this type in an object from the wire, where they are named otherwise there."""
+        return document
 
 
 class Status(Document):
@@ -91,12 +107,16 @@ class Latency(Document):
 
 
 class Fidelity(Document):
-    """The estimated fidelity, its confidence interval, and the number of frames behind it."""
+    """The estimated fidelity, its confidence interval, and the number of frames behind it.
+
+    `empty` counts apart the frames on which neither engine found anything.
+    """
 
     estimate: float
     low: float
     high: float
     n: int
+    empty: int = 0
 
 
 class CameraTelemetry(Document):
@@ -120,13 +140,33 @@ class Telemetry(Document):
 
 
 class Event(Document):
-    """Something that happened: `kind` is alarm, job, swap, rollback or error; `detail` depends on it."""
+    """Something that happened: `kind` is alarm, drift, job, swap, rollback or error; `detail` depends on it.
+
+    On the wire the detail stands flat beside the other fields, so it must have no key of theirs. `ts` is the
+    Unix time of the event in seconds; what a detail says in capture time bears another name.
+    """
 
     epoch: int
     seq: int
     ts: float
     kind: str
     detail: dict[str, JsonValue] = {}
+
+    @field_validator("detail")
+    @classmethod
+    def _has_names_of_its_own(cls, detail: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := sorted(_EVENT_FIELDS & detail.keys()):
+            raise ValueError(f"{', '.join(taken)} is the name of another field: rename it in the detail")
+        return detail
+
+    @model_serializer
+    def _flat(self) -> dict[str, JsonValue]:
+        return {"epoch": self.epoch, "seq": self.seq, "ts": self.ts, "kind": self.kind, **self.detail}
+
+    @staticmethod
+    def _fields(document: dict[str, Any]) -> dict[str, Any]:
+        known = {name: document.pop(name) for name in _EVENT_FIELDS & document.keys()}
+        return {**known, "detail": document}
 
 
 class StatusArgs(Strict):
@@ -138,7 +178,7 @@ class RecalibrateArgs(Strict):
 
     model_config = ConfigDict(strict=True)
 
-    frames: int | None = Field(default=None, ge=1, le=1_000_000)
+    frames: int | None = Field(default=None, ge=1, le=10_000)
     method: str | None = Field(default=None, min_length=1, max_length=64)
 
 

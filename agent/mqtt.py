@@ -1,9 +1,8 @@
-"""A connection to an MQTT broker that heals itself; the only file that imports paho. MQTT 3.1.1 suffices.
+"""A client of an MQTT broker that heals itself. MQTT 3.1.1 suffices.
 
-One thread owns paho and everything it touches: it connects, waits on the socket, and moves messages between
-the broker, a bounded outbox and a bounded inbox. Nobody else calls paho, so nobody waits for its locks:
-`publish` only fills the outbox. Every connection is a paho client of its own, because paho would resend a
-status of the lost connection after the new one's: what was not acknowledged goes back into our outbox.
+One thread owns the connection and everything it touches: it connects, waits on the socket, and moves messages
+between the broker, a bounded outbox and a bounded inbox. Nobody else calls paho, so nobody waits for its
+locks: `publish` only fills the outbox. Whatever goes wrong in a connection ends that one, not the thread.
 """
 
 from __future__ import annotations
@@ -12,53 +11,25 @@ import contextlib
 import logging
 import math
 import queue
-import selectors
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
-
-from paho.mqtt.client import Client, MQTTMessage, MQTTv311, topic_matches_sub
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.reasoncodes import ReasonCode
+from typing import TypeVar
 
 from agent.backoff import Backoff
-from agent.errors import ConfigError
+from agent.connection import CONNECT_TIMEOUT_S, Connection, Endpoint
+from agent.errors import AgentError
 from agent.outbox import Message, Outbox
+
+__all__ = ["INBOX_SIZE", "Endpoint", "MqttClient"]
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5.0
 STABLE_S = 10.0  # a connection that lasted this long was a success, and the backoff starts over
-IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
 INBOX_SIZE = 100
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a broker listens, and how to introduce oneself."""
-
-    host: str
-    port: int
-    keepalive_s: int = 30
-    username: str | None = None
-    password_file: Path | None = None
-
-    def password(self) -> str | None:
-        """The first line of the password file. Raises ConfigError (`mqtt.password`)."""
-        if self.password_file is None:
-            return None
-        try:
-            return self.password_file.read_text(encoding="utf-8").partition("\n")[0]
-        except (OSError, UnicodeDecodeError) as error:
-            remedy = "correct mqtt.password_file, or its permissions"
-            raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error
-
 
 ClientT = TypeVar("ClientT", bound="MqttClient")
 
@@ -88,12 +59,11 @@ class MqttClient:
         self._endpoint = endpoint
         self._password = endpoint.password()
         self._client_id = client_id
-        self._subscriptions = [(topic, 1) for topic in subscriptions]
+        self._subscriptions = subscriptions
         self._will = will
         self._greet = greet
         self._backoff = backoff or Backoff()
         self._outbox = outbox or Outbox()
-        self._in_flight: dict[int, Message] = {}  # by paho's message id, in the order they were sent
         self._last_words: deque[Message] = deque()
         self._dropped_incoming = 0
         self.outcome = "not tried yet"
@@ -157,113 +127,50 @@ class MqttClient:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            began = time.monotonic()
-            self._connect()
+            up_s = self._connect()
             if self._closing.is_set():
                 return
-            if time.monotonic() - began >= STABLE_S:
+            if up_s >= STABLE_S:
                 self._backoff.reset()
             delay_s = self._backoff.next_s()
             where = self._endpoint.host, self._endpoint.port
             log.warning("mqtt=down host=%s port=%d reason=%r retry_s=%.1f", *where, self.outcome, delay_s)
             self._closing.wait(delay_s)
 
-    def _connect(self) -> None:
-        """One connection, from the attempt to its end."""
-        client = self._paho()
+    def _connect(self) -> float:
+        """One connection, from the attempt to its end; returns for how many seconds it was up."""
+        will = self._will() if self._will is not None else None
+        connection = Connection(self._client_id, self._subscriptions, will, self._hear, self._wakee)
         try:
-            client.connect(self._endpoint.host, self._endpoint.port, self._endpoint.keepalive_s)
-        except (OSError, ValueError) as error:  # ValueError: a host name that no resolver takes
-            self.outcome = str(error)
-            return
-        self.outcome = "no answer to CONNECT"
-        try:
-            self._serve(client)
+            connection.open(self._endpoint, self._password)
+            self._serve(connection)
+        except (OSError, AgentError) as error:
+            connection.outcome = str(error)
+        except Exception as error:  # a broker may send anything, and paho raises anything
+            connection.outcome = f"{type(error).__name__}: {error}"
+            log.warning("mqtt=broken reason=%r", connection.outcome, exc_info=True)
         finally:
-            if (sock := client.socket()) is not None:
-                sock.close()  # without a goodbye, so that the will speaks
+            connection.close()
+            self.outcome = connection.outcome
             self._connected.clear()
-            self._outbox.put_back(list(self._in_flight.values()))
-            self._in_flight.clear()
+            self._outbox.put_back(list(connection.unacknowledged.values()))
+        return time.monotonic() - connection.admitted_at if connection.admitted_at is not None else 0.0
 
-    def _paho(self) -> Client:
-        client = Client(CallbackAPIVersion.VERSION2, self._client_id, protocol=MQTTv311, reconnect_on_failure=False)
-        client.connect_timeout = CONNECT_TIMEOUT_S
-        client.max_inflight_messages = IN_FLIGHT
-        client.on_connect = self._on_connect
-        client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_message
-        client.on_publish = self._on_publish
-        client.on_disconnect = self._on_disconnect
-        if self._endpoint.username is not None:
-            client.username_pw_set(self._endpoint.username, self._password)
-        if self._will is not None:
-            client.will_set(*self._will())
-        return client
-
-    def _serve(self, client: Client) -> None:
+    def _serve(self, connection: Connection) -> None:
         """Move messages until the connection ends or the client is closed."""
-        if (sock := client.socket()) is None:
-            return
-        give_up_at = time.monotonic() + CONNECT_TIMEOUT_S
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wakee, selectors.EVENT_READ)
-            selector.register(sock, selectors.EVENT_READ)
-            while client.socket() is not None:
-                writing = selectors.EVENT_WRITE if client.want_write() else 0
-                selector.modify(sock, selectors.EVENT_READ | writing)
-                ready = {key.fileobj: events for key, events in selector.select(self._patience_s())}
-                if self._wakee in ready:
-                    self._wakee.recv(4096)
-                if ready.get(sock, 0) & selectors.EVENT_READ:
-                    client.loop_read()
-                if ready.get(sock, 0) & selectors.EVENT_WRITE:
-                    client.loop_write()
-                client.loop_misc()
-                if self.connected:
-                    self._send(client)
-                elif time.monotonic() > give_up_at:
-                    return
-                if self._closing.is_set() and self._leave(client):
-                    return
+        while connection.alive:
+            self.outcome = connection.outcome
+            connection.turn(self._patience_s())
+            if connection.admitted_at is not None:
+                if not self.connected:
+                    self._begin()
+                self._send(connection)
+            if self._closing.is_set() and self._leave(connection):
+                return
 
     def _patience_s(self) -> float:
         """How long to wait for the socket: paho's keepalive needs a look every second."""
         return min(1.0, max(0.0, self._close_by - time.monotonic()))
-
-    def _send(self, client: Client) -> None:
-        while len(self._in_flight) < IN_FLIGHT:
-            message = self._outbox.take()
-            if message is None and self._closing.is_set() and self._last_words:
-                message = self._last_words.popleft()
-            if message is None:
-                return
-            info = client.publish(*message)
-            if message.qos:
-                self._in_flight[info.mid] = message
-
-    def _leave(self, client: Client) -> bool:
-        """Whether it is time to go; says goodbye to the broker if everything was delivered."""
-        if self._in_flight or self._last_words or len(self._outbox):
-            return time.monotonic() > self._close_by
-        client.disconnect()
-        return True
-
-    def _on_connect(self, client: Client, _user: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
-        if reason.is_failure:
-            self.outcome = f"refused: {reason}"
-            return
-        self.outcome = "connection lost"
-        if self._subscriptions:
-            client.subscribe(self._subscriptions)
-        else:
-            self._begin()
-
-    def _on_subscribe(self, _client: Client, _user: Any, _mid: int, reasons: list[ReasonCode], _props: Any) -> None:
-        for (topic, _), reason in zip(self._subscriptions, reasons, strict=True):
-            if reason.is_failure:
-                log.warning("mqtt=deaf topic=%s reason=%r remedy=%r", topic, str(reason), "the broker's ACL")
-        self._begin()
 
     def _begin(self) -> None:
         """Nothing is said before we can hear: who reads `online` may send a command at once."""
@@ -273,20 +180,25 @@ class MqttClient:
         self._connected.set()
         log.info("mqtt=up host=%s port=%d", self._endpoint.host, self._endpoint.port)
 
-    def _on_message(self, _client: Client, _user: Any, message: MQTTMessage) -> None:
-        # amqtt sends a new client the retained messages of everybody's subscriptions.
-        if not any(topic_matches_sub(pattern, message.topic) for pattern, _ in self._subscriptions):
-            return
-        received = Message(message.topic, bytes(message.payload), message.qos, message.retain)
+    def _send(self, connection: Connection) -> None:
+        while connection.has_room:
+            message = self._outbox.take()
+            if message is None and self._closing.is_set() and self._last_words:
+                message = self._last_words.popleft()
+            if message is None:
+                return
+            connection.send(message)
+
+    def _leave(self, connection: Connection) -> bool:
+        """Whether it is time to go; says goodbye to the broker if everything was delivered."""
+        if connection.unacknowledged or self._last_words or len(self._outbox):
+            return time.monotonic() > self._close_by
+        connection.say_goodbye()
+        return True
+
+    def _hear(self, message: Message) -> None:
         try:
-            self.inbox.put_nowait(received)
+            self.inbox.put_nowait(message)
         except queue.Full:
             self._dropped_incoming += 1
-            log.warning("mqtt=inbox_full topic=%s dropped=%d", received.topic, self._dropped_incoming)
-
-    def _on_publish(self, _client: Client, _user: Any, mid: int, _reason: Any, _props: Any) -> None:
-        self._in_flight.pop(mid, None)
-
-    def _on_disconnect(self, _client: Client, _user: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:
-        if reason.is_failure and self._connected.is_set():
-            self.outcome = str(reason)
+            log.warning("mqtt=inbox_full topic=%s dropped=%d", message.topic, self._dropped_incoming)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.camera import Frame
+from agent.capture import Frame
 from agent.config import Config
 from agent.decode import Prediction
 from agent.drift import DriftMonitor, DriftState
@@ -46,15 +46,16 @@ class ObserverState:
     """A consistent picture of the observer, for telemetry and for whoever starts a job.
 
     collected, held_out: frames in the current collection. drift is None while nothing is calibrated.
-    drift_since: capture time at which drift.state was reached.
+    drift_since: capture time at which drift.state was reached. fidelity: of frames since fidelity_since that showed
+    anything; empty_frames showed nothing to either engine.
     """
 
-    observed: int
     collected: int
     held_out: int
     drift: DriftState | None
     drift_since: float
     fidelity: Interval
+    fidelity_since: float
     empty_frames: int
     nonfinite: tuple[str, ...]
 
@@ -62,8 +63,7 @@ class ObserverState:
 class ObserverThread(threading.Thread):
     """Observes offered frames one at a time, at low priority.
 
-    Before the first calibration it collects as fast as it may. Then it looks once a period; from a warning on it
-    looks more often, into a fresh collection, so that by the alarm most of the cure has been collected.
+    From a drift warning on it collects afresh, so that by the alarm most of the cure has been collected.
     """
 
     def __init__(self, observer: Observer, spec: ModelSpec, config: Config) -> None:
@@ -76,15 +76,13 @@ class ObserverThread(threading.Thread):
         self._offered: Served | None = None
         self._busy = False
         self._stopped = False
-        self._clock = Clock(config.observe.alert_period_s)  # guarded by _handover
+        self._clock = Clock(config.observe.period_s)  # guarded by _handover
         self._learnt = threading.Lock()  # guards everything below
         self._collection = Collection(config.observe.held_out)
         self._monitor: DriftMonitor | None = None
         self._watched = ""
         self._drift_name, self._drift_since = "calm", 0.0
-        self._fidelity = ConfidenceSequence()
-        self._empty_frames = 0
-        self._observed = 0
+        self._fidelity, self._fidelity_since, self._empty_frames = ConfidenceSequence(), 0.0, 0
         self._nonfinite: set[str] = set()
         self._history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
         self.error: BaseException | None = None
@@ -100,21 +98,26 @@ class ObserverThread(threading.Thread):
         finally:
             self._handover.release()
 
-    def watch(self, engine_id: str, calibration: Calibration) -> None:
-        """From now on watch this calibration in service: fresh evidence, fresh collection, normal pace."""
+    def watch(self, engine_id: str, calibration: Calibration, since: float) -> None:
+        """From capture time `since` on watch this calibration in service: fresh evidence, fresh collection."""
         with self._learnt:
             self._monitor = DriftMonitor(self._config.drift, calibration)
             self._watched = engine_id
             self._drift_name = "calm"
-            self._fidelity, self._empty_frames = ConfidenceSequence(), 0
+            self._start_fidelity(since)
             self._collection = Collection(self._config.observe.held_out)
-        self._set_period(self._config.observe.period_s)
 
     def collect_afresh(self) -> None:
-        """Drop the collection and collect a new one as fast as allowed."""
+        """Drop the collection and start a new one."""
         with self._learnt:
             self._collection = Collection(self._config.observe.held_out)
-        self._set_period(self._config.observe.alert_period_s)
+
+    def set_pace(self, alert: bool) -> None:
+        """Observe at the alert pace, or at the normal one."""
+        period_s = self._config.observe.alert_period_s if alert else self._config.observe.period_s
+        with self._handover:
+            if period_s != self._clock.period_s:
+                self._clock.change(period_s)
 
     def collected(self) -> tuple[int, dict[str, AbsHistogram], list[NDArray[np.float32]]]:
         """A copy of the collection: frames in the histograms, histograms by tap, held-out network inputs."""
@@ -125,12 +128,12 @@ class ObserverThread(threading.Thread):
     def state(self) -> ObserverState:
         with self._learnt:
             return ObserverState(
-                self._observed,
                 self._collection.frames,
                 len(self._collection.held_out),
                 self._monitor.state if self._monitor else None,
                 self._drift_since,
                 self._fidelity.interval,
+                self._fidelity_since,
                 self._empty_frames,
                 tuple(sorted(self._nonfinite)),
             )
@@ -170,25 +173,30 @@ class ObserverThread(threading.Thread):
         observation = self._observer.observe(tensor)
         reference = self._task.decode(observation.outputs)
         with self._learnt:
-            self._observed += 1
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
             self._collection.add(tensor, observation.histograms)
             if served.engine_id != self._watched or self._monitor is None:
                 return
-            agreement = fidelity(served.result, reference, self._min_sqnr_db)
-            self._history.append((served.frame.ts, agreement.value))
-            self._fidelity.update(agreement.value)
-            self._empty_frames += agreement.is_empty
+            self._compare(served, reference)
             if not self._monitor.update(served.frame.ts, observation.histograms):
                 return
             before, self._drift_name = self._drift_name, self._monitor.state.state
             if before != self._drift_name:
                 self._drift_since = served.frame.ts
+                self._start_fidelity(served.frame.ts)
         if before == "calm" and self._drift_name != "calm":
-            self.collect_afresh()
-        elif before != "calm" and self._drift_name == "calm":
-            self._set_period(self._config.observe.period_s)
+            self.collect_afresh()  # what was seen before the warning is not what the cure is for
 
-    def _set_period(self, period_s: float) -> None:
-        with self._handover:
-            self._clock.hasten(period_s)
+    def _compare(self, served: Served, reference: Prediction) -> None:
+        """Count one frame's fidelity; a frame on which nobody found anything tells nothing, and is counted apart."""
+        agreement = fidelity(served.result, reference, self._min_sqnr_db)
+        if agreement.is_empty:
+            self._empty_frames += 1
+            return
+        if self._fidelity.refuted:
+            self._start_fidelity(served.frame.ts)
+        self._history.append((served.frame.ts, agreement.value))
+        self._fidelity.update(agreement.value)
+
+    def _start_fidelity(self, since: float) -> None:
+        self._fidelity, self._fidelity_since, self._empty_frames = ConfidenceSequence(), since, 0

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.build import build_artefact, open_model
+from agent.build import build_artefact, calibrate, open_model
 from agent.camera import Image, Source, parse_source, read_images, source_length
 from agent.console import progress
 from agent.decode import Classification, Prediction
@@ -33,7 +33,7 @@ from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from calibrate.threshold import parse_method
 from engines.backend import Backend, Engine
-from engines.calibration import calibrate_histograms, check_destination, load_calibration, save_calibration
+from engines.calibration import check_destination, load_calibration, save_calibration
 from engines.store import read_artefact
 
 
@@ -59,14 +59,7 @@ def run_calibrate(
             tensor, _ = task.preprocess(image)
             collection.add(tensor, observer.observe(tensor).histograms)
             bar.update(collection.frames)
-    calibration = calibrate_histograms(
-        collection.histograms,
-        model.placement.shared,
-        model_sha256=model.sha256,
-        method=method,
-        frames=collection.frames,
-        source=Path(source.location).name,
-    )
+    calibration = calibrate(model, collection.histograms, method, collection.frames, Path(source.location).name)
     save_calibration(calibration, output)
     return {
         "tensors": len(calibration.amax),

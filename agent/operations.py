@@ -8,22 +8,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.candidate import Outcome, Verdict
 from agent.commands import Handler, Report
 from agent.config import Config
-from agent.errors import CommandError
+from agent.errors import AgentError, CommandError
 from agent.messages import RecalibrateArgs, RollbackArgs, StatusArgs
 from agent.observer import ObserverState
 from agent.pipeline import Pipeline
-from agent.recalibration import Job, JobObserver, Post, Recalibration
+from agent.recalibration import CANCELLED, Job, JobObserver, Post, Recalibration
 from agent.reporting import Reporter
 from agent.service import Service
 from agent.summary import Alarm, RunSummary, Swap
 from calibrate.errors import TaredError
 from calibrate.threshold import parse_method
+from engines.backend import Engine
+from engines.calibration import Calibration
 from engines.store import Artefact, read_artefact
 
 
@@ -51,10 +54,23 @@ class JobReport:
             self._command.succeed(result)
 
     def fail(self, error: TaredError) -> None:
-        self._reporter.error(error, trigger=self._trigger)
-        self._on_failure()
+        if error.code == CANCELLED:
+            self._reporter.event("job", trigger=self._trigger, step="CANCELLED", message=error.found)
+        else:
+            self._reporter.error(error, trigger=self._trigger)
+            self._on_failure()
         if self._command is not None:
             self._command.fail(error)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Why an engine is put in service, since when (monotonic s) that is wanted, and who hears of it."""
+
+    trigger: str
+    since_s: float
+    report: JobObserver
+    verdict: Verdict | None = None
 
 
 class Operations:
@@ -103,6 +119,7 @@ class Operations:
                 self._start_job("first-start")
             elif self._drift_state == "alarm" and self._config.recalibration.automatic:
                 self._start_job("alarm")
+        self._pipeline.observer.set_pace(alert=self._jobs.collecting or self._drift_state == "warning")
         self._jobs.tick(self._service.calibrated_path)
 
     def stop(self, reason: str) -> None:
@@ -115,7 +132,11 @@ class Operations:
             return
         self._drift_state = drift.state
         onset_ts = drift.onset_ts if drift.onset_ts is not None else state.drift_since
-        detail = {"ts": state.drift_since, "gain_db": round(drift.gain_db, 2), "e_value": round(drift.e_value, 1)}
+        detail = {
+            "capture_ts": state.drift_since,
+            "gain_db": round(drift.gain_db, 2),
+            "e_value": round(drift.e_value, 1),
+        }
         if drift.state != "alarm":
             self._reporter.event("drift", state=drift.state, **detail)
             return
@@ -130,43 +151,53 @@ class Operations:
         """A job has failed: what failed it may pass, but not at once."""
         self._quiet_until = time.monotonic() + self._config.recalibration.cooldown_s
 
-    def _on_candidate(self, job: Job, outcome: Mapping[str, Any]) -> None:
+    def _on_candidate(self, job: Job, outcome: Outcome) -> None:
         """The child has built an engine that passed: put it in service."""
         try:
-            artefact = read_artefact(Path(outcome["artefact"]))
-            self._exchange(artefact, job.trigger, job.started_s, outcome["verdict"], job.report)
+            artefact = read_artefact(outcome.artefact or Path())
+            engine, calibration = self._service.load(artefact)
         except TaredError as error:
             job.report.fail(error)
+            return
+        self._exchange(
+            artefact, engine, calibration, _Exchange(job.trigger, job.started_s, job.report, outcome.verdict)
+        )
 
-    def _exchange(
-        self, artefact: Artefact, trigger: str, since_s: float, verdict: Mapping[str, Any], report: JobObserver
-    ) -> None:
-        """Swap engines between two frames; commit once the new one has served. Raises TaredError."""
-        engine, calibration = self._service.load(artefact)
-        self._swapping = True
+    def _exchange(self, artefact: Artefact, engine: Engine, calibration: Calibration, why: _Exchange) -> None:
+        """Swap engines between two frames; commit once the new one has served."""
 
         def live(ts: float | None) -> None:
-            self._service.commit(artefact, calibration, self._pipeline.observer)
-            self._swapping, self._drift_state = False, "calm"
+            self._swapping = False
+            if self._pipeline.error is not None:
+                why.report.fail(AgentError("swap.stopped", "the frame path has failed", "frames", "see the log"))
+                return
+            try:
+                self._service.commit(artefact, calibration)
+            except TaredError as error:
+                self._reporter.error(error)
+            self._pipeline.observer.watch(artefact.id, calibration, since=self._pipeline.last_ts)
+            self._drift_state = "calm"
             self._reporter.serves(artefact.id, calibration.id)
-            swap = Swap(
-                ts,
-                artefact.id,
-                trigger,
-                round(time.monotonic() - since_s, 2),
-                verdict.get("fidelity"),
-                verdict.get("fidelity_serving"),
-            )
-            self.summary.swaps.append(swap)
-            self.summary.artefact = str(artefact.path)
-            self._reporter.event("rollback" if trigger == "rollback" else "swap", **asdict(swap))
-            report.succeed({"artefact": artefact.id, "fidelity": swap.fidelity})
+            self._tell_swap(ts, artefact, why)
 
-        if self._pipeline.running:
-            self._pipeline.loop.swap(artefact.id, engine, lambda ts: self._post(lambda: live(ts)))
-        else:
-            engine.close()
-            live(None)
+        self._swapping = True
+        self._pipeline.loop.swap(artefact.id, engine, lambda ts: self._post(lambda: live(ts)))
+
+    def _tell_swap(self, ts: float | None, artefact: Artefact, why: _Exchange) -> None:
+        verdict = why.verdict
+        swap = Swap(
+            ts,
+            artefact.id,
+            why.trigger,
+            round(time.monotonic() - why.since_s, 2),
+            verdict.fidelity if verdict else None,
+            verdict.fidelity_serving if verdict else None,
+        )
+        self.summary.swaps.append(swap)
+        self.summary.artefact = str(artefact.path)
+        detail = {"capture_ts" if key == "ts" else key: value for key, value in asdict(swap).items()}
+        self._reporter.event("rollback" if why.trigger == "rollback" else "swap", **detail)
+        why.report.succeed({"artefact": artefact.id, "fidelity": swap.fidelity})
 
     def _on_status(self, _args: StatusArgs, report: Report) -> None:
         state = self._pipeline.observer.state()
@@ -196,5 +227,7 @@ class Operations:
         previous = self._service.previous()
         if previous is None:
             raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
+        engine, calibration = self._service.load(previous)
         self._jobs.abandon("the operator rolls back")
-        self._exchange(previous, "rollback", time.monotonic(), {}, report)
+        self._pause()  # what the operator took back must not return by itself at once
+        self._exchange(previous, engine, calibration, _Exchange("rollback", time.monotonic(), report))

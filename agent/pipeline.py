@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.build import Model
-from agent.camera import CaptureThread, FrameSlot, Source
+from agent.camera import Source
+from agent.capture import CaptureThread, FrameSlot
 from agent.config import Config
 from agent.errors import CameraError
 from agent.loop import FrameLoop
 from agent.observer import ObserverThread, Served
 from agent.telemetry import LoopMeter
 from agent.vision import VisionTask
-from engines.backend import Backend, Engine
+from engines.backend import Engine, open_backend
 
 _JOIN_S = 10.0  # longer than any frame takes; a thread that still runs then is a daemon thread
 
@@ -20,7 +21,7 @@ _JOIN_S = 10.0  # longer than any frame takes; a thread that still runs then is 
 class Pipeline:
     """Built stopped. `meter` is sampled for telemetry, `run_meter` once for the summary.
 
-    on_lost is called in the capture thread when the source fails; a live camera is then tried again.
+    on_camera is called in the capture thread with the error when a live camera is lost, with None when it is back.
     """
 
     def __init__(
@@ -28,11 +29,10 @@ class Pipeline:
         config: Config,
         source: Source,
         model: Model,
-        backend: Backend,
         engine_id: str,
         engine: Engine,
         frame_limit: int,
-        on_lost: Callable[[CameraError], None],
+        on_camera: Callable[[CameraError | None], None],
     ) -> None:
         policy = config.camera.policy
         self._slot = FrameSlot(policy == "every-frame" or (policy == "auto" and not source.live))
@@ -40,16 +40,22 @@ class Pipeline:
         self.run_meter = LoopMeter(self._slot.dropped)
         self.last_ts = 0.0
         self.served = 0
-        reference = backend.observer(model.master, model.placement.taps)
+        # One thread: the observer's own, whose low priority then holds for all of its work.
+        reference = open_backend(config.backend).observer(model.master, model.placement.taps)
         self.observer = ObserverThread(reference, model.spec, config)
         task = VisionTask(model.spec, engine.inputs, engine.outputs)
         self.loop = FrameLoop(self._slot, engine_id, engine, task, [self._count, self.observer.offer])
-        self._capture = CaptureThread(source, self._slot, config.camera.speed, frame_limit, on_lost)
+        self._capture = CaptureThread(source, self._slot, config.camera.speed, frame_limit, on_camera)
 
     @property
     def running(self) -> bool:
         """Whether frames are still being served."""
         return self.loop.is_alive()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What stopped a thread that should have gone on."""
+        return self.loop.error or self.observer.error or self._capture.error
 
     def start(self) -> None:
         for thread in (self.observer, self.loop, self._capture):
@@ -65,9 +71,8 @@ class Pipeline:
             thread.join(_JOIN_S)
         self.observer.stop()
         self.observer.join(_JOIN_S)
-        for error in (self.loop.error, self.observer.error, self._capture.error):
-            if error is not None:
-                raise error
+        if self.error is not None:
+            raise self.error
 
     def _count(self, served: Served) -> None:
         self.last_ts = served.frame.ts

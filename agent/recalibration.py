@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from agent.build import Model
-from agent.candidate import JobRequest, write_job
+from agent.candidate import MIN_TELLING, JobRequest, Outcome, write_job
+from agent.child import CandidateProcess
 from agent.config import Config
 from agent.errors import AgentError
 from agent.observer import ObserverThread
 from calibrate.errors import TaredError
 
-MIN_HELD_OUT = 4  # fewer frames cannot judge a candidate
+CANCELLED = "recalibration.cancelled"
+COLLECTING = "COLLECTING"
+_COLLECTED_PERCENT = 40  # of the whole job; the child reports the rest
 
 Post = Callable[[Callable[[], None]], None]  # runs a function in the supervisor's thread
 
 
 class JobObserver(Protocol):
-    """Who asked for a job, and hears of it."""
+    """Who asked for a job, and hears of it; percent is of the whole job."""
 
     def progress(self, step: str, percent: int) -> None: ...
 
@@ -46,7 +45,7 @@ class Job:
     report: JobObserver
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     started_s: float = field(default_factory=time.monotonic)
-    step: str = "COLLECTING"
+    step: str = COLLECTING
     percent: int = 0
 
     def advance(self, step: str, percent: int) -> None:
@@ -70,7 +69,7 @@ class Recalibration:
         model: Model,
         observer: ObserverThread,
         post: Post,
-        on_candidate: Callable[[Job, Mapping[str, Any]], None],
+        on_candidate: Callable[[Job, Outcome], None],
     ) -> None:
         self._config = config
         self._model = model
@@ -80,7 +79,17 @@ class Recalibration:
         self._jobs_dir = config.state_dir / "jobs"
         shutil.rmtree(self._jobs_dir, ignore_errors=True)  # of a daemon that was killed: frames do not outlive it
         self._child: CandidateProcess | None = None
+        self._deadline_s = 0.0
         self.job: Job | None = None
+
+    @property
+    def building(self) -> bool:
+        """Whether a child is at work: from here on no more frames are needed."""
+        return self._child is not None
+
+    @property
+    def collecting(self) -> bool:
+        return self.job is not None and self._child is None
 
     def request(
         self, trigger: str, report: JobObserver, frames: int | None = None, method: str | None = None
@@ -90,6 +99,7 @@ class Recalibration:
             return None
         calibration = self._config.calibration
         self.job = Job(trigger, frames or calibration.frames, method or calibration.method, report)
+        self._start_clock()
         return self.job
 
     def tick(self, serving: Path | None) -> None:
@@ -97,26 +107,23 @@ class Recalibration:
         job = self.job
         if job is None:
             return
-        if self._child is not None:
-            self._child.check_deadline()
-            return
-        state = self._observer.state()
-        if state.collected >= job.frames and state.held_out >= MIN_HELD_OUT:
-            self._start_child(job, serving)
-        else:
-            job.advance("COLLECTING", min(100 * state.collected // job.frames, 99))
+        if time.monotonic() > self._deadline_s:
+            found = f"{job.step} took longer than {self._config.recalibration.timeout_s:.0f} s"
+            remedy = "ask for fewer frames, or raise recalibration.timeout_s"
+            self._give_up(AgentError("recalibration.timeout", found, "an end in time", remedy))
+        elif self._child is None:
+            state = self._observer.state()
+            if state.collected >= job.frames and state.held_out >= MIN_TELLING:
+                self._start_child(job, serving)
+            else:
+                job.advance(COLLECTING, min(_COLLECTED_PERCENT * state.collected // job.frames, _COLLECTED_PERCENT - 1))
 
     def abandon(self, reason: str) -> None:
         """End the job, whatever it is doing; it then fails with this reason."""
-        if self._child is not None:
-            self._child.end(reason)
-        elif self.job is not None:
-            self._finish(_failed("recalibration.cancelled", reason, "start it again when that has passed"))
+        self._give_up(AgentError(CANCELLED, reason, "a job that is left to end", "start it again"))
 
-    @property
-    def building(self) -> bool:
-        """Whether a child is at work: from here on no more frames are needed."""
-        return self._child is not None
+    def _start_clock(self) -> None:
+        self._deadline_s = time.monotonic() + self._config.recalibration.timeout_s
 
     def _start_child(self, job: Job, serving: Path | None) -> None:
         frames, histograms, held_out = self._observer.collected()
@@ -137,96 +144,29 @@ class Recalibration:
         try:
             write_job(directory, request, histograms, held_out)
             self._child = CandidateProcess(
-                directory, self._config.recalibration.timeout_s, self._post, job.advance, self._finish
+                directory,
+                lambda step, percent: self._post(lambda: job.advance(step, percent)),
+                lambda outcome: self._post(lambda: self._finish(job, outcome)),
             )
+            self._start_clock()
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
-            self._finish(
-                _failed("recalibration.disk", f"the job could not be written: {error.strerror}", "free disk space")
-            )
+            found = f"the job could not be written: {error.strerror}"
+            self._give_up(AgentError("recalibration.disk", found, "room for the held-out frames", "free disk space"))
 
-    def _finish(self, outcome: Mapping[str, Any]) -> None:
-        job, self.job, self._child = self.job, None, None
-        if job is None:
+    def _finish(self, job: Job, outcome: Outcome) -> None:
+        """The child's outcome; of a job that was given up meanwhile it is no news any more."""
+        if job is not self.job:
             return
-        if outcome["outcome"] == "accepted":
-            self._on_candidate(job, outcome)
+        self.job, self._child = None, None
+        if outcome.error is not None:
+            job.report.fail(outcome.error)
         else:
-            job.report.fail(AgentError(**outcome["error"]))
+            self._on_candidate(job, outcome)
 
-
-def _failed(code: str, found: str, remedy: str) -> dict[str, Any]:
-    """An outcome in the child's own form."""
-    error = {"code": code, "found": found, "expected": "a job that comes to its end", "remedy": remedy}
-    return {"outcome": "failed", "error": error}
-
-
-class CandidateProcess:
-    """The child of one job: followed line by line, ended on request or when its time is up.
-
-    on_progress(step, percent) and on_outcome(message) are posted to the supervisor's thread; an outcome always
-    comes, also from a child that dies without a word.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        timeout_s: float,
-        post: Post,
-        on_progress: Callable[[str, int], None],
-        on_outcome: Callable[[Mapping[str, Any]], None],
-    ) -> None:
-        """Raises OSError when no process can be started."""
-        self._directory = directory
-        self._deadline = time.monotonic() + timeout_s
-        self._post = post
-        self._on_progress = on_progress
-        self._on_outcome = on_outcome
-        self._ended_for = ""
-        self._errors = (directory / "stderr").open("w+", encoding="utf-8")
-        # Its own session: a Ctrl-C in the terminal is for the daemon, which ends the child itself.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "agent.candidate", str(directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            start_new_session=True,
-        )
-        threading.Thread(target=self._follow, name="candidate", daemon=True).start()
-
-    def check_deadline(self) -> None:
-        if time.monotonic() > self._deadline:
-            self.end("it ran longer than recalibration.timeout_s")
-
-    def end(self, reason: str) -> None:
-        """End the child; its outcome is then `failed` with this reason."""
-        if not self._ended_for:
-            self._ended_for = reason
-            self._process.terminate()
-
-    def _follow(self) -> None:
-        outcome: Mapping[str, Any] | None = None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message = json.loads(line)
-            if "outcome" in message:
-                outcome = message
-            else:
-                self._post(lambda m=message: self._on_progress(m["step"], m["percent"]))  # type: ignore[misc]
-        status = self._process.wait()
-        self._process.stdout.close()
-        if outcome is None or self._ended_for:
-            reason = self._ended_for or f"it ended with status {status}{self._last_words()}"
-            outcome = _failed(
-                "recalibration.child", f"the candidate process failed: {reason}", "see the log, then try again"
-            )
-        self._errors.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-        final = outcome
-        self._post(lambda: self._on_outcome(final))
-
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().strip().splitlines()
-        return f": {lines[-1]}" if lines else ""
+    def _give_up(self, error: AgentError) -> None:
+        (job, self.job), (child, self._child) = (self.job, None), (self._child, None)
+        if child is not None:
+            child.end()
+        if job is not None:
+            job.report.fail(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from agent.health import health
 from agent.link import MqttLink
 from agent.messages import Birth, CameraTelemetry, Event, Telemetry
 from calibrate.errors import TaredError
+from engines.files import replace_files
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +66,11 @@ def _plain(value: JsonValue) -> str:
 
 
 def _next_epoch(path: Path) -> int:
-    """One more than at the last start; survives a restart, and a file that was cut short starts over at the clock."""
+    """One more than at the last start, durably. Where the count cannot be kept, the clock, which is larger than any."""
     try:
-        epoch = int(path.read_text(encoding="ascii")) + 1
-    except FileNotFoundError:
-        epoch = 1
-    except ValueError:
-        epoch = int(time.time())  # larger than any count of starts: no number is used twice
-    temporary = path.with_suffix(".new")
-    temporary.write_text(str(epoch), encoding="ascii")
-    os.replace(temporary, path)
-    return epoch
+        epoch = int(path.read_text(encoding="ascii")) + 1 if path.exists() else 1
+        replace_files({path: str(epoch).encode()})
+        return epoch
+    except (OSError, ValueError) as error:
+        log.warning("epoch=clock file=%s error=%r", path, str(error))
+        return int(time.time())

@@ -34,7 +34,7 @@ class Clock:
         self._due = ts + self.period_s * self._random.uniform(0.5, 1.5)
         return True
 
-    def hasten(self, period_s: float) -> None:
+    def change(self, period_s: float) -> None:
         """Change the period from now on; the next frame is due at once."""
         self.period_s = period_s
         self._due = float("-inf")
@@ -44,8 +44,9 @@ class Clock:
 class Collection:
     """What the observer has seen in one regime: histograms of many frames, and a few held-out network inputs.
 
-    Held-out frames never enter the histograms, so that the judgement of a candidate is not on its own training
-    data. They are a uniform sample over the regime (reservoir sampling, Vitter 1985); no other frame is kept.
+    Held-out frames never enter the histograms: a candidate is not judged on the very frames that it was calibrated
+    on, though on their neighbours in time. They are a uniform sample over the regime (reservoir sampling, Vitter
+    1985); no other frame is kept.
     """
 
     held_out_size: int

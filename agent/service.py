@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.build import Model, build_artefact, check_calibration
-from agent.observer import ObserverThread
 from calibrate.errors import TaredError
 from engines.backend import Backend, Engine
 from engines.calibration import Calibration, load_calibration
@@ -67,8 +66,10 @@ class Service:
         """The artefact before the current one."""
         return self._store.read("previous")
 
-    def commit(self, artefact: Artefact, calibration: Calibration, observer: ObserverThread) -> None:
-        """The artefact has served its first frame: make it current, and watch its calibration."""
-        self._store.promote(artefact)
+    def commit(self, artefact: Artefact, calibration: Calibration) -> None:
+        """The artefact has served its first frame: it is what serves, and becomes current in the store.
+
+        Raises EngineError (`store.write`) when the store cannot be changed; it serves all the same.
+        """
         self.serving, self.calibration = artefact, calibration
-        observer.watch(artefact.id, calibration)
+        self._store.promote(artefact)

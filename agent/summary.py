@@ -48,6 +48,7 @@ class RunSummary:
     alarms: list[Alarm] = field(default_factory=list)
     swaps: list[Swap] = field(default_factory=list)
     fidelity: Interval | None = None
+    fidelity_since: float = 0.0
     fidelity_history: list[tuple[float, float]] = field(default_factory=list)
     accuracy: dict[str, dict[str, Score]] = field(default_factory=dict)
 
@@ -57,10 +58,10 @@ class RunSummary:
         if not live:
             return []
         onset = self.alarms[0].onset_ts if self.alarms else self.last_ts
-        before = Period("first light", live[0].ts or 0.0, onset)
-        if len(live) == 1:
-            return [before]
-        return [before, Period("last light", live[-1].ts or 0.0, self.last_ts)]
+        periods = [Period("first light", live[0].ts or 0.0, onset)]
+        if len(live) > 1:
+            periods.append(Period("last light", live[-1].ts or 0.0, self.last_ts))
+        return [period for period in periods if period.end_s > period.start_s]
 
     def as_dict(self) -> dict[str, Any]:
         """The object that `tared run --json` prints."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agent.review import REFERENCE, Score
 from agent.summary import Alarm, RunSummary, Swap
@@ -18,7 +19,7 @@ def print_summary(summary: RunSummary, console: Console) -> None:
     """Tables of the run and, where there were labels, of the engines' F1; and fidelity over time as a picture."""
     table = Table(title="tared run", show_header=False, title_justify="left")
     for name, value in _rows(summary):
-        table.add_row(name, value)
+        table.add_row(name, Text(value, overflow="fold"))
     console.print(table)
     if summary.accuracy:
         console.print(_accuracy_table(summary.accuracy, summary.swaps))
@@ -26,6 +27,7 @@ def print_summary(summary: RunSummary, console: Console) -> None:
 
 def sparkline(points: Sequence[tuple[float, float]], columns: int = _COLUMNS) -> str:
     """(time, value in [0, 1]) as a row of bars: the mean of each time slice; one without values repeats the last."""
+    points = sorted(points)  # a clock that was set back must not upset the picture
     first, last = points[0][0], points[-1][0]
     slices: list[list[float]] = [[] for _ in range(columns)]
     for ts, value in points:
@@ -56,7 +58,7 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
             yield _swap_row(event, alarm)
     if fidelity is not None and fidelity.n:
         interval = f"95 % interval [{fidelity.low:.3f}, {fidelity.high:.3f}] from {fidelity.n} frames"
-        yield "fidelity now", f"{fidelity.estimate:.3f}, {interval}"
+        yield "fidelity", f"{fidelity.estimate:.3f} since {summary.fidelity_since:.0f} s, {interval}"
     if len(history) > 1:
         start, end = f"{history[0][0]:.0f} s", f"{history[-1][0]:.0f} s"
         yield "fidelity over time", f"{sparkline(history)}\n{start}{end:>{_COLUMNS - len(start)}}"
@@ -96,6 +98,12 @@ def _accuracy_table(accuracy: Mapping[str, Mapping[str, Score]], swaps: Sequence
         if engine != REFERENCE:
             swap = next(swap for swap in swaps if swap.artefact == engine)
             title = f"INT8 {engine}, {swap.trigger}"
-        cells = (scores[engine].as_dict() for scores in accuracy.values())
-        table.add_row(title, *(f"{cell['f1']:.3f} ({cell['fidelity']:.3f})" for cell in cells))
+        table.add_row(title, *(_cell(scores.get(engine)) for scores in accuracy.values()))
     return table
+
+
+def _cell(score: Score | None) -> str:
+    if score is None:
+        return "-"
+    values = score.as_dict()
+    return f"{values['f1']:.3f} ({values['fidelity']:.3f})"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from agent.build import Model
 from agent.camera import parse_source, source_length
 from agent.commands import CommandDesk
 from agent.config import Config
 from agent.console import Task, progress
+from agent.errors import CameraError
 from agent.health import notify_service_manager
 from agent.link import MqttLink
 from agent.messages import Birth, CameraTelemetry, Fidelity, Latency
@@ -25,7 +27,6 @@ from engines.backend import Backend
 from engines.store import Store
 
 _TICK_S = 0.1
-_GRACE_S = 5.0  # for a job's child to end when the daemon does
 
 
 class Supervisor:
@@ -56,11 +57,10 @@ class Supervisor:
             config,
             source,
             model,
-            backend,
             self._service.serving.id,
             engine,
             frame_limit,
-            lambda error: self._posted.put(lambda: reporter.error(error)),
+            lambda error: self._posted.put(lambda: self._on_camera(error)),
         )
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put)
         self._desk = CommandDesk(self._operations.handlers, lambda result: link.send(result) if link else None)
@@ -74,27 +74,29 @@ class Supervisor:
         """
         calibration = self._service.calibration
         if calibration is not None:
-            self._pipeline.observer.watch(self._service.serving.id, calibration)
+            self._pipeline.observer.watch(self._service.serving.id, calibration, since=0.0)
         self._reporter.serves(self._service.serving.id, calibration.id if calibration else None)
         self._pipeline.start()
         notify_service_manager("READY=1")
-        try:
-            with handling_signals(self._on_signal), progress("serving", self._total) as bar:
-                self._serve(bar)
-        finally:
-            notify_service_manager("STOPPING=1")
-            if self._link is not None:
-                self._link.set_state("stopping")
-            self._pipeline.stop()
-            self._end_job()
-        self._pipeline.join()
-        self._run_posted()  # a swap that the last frame took part in
+        with handling_signals(self._on_signal):
+            try:
+                with progress("serving", self._total) as bar:
+                    self._serve(bar)
+            finally:
+                notify_service_manager("STOPPING=1")
+                if self._link is not None:
+                    self._link.set_state("stopping")
+                self._pipeline.stop()
+                self._operations.stop(self._stop_reason or "the source has ended")
+            self._pipeline.join()
+            self._run_posted()  # a swap that only the end of the stream completed
         summary = self._operations.summary
         summary.loop = self._pipeline.run_meter.sample()
         summary.stopped_by = self._stop_reason
         summary.calibrated = not self._service.degraded
         summary.last_ts = self._pipeline.last_ts
-        summary.fidelity = self._pipeline.observer.state().fidelity
+        state = self._pipeline.observer.state()
+        summary.fidelity, summary.fidelity_since = state.fidelity, state.fidelity_since
         summary.fidelity_history = self._pipeline.observer.history()
         return summary
 
@@ -102,12 +104,12 @@ class Supervisor:
         """Until frames have ended, and with them a candidate whose frames had all been collected."""
         pinged = state_told = None
         report_at = time.monotonic() + self._config.mqtt.telemetry_period_s
-        while not self._stop_reason and (self._pipeline.running or self._operations.building):
+        while self._pipeline.error is None and not self._stop_reason:
+            if not self._pipeline.running and not self._operations.building:
+                break
             self._run_posted()
             state = self._pipeline.observer.state()
             self._operations.tick(state)
-            if self._pipeline.observer.error is not None:
-                self._stop_reason = "the observer failed"
             if self._pipeline.served != pinged:
                 pinged = self._pipeline.served
                 notify_service_manager("WATCHDOG=1")
@@ -133,11 +135,11 @@ class Supervisor:
             message = self._link.inbox.get_nowait()
             self._desk.receive(message.payload, time.time(), message.retain)
 
-    def _end_job(self) -> None:
-        self._operations.stop(self._stop_reason or "the source has ended")
-        deadline = time.monotonic() + _GRACE_S
-        while self._operations.doing and time.monotonic() < deadline:
-            self._run_posted()
+    def _on_camera(self, error: CameraError | None) -> None:
+        if error is not None:
+            self._reporter.error(error)
+        else:
+            self._reporter.event("camera", name=self._config.camera.name, state="back")
 
     def _on_signal(self, name: str) -> None:
         self._stop_reason = name
@@ -161,5 +163,5 @@ class Supervisor:
             dropped=dict(loop.dropped),
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
             drift={"state": drift.state, "gain_db": drift.gain_db, "e_value": drift.e_value} if drift else {},
-            fidelity=Fidelity(estimate=known.estimate, low=known.low, high=known.high, n=known.n) if known.n else None,
+            fidelity=Fidelity(**asdict(known), empty=state.empty_frames) if known.n else None,
         )

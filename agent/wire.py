@@ -21,7 +21,7 @@ def read_object(payload: bytes) -> dict[str, Any]:
     Raises MessageError: `message.too_large`, `.too_deep`, `.malformed`, `.not_object`.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
-        _refuse("too_large", f"a payload of {len(payload)} bytes", f"at most {MAX_PAYLOAD_BYTES}")
+        _refuse("too_large", f"a payload beyond {MAX_PAYLOAD_BYTES} bytes", f"at most {MAX_PAYLOAD_BYTES}")
     try:
         document = json.loads(payload.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
         depth = _depth(document)

@@ -77,10 +77,12 @@ class ConfidenceSequence:
 
     The predictable plug-in empirical-Bernstein sequence. Source: Waudby-Smith and Ramdas, "Estimating means of
     bounded random variables by betting" (JRSS B 2024), Theorem 2. Holds when the values' conditional mean is
-    constant, without further assumptions on their distribution.
+    constant, without further assumptions on their distribution. `refuted` says that the data contradict this: the
+    mean has moved, the interval no longer follows, and it is time for a new sequence.
     """
 
     error: float = 0.05  # probability that the interval ever misses the mean
+    refuted: bool = False
     _n: int = 0
     _sum: float = 0.0
     _squares: float = 0.0  # sum of squared distances to the running mean
@@ -116,7 +118,8 @@ class ConfidenceSequence:
         center = self._bet_values / self._bets
         radius = (math.log(2.0 / self.error) + self._bet_noise) / self._bets
         low, high = max(self._interval.low, center - radius), min(self._interval.high, center + radius)
-        if low > high:  # the mean has moved: the intersection is empty, today's interval alone is honest
-            low, high = max(0.0, center - radius), min(1.0, center + radius)
-        estimate = min(max(self._sum / self._n, low), high)
-        self._interval = Interval(estimate, low, high, self._n)
+        estimate = self._sum / self._n
+        if low <= estimate <= high:
+            self._interval = Interval(estimate, low, high, self._n)
+        else:
+            self.refuted = True

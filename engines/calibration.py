@@ -13,7 +13,7 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, merge_all
 from calibrate.scale import activation_scale
 from calibrate.threshold import histogram_amax, parse_method
+from engines.files import replace_files
 from engines.store import fingerprint
 
 SCHEMA = 1
@@ -34,6 +35,7 @@ class Calibration:
 
     model_sha256: canonical hash of the FP32 master graph the taps belong to.
     frames: frames observed; source: where they came from, for people.
+    preprocessing: how frames became network inputs, the `input` of the model spec; other preprocessing, other scales.
     """
 
     model_sha256: str
@@ -42,11 +44,13 @@ class Calibration:
     source: str
     histograms: Mapping[str, AbsHistogram]
     amax: Mapping[str, float]
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
         """16 hex digits over what the scales follow from."""
-        return fingerprint({"model": self.model_sha256, "method": self.method, "amax": dict(self.amax)})
+        parts = {"model": self.model_sha256, "method": self.method, "preprocessing": dict(self.preprocessing)}
+        return fingerprint({**parts, "amax": dict(self.amax)})
 
     @property
     def scales(self) -> dict[str, float]:
@@ -62,6 +66,7 @@ def calibrate_histograms(
     method: str,
     frames: int,
     source: str,
+    preprocessing: Mapping[str, Any] | None = None,
 ) -> Calibration:
     """Choose an amax per tensor; the tensors of one `shared` group get one amax, from their merged histogram.
 
@@ -90,7 +95,7 @@ def calibrate_histograms(
             members = [histograms[member] for member in group]
             value = histogram_amax(merge_all(members, members[0].bits), method)
             amax.update(dict.fromkeys(group, value))
-    return Calibration(model_sha256, method, frames, source, dict(histograms), amax)
+    return Calibration(model_sha256, method, frames, source, dict(histograms), amax, dict(preprocessing or {}))
 
 
 def _refuse_nonfinite(histograms: Mapping[str, AbsHistogram]) -> None:
@@ -99,7 +104,7 @@ def _refuse_nonfinite(histograms: Mapping[str, AbsHistogram]) -> None:
         first = next(iter(broken))
         raise CalibrationError(
             "calibration.nonfinite",
-            f"NaN or infinite values in {len(broken)} of {len(histograms)} tensors, first '{first}' with {broken[first]}",
+            f"NaN or infinite values in {len(broken)} of {len(histograms)} tensors, '{first}' with {broken[first]}",
             "finite activations",
             "check the model's weights and the input normalisation of the model spec",
         )
@@ -132,6 +137,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
         "method": calibration.method,
         "frames": calibration.frames,
         "source": calibration.source,
+        "preprocessing": dict(calibration.preprocessing),
         "tensors": tensors,
     }
     histograms = _packed(calibration.histograms)
@@ -139,7 +145,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
     contents = {path.with_suffix(".npz"): histograms, path: (json.dumps(document, indent=1) + "\n").encode()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(contents)
+        replace_files(contents)
     except OSError as error:
         raise _unwritable(path, str(error.strerror)) from error
 
@@ -160,6 +166,7 @@ def load_calibration(path: Path) -> Calibration:
             str(document["source"]),
             _unpacked(histograms),
             {str(name): float(entry["amax"]) for name, entry in document["tensors"].items()},
+            dict(document["preprocessing"]),
         )
     except OSError as error:
         raise _unreadable(f"{error.filename}: {error.strerror}") from error
@@ -206,22 +213,6 @@ def _unpacked(content: bytes) -> dict[str, AbsHistogram]:
 def _seal(document: Mapping[str, Any], histograms: bytes) -> str:
     """SHA-256 (hex) over the document without its seal, however it is laid out, and the histograms' file."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode() + histograms).hexdigest()
-
-
-def _replace(contents: Mapping[Path, bytes]) -> None:
-    """Write files under their names, once all of them are on the disk. Raises OSError."""
-    partial = {path: path.with_name(f".{path.name}.{os.getpid()}.new") for path in contents}
-    try:
-        for path, content in contents.items():
-            with partial[path].open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, written in partial.items():
-            os.replace(written, path)
-    finally:
-        for written in partial.values():
-            written.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, found: str) -> CalibrationError:

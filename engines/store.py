@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.backend import EngineError
+from engines.files import sync_folder
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -59,7 +60,7 @@ def write_artefact(destination: Path, inputs: Mapping[str, Any], fill: Callable[
         (staging / MANIFEST).write_bytes(_canonical(manifest))
         _sync(staging)
         staging.rename(destination)
-        _sync_directory(destination.parent)
+        sync_folder(destination.parent)
     return Artefact(destination, identity, manifest)
 
 
@@ -135,29 +136,32 @@ class Store:
         return read_artefact(path) if path.is_symlink() else None
 
     def promote(self, artefact: Artefact) -> None:
-        """Make an artefact current; the one that was current becomes previous."""
+        """Make an artefact current; the one that was current becomes previous.
+
+        Raises EngineError (`store.write`) when the disk refuses.
+        """
         current = self.root / "current"
         target = os.path.relpath(artefact.path, self.root)
-        if current.is_symlink():
-            if os.readlink(current) == target:
-                return
-            self._link("previous", os.readlink(current))
-        self._link("current", target)
-
-    def roll_back(self) -> Artefact:
-        """Swap current and previous. Raises EngineError (`artefact.missing`) when there is no previous one."""
-        previous = self.read("previous")
-        if previous is None:
-            raise EngineError("artefact.missing", "no previous artefact", "one to roll back to", "recalibrate instead")
-        self.promote(previous)
-        return previous
+        try:
+            if current.is_symlink():
+                if os.readlink(current) == target:
+                    return
+                self._link("previous", os.readlink(current))
+            self._link("current", target)
+        except OSError as error:
+            raise EngineError(
+                "store.write",
+                f"{self.root}: {error.strerror}",
+                "a writable store",
+                "check the disk and its permissions",
+            ) from error
 
     def _link(self, name: str, target: str) -> None:
         temporary = self.root / f".{name}.new"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target)
         os.replace(temporary, self.root / name)
-        _sync_directory(self.root)
+        sync_folder(self.root)
 
 
 def _is_alive(suffix: str) -> bool:
@@ -231,12 +235,4 @@ def _sync(directory: Path) -> None:
     for path in directory.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    _sync_directory(directory)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(directory)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from agent.camera import CaptureThread, Frame, FrameSlot, Source, parse_source, read_images, source_length
+from agent.camera import Source, parse_source, read_images, source_length
+from agent.capture import CaptureThread, Frame, FrameSlot
 from agent.errors import CameraError
 
 COUNT = 12
@@ -140,30 +142,44 @@ def test_a_closed_slot_is_emptied_and_then_ends() -> None:
     assert slot.get() is None
 
 
-def capture(source: Source, limit: int = 0) -> tuple[list[Frame], CaptureThread, list[CameraError]]:
-    slot, errors = FrameSlot(keep_every=True), list[CameraError]()
-    thread = CaptureThread(source, slot, 0.0, limit, errors.append)
+def capture(source: Source, limit: int = 0) -> tuple[list[Frame], CaptureThread]:
+    slot = FrameSlot(keep_every=True)
+    thread = CaptureThread(source, slot, 0.0, limit, lambda _: None)
     thread.start()
     frames = []
     while (taken := slot.get()) is not None:
         frames.append(taken)
     thread.join(5.0)
-    return frames, thread, errors
+    return frames, thread
 
 
 def test_capture_numbers_frames_and_stops_at_the_limit(video: Path) -> None:
-    frames, thread, errors = capture(parse_source(str(video)), limit=7)
+    frames, thread = capture(parse_source(str(video)), limit=7)
     assert [taken.id for taken in frames] == list(range(7))
     assert thread.error is None
-    assert not errors
 
 
-def test_capture_hands_on_the_error_that_ended_a_file(tmp_path: Path) -> None:
+def test_capture_keeps_the_error_that_ended_a_file(tmp_path: Path) -> None:
     text = tmp_path / "text.mp4"
     text.write_text("no video")
-    frames, thread, errors = capture(Source("video", str(text)))
+    frames, thread = capture(Source("video", str(text)))
     assert frames == []
-    assert thread.error is errors[0]
+    assert isinstance(thread.error, CameraError)
+
+
+def test_whatever_ends_a_stream_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Source) -> list[tuple[float, np.ndarray]]:
+        raise cv2.error("out of memory")
+
+    monkeypatch.setattr("agent.capture.read_images", broken)
+    frames, thread = capture(Source("rtsp", "rtsp://127.0.0.1:1/x"))
+    assert frames == []
+    assert isinstance(thread.error, cv2.error)
+
+
+def test_a_source_is_shown_without_its_password() -> None:
+    source = parse_source("rtsp://admin:secret@10.0.0.7:554/stream1")
+    assert source.shown == "rtsp://10.0.0.7:554/stream1"
 
 
 def test_capture_can_be_stopped_while_it_waits_for_a_reader(video: Path) -> None:
@@ -186,22 +202,27 @@ def test_speed_paces_a_file(video: Path) -> None:
     assert (stamps[-1] - stamps[0]) / 1e9 >= (COUNT - 1) / 10 / 4.0 - 0.01
 
 
-def test_a_lost_camera_is_opened_again_until_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_camera_is_opened_again_and_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = threading.Semaphore(0)
+    changes: list[CameraError | None] = []
 
-    def lost(_: Source) -> list[tuple[float, np.ndarray]]:
+    def away_twice(_: Source) -> Iterator[tuple[float, np.ndarray]]:
         attempts.release()
+        if len(changes) < 3 and not slot.dropped["reconnect"] % 3 == 2:
+            raise CameraError("camera.lost", "x stopped", "frames", "check")
+        yield 0.0, picture(1)
         raise CameraError("camera.lost", "x stopped", "frames", "check")
 
-    monkeypatch.setattr("agent.camera.read_images", lost)
+    monkeypatch.setattr("agent.capture.read_images", away_twice)
     monkeypatch.setattr("agent.backoff.Backoff.next_s", lambda _: 0.001)
     slot = FrameSlot(keep_every=False)
-    thread = CaptureThread(Source("rtsp", "rtsp://127.0.0.1:1/x"), slot, 0.0, 0, lambda _: None)
+    thread = CaptureThread(Source("rtsp", "rtsp://127.0.0.1:1/x"), slot, 0.0, 0, changes.append)
     thread.start()
-    for _ in range(3):
+    for _ in range(5):
         assert attempts.acquire(timeout=5.0)
     thread.stop()
     thread.join(5.0)
     assert not thread.is_alive()
     assert thread.error is None
-    assert slot.dropped["reconnect"] >= 2
+    assert slot.dropped["reconnect"] >= 4
+    assert [change is None for change in changes[:3]] == [False, True, False]

@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.build import Model, build_artefact, open_model
-from agent.candidate import JobRequest, _verdict, judge, write_job
+from agent.build import Model, build_artefact, calibrate, open_model
+from agent.candidate import MIN_TELLING, JobRequest, Outcome, _verdict, judge, write_job
 from agent.model_spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from engines.backend import Array, Backend, Engine, TensorSpec, open_backend
-from engines.calibration import calibrate_histograms
 from engines.store import Store, read_artefact
 
 
-def verdict(candidate: list[float], serving: list[float] | None, empty: int = 0, max_loss: float = 0.1) -> bool:
+def verdict(candidate: list[float], serving: list[float] | None, max_loss: float = 0.1) -> bool:
     columns = [candidate] if serving is None else [candidate, serving]
-    return _verdict(np.array(columns).T, empty, [1.0] * len(columns), max_loss).accepted
+    return _verdict(np.array(columns).T, 32, [1.0] * len(columns), max_loss).accepted
 
 
 NOISE = [0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02]
@@ -48,6 +47,7 @@ def test_a_later_engine_must_not_be_worse_than_the_one_in_service() -> None:
     assert verdict(around(0.95), around(0.60))
     assert verdict(around(0.95), around(0.95))
     assert not verdict(around(0.91), around(0.98))
+    assert not verdict([0.6, 1.0, 1.0, 1.0], [1.0] * 4)
 
 
 def test_one_that_loses_too_much_must_be_clearly_better() -> None:
@@ -56,9 +56,12 @@ def test_one_that_loses_too_much_must_be_clearly_better() -> None:
 
 
 def test_empty_frames_prove_nothing() -> None:
-    assert not verdict([1.0] * 8, None, empty=8)
-    assert not verdict([1.0] * 8, [1.0] * 8, empty=8)
-    assert verdict([1.0] * 8, None, empty=7)
+    few = MIN_TELLING - 1
+    assert not verdict([1.0] * few, None)
+    assert not verdict([1.0] * few, [0.0] * few)
+    assert verdict([1.0] * MIN_TELLING, None)
+    nothing = _verdict(np.zeros((0, 2)), 32, [1.0, 1.0], 0.1)
+    assert (nothing.accepted, nothing.empty_frames) == (False, 32)
 
 
 @pytest.fixture
@@ -135,26 +138,21 @@ def run_child(directory: Path) -> list[dict[str, object]]:
 def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_path: Path) -> None:
     tensors = frames(24)
     write_job(tmp_path / "job", request(model, tmp_path), observed(model, backend, tensors[:16]), tensors[16:])
-    *progress, outcome = run_child(tmp_path / "job")
+    *progress, last = run_child(tmp_path / "job")
+    outcome = Outcome.from_message(last)
     assert (progress[0]["step"], progress[-1]["step"]) == ("CALIBRATING", "VALIDATING")
     percents = [line["percent"] for line in progress]
     assert percents == sorted(percents)
-    assert outcome["outcome"] == "accepted"
-    artefact = read_artefact(Path(str(outcome["artefact"])))
-    assert artefact.manifest["verdict"] == outcome["verdict"]
+    assert outcome.artefact is not None
+    assert outcome.verdict is not None
+    artefact = read_artefact(outcome.artefact)
+    assert artefact.manifest["verdict"] == asdict(outcome.verdict)
     assert set(artefact.manifest["files"]) == {"engine.onnx", "calibration.json", "calibration.npz", "plan.json"}
 
 
 def stale(model: Model, backend: Backend, folder: Path) -> Path:
     """An artefact in service whose scales are for the dark."""
-    calibration = calibrate_histograms(
-        observed(model, backend, frames(16, 0.02)),
-        model.placement.shared,
-        model_sha256=model.sha256,
-        method="max",
-        frames=16,
-        source="dark",
-    )
+    calibration = calibrate(model, observed(model, backend, frames(16, 0.02)), "max", 16, "dark")
     artefact = build_artefact(model, backend, Store(folder / "state").place, lambda *_: None, calibration=calibration)
     return artefact.path
 
@@ -164,13 +162,13 @@ def test_the_engine_in_service_is_asked_about_the_same_frames(model: Model, back
     serving = stale(model, backend, tmp_path)
     job = request(model, tmp_path, serving)
     write_job(tmp_path / "job", job, observed(model, backend, tensors[:16]), tensors[16:])
-    outcome = run_child(tmp_path / "job")[-1]
-    assert outcome["outcome"] == "accepted"
-    found = outcome["verdict"]
-    assert isinstance(found, dict)
-    assert found["frames"] == 24
-    assert found["fidelity"] >= found["fidelity_serving"]
-    assert found["latency_serving_ms"] > 0.0
+    found = Outcome.from_message(run_child(tmp_path / "job")[-1]).verdict
+    assert found is not None
+    assert found.frames == 24
+    assert found.fidelity_serving is not None
+    assert found.fidelity >= found.fidelity_serving
+    assert found.latency_serving_ms is not None
+    assert found.latency_serving_ms > 0.0
 
 
 def broken_requests(model: Model, folder: Path) -> Iterator[tuple[JobRequest, str]]:
@@ -186,7 +184,6 @@ def test_what_fails_is_told_in_parts_and_leaves_no_artefact(model: Model, backen
     for number, (job, code) in enumerate(broken_requests(model, tmp_path)):
         write_job(tmp_path / str(number), job, histograms, tensors[16:])
         outcome = run_child(tmp_path / str(number))[-1]
-        assert outcome["outcome"] == ("refused" if code == "recalibration.refused" else "failed")
         error = outcome["error"]
         assert isinstance(error, dict)
         assert error["code"] == code

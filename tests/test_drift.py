@@ -65,3 +65,9 @@ def test_clock_jumps_neither_alarm_nor_stall() -> None:
         monitor.update(ts, scene(1.0, int(ts) % 1000))
     assert monitor.state.state == "calm"
     assert monitor.update(1e9 + 12.0, scene(1.0, 1))
+
+
+def test_an_alarm_nobody_acted_on_ends_when_the_light_is_back() -> None:
+    monitor = DriftMonitor(CONFIG, calibration())
+    changes = states(monitor, iter([4.0] * 200 + [1.0] * 300))
+    assert [name for _, name in changes] == ["calm", "warning", "alarm", "calm"]

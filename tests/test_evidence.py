@@ -106,3 +106,24 @@ def test_intervals_narrow_and_hold_the_estimate() -> None:
     assert interval.low <= interval.estimate <= interval.high
     assert interval.high - interval.low < 0.1
     assert interval.n == 500
+
+
+def test_a_mean_that_moved_refutes_the_sequence() -> None:
+    sequence = ConfidenceSequence()
+    for _ in range(2000):
+        sequence.update(1.0)
+    assert not sequence.refuted
+    for _ in range(200):
+        sequence.update(0.0)
+    assert sequence.refuted
+
+
+def test_a_constant_mean_is_rarely_refuted() -> None:
+    rng = np.random.default_rng(2)
+    refuted = 0
+    for _ in range(100):
+        sequence = ConfidenceSequence()
+        for value in rng.random(300) < 0.9:
+            sequence.update(float(value))
+        refuted += sequence.refuted
+    assert refuted <= 5

@@ -29,10 +29,10 @@ def test_a_clock_set_back_does_not_stop_the_observer() -> None:
     assert clock.due(3.0)
 
 
-def test_a_hastened_clock_is_due_at_once() -> None:
+def test_a_changed_clock_is_due_at_once() -> None:
     clock = Clock(100.0)
     assert clock.due(0.0)
-    clock.hasten(0.2)
+    clock.change(0.2)
     assert clock.due(0.1)
     assert taken(clock, np.arange(0.1, 10.1, 0.01)).size == pytest.approx(50, rel=0.2)
 

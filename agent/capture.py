@@ -1,0 +1,144 @@
+"""From a source to the frame path: the capture thread and the one-slot mailbox.
+
+A live camera never waits: a frame nobody took is overwritten and counted. A file waits, so that every frame is
+seen, unless the configuration says otherwise.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent.backoff import Backoff
+from agent.camera import Image, Source, read_images
+from agent.errors import CameraError
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One image, BGR uint8 (H, W, 3), with its place in the stream.
+
+    ts: capture time in seconds: media time for files, Unix time for cameras.
+    captured_ns: monotonic clock when the image reached us; latency counts from here.
+    """
+
+    id: int
+    ts: float
+    captured_ns: int
+    image: Image
+
+
+class FrameSlot:
+    """The one-slot mailbox between capture and inference.
+
+    With `keep_every`, `put` waits until the slot is empty; else it overwrites and counts the loss as `stale`.
+    """
+
+    def __init__(self, keep_every: bool) -> None:
+        self._keep_every = keep_every
+        self._frame: Frame | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self.dropped: Counter[str] = Counter()
+
+    def put(self, frame: Frame) -> None:
+        with self._changed:
+            if self._keep_every:
+                self._changed.wait_for(lambda: self._frame is None or self._closed)
+            if self._closed:
+                return
+            if self._frame is not None:
+                self.dropped["stale"] += 1
+            self._frame = frame
+            self._changed.notify_all()
+
+    def get(self) -> Frame | None:
+        """Wait for the next frame; None once the slot is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frame is not None or self._closed)
+            frame, self._frame = self._frame, None
+            self._changed.notify_all()
+            return frame
+
+    def close(self) -> None:
+        """No more frames: a waiting `put` returns, `get` empties the slot and then returns None."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class CaptureThread(threading.Thread):
+    """Reads a source into a FrameSlot until it ends, fails for good, or is stopped.
+
+    speed: how many media seconds of a file pass per second; 0 reads as fast as frames are taken.
+    limit: stop after that many frames; 0 reads all.
+    A live camera that is lost is reopened with jittered backoff, for ever; `on_change` hears of it once, with the
+    error, and once with None when frames come again. Whatever else ends the stream early is kept in `error`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        slot: FrameSlot,
+        speed: float,
+        limit: int,
+        on_change: Callable[[CameraError | None], None],
+    ) -> None:
+        super().__init__(name="capture", daemon=True)
+        self._source = source
+        self._slot = slot
+        self._speed = speed
+        self._limit = limit
+        self._on_change = on_change
+        self._halt = threading.Event()
+        self._count = 0
+        self._lost = False
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        backoff = Backoff(first_s=0.2, cap_s=5.0)
+        try:
+            while not self._halt.is_set():
+                try:
+                    self._pump(backoff)
+                    return
+                except CameraError as error:
+                    if not self._source.live:
+                        raise
+                    self._tell(error)
+                self._slot.dropped["reconnect"] += 1
+                self._halt.wait(backoff.next_s())
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._slot.close()
+
+    def stop(self) -> None:
+        """Ask for the end; the thread leaves after the read in progress."""
+        self._halt.set()
+        self._slot.close()
+
+    def _pump(self, backoff: Backoff) -> None:
+        started = time.monotonic()
+        first_ts: float | None = None
+        for ts, image in read_images(self._source):
+            backoff.reset()
+            self._tell(None)
+            first_ts = ts if first_ts is None else first_ts
+            if self._speed > 0.0 and not self._source.live:
+                self._halt.wait(max(0.0, started + (ts - first_ts) / self._speed - time.monotonic()))
+            if self._halt.is_set():
+                return
+            self._slot.put(Frame(self._count, ts, time.monotonic_ns(), image))
+            self._count += 1
+            if self._limit and self._count >= self._limit:
+                return
+
+    def _tell(self, error: CameraError | None) -> None:
+        """Tell of a change only: a camera that stays away would fill every log and queue."""
+        if self._lost != (error is not None):
+            self._lost = error is not None
+            self._on_change(error)

@@ -1,0 +1,34 @@
+"""Writing files so that a reader, or a power cut, never meets half of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def replace_files(contents: Mapping[Path, bytes]) -> None:
+    """Write files under their names, in order, once all are on the disk. Raises OSError; nothing half is left."""
+    partial = {path: path.with_name(f".{path.name}.{os.getpid()}.new") for path in contents}
+    try:
+        for path, content in contents.items():
+            with partial[path].open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, written in partial.items():
+            os.replace(written, path)
+    finally:
+        for written in partial.values():
+            written.unlink(missing_ok=True)
+    for folder in {path.parent for path in contents}:
+        sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,235 @@
+"""calibration.json and its .npz: read back exactly as written, or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from calibrate.errors import CalibrationError
+from calibrate.histogram import AbsHistogram, abs_histogram, empty_histogram
+from engines.calibration import (
+    Calibration,
+    calibrate_histograms,
+    load_calibration,
+    load_histograms,
+    save_calibration,
+    save_histograms,
+)
+
+METHODS = ("entropy", "mse", "max", "percentile:99.9", "global:6.0")
+
+
+def same(a: AbsHistogram, b: AbsHistogram) -> bool:
+    """Equal in every bit, counts and types included."""
+    fields = [(h.range_exp, h.amax, h.zeros, h.nonfinite, h.counts.dtype) for h in (a, b)]
+    return fields[0] == fields[1] and np.array_equal(a.counts, b.counts)
+
+
+def equal(a: Calibration, b: Calibration) -> bool:
+    heads = [(c.model_sha256, c.method, c.frames, c.source, dict(c.amax), c.scales, c.id) for c in (a, b)]
+    return (
+        heads[0] == heads[1]
+        and list(a.histograms) == list(b.histograms)
+        and all(same(a.histograms[name], b.histograms[name]) for name in a.histograms)
+    )
+
+
+def calibration(method: str = "entropy", tensors: int = 3, seed: int = 0) -> Calibration:
+    rng = np.random.default_rng(seed)
+    histograms = {
+        f"layer{i}.out": abs_histogram(rng.normal(0.0, 10.0**-i, 5000).astype(np.float32)) for i in range(tensors)
+    }
+    return calibrate_histograms(histograms, (), model_sha256="ab" * 32, method=method, frames=5, source="night.mp4")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A calibration that is there already."""
+    save_calibration(calibration(), tmp_path / "calibration.json")
+    return tmp_path / "calibration.json"
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(CalibrationError) as caught:
+        load_calibration(path)
+    assert caught.value.code == "calibration.unreadable"
+    return caught.value.found
+
+
+# ---- round trips
+
+names = st.text(min_size=1, max_size=12).filter(lambda name: not name.endswith("\0") and name.isprintable())
+values = hnp.arrays(np.float32, st.integers(0, 60), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.dictionaries(names, values, min_size=1, max_size=4), st.sampled_from(METHODS), st.integers(1, 2**40), names)
+def test_what_is_saved_is_loaded_bit_by_bit(
+    tmp_path: Path, tensors: dict[str, np.ndarray], method: str, frames: int, source: str
+) -> None:
+    histograms = {name: abs_histogram(np.clip(x, -1e6, 1e6)) for name, x in tensors.items()}
+    written = calibrate_histograms(histograms, (), model_sha256="f" * 64, method=method, frames=frames, source=source)
+    save_calibration(written, tmp_path / "c.json")
+    assert equal(load_calibration(tmp_path / "c.json"), written)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.dictionaries(names, hnp.arrays(np.float32, 20, elements=st.floats(width=32)), min_size=1, max_size=3))
+def test_histograms_come_back_whatever_they_counted(tmp_path: Path, tensors: dict[str, np.ndarray]) -> None:
+    histograms = {name: abs_histogram(x) for name, x in tensors.items()}
+    save_histograms(histograms, tmp_path / "h.npz")
+    loaded = load_histograms(tmp_path / "h.npz")
+    assert list(loaded) == list(histograms)
+    assert all(same(loaded[name], histograms[name]) for name in histograms)
+
+
+def test_extreme_counts_and_ranges_come_back(tmp_path: Path) -> None:
+    counts = np.zeros(1 << 12, np.int64)
+    counts[[0, -1]] = 2**62, 1
+    histograms = {
+        "huge": AbsHistogram(counts, 128, float(np.finfo(np.float32).max), 2**62, 2**40),
+        "tiny": AbsHistogram(counts, -100, float(np.finfo(np.float32).smallest_subnormal), 1, 0),
+        "nothing": empty_histogram(),
+    }
+    save_histograms(histograms, tmp_path / "h.npz")
+    assert all(same(histogram, histograms[name]) for name, histogram in load_histograms(tmp_path / "h.npz").items())
+
+
+def test_a_person_can_read_what_was_chosen_and_from_what(path: Path) -> None:
+    text = path.read_text()
+    document = json.loads(text)
+    assert (document["method"], document["frames"], document["source"]) == ("entropy", 5, "night.mp4")
+    assert document["model_sha256"] == "ab" * 32
+    for entry in document["tensors"].values():
+        assert entry["scale"] == pytest.approx(entry["amax"] / 127, rel=1e-6)
+    assert text.count("\n") > 15
+
+
+def test_another_method_needs_no_frame_again(path: Path) -> None:
+    loaded = load_calibration(path)
+    again = calibrate_histograms(
+        loaded.histograms, (), model_sha256=loaded.model_sha256, method="max", frames=5, source=loaded.source
+    )
+    assert equal(again, calibration("max"))
+    assert again.id != loaded.id
+
+
+def test_a_file_laid_out_anew_is_still_whole(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    assert equal(load_calibration(path), calibration())
+
+
+def test_tensors_that_share_a_scale_get_one_amax_from_all_their_values() -> None:
+    x = np.random.default_rng(0).normal(size=4000).astype(np.float32)
+    parts = {"a": abs_histogram(x[:1000]), "b": abs_histogram(x[1000:] * np.float32(3))}
+    joined = calibrate_histograms(parts, (("a", "b"),), model_sha256="", method="max", frames=1, source="")
+    assert joined.amax["a"] == joined.amax["b"] == max(h.amax for h in parts.values())
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+def test_any_changed_byte_is_refused_or_changes_nothing(path: Path, suffix: str) -> None:
+    file = path.with_suffix(suffix)
+    whole, written = file.read_bytes(), calibration()
+    unchanged = 0
+    for position in range(len(whole)):
+        file.write_bytes(whole[:position] + bytes([whole[position] ^ 0x01]) + whole[position + 1 :])
+        try:
+            loaded = load_calibration(path)
+        except CalibrationError:
+            continue
+        assert equal(loaded, written)
+        unchanged += 1
+    assert unchanged <= (6 if suffix == ".json" else 0)  # the 17th digit of a float may mean the same float
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.98])
+def test_a_file_cut_short_is_refused(path: Path, suffix: str, share: float) -> None:
+    file = path.with_suffix(suffix)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
+    assert str(path) in refused(path)
+
+
+def test_a_missing_file_is_named(path: Path) -> None:
+    path.with_suffix(".npz").unlink()
+    assert refused(path) == f"{path.with_suffix('.npz')}: No such file or directory"
+    path.unlink()
+    assert refused(path) == f"{path}: No such file or directory"
+
+
+def test_two_files_of_different_calibrations_are_refused(path: Path, tmp_path: Path) -> None:
+    save_calibration(calibration(seed=1), tmp_path / "other.json")
+    os.replace(tmp_path / "other.npz", path.with_suffix(".npz"))
+    assert "not of one calibration" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "7", '"text"', "null", "{}", '{"schema": 1}', '{"schema": "1"}', "[" * 500, "\xff", "NaN"]
+)
+def test_json_that_is_no_calibration_is_refused(path: Path, text: str) -> None:
+    path.write_text(text, encoding="latin-1")
+    refused(path)
+
+
+def test_a_newer_schema_is_not_guessed_at(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 2}))
+    assert "schema 2, this tared reads 1" in refused(path)
+
+
+def test_a_calibration_is_not_made_of_nothing() -> None:
+    for frames, histograms, code in (
+        (0, {"a": empty_histogram()}, "calibration.empty"),
+        (3, {}, "calibration.nothing"),
+    ):
+        with pytest.raises(CalibrationError) as caught:
+            calibrate_histograms(histograms, (), model_sha256="", method="max", frames=frames, source="")
+        assert caught.value.code == code
+
+
+# ---- writing
+
+
+def test_folders_are_made_and_no_other_file_is(tmp_path: Path) -> None:
+    save_calibration(calibration(), tmp_path / "a" / "b" / "night.json")
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["night.json", "night.npz"]
+
+
+@pytest.mark.parametrize("name", ["night", "night.npz", "night.v2"])
+def test_a_name_that_would_collide_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CalibrationError, match=r"calibration\.write: .*does not end in \.json"):
+        save_calibration(calibration(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def refuse_after(count: int) -> Callable[[int], None]:
+    left = iter(range(count))
+
+    def fsync(_descriptor: int) -> None:
+        if next(left, None) is None:
+            raise OSError(28, os.strerror(28))
+
+    return fsync
+
+
+@pytest.mark.parametrize("files_on_disk", [0, 1])
+def test_a_disk_that_fills_up_leaves_both_old_files(
+    path: Path, files_on_disk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", refuse_after(files_on_disk))
+    with pytest.raises(CalibrationError, match=r"calibration\.write: .*No space left"):
+        save_calibration(calibration(seed=1), path)
+    monkeypatch.undo()
+    assert equal(load_calibration(path), calibration())
+    assert len(list(path.parent.iterdir())) == 2
