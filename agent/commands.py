@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from agent.messages import OPS, CommandRefused, CommandResult, Failure, parse_command
+from agent.messages import OPS, CommandResult, Failure
+from agent.parsing import CommandRefused, parse_command
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,8 @@ know asks for something it would not do, so it is refused by name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -23,10 +22,9 @@ from pydantic import (
     model_serializer,
 )
 
-from agent.errors import CommandError
 from agent.schema import Strict
 from agent.topics import check_name
-from agent.wire import MAX_PAYLOAD_BYTES, MessageError, read_object
+from agent.wire import MessageError, problems, read_object
 
 SCHEMA_VERSION = 1
 _EVENT_FIELDS = frozenset({"epoch", "seq", "ts", "kind"})
@@ -35,19 +33,6 @@ DeviceState = Literal["online", "degraded", "stopping", "offline"]
 CommandStatus = Literal["ACCEPTED", "IN_PROGRESS", "SUCCEEDED", "FAILED", "REJECTED", "EXPIRED"]
 Name = Annotated[str, AfterValidator(check_name)]
 DocumentT = TypeVar("DocumentT", bound="Document")
-
-
-class CommandRefused(CommandError):
-    """A command that is not carried out; `command_id` is the sender's id where it could be read."""
-
-    def __init__(self, code: str, found: str, expected: str, remedy: str, command_id: str | None = None) -> None:
-        super().__init__(code, found, expected, remedy)
-        self.command_id = command_id
-
-    @property
-    def status(self) -> CommandStatus:
-        """What the sender is told."""
-        return "EXPIRED" if self.code == "command.expired" else "REJECTED"
 
 
 class Document(BaseModel):
@@ -65,7 +50,7 @@ class Document(BaseModel):
             return cls.model_validate(cls._fields(read_object(payload)))
         except ValidationError as error:
             expected = f"the fields of a {cls.__name__}"
-            raise MessageError("message.invalid", _problems(error), expected, "correct the sender") from None
+            raise MessageError("message.invalid", problems(error), expected, "correct the sender") from None
 
     @staticmethod
     def _fields(document: dict[str, Any]) -> dict[str, Any]:
@@ -229,65 +214,3 @@ class CommandResult(Document):
     def final(self) -> bool:
         """Whether no further result follows."""
         return self.status not in ("ACCEPTED", "IN_PROGRESS")
-
-
-def parse_command(payload: bytes, now: float) -> Command:
-    """Read a command as it came off the wire; `now` is Unix time in seconds.
-
-    Raises CommandRefused, with the command's id where it can be read: `message.too_large`, `.malformed`,
-    `.not_object`, `.too_deep`; `command.unknown_op`, `.args`, `.invalid`, `.expired`.
-    """
-    try:
-        document = read_object(payload)
-    except MessageError as error:
-        raise CommandRefused(error.code, error.found, error.expected, error.remedy, _salvaged_id(payload)) from None
-    command_id = _valid_id(document.get("id"))
-    schema = _schema(document.get("op"), command_id)
-    try:
-        args = schema.model_validate(document.get("args", {}))
-    except ValidationError as error:
-        known = ", ".join(schema.model_fields) or "none"
-        _refuse("args", _problems(error), f"the arguments of this op: {known}", "correct args", command_id)
-    try:
-        command = Command.model_validate({**document, "args": args})
-    except ValidationError as error:
-        expected = "id, op, args, issued, expires and version as the contract has them"
-        _refuse("invalid", _problems(error), expected, "correct the sender", command_id)
-    if now >= command.expires:
-        late_s = now - command.expires
-        remedy = "send it anew, or set the clocks of device and sender"
-        _refuse("expired", f"expired {late_s:.1f} s ago by this clock", "a valid command", remedy, command_id)
-    return command
-
-
-def _schema(op: object, command_id: str | None) -> type[Strict]:
-    if not isinstance(op, str) or op not in OPS:
-        found = f"op {str(op)[:64]!a}"
-        _refuse("unknown_op", found, "one of " + ", ".join(OPS), "correct op, or update the agent", command_id)
-    return OPS[op]
-
-
-def _refuse(code: str, found: str, expected: str, remedy: str, command_id: str | None) -> NoReturn:
-    raise CommandRefused(f"command.{code}", found, expected, remedy, command_id) from None
-
-
-def _valid_id(value: object) -> str | None:
-    try:
-        return check_name(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-
-
-def _salvaged_id(payload: bytes) -> str | None:
-    """The id of a command that is no readable JSON, so that its sender hears of it all the same."""
-    match = re.search(rb'"id"\s{0,8}:\s{0,8}"([^"\\]{1,64})"', payload[:MAX_PAYLOAD_BYTES])
-    return _valid_id(match[1].decode(errors="replace")) if match else None
-
-
-def _problems(error: ValidationError) -> str:
-    """The first errors as `frames: Input should be a valid integer`; in ASCII, for keys are the sender's."""
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    lines = [
-        f"{'.'.join(str(part) for part in detail['loc']) or 'document'}: {detail['msg']}" for detail in details[:3]
-    ]
-    return "; ".join(lines).encode("ascii", "backslashreplace").decode()[:300]

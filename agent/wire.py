@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
+from pydantic import ValidationError
+
 from agent.errors import AgentError
 
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -38,6 +40,15 @@ def read_object(payload: bytes) -> dict[str, Any]:
     except UnicodeEncodeError:
         _refuse("malformed", "an escaped lone surrogate", "text that UTF-8 can hold")
     return document
+
+
+def problems(error: ValidationError) -> str:
+    """The first errors as `frames: Input should be a valid integer`; in ASCII, for keys are the sender's."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    lines = [
+        f"{'.'.join(str(part) for part in detail['loc']) or 'document'}: {detail['msg']}" for detail in details[:3]
+    ]
+    return "; ".join(lines).encode("ascii", "backslashreplace").decode()[:300]
 
 
 def _refuse(code: str, found: str, expected: str) -> NoReturn:

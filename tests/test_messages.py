@@ -16,7 +16,6 @@ from agent.messages import (
     Birth,
     CameraTelemetry,
     Command,
-    CommandRefused,
     CommandResult,
     Document,
     Event,
@@ -26,8 +25,8 @@ from agent.messages import (
     RecalibrateArgs,
     Status,
     Telemetry,
-    parse_command,
 )
+from agent.parsing import CommandRefused, parse_command
 from agent.topics import Topics, check_name
 from agent.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError
 

@@ -1,0 +1,80 @@
+"""From bytes off the network to a command, or to the reason why not, in words that its sender can be told."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+from pydantic import ValidationError
+
+from agent.errors import CommandError
+from agent.messages import OPS, Command, CommandStatus
+from agent.schema import Strict
+from agent.topics import check_name
+from agent.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
+
+
+class CommandRefused(CommandError):
+    """A command that is not carried out; `command_id` is the sender's id where it could be read."""
+
+    def __init__(self, code: str, found: str, expected: str, remedy: str, command_id: str | None = None) -> None:
+        super().__init__(code, found, expected, remedy)
+        self.command_id = command_id
+
+    @property
+    def status(self) -> CommandStatus:
+        """What the sender is told."""
+        return "EXPIRED" if self.code == "command.expired" else "REJECTED"
+
+
+def parse_command(payload: bytes, now: float) -> Command:
+    """Read a command as it came off the wire; `now` is Unix time in seconds.
+
+    Raises CommandRefused, with the command's id where it can be read: `message.too_large`, `.malformed`,
+    `.not_object`, `.too_deep`; `command.unknown_op`, `.args`, `.invalid`, `.expired`.
+    """
+    try:
+        document = read_object(payload)
+    except MessageError as error:
+        raise CommandRefused(error.code, error.found, error.expected, error.remedy, _salvaged_id(payload)) from None
+    command_id = _valid_id(document.get("id"))
+    schema = _schema(document.get("op"), command_id)
+    try:
+        args = schema.model_validate(document.get("args", {}))
+    except ValidationError as error:
+        known = ", ".join(schema.model_fields) or "none"
+        _refuse("args", problems(error), f"the arguments of this op: {known}", "correct args", command_id)
+    try:
+        command = Command.model_validate({**document, "args": args})
+    except ValidationError as error:
+        expected = "id, op, args, issued, expires and version as the contract has them"
+        _refuse("invalid", problems(error), expected, "correct the sender", command_id)
+    if now >= command.expires:
+        late_s = now - command.expires
+        remedy = "send it anew, or set the clocks of device and sender"
+        _refuse("expired", f"expired {late_s:.1f} s ago by this clock", "a valid command", remedy, command_id)
+    return command
+
+
+def _schema(op: object, command_id: str | None) -> type[Strict]:
+    if not isinstance(op, str) or op not in OPS:
+        found = f"op {str(op)[:64]!a}"
+        _refuse("unknown_op", found, "one of " + ", ".join(OPS), "correct op, or update the agent", command_id)
+    return OPS[op]
+
+
+def _refuse(code: str, found: str, expected: str, remedy: str, command_id: str | None) -> NoReturn:
+    raise CommandRefused(f"command.{code}", found, expected, remedy, command_id) from None
+
+
+def _valid_id(value: object) -> str | None:
+    try:
+        return check_name(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+
+
+def _salvaged_id(payload: bytes) -> str | None:
+    """The id of a command that is no readable JSON, so that its sender hears of it all the same."""
+    match = re.search(rb'"id"\s{0,8}:\s{0,8}"([^"\\]{1,64})"', payload[:MAX_PAYLOAD_BYTES])
+    return _valid_id(match[1].decode(errors="replace")) if match else None

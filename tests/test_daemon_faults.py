@@ -1,0 +1,122 @@
+"""The daemon when something around it is wrong: as a process, with real signals and files."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from brokers import RealBroker, Watcher, eventually
+from worlds import SPEC, World, make_world
+
+from agent.topics import Topics
+from engines.store import Store
+from fleet.operator import new_command, send
+
+TOPICS = Topics("default", "board")
+
+
+def steady(folder: Path, seconds: float = 400.0, **changes: object) -> World:
+    return make_world(folder, lambda _: 0.5, seconds, **changes)
+
+
+def refused(world: World) -> str:
+    """Run a daemon that must not start: what it said."""
+    done = subprocess.run(world.command(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_second_daemon_on_the_same_state_is_refused(tmp_path: Path) -> None:
+    world = steady(tmp_path)
+    with world.running():
+        eventually(lambda: (world.state_dir / "epoch").exists(), 20.0)
+        assert "error: state.locked" in refused(world)
+    summary, _ = world.run("--frames", "10")  # the lock went with its process
+    assert summary["frames"] == 10
+
+
+def test_a_state_dir_that_cannot_be_is_named(tmp_path: Path) -> None:
+    world = steady(tmp_path, 1.0)
+    world.state_dir.write_text("a file in the way")
+    assert "error: state.unwritable" in refused(world)
+
+
+def test_impatient_signals_still_end_in_a_summary(tmp_path: Path) -> None:
+    world = steady(tmp_path)
+    with world.running() as process:
+        eventually(lambda: bool(list((world.state_dir / "jobs").glob("*/held_out.npy"))), 30.0)
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.05)  # apart enough to arrive as three
+        output, errors = process.communicate(timeout=20.0)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["frames"] > 0
+    assert "Traceback" not in errors
+
+
+def test_other_preprocessing_does_not_serve_with_the_old_scales(tmp_path: Path) -> None:
+    world = steady(tmp_path, 40.0)
+    first, _ = world.run()
+    changed = {**SPEC, "input": {"color": "rgb", "resize": "stretch", "scale": 1 / 255}}
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(changed))
+    again, errors = world.run("--frames", "20")
+    assert "calibration.input" in errors
+    assert again["artefact"] != first["artefact"]
+
+
+def test_a_store_that_cannot_be_changed_does_not_stop_the_new_engine(tmp_path: Path) -> None:
+    world = steady(tmp_path, 40.0)
+    (world.state_dir / "current").mkdir(parents=True)  # no symlink can take its place
+    summary, errors = world.run()
+    assert "store.write" in errors
+    assert summary["frames"] == 400
+    assert len(summary["swaps"]) == 1
+
+
+@pytest.mark.broker
+def test_a_refused_job_gives_its_reason_and_the_observer_its_pace_back(tmp_path: Path, any_broker: RealBroker) -> None:
+    mqtt = {"host": any_broker.host, "port": any_broker.port}
+    world = steady(tmp_path, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt, recalibration={"timeout_s": 4.0})
+    store = Store(world.state_dir)
+    with Watcher(any_broker.endpoint) as watcher, world.running():
+        eventually(lambda: store.read("current") is not None, 30.0)
+        command = new_command("recalibrate", {"frames": "9000"}, time.time())
+        *_, last = send(any_broker.endpoint, TOPICS, command, silence_s=20.0)
+        assert last.status == "FAILED"
+        assert last.error is not None
+        assert last.error.code == "recalibration.timeout"
+        seconds = 4
+        before, after = observed_now(watcher), observed_now(watcher, wait_s=seconds)
+        # One observation per second of video, ten of which pass in one; at the alert pace it would be fifty.
+        assert (after - before) / (10 * seconds) < 2.0
+
+
+def observed_now(watcher: Watcher, wait_s: float = 0.0) -> int:
+    """Frames behind the fidelity, in the first telemetry that is sent from now, or `wait_s` later, on."""
+    asked = time.time() + wait_s
+    while (sample := watcher.expect(TOPICS.telemetry))["ts"] < asked:
+        pass
+    return int(sample["cameras"]["camera"]["fidelity"]["n"])
+
+
+@pytest.mark.broker
+def test_what_the_operator_rolled_back_does_not_return_by_itself(tmp_path: Path, any_broker: RealBroker) -> None:
+    mqtt = {"host": any_broker.host, "port": any_broker.port}
+    world = make_world(tmp_path, lambda ts: 0.06 if ts < 60.0 else 1.0, 600.0, mqtt=mqtt)
+    with Watcher(any_broker.endpoint) as watcher, world.running():
+        watcher.expect(TOPICS.event, kind="swap", trigger="first-start")
+        watcher.expect(TOPICS.event, kind="swap", trigger="alarm")
+        *_, last = send(any_broker.endpoint, TOPICS, new_command("rollback", {}, time.time()))
+        assert last.status == "SUCCEEDED"
+        watcher.expect(TOPICS.event, kind="alarm")  # it is the night's engine in the morning, and said to be
+        for _ in range(6):
+            watcher.expect(TOPICS.telemetry)
+        kinds = [json.loads(m.payload).get("kind") for m in watcher.seen if m.topic == TOPICS.event]
+        assert kinds.count("swap") == 2
