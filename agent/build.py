@@ -20,7 +20,7 @@ from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.backend import Array, Backend, Engine, EngineError, Progress
 from engines.calibration import Calibration, calibrate_histograms, save_calibration
-from engines.graph import canonical_hash, load_model
+from engines.graph import canonical_hash, image_input, load_model
 from engines.macs import int8_macs_share
 from engines.passes import prepare
 from engines.placement import Placement, place
@@ -32,26 +32,32 @@ Judge = Callable[[Engine], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Model:
-    """A model ready for calibration: its spec, its FP32 master graph with canonical hash, and where Q/DQ may go."""
+    """A model ready for calibration: its spec, its FP32 master graph with canonical hash, and where Q/DQ may go.
+
+    input_shape: (1, channels, height, width) of the frames, also where the graph leaves dimensions open.
+    """
 
     spec: ModelSpec
     master: onnx.ModelProto
     sha256: str
     placement: Placement
+    input_shape: tuple[int, ...]
 
 
 def open_model(spec: ModelSpec, backend: Backend) -> Model:
     """Load and prepare the ONNX file of a spec; the backend runs the passes' equivalence check.
 
-    Raises EngineError as `load_model` and `prepare` do.
+    Raises EngineError as `load_model` and `prepare` do, ConfigError when the spec does not fit the input.
     """
 
     def run(graph: onnx.ModelProto, batch: Array) -> dict[str, Array]:
         with closing(backend.observer(graph, ())) as reference:
             return reference.observe(batch).outputs
 
-    master = prepare(load_model(spec.path), run)
-    return Model(spec, master, canonical_hash(master), place(master))
+    original = load_model(spec.path)
+    input_shape = spec.input_shape(image_input(original))
+    master = prepare(original, run, input_shape)
+    return Model(spec, master, canonical_hash(master), place(master), input_shape)
 
 
 def calibrate(
@@ -138,7 +144,7 @@ def build_artefact(
 
     def fill(directory: Path) -> Mapping[str, Any]:
         engine_path = directory / backend.engine_file
-        backend.build(graph, engine_path, progress)
+        backend.build(graph, engine_path, progress, model.input_shape)
         if precision == "int8" and calibration is not None:
             save_calibration(calibration, directory / "calibration.json")
             (directory / "plan.json").write_text(plan.to_json() + "\n", encoding="utf-8")

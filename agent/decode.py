@@ -25,7 +25,7 @@ class Classification:
     score: float
 
 
-RawOutputs = Mapping[str, Array]  # one image's outputs, without the batch axis
+RawOutputs = Mapping[str, Array]  # the outputs as they are, of a batch of one
 Prediction = Detections | Classification | RawOutputs
 Decoder = Callable[[Mapping[str, Array]], list[Prediction]]
 CandidateDecoder = Callable[[Outputs, Size, float], Detections]
@@ -51,7 +51,7 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
     Raises ConfigError: a decoder that cannot be imported, or outputs that do not fit the decoder.
     """
     if spec.task == "raw":
-        return lambda batch: list(_images(batch))
+        return lambda batch: [dict(batch)]
     if spec.task == "classify":
         _check_classifier(spec, outputs)
         return lambda batch: [_top_1(image) for image in _images(batch)]

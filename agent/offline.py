@@ -145,7 +145,7 @@ def open_engine(target: Path, backend: Backend) -> Iterator[tuple[Engine, ModelS
     model = open_model(load_model_spec(target), backend)
     with tempfile.TemporaryDirectory(prefix="tared-") as folder:
         path = Path(folder) / backend.engine_file
-        backend.build(model.master, path, lambda *_: None)
+        backend.build(model.master, path, lambda *_: None, model.input_shape)
         with closing(backend.load(path)) as engine:
             yield engine, model.spec
 

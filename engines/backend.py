@@ -97,8 +97,13 @@ class Backend(Protocol):
         """Runtime name, version and whatever else makes an engine unusable elsewhere; part of the fingerprint."""
         ...
 
-    def build(self, graph: onnx.ModelProto, path: Path, progress: Progress) -> None:
-        """Compile the graph (FP32 or Q/DQ) into an engine file. Raises EngineError; leaves no partial file."""
+    def build(
+        self, graph: onnx.ModelProto, path: Path, progress: Progress, input_shape: Sequence[int] | None = None
+    ) -> None:
+        """Compile the graph (FP32 or Q/DQ) into an engine file; `input_shape` settles dimensions it leaves open.
+
+        Raises EngineError; leaves no partial file.
+        """
         ...
 
     def load(self, path: Path) -> Engine:

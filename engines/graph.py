@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper
 
-from engines.backend import EngineError
+from engines.backend import EngineError, TensorSpec
 from engines.topology import TensorType, all_nodes, subgraphs, value_type
 
 _IMAGE_CHANNELS = (1, 3, 4)
@@ -37,6 +38,14 @@ def load_model(path: Path) -> ModelProto:
         raise EngineError("model.invalid", f"{path}: {error}", "a valid ONNX model", _REEXPORT) from error
     _check_input(model)
     return model
+
+
+def image_input(model: ModelProto) -> TensorSpec:
+    """The one image input of a model that `load_model` has accepted; a dimension it leaves open is None."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    value = next(value for value in model.graph.input if value.name not in initializers)
+    shape = value_type(value).shape or ()
+    return TensorSpec(value.name, np.dtype(np.float32), tuple(d if isinstance(d, int) else None for d in shape))
 
 
 def canonical_hash(model: ModelProto) -> str:

@@ -53,7 +53,9 @@ class OnnxRuntimeBackend:
             "machine": platform.machine(),
         }
 
-    def build(self, graph: onnx.ModelProto, path: Path, progress: Progress) -> None:
+    def build(
+        self, graph: onnx.ModelProto, path: Path, progress: Progress, input_shape: Sequence[int] | None = None
+    ) -> None:
         """Write the graph, under its name only once it has been loaded and has run on zeros.
 
         Raises EngineError: `engine.unsupported`, `engine.graph` or `engine.run` naming the node,
@@ -69,7 +71,8 @@ class OnnxRuntimeBackend:
             progress(0.3, "loading the graph")
             engine = self.load(partial)
             progress(0.7, "running it once")
-            engine.infer(np.zeros(trial_shape(engine.inputs[0].shape), engine.inputs[0].dtype))
+            image = engine.inputs[0]
+            engine.infer(np.zeros(input_shape or trial_shape(image.shape), image.dtype))
             engine.close()
             os.replace(partial, path)
         except OSError as error:

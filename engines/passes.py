@@ -6,7 +6,7 @@ one checks the model and its signature.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -27,7 +27,7 @@ Run = Callable[[ModelProto, Array], dict[str, Array]]
 Pass = Callable[[ModelProto], ModelProto]
 
 
-def prepare(model: ModelProto, run: Run) -> ModelProto:
+def prepare(model: ModelProto, run: Run, input_shape: Sequence[int] | None = None) -> ModelProto:
     """The FP32 master graph of a model that `load_model` has accepted; the model itself is not changed.
 
     run: executes a graph on one image batch and returns its outputs by name; master and model must agree on a
@@ -42,7 +42,7 @@ def prepare(model: ModelProto, run: Run) -> ModelProto:
         _check_step(master, signature, step)
     reference = ModelProto()
     reference.CopyFrom(model)
-    _check_equivalent(name_nodes(reference), master, run)  # runtimes refuse repeated node names
+    _check_equivalent(name_nodes(reference), master, run, input_shape)  # runtimes refuse repeated node names
     return master
 
 
@@ -190,9 +190,9 @@ def _check_step(model: ModelProto, signature: list[tuple[str, TensorType]], step
         raise _broken(step.__name__, "other inputs or outputs than before")
 
 
-def _check_equivalent(model: ModelProto, master: ModelProto, run: Run) -> None:
+def _check_equivalent(model: ModelProto, master: ModelProto, run: Run, input_shape: Sequence[int] | None) -> None:
     (_, image_type), *_ = _signature(model)
-    image = np.random.default_rng(0).random(trial_shape(image_type.shape or ()), np.float32)
+    image = np.random.default_rng(0).random(input_shape or trial_shape(image_type.shape or ()), np.float32)
     expected, found = run(model, image), run(master, image)
     reorders = any(node.op_type in _REORDERING_OPS for node in all_nodes(master.graph))
     for name, values in expected.items():

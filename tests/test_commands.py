@@ -176,6 +176,7 @@ def test_what_is_typed_becomes_a_typed_command() -> None:
         ("dance", {}, "expected one of status, recalibrate, rollback"),
         ("recalibrate", {"frames": "many"}, "frames='many'"),
         ("recalibrate", {"frames": "0"}, "frames='0'"),
+        ("recalibrate", {"frames": "10001"}, "frames='10001'"),
         ("recalibrate", {"speed": "1"}, r"expected frames=\.\.\., method=\.\.\."),
         ("status", {"x": "1"}, "expected no arguments"),
     ],

@@ -229,13 +229,12 @@ def test_labels_must_name_every_class() -> None:
         open_decoder(classifier(), SIZE, output * 2)
 
 
-def test_raw_outputs_pass_through_image_by_image() -> None:
-    outputs = {"a": np.arange(6.0).reshape(2, 3), "b": np.arange(2.0)}
-    first, second = open_decoder(classifier("raw"), SIZE, specs(outputs))(outputs)
-    assert isinstance(first, dict)
-    assert isinstance(second, dict)
-    assert first["a"].tolist() == [0.0, 1.0, 2.0]
-    assert second["b"] == 1.0
+def test_raw_outputs_pass_through_also_without_a_batch_axis() -> None:
+    outputs = {"a": np.ones((1, 3), np.float32), "b": np.array(2.0, np.float32)}
+    (prediction,) = open_decoder(classifier("raw"), SIZE, specs(outputs))(outputs)
+    assert isinstance(prediction, dict)
+    assert prediction["a"].shape == (1, 3)
+    assert prediction["b"] == 2.0
 
 
 @pytest.fixture

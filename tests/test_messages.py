@@ -86,12 +86,13 @@ def test_a_name_that_passes_is_one_topic_level(name: str) -> None:
                     dropped={"busy": 3},
                     latency_ms=Latency(p50=8.0, p99=21.5),
                     drift={"gain_db": 0.4, "alarm": False},
-                    fidelity=Fidelity(estimate=0.98, low=0.95, high=1.0, n=120),
+                    fidelity=Fidelity(estimate=0.98, low=0.95, high=1.0, n=120, empty=7),
                 )
             },
             health={"temperature_c": 51.5},
         ),
-        Event(epoch=1, seq=3, ts=NOW, kind="alarm", detail={"camera": "north", "gain_db": 6.1}),
+        Event(epoch=1, seq=3, ts=NOW, kind="alarm", detail={"camera": "north", "gain_db": 6.1, "onset_ts": None}),
+        Event(epoch=1, seq=4, ts=NOW, kind="error", detail={"detail": {"x": 1}, "self": 1, "to_json": 2}),
         CommandResult(id="c1", status="IN_PROGRESS", step="building", percent=40),
         CommandResult(id="c1", status="FAILED", error=Failure(code="engine.build", message="no memory")),
         Command(id="c1", op="recalibrate", args=RecalibrateArgs(frames=64), issued=NOW, expires=NOW + 1, version=1),
@@ -110,6 +111,28 @@ def test_a_reader_ignores_fields_of_a_newer_sender() -> None:
     newer = {"id": "c1", "status": "SUCCEEDED", "eta_s": 12, "result": {"x": 1}}
     assert CommandResult.from_json(json.dumps(newer).encode()).result == {"x": 1}
     assert parse_command(command(priority="high"), NOW).op == "status"
+
+
+def test_the_detail_of_an_event_is_flat_on_the_wire() -> None:
+    alarm = Event(epoch=1, seq=3, ts=NOW, kind="alarm", detail={"camera": "north", "gain_db": 6.1})
+    flat = {"epoch": 1, "seq": 3, "ts": NOW, "kind": "alarm", "camera": "north", "gain_db": 6.1}
+    assert json.loads(alarm.to_json()) == flat
+    assert Event.from_json(json.dumps(flat).encode()).detail == {"camera": "north", "gain_db": 6.1}
+
+
+@pytest.mark.parametrize("name", ["epoch", "seq", "ts", "kind"])
+def test_a_detail_takes_no_name_of_the_event(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is the name of another field"):
+        Event(epoch=1, seq=1, ts=NOW, kind="alarm", detail={name: 1})
+
+
+def test_an_event_without_its_number_is_refused() -> None:
+    with pytest.raises(MessageError, match=r"message\.invalid: seq: Field required"):
+        Event.from_json(b'{"epoch": 1, "ts": 1.0, "kind": "alarm", "detail": {}}')
+
+
+def test_empty_frames_are_none_unless_counted() -> None:
+    assert Fidelity.from_json(b'{"estimate": 0.9, "low": 0.8, "high": 1.0, "n": 3}').empty == 0
 
 
 def test_a_document_of_the_wrong_shape_is_refused() -> None:
@@ -150,6 +173,7 @@ def test_a_good_command_carries_typed_arguments() -> None:
         (command(args={"frames": 1}), "command.args", "c1"),
         (command(op="recalibrate", args={"frames": "512"}), "command.args", "c1"),
         (command(op="recalibrate", args={"frames": 0}), "command.args", "c1"),
+        (command(op="recalibrate", args={"frames": 10_001}), "command.args", "c1"),
         (command(op="recalibrate", args={"frames": True}), "command.args", "c1"),
         (command(op="recalibrate", args={"frame\u00e9s": 1}), "command.args", "c1"),
         (command(args=[]), "command.args", "c1"),

@@ -12,20 +12,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from brokers import RealBroker, Watcher, eventually, free_port
 
+from agent import connection as connection_module
+from agent import mqtt as mqtt_module
 from agent.backoff import Backoff
 from agent.broker import EmbeddedBroker
 from agent.errors import AgentError, ConfigError
 from agent.link import MqttLink
-from agent.messages import Birth, Event
+from agent.messages import Birth, DeviceState, Event
 from agent.mqtt import INBOX_SIZE, Endpoint, MqttClient
 from agent.outbox import Message, Outbox
+from agent.parsing import CommandRefused, parse_command
 from agent.topics import Topics
+from agent.wire import MAX_PAYLOAD_BYTES
 
 TOPICS = Topics("fleet", "board")
 BIRTH = Birth(agent_version="1.2.3", engine="abc")
@@ -72,25 +76,26 @@ def test_birth_and_status_are_retained(broker: RealBroker) -> None:
         eventually(lambda: link.connected)
         with Watcher(broker.endpoint) as late:
             assert late.retained(TOPICS.birth)["engine"] == "abc"
-            online = late.retained(TOPICS.status)
-            assert online["state"] == "online"
-            link.set_state("degraded")
-            late.expect(TOPICS.status, state="degraded", session=online["session"])
+            first = late.retained(TOPICS.status)
+            assert first["state"] == "degraded"  # until somebody knows better
+            link.set_state("online")
+            late.expect(TOPICS.status, state="online", session=first["session"])
 
 
 @pytest.mark.broker
 def test_the_end_is_announced_after_all_that_was_queued(mosquitto: RealBroker) -> None:
     with Watcher(mosquitto.endpoint) as watcher:
         with link_to(mosquitto.endpoint) as link:
-            online = watcher.expect(TOPICS.status, state="online")
+            first = watcher.expect(TOPICS.status, state="degraded")
             for number in range(60):  # three windows of unacknowledged messages
                 link.send(event(number))
+            link.set_state("stopping")  # as the supervisor does: the end does not say it again
         ends = [watcher.next() for _ in range(62)]
         assert [json.loads(end.payload)["seq"] for end in ends if end.topic == TOPICS.event] == list(range(60))
         states = [json.loads(end.payload) for end in ends if end.topic == TOPICS.status]
         assert [state["state"] for state in states] == ["stopping", "offline"]
         assert ends[-1].topic == TOPICS.status
-        assert states[-1]["session"] == online["session"]
+        assert states[-1]["session"] == first["session"]
     assert not link.connected
     with Watcher(mosquitto.endpoint) as later:
         assert later.retained(TOPICS.status)["state"] == "offline"
@@ -99,9 +104,9 @@ def test_the_end_is_announced_after_all_that_was_queued(mosquitto: RealBroker) -
 @pytest.mark.broker
 def test_a_killed_process_leaves_its_will(broker: RealBroker) -> None:
     with Watcher(broker.endpoint) as watcher, child_on_the_air(broker) as child:
-        online = watcher.expect(TOPICS.status, state="online")
+        first = watcher.expect(TOPICS.status, state="degraded")
         child.send_signal(signal.SIGKILL)
-        watcher.expect(TOPICS.status, state="offline", session=online["session"], boot_id=online["boot_id"])
+        watcher.expect(TOPICS.status, state="offline", session=first["session"], boot_id=first["boot_id"])
     with Watcher(broker.endpoint) as later:
         assert later.retained(TOPICS.status)["state"] == "offline"
 
@@ -109,11 +114,11 @@ def test_a_killed_process_leaves_its_will(broker: RealBroker) -> None:
 @pytest.mark.broker
 def test_the_will_of_a_frozen_predecessor_does_not_bury_its_successor(mosquitto: RealBroker) -> None:
     with Watcher(mosquitto.endpoint) as watcher, child_on_the_air(mosquitto) as child:
-        old = watcher.expect(TOPICS.status, state="online")
+        old = watcher.expect(TOPICS.status, state="degraded")
         child.send_signal(signal.SIGSTOP)  # its socket stays open: the broker takes it for alive
         with link_to(mosquitto.endpoint):
             watcher.expect(TOPICS.status, state="offline", session=old["session"])
-            new = watcher.expect(TOPICS.status, state="online")
+            new = watcher.expect(TOPICS.status, state="degraded")
             child.kill()
             child.wait()
             with Watcher(mosquitto.endpoint) as later:
@@ -132,7 +137,7 @@ def test_a_broker_that_comes_up_later_is_found(broker: RealBroker) -> None:
         broker.start()
         eventually(lambda: link.connected)
         with Watcher(broker.endpoint) as watcher:
-            assert watcher.retained(TOPICS.status)["state"] == "online"
+            assert watcher.retained(TOPICS.status)["state"] == "degraded"
             assert watcher.retained(TOPICS.birth)["agent_version"] == "1.2.3"
     assert link.drops == {"outgoing": 0, "incoming": 0}
 
@@ -142,18 +147,31 @@ def test_a_killed_broker_is_found_again(broker: RealBroker) -> None:
     with link_to(broker.endpoint) as link:
         with Watcher(broker.endpoint) as watcher:
             first = watcher.retained(TOPICS.status)
-            link.set_state("degraded")
-            watcher.expect(TOPICS.status, state="degraded")
+            link.set_state("online")
+            watcher.expect(TOPICS.status, state="online")
         broker.stop()
         eventually(lambda: not link.connected)
         broker.start()
         with Watcher(broker.endpoint) as watcher:
             second = watcher.retained(TOPICS.status)
-            assert second["state"] == "degraded"
+            assert second["state"] == "online"
             assert second["session"] != first["session"]
             assert watcher.retained(TOPICS.birth)["engine"] == "abc"
             link.send(event(1))
             watcher.expect(TOPICS.event, seq=1)
+
+
+@pytest.mark.broker
+def test_a_state_that_is_no_news_is_not_published(broker: RealBroker) -> None:
+    with Watcher(broker.endpoint) as watcher, link_to(broker.endpoint) as link:
+        watcher.expect(TOPICS.status, state="degraded")
+        states: list[DeviceState] = ["degraded", "online", "online", "stopping", "stopping"]
+        for state in states:
+            link.set_state(state)
+        link.send(event(1))
+        watcher.expect(TOPICS.event, seq=1)
+    told = [json.loads(message.payload)["state"] for message in watcher.seen if message.topic == TOPICS.status]
+    assert told in (["degraded", "online", "stopping"], ["degraded", "stopping"])  # the newest replaces what waits
 
 
 @pytest.mark.broker
@@ -258,6 +276,149 @@ def test_a_mute_broker_does_not_hold_up_the_end() -> None:
             link.close(timeout_s=0.3)
             assert time.monotonic() - began < 2.0
         connection.close()
+
+
+class FakeBroker:
+    """A listening socket that speaks what a test makes it say, to one connection after the other."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server.settimeout(10.0)
+        self.endpoint = Endpoint("127.0.0.1", self._server.getsockname()[1])
+
+    def __enter__(self) -> FakeBroker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[socket.socket]:
+        """The next client, its CONNECT taken and not yet answered."""
+        connection, _ = self._server.accept()
+        with connection:
+            connection.settimeout(10.0)
+            assert packet_from(connection)[0] == 0x10
+            yield connection
+
+
+def packet_from(connection: socket.socket) -> bytes:
+    """A whole packet: its type and flags, then all that follows its length."""
+    kind = connection.recv(1)
+    length = shift = 0
+    while True:
+        (digit,) = connection.recv(1)
+        length += (digit & 127) << shift
+        shift += 7
+        if digit < 128:
+            return kind + (connection.recv(length, socket.MSG_WAITALL) if length else b"")
+
+
+def admit(connection: socket.socket, codes: bytes = b"\1") -> None:
+    """Answer CONNECT and SUBSCRIBE, with `codes` for the subscriptions."""
+    connection.sendall(bytes([0x20, 2, 0, 0]))
+    subscribe = packet_from(connection)
+    assert subscribe[0] == 0x82
+    connection.sendall(bytes([0x90, 2 + len(codes)]) + subscribe[1:3] + codes)
+
+
+def say(garbage: str) -> Callable[[socket.socket], None]:
+    return lambda connection: connection.sendall(bytes.fromhex(garbage))
+
+
+def admit_and_say(garbage: str) -> Callable[[socket.socket], None]:
+    def act(connection: socket.socket) -> None:
+        admit(connection)
+        connection.sendall(bytes.fromhex(garbage))
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("misbehave", "reason"),
+    [
+        pytest.param(lambda broker: admit(broker, b"\1\1"), "broker.protocol: a SUBACK with 2 codes", id="long-suback"),
+        pytest.param(lambda broker: admit(broker, b""), "broker.protocol: a SUBACK with 0 codes", id="empty-suback"),
+        pytest.param(lambda broker: admit(broker, b"\x55"), "no answer to SUBSCRIBE, then", id="code-nobody-knows"),
+        pytest.param(say("9003 ffff 01"), "broker.protocol: a SUBACK that nobody waits for", id="suback-for-nobody"),
+        pytest.param(admit_and_say("3004 0002 fffe"), "broker.protocol: a topic that is no text", id="topic-no-text"),
+        pytest.param(admit_and_say("3004 00ff 6161"), "connection lost", id="topic-cut-short"),
+        pytest.param(admit_and_say("f000"), "connection lost", id="packet-nobody-knows"),
+        pytest.param(admit_and_say("30ffffffffff7f"), "connection lost", id="length-without-end"),
+        pytest.param(say("2001 00"), "no answer to CONNECT, then the connection was lost", id="connack-cut-short"),
+        pytest.param(say("485454502f312e3120343030"), "no answer to CONNECT, then", id="http"),
+        pytest.param(lambda broker: broker.close(), "no answer to CONNECT, then", id="hangs-up"),
+    ],
+)
+def test_garbage_from_a_broker_ends_the_connection_and_not_the_client(
+    misbehave: Callable[[socket.socket], None], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeBroker() as broker, link_to(broker.endpoint) as link:
+        for _ in range(2):
+            with broker.connection() as connection:
+                misbehave(connection)
+                eventually(lambda: reason in link.outcome)
+                assert not link.connected
+        with broker.connection() as connection:
+            admit(connection)
+            eventually(lambda: link.connected)
+    downs = [record for record in caplog.records if record.getMessage().startswith("mqtt=down")]
+    assert sum(reason in record.getMessage() for record in downs) == 2
+
+
+def test_an_error_of_our_own_ends_the_connection_and_not_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    greetings = [lambda: 1 / 0, lambda: 0.0]
+    with (
+        FakeBroker() as broker,
+        MqttClient(broker.endpoint, "us", greet=lambda: greetings.pop(0)(), backoff=Backoff(0.05, 0.2)) as client,
+    ):
+        for _ in range(2):
+            with broker.connection() as connection:
+                connection.sendall(bytes([0x20, 2, 0, 0]))
+                eventually(lambda: "ZeroDivisionError" in client.outcome or client.connected)
+        assert not greetings
+    assert "in <lambda>" in caplog.text  # a bug comes with its traceback
+
+
+def test_a_broker_that_acknowledges_nothing_is_left_and_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
+    with FakeBroker() as broker, link_to(broker.endpoint) as link:
+        link.send(event(7))
+        for _ in range(2):
+            with broker.connection() as connection:
+                admit(connection)
+                published = [packet_from(connection) for _ in range(3)]  # birth, status, event
+                assert event(7).to_json() in published[-1]
+                eventually(lambda: "broker.silent: 3 messages unacknowledged" in link.outcome)
+        link.close(timeout_s=0.0)
+
+
+def test_a_broker_that_never_admits_us_is_left_and_starts_no_backoff_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(mqtt_module, "STABLE_S", 0.05)
+    backoff = Backoff(0.05, 0.2)
+    monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
+    with FakeBroker() as broker, MqttLink(broker.endpoint, TOPICS, BIRTH, backoff) as link:
+        for _ in range(3):
+            with broker.connection():
+                eventually(lambda: "broker.silent: no answer to CONNECT" in link.outcome)
+        with broker.connection() as connection:
+            connection.sendall(bytes([0x20, 2, 0, 0]))
+            eventually(lambda: "broker.silent: no answer to SUBSCRIBE" in link.outcome)
+
+
+def test_a_payload_without_end_is_kept_as_far_as_it_can_be_read() -> None:
+    with FakeBroker() as broker, link_to(broker.endpoint) as link, broker.connection() as connection:
+        admit(connection)
+        topic = TOPICS.command.encode()
+        body = len(topic).to_bytes(2, "big") + topic + bytes(1 << 20)
+        length = bytes([len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14])
+        connection.sendall(b"\x30" + length + body)
+        message = link.inbox.get(timeout=10.0)
+        link.close(timeout_s=0.0)
+    with pytest.raises(CommandRefused, match=r"message\.too_large"):
+        parse_command(message.payload, 0.0)
+    assert len(message.payload) == MAX_PAYLOAD_BYTES + 1
 
 
 def test_a_password_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
