@@ -47,7 +47,7 @@ $(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@echo "setting up $(VENV), once"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) --editable '.[demo]'
 	@touch $@
 
