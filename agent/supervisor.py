@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 
 from agent.build import Model
@@ -27,6 +28,7 @@ from engines.backend import Backend
 from engines.store import Store
 
 _TICK_S = 0.1
+_COMMANDS_PER_TICK = 20  # a flood of commands must not hold up the watchdog
 
 
 class Supervisor:
@@ -124,16 +126,17 @@ class Supervisor:
 
     def _run_posted(self) -> None:
         """Wait a tick for functions from other threads, run them, and carry out the commands that came."""
-        try:
+        with suppress(queue.Empty):
             function = self._posted.get(timeout=_TICK_S)
             while True:
                 function()
                 function = self._posted.get_nowait()
-        except queue.Empty:
-            pass
-        while self._link is not None and not self._link.inbox.empty():
-            message = self._link.inbox.get_nowait()
-            self._desk.receive(message.payload, time.time(), message.retain)
+        if self._link is None:
+            return
+        with suppress(queue.Empty):
+            for _ in range(_COMMANDS_PER_TICK):
+                message = self._link.inbox.get_nowait()
+                self._desk.receive(message.payload, time.time(), message.retain)
 
     def _on_camera(self, error: CameraError | None) -> None:
         if error is not None:

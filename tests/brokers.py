@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -99,6 +100,14 @@ def mosquitto(tmp_path: Path) -> Iterator[RealBroker]:
     and it keeps a connection open when another one takes over its client id.
     """
     yield from _running("mosquitto", tmp_path)
+
+
+@pytest.fixture
+def no_thread_left() -> Iterator[None]:
+    """Fails the test that leaves a thread behind."""
+    before = set(threading.enumerate())
+    yield
+    eventually(lambda: set(threading.enumerate()) <= before)
 
 
 class Watcher:

@@ -170,7 +170,7 @@ def test_infer_writes_boxes_in_frame_pixels_and_raw_outputs_as_they_are(shell: S
     raw = shell.spec("raw.yaml", task="raw", labels=[])
     shell.json("infer", raw, "--frames", shell / "clip.avi", "-o", shell / "raw.jsonl")
     (outputs,) = json.loads((shell / "raw.jsonl").read_text().splitlines()[0])["outputs"].values()
-    assert len(outputs) == 5
+    assert np.shape(outputs) == (1, 5)
 
 
 def test_evaluate_scores_artefacts_and_specs_alike(shell: Shell) -> None:

@@ -254,7 +254,7 @@ def test_what_is_required_is_asked_for(folder: Path) -> None:
 def test_impossible_values_are_refused_by_name(folder: Path, section: str, key: str, values: list[object]) -> None:
     for value in values:
         written = yaml.safe_dump(MINIMAL | {section: {**MINIMAL.get(section, {}), key: "VALUE"}}).replace(
-            "VALUE", value if str(value).startswith(".") else repr(value)
+            "VALUE", str(value) if str(value).startswith(".") else repr(value)
         )
         (line,) = refused(write(folder, written))
         assert line.startswith(f"{section}.{key}: expected ")

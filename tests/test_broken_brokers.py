@@ -1,0 +1,188 @@
+"""Brokers that break the protocol or fall silent: each costs a connection, none the client."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+from brokers import eventually
+
+from agent import connection as connection_module
+from agent import mqtt as mqtt_module
+from agent.backoff import Backoff
+from agent.link import MqttLink
+from agent.messages import Birth, Event
+from agent.mqtt import Endpoint, MqttClient
+from agent.parsing import CommandRefused, parse_command
+from agent.topics import Topics
+from agent.wire import MAX_PAYLOAD_BYTES
+
+pytestmark = pytest.mark.usefixtures("no_thread_left")
+TOPICS = Topics("fleet", "board")
+BIRTH = Birth(agent_version="1.2.3")
+NEWS = Event(epoch=1, seq=7, ts=0.0, kind="alarm")
+HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n" + b"no MQTT here" * 4
+
+
+def link_to(endpoint: Endpoint) -> MqttLink:
+    return MqttLink(endpoint, TOPICS, BIRTH, Backoff(first_s=0.05, cap_s=0.2))
+
+
+class FakeBroker:
+    """A listening socket that speaks what a test makes it say, to one connection after the other."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server.settimeout(10.0)
+        self.endpoint = Endpoint("127.0.0.1", self._server.getsockname()[1])
+
+    def __enter__(self) -> FakeBroker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[socket.socket]:
+        """The next client, its CONNECT taken and not yet answered."""
+        connection, _ = self._server.accept()
+        with connection:
+            connection.settimeout(10.0)
+            assert packet_from(connection)[0] == 0x10
+            yield connection
+
+
+def packet_from(connection: socket.socket) -> bytes:
+    """A whole packet: its type and flags, then all that follows its length."""
+    kind = connection.recv(1)
+    length = shift = 0
+    while True:
+        (digit,) = connection.recv(1)
+        length += (digit & 127) << shift
+        shift += 7
+        if digit < 128:
+            return kind + (connection.recv(length, socket.MSG_WAITALL) if length else b"")
+
+
+def admit(connection: socket.socket, codes: bytes = b"\1") -> None:
+    """Answer CONNECT and SUBSCRIBE, with `codes` for the subscriptions."""
+    connection.sendall(bytes([0x20, 2, 0, 0]))
+    subscribe = packet_from(connection)
+    assert subscribe[0] == 0x82
+    connection.sendall(bytes([0x90, 2 + len(codes)]) + subscribe[1:3] + codes)
+
+
+def down(caplog: pytest.LogCaptureFixture, reason: str, times: int = 1) -> None:
+    """Wait until so many connections have ended for this reason; the outcome is soon that of the next attempt."""
+    line = re.compile(f"mqtt=down .*({reason})")
+    eventually(lambda: sum(bool(line.match(record.getMessage())) for record in list(caplog.records)) == times)
+
+
+def say(garbage: str) -> Callable[[socket.socket], None]:
+    return lambda connection: connection.sendall(bytes.fromhex(garbage))
+
+
+def admit_and_say(garbage: str) -> Callable[[socket.socket], None]:
+    def act(connection: socket.socket) -> None:
+        admit(connection)
+        connection.sendall(bytes.fromhex(garbage))
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("misbehave", "reason"),
+    [
+        pytest.param(lambda broker: admit(broker, b"\1\1"), "broker.protocol: a SUBACK with 2 codes", id="long-suback"),
+        pytest.param(lambda broker: admit(broker, b""), "broker.protocol: a SUBACK with 0 codes", id="empty-suback"),
+        pytest.param(
+            lambda broker: admit(broker, b"\x55"), "no answer to SUBSCRIBE, then|KeyError", id="code-nobody-knows"
+        ),
+        pytest.param(say("9003 ffff 01"), "broker.protocol: a SUBACK that nobody waits for", id="suback-for-nobody"),
+        pytest.param(admit_and_say("3004 0002 fffe"), "broker.protocol: a topic that is no text", id="topic-no-text"),
+        pytest.param(admit_and_say("3004 00ff 6161"), "connection lost|error:", id="topic-cut-short"),
+        pytest.param(admit_and_say("f000"), "connection lost", id="packet-nobody-knows"),
+        pytest.param(admit_and_say("30ffffffffff7f"), "connection lost", id="length-without-end"),
+        pytest.param(say("2001 00"), "no answer to CONNECT, then|error:", id="connack-cut-short"),
+        pytest.param(lambda broker: broker.sendall(HTTP), "no answer to CONNECT, then|error:", id="http"),
+        pytest.param(lambda broker: broker.close(), "no answer to CONNECT, then", id="hangs-up"),
+    ],
+)
+def test_garbage_from_a_broker_ends_the_connection_and_not_the_client(
+    misbehave: Callable[[socket.socket], None], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeBroker() as broker, link_to(broker.endpoint) as link:
+        for times in (1, 2):
+            with broker.connection() as connection:
+                misbehave(connection)
+                down(caplog, reason, times)
+        with broker.connection() as connection:
+            admit(connection)
+            eventually(lambda: link.connected)
+            assert link.outcome == "connected"
+
+
+def test_an_error_of_our_own_ends_the_connection_and_not_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    divisors = [0, 1]
+
+    def greet() -> None:
+        assert 1 / divisors.pop(0)
+
+    with (
+        FakeBroker() as broker,
+        MqttClient(broker.endpoint, "us", greet=greet, backoff=Backoff(0.05, 0.2)) as client,
+    ):
+        with broker.connection() as connection:
+            connection.sendall(bytes([0x20, 2, 0, 0]))
+            down(caplog, "ZeroDivisionError")
+        with broker.connection() as connection:
+            connection.sendall(bytes([0x20, 2, 0, 0]))
+            eventually(lambda: client.connected)
+    assert "in greet" in caplog.text  # a bug comes with its traceback
+
+
+def test_a_broker_that_acknowledges_nothing_is_left_and_told_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection_module, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
+    with FakeBroker() as broker, link_to(broker.endpoint) as link:
+        link.send(NEWS)
+        for times in (1, 2):
+            with broker.connection() as connection:
+                admit(connection)
+                published = [packet_from(connection) for _ in range(3)]  # birth, status, event
+                assert NEWS.to_json() in published[-1]
+                down(caplog, "broker.silent: 3 messages unacknowledged", times)
+        link.close(timeout_s=0.0)
+
+
+def test_a_broker_that_never_admits_us_is_left_and_starts_no_backoff_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(mqtt_module, "STABLE_S", 0.05)
+    backoff = Backoff(0.05, 0.2)
+    monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
+    with FakeBroker() as broker, MqttLink(broker.endpoint, TOPICS, BIRTH, backoff):
+        with broker.connection():
+            down(caplog, "broker.silent: no answer to CONNECT")
+        with broker.connection() as connection:
+            connection.sendall(bytes([0x20, 2, 0, 0]))
+            down(caplog, "broker.silent: no answer to SUBSCRIBE")
+
+
+def test_a_payload_without_end_is_kept_as_far_as_it_can_be_read() -> None:
+    with FakeBroker() as broker, link_to(broker.endpoint) as link, broker.connection() as connection:
+        admit(connection)
+        topic = TOPICS.command.encode()
+        body = len(topic).to_bytes(2, "big") + topic + bytes(1 << 20)
+        length = bytes([len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14])
+        connection.sendall(b"\x30" + length + body)
+        message = link.inbox.get(timeout=10.0)
+        link.close(timeout_s=0.0)
+    with pytest.raises(CommandRefused, match=r"message\.too_large"):
+        parse_command(message.payload, 0.0)
+    assert len(message.payload) == MAX_PAYLOAD_BYTES + 1
