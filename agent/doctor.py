@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from agent.camera import has_gstreamer, opencv_version
 from agent.health import board
 
 _MIN_FREE_BYTES = 1 << 30
@@ -75,11 +74,20 @@ def _package(name: str, *, needed: bool, remedy: str) -> Finding:
 
 
 def _opencv() -> Finding:
+    remedy = "pip install opencv-python-headless; on a Jetson: create the venv with --system-site-packages"
+    if importlib.util.find_spec("cv2") is None:
+        return Finding("opencv", "not installed", False, True, remedy)
+    from agent.camera import opencv_version
+
     return Finding("opencv", opencv_version(), True, True)
 
 
 def _gstreamer() -> Finding:
-    built_in = has_gstreamer()
+    built_in = False
+    if importlib.util.find_spec("cv2") is not None:
+        from agent.camera import has_gstreamer
+
+        built_in = has_gstreamer()
     remedy = "for csi cameras use JetPack's own OpenCV; files, v4l2 and rtsp work without"
     return Finding("opencv gstreamer", "yes" if built_in else "no", built_in, False, "" if built_in else remedy)
 

@@ -121,8 +121,11 @@ def open_backend(name: str, threads: int = 1) -> Backend:
     No silent fallback: a runtime that is missing is an EngineError (`backend.missing`) with its remedy.
     """
     if name == "onnxruntime":
-        from engines.onnxruntime_backend import OnnxRuntimeBackend
-
+        try:
+            from engines.onnxruntime_backend import OnnxRuntimeBackend
+        except ImportError as error:
+            found = f"no usable onnxruntime package: {error}"
+            raise EngineError("backend.missing", found, "its wheel", "pip install onnxruntime") from error
         return OnnxRuntimeBackend(threads)
     raise EngineError(
         "backend.missing",

@@ -1,0 +1,58 @@
+"""The doctor on machines that lack something."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import namedtuple
+
+import pytest
+
+from agent import doctor
+from agent.doctor import Finding, as_dict, examine, healthy
+from engines.backend import EngineError, open_backend
+
+
+def by_name() -> dict[str, Finding]:
+    return {finding.name: finding for finding in examine()}
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in packages else real(name))
+
+
+def test_this_machine_is_healthy() -> None:
+    findings = examine()
+    assert healthy(findings)
+    assert as_dict(findings)["ok"] is True
+
+
+@pytest.mark.parametrize(("package", "name"), [("cv2", "opencv"), ("onnxruntime", "onnxruntime")])
+def test_what_is_needed_and_missing_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, package: str, name: str
+) -> None:
+    without(monkeypatch, package)
+    finding = by_name()[name]
+    assert (finding.ok, finding.needed) == (False, True)
+    assert "pip install" in finding.remedy
+    assert not healthy(examine())
+
+
+def test_what_is_merely_useful_does_not_make_it_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "amqtt", "tensorrt", "pycuda")
+    assert healthy(examine())
+    assert "tared[demo]" in by_name()["amqtt"].remedy
+
+
+def test_a_full_disk_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")  # as shutil returns it
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage(2**40, 2**40 - 5, 5))
+    assert not by_name()["disk free"].ok
+
+
+def test_a_runtime_that_does_not_import_is_a_missing_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "engines.onnxruntime_backend", raising=False)
+    with pytest.raises(EngineError, match=r"backend\.missing.*pip install onnxruntime"):
+        open_backend("onnxruntime")
