@@ -59,6 +59,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--frames", type=_number(int, 1), default=0, metavar="N", help="stop after N frames")
     run.add_argument("--backend", help="instead of the configured one")
 
+    _add_offline(commands)
+    _add_send(commands)
+    _command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
+    return parser
+
+
+def _add_offline(commands: Any) -> None:
+    """The jobs that need no daemon."""
     calibrate = _command(commands, "calibrate", _calibrate, "observe frames and choose the INT8 scales")
     calibrate.add_argument("model", type=Path, metavar="MODEL.yaml")
     calibrate.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
@@ -69,7 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     build = _command(commands, "build", _build, "build an engine into an artefact")
     build.add_argument("model", type=Path, metavar="MODEL.yaml")
     build.add_argument("--calibration", type=Path, metavar="FILE", help="needed for int8")
-    build.add_argument("--precision", choices=("int8", "fp16", "fp32"), default="int8")
+    precision = build.add_mutually_exclusive_group()
+    precision.add_argument("--precision", choices=("int8", "fp16", "fp32"), default="int8")
+    precision.add_argument(
+        "--plan", type=Path, metavar="plan.json", help="which layers stay float; the others are int8"
+    )
     build.add_argument("-o", "--output", type=Path, required=True, metavar="ARTEFACT/")
 
     infer = _command(commands, "infer", _infer, "run an artefact over frames")
@@ -85,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
         offline.add_argument("--backend", default="onnxruntime", help="the inference runtime (onnxruntime)")
         offline.add_argument("--threads", type=_number(int, 1), default=os.cpu_count() or 1, metavar="N")
 
+
+def _add_send(commands: Any) -> None:
+    """The operator's side of the MQTT contract."""
     send = _command(commands, "send", _send, "send a device a command and follow it to its end")
     send.add_argument("device")
     send.add_argument("op", help="status, recalibrate, rollback")
@@ -99,9 +114,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="give up after S s of silence (30)",
     )
-
-    _command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
-    return parser
 
 
 def _command(commands: Any, name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
@@ -162,7 +174,10 @@ def _build(options: argparse.Namespace) -> int:
     from engines.backend import open_backend
 
     backend = open_backend(options.backend, options.threads)
-    return _print(options, run_build(options.model, options.calibration, options.precision, options.output, backend))
+    result = run_build(
+        options.model, options.calibration, options.output, backend, precision=options.precision, plan_path=options.plan
+    )
+    return _print(options, result)
 
 
 def _infer(options: argparse.Namespace) -> int:

@@ -31,6 +31,8 @@ from agent.preprocess import Geometry
 from agent.sampling import Collection
 from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
+from calibrate.errors import CalibrationError
+from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.threshold import parse_method
 from engines.backend import Backend, Engine
 from engines.calibration import check_destination, load_calibration, save_calibration
@@ -71,10 +73,17 @@ def run_calibrate(
 
 
 def run_build(
-    spec_path: Path, calibration_path: Path | None, precision: str, output: Path, backend: Backend
+    spec_path: Path,
+    calibration_path: Path | None,
+    output: Path,
+    backend: Backend,
+    *,
+    precision: str = "int8",
+    plan_path: Path | None = None,
 ) -> dict[str, Any]:
-    """Build an engine into the artefact directory `output`."""
+    """Build an engine into the artefact directory `output`; a plan names the nodes that stay float."""
     started = time.monotonic()
+    plan = _read_plan(plan_path) if plan_path else ALL_INT8
     calibration = load_calibration(calibration_path) if calibration_path else None
     model = open_model(load_model_spec(spec_path), backend)
     with progress("building", 100) as bar:
@@ -84,6 +93,7 @@ def run_build(
             lambda _: output,
             lambda fraction, what: bar.update(round(100 * fraction), what),
             calibration=calibration,
+            plan=plan,
             precision=precision,
         )
     return {
@@ -93,6 +103,15 @@ def run_build(
         "engine_bytes": artefact.manifest["engine_bytes"],
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _read_plan(path: Path) -> PrecisionPlan:
+    """Raises CalibrationError: `plan.format` also for a file that cannot be read, `plan.schema`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CalibrationError("plan.format", f"{path}: {error}", "a readable plan.json", "check the path") from error
+    return PrecisionPlan.from_json(text)
 
 
 def run_infer(artefact_path: Path, frames: str, output: Path | None, backend: Backend) -> dict[str, Any]:

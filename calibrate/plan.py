@@ -40,7 +40,7 @@ class PrecisionPlan:
                 "plan.schema",
                 f"a plan of schema {document['schema']!r}",
                 f"schema {SCHEMA_VERSION}",
-                "make it anew with `tared plan`",
+                "use the tared that wrote it, or write it anew",
             )
         floats = document.get("floats")
         if not isinstance(floats, dict) or not all(isinstance(reason, str) for reason in floats.values()):
@@ -49,7 +49,9 @@ class PrecisionPlan:
 
 
 def _not_a_plan(found: str) -> CalibrationError:
-    return CalibrationError("plan.format", found, "a precision plan", "make one with `tared plan`")
+    return CalibrationError(
+        "plan.format", found, "a precision plan", 'write {"schema": 1, "floats": {"node name": "why it stays float"}}'
+    )
 
 
 ALL_INT8 = PrecisionPlan()
