@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import importlib.metadata
 import importlib.util
 import json
@@ -29,7 +30,7 @@ _AMQTT = importlib.util.find_spec("amqtt") is not None
 _ran: set[str] = set()
 
 
-class RealBroker:
+class RealBroker(abc.ABC):
     """A broker that can be stopped as by a crash, and started again on the same port."""
 
     host = "127.0.0.1"
@@ -39,11 +40,11 @@ class RealBroker:
     def endpoint(self) -> Endpoint:
         return Endpoint(self.host, self.port)
 
-    def start(self) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def start(self) -> None: ...
 
-    def stop(self) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def stop(self) -> None: ...
 
 
 class Mosquitto(RealBroker):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,12 +18,10 @@ import pytest
 from brokers import RealBroker, Watcher, eventually, free_port
 
 from agent.backoff import Backoff
-from agent.broker import EmbeddedBroker
-from agent.errors import AgentError, ConfigError
+from agent.errors import ConfigError
 from agent.link import MqttLink
 from agent.messages import Birth, DeviceState, Event
 from agent.mqtt import INBOX_SIZE, Endpoint, MqttClient
-from agent.outbox import Message, Outbox
 from agent.topics import Topics
 
 TOPICS = Topics("fleet", "board")
@@ -193,44 +190,6 @@ def test_a_flood_of_commands_is_bounded_and_counted(any_broker: RealBroker) -> N
         assert [int(link.inbox.get_nowait().payload) for _ in range(INBOX_SIZE)] == list(range(INBOX_SIZE))
 
 
-@pytest.mark.broker
-@pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="needs mosquitto-clients")
-def test_the_line_that_make_run_prints_works_with_the_embedded_broker() -> None:
-    with EmbeddedBroker() as broker, link_to(Endpoint(broker.host, broker.port)):
-        line = ["mosquitto_sub", "-p", str(broker.port), "-v", "-t", TOPICS.status, "-C", "1", "-W", "10"]
-        seen = subprocess.run(line, capture_output=True, text=True, check=True, timeout=20).stdout
-    assert seen.startswith("tared/v1/fleet/board/status {")
-
-
-def test_a_client_that_does_not_read_does_not_hold_up_the_embedded_broker() -> None:
-    pytest.importorskip("amqtt")
-    with socket.socket() as deaf:
-        with EmbeddedBroker() as broker:
-            deaf.connect((broker.host, broker.port))
-            deaf.sendall(bytes.fromhex("100d 00044d515454 04 02 003c 000164"))  # CONNECT as "d"
-            deaf.sendall(bytes.fromhex("8206 0001 000123 00"))  # SUBSCRIBE to "#"
-            assert deaf.recv(9, socket.MSG_WAITALL) == bytes.fromhex("20020000 9003000100")
-            with MqttClient(Endpoint(broker.host, broker.port), "loud") as loud:
-                for _ in range(100):
-                    loud.publish("loud", bytes(100_000))
-            began = time.monotonic()
-        assert time.monotonic() - began < 5.0
-
-
-def test_the_embedded_broker_names_its_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "amqtt.adapters", None)
-    with pytest.raises(AgentError, match=r"broker\.missing: .*pip install 'tared\[demo\]'"), EmbeddedBroker():
-        pytest.fail("it started")
-
-
-def test_the_embedded_broker_names_a_taken_port() -> None:
-    pytest.importorskip("amqtt")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(AgentError, match=r"broker\.port"), EmbeddedBroker(port):
-            pytest.fail("it started")
-
-
 def test_a_port_nobody_listens_on_is_no_error() -> None:
     with link_to(Endpoint("127.0.0.1", free_port())) as link:
         eventually(lambda: "refused" in link.outcome)
@@ -273,32 +232,3 @@ def test_a_password_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -
     endpoint = Endpoint("127.0.0.1", 1883, username="me", password_file=tmp_path / "none")
     with pytest.raises(ConfigError, match=r"mqtt\.password"):
         link_to(endpoint)
-
-
-def test_the_outbox_pushes_out_the_oldest_news_and_never_state() -> None:
-    outbox = Outbox(size=2)
-    outbox.put(Message("status", b"old", retain=True))
-    for payload in (b"1", b"2", b"3"):
-        outbox.put(Message("event", payload))
-    outbox.put(Message("status", b"new", retain=True))
-    assert outbox.dropped == 1
-    assert [outbox.take() for _ in range(len(outbox))] == [
-        Message("status", b"new", retain=True),
-        Message("event", b"2"),
-        Message("event", b"3"),
-    ]
-    assert outbox.take() is None
-
-
-def test_what_was_not_acknowledged_goes_first_and_old_state_is_not_repeated() -> None:
-    outbox = Outbox(size=3)
-    lost = [Message("event", b"1"), Message("status", b"old", retain=True), Message("event", b"2")]
-    outbox.put(Message("event", b"3"))
-    outbox.put(Message("status", b"new", retain=True))
-    outbox.put_back(lost)
-    outbox.renew()
-    taken = [outbox.take() for _ in range(len(outbox))]
-    assert [message.payload for message in taken if message] == [b"new", b"1", b"2", b"3"]
-    outbox.renew()
-    assert outbox.take() == Message("status", b"new", retain=True)
-    assert outbox.dropped == 0

@@ -1,142 +1,24 @@
-"""Real models on real images, through the command line: accuracy in INT8, what the decoders find, constant memory."""
+"""Real models on real images, through the command line: accuracy in INT8, and what the decoders find."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
-import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from brokers import free_port
+from lab import ASL, CIFAR_TEST, COCO, FACES, PERSON, STREET, Lab, tared
 
-from agent.build import open_model
 from agent.camera import parse_source, read_images
-from agent.cli import main
 from agent.detections import Detections, LabelledBoxes, match
 from agent.fidelity import Fidelity, fidelity
-from agent.model_spec import load_model_spec
 from agent.offline import open_engine
 from agent.vision import VisionTask
-from calibrate.histogram import AbsHistogram, merge
 from engines.backend import open_backend
-from engines.store import read_artefact
-
-CIFAR_TRAIN, CIFAR_TEST = "img_cifar10_train_calib_500.zip", "img_cifar10_test_A_3000.zip"
-COCO = "img_coco_train2017_first128_labelled.zip"
-FACES = "img_faces_dlib_9_labelled.zip"
-ASL = "vid_face_asl_{}_640x480.mkv"
-PERSON, STREET = "vid_one_by_one_person_768x432.mp4", "vid_vehicle_surveillance_640x352.mp4"
-
-SPECS: dict[str, dict[str, Any]] = {
-    "resnet20": {
-        "path": "cls_resnet20_cifar10_fp32.onnx",
-        "task": "classify",
-        "input": {
-            "color": "rgb",
-            "resize": "stretch",
-            "scale": 1 / 255,
-            "mean": [0.485, 0.456, 0.406],
-            "std": [0.229, 0.224, 0.225],
-        },
-        "labels": ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"],
-    },
-    "fastestdet": {
-        "path": "det_fastestdet_352_coco80_fp32.onnx",
-        "task": "detect",
-        "decoder": "fastestdet",
-        "input": {"color": "bgr", "resize": "stretch", "scale": 1 / 255},
-        "labels": "coco.txt",
-        "score_threshold": 0.65,
-        "iou_threshold": 0.45,
-    },
-    "ultraface": {
-        "path": "face_ultraface_rfb_320_fp32.onnx",
-        "task": "detect",
-        "decoder": "ssd",
-        "input": {"color": "rgb", "resize": "stretch", "mean": [127], "std": [128]},
-        "labels": ["face"],
-        "score_threshold": 0.6,
-        "iou_threshold": 0.3,
-    },
-    "yolox_nano": {
-        "path": "det_yolox_nano_416_coco80_fp32.onnx",
-        "task": "detect",
-        "decoder": "yolox",
-        "input": {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 114},
-        "labels": "coco.txt",
-        "score_threshold": 0.3,
-        "iou_threshold": 0.5,
-    },
-}
-CALIBRATED_ON = {
-    "resnet20": (CIFAR_TRAIN, 500),
-    "fastestdet": (COCO, 128),
-    "ultraface": (ASL.format("again"), 512),  # all of its 77 frames
-    "yolox_nano": (COCO, 32),
-}
-
-
-class Lab:
-    """The shared models with their specs; each is calibrated and built into an INT8 artefact on first use."""
-
-    def __init__(self, data: Path, folder: Path) -> None:
-        self.data = data
-        self.folder = folder
-        with zipfile.ZipFile(data / COCO) as archive:
-            (folder / "coco.txt").write_bytes(archive.read("classes.txt"))
-
-    def spec(self, name: str) -> Path:
-        """The MODEL.yaml of the float reference."""
-        path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({**SPECS[name], "path": str(self.data / SPECS[name]["path"])}))
-        return path
-
-    def int8(self, name: str) -> Path:
-        """The INT8 artefact."""
-        artefact, calibration = self.folder / name, self.folder / f"{name}.json"
-        if not artefact.exists():
-            source, count = CALIBRATED_ON[name]
-            frames = ["--frames", self.data / source, "--count", count]
-            told = tared("calibrate", self.spec(name), *frames, "-o", calibration)
-            assert 32 <= told["frames"] <= count
-            told = tared("build", self.spec(name), "--calibration", calibration, "-o", artefact)
-            assert told["int8_macs_share"] > 0.99
-        return artefact
-
-    def detections(self, target: Path, frames: Path) -> list[list[dict[str, Any]]]:
-        """What `tared infer` writes, frame by frame."""
-        results = self.folder / "results.jsonl"
-        told = tared("infer", target, "--frames", frames, "-o", results)
-        lines = [json.loads(line)["detections"] for line in results.read_text().splitlines()]
-        assert len(lines) == told["frames"]
-        return lines
-
-
-def tared(*arguments: object) -> dict[str, Any]:
-    """A command's JSON."""
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        assert main([*map(str, arguments), "--json"]) == 0
-    told: dict[str, Any] = json.loads(output.getvalue())
-    return told
-
-
-@pytest.fixture(scope="module")
-def lab(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    return Lab(shared_data, tmp_path_factory.mktemp("lab"))
-
-
-# ---- accuracy
 
 
 @pytest.mark.slow
@@ -254,81 +136,3 @@ def boxes_of(frame: list[dict[str, Any]]) -> Detections:
         classes=np.array([found["class"] for found in frame], np.int64),
         scores=np.array([found["score"] for found in frame], np.float32),
     )
-
-
-# ---- calibration
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_frames(lab: Lab) -> None:
-    peaks = {}
-    for count in (64, 1024):
-        output = lab.folder / "memory.json"
-        command = ["calibrate", lab.spec("resnet20"), "--frames", lab.data / PERSON, "--count", count, "-o", output]
-        done = subprocess.run(
-            [sys.executable, "-m", "agent.cli", *map(str, command), "--json"],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
-        told = json.loads(done.stdout)
-        assert told["frames"] == count
-        peaks[count] = told["peak_rss_bytes"]
-    assert peaks[1024] == pytest.approx(peaks[64], rel=0.05)
-
-
-def test_the_batch_size_never_changes_a_histogram(lab: Lab) -> None:
-    backend = open_backend("onnxruntime", 2)
-    model = open_model(load_model_spec(lab.spec("resnet20")), backend)
-    with closing(backend.observer(model.master, model.placement.taps)) as observer:
-        task = VisionTask(model.spec, observer.inputs, observer.outputs)
-        images = itertools.islice(read_images(parse_source(str(lab.data / CIFAR_TRAIN))), 0, 480, 20)
-        batch = np.concatenate([task.preprocess(image)[0] for _, image in images])
-        assert len(batch) == 24
-        by_size = {}
-        for size in (1, 3, 8):
-            total: dict[str, AbsHistogram] = {}
-            for start in range(0, len(batch), size):
-                for name, histogram in observer.observe(batch[start : start + size]).histograms.items():
-                    total[name] = merge(total[name], histogram) if name in total else histogram
-            by_size[size] = total
-    assert len(by_size[1]) == 20
-    for size in (3, 8):
-        for name, expected in by_size[1].items():
-            found = by_size[size][name]
-            assert np.array_equal(found.counts, expected.counts)
-            assert (found.range_exp, found.amax, found.zeros, found.nonfinite) == (
-                expected.range_exp, expected.amax, expected.zeros, expected.nonfinite,
-            )  # fmt: skip
-
-
-# ---- the daemon
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "clip", "speed", "frames"), [("fastestdet", PERSON, 5, 400), ("ultraface", ASL.format("book"), 0.6, 109)]
-)
-def test_the_daemon_serves_a_users_own_model_and_video(
-    lab: Lab, tmp_path: Path, name: str, clip: str, speed: float, frames: int
-) -> None:
-    config = {
-        "model": str(lab.spec(name)),
-        "state_dir": "state",
-        "camera": {"source": str(lab.data / clip), "speed": speed},
-        "observe": {"alert_period_s": 0.05, "held_out": 16},
-        "calibration": {"frames": 16},
-        "mqtt": {"host": "127.0.0.1", "port": free_port()},
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    command = ["run", "-c", str(tmp_path / "config.yaml"), "--frames", str(frames), "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "agent.cli", *command], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)
-    assert (summary["frames"], summary["dropped"]) == (frames, {})
-    (swap,) = summary["swaps"]
-    assert swap["fidelity"] >= 0.9
-    artefact = read_artefact(Path(summary["artefact"]))
-    assert artefact.id == swap["artefact"]
-    assert artefact.manifest["inputs"]["precision"] == "int8"
-    assert artefact.manifest["int8_macs_share"] > 0.99

@@ -1,0 +1,40 @@
+"""A device's handlers without a device, and commands as they come over the wire."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agent.commands import Report
+from agent.errors import AgentError
+from agent.messages import RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.topics import Topics
+
+TOPICS = Topics("fleet", "board")
+NOW = 1_700_000_000.0
+
+
+class Device:
+    """Handlers as a supervisor has them: status answers at once, recalibrate when told, rollback fails."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[RecalibrateArgs, Report]] = []
+        self.status_calls = 0
+
+    def handlers(self) -> dict[str, Any]:
+        return {"status": self.status, "recalibrate": self.recalibrate, "rollback": self.rollback}
+
+    def status(self, _args: StatusArgs, report: Report) -> None:
+        self.status_calls += 1
+        report.succeed({"state": "online"})
+
+    def recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
+        self.jobs.append((args, report))
+
+    def rollback(self, _args: RollbackArgs, _report: Report) -> None:
+        raise AgentError("store.no_previous", "no previous engine", "two engines", "recalibrate first")
+
+
+def payload(**changes: Any) -> bytes:
+    fields = {"id": "c1", "op": "status", "args": {}, "issued": NOW, "expires": NOW + 60, "version": 1}
+    return json.dumps({**fields, **changes}).encode()

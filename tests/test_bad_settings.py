@@ -1,0 +1,129 @@
+"""MODEL.yaml, config.yaml and arguments that cannot be: every error said at once, with its remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bench import Bench, build, calibrate, tared
+from worlds import SPEC
+
+CONFIG: dict[str, Any] = {"model": "model.yaml", "camera": {"source": "clip.avi"}, "state_dir": "state"}
+
+
+def test_all_errors_of_a_model_spec_are_listed_at_once(bench: Bench) -> None:
+    wrong = {**SPEC, "task": "guess", "colour": "bgr", "score_threshold": 7, "input": {"std": [0], "pad": "grey"}}
+    said = bench.refuses(*calibrate(bench, bench.write("wrong.yaml", wrong)), lines=7)
+    assert said.startswith(f"config.invalid: 5 errors in {bench.folder}/wrong.yaml:\n")
+    assert [line.split(":")[0] for line in said.splitlines()[1:-1]] == [
+        "  task", "  input.pad", "  input.std", "  score_threshold", "  colour",
+    ]  # fmt: skip
+    assert "  input.pad: expected integer, got 'grey'" in said
+
+
+def test_all_errors_of_a_configuration_are_listed_at_once(bench: Bench) -> None:
+    config = {
+        "model": "model.yaml",
+        "camera": {"source": "clip.avi", "fps": 30, "speed": "fast"},
+        "observe": {"held_out": 1, "period_s": 0},
+        "drift": {"tolerance_db": 12.0, "block_s": float("inf"), "false_alarms_per_30d": float("nan")},
+        "calibration": {"method": "guess"},
+        "mqtt": {"device": "a/b", "port": 99999, "host": ""},
+        "threads": None,
+        "log_level": "loud",
+        "modle": {},
+    }
+    said = bench.refuses("run", "-c", bench.write("bad.yaml", config), lines=16)
+    assert said.startswith(f"config.invalid: 14 errors in {bench.folder}/bad.yaml:\n")
+    lines = {line.strip().partition(": ")[0]: line.strip().partition(": ")[2] for line in said.splitlines()[1:-1]}
+    assert lines.keys() == {
+        "camera.fps", "camera.speed", "observe.held_out", "observe.period_s", "drift.tolerance_db", "drift.block_s",
+        "drift.false_alarms_per_30d", "calibration.method", "mqtt.device", "mqtt.port", "mqtt.host", "threads",
+        "log_level", "modle",
+    }  # fmt: skip
+    assert lines["camera.fps"] == lines["modle"] == "unknown key"
+    assert lines["camera.speed"] == "expected number, got 'fast'"
+    assert lines["threads"] == "expected integer, got None"
+    assert lines["observe.held_out"] == "expected greater than or equal to 4, got 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "config.unreadable"),
+        ("- a\n- list\n", "config.unreadable"),
+        ("model: [unclosed\n", "config.unreadable"),
+        ("\x00\x01", "config.unreadable"),
+        ("model: nowhere.yaml\ncamera: {source: clip.avi}\n", "config.missing"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(bench: Bench, text: str, code: str) -> None:
+    (bench / "config.yaml").write_text(text)
+    assert bench.refuses("run", "-c", bench / "config.yaml").startswith(f"{code}: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"camera": {"source": "gone.mp4"}}, "camera.missing"),
+        ({"camera": {"source": "model.yaml"}}, "camera.open"),
+        ({"camera": {"source": "clip.avi", "labels": "gone.jsonl"}}, "labels.unreadable"),
+        ({"camera": {"source": "clip.avi", "labels": "model.yaml"}}, "labels.unreadable"),
+        ({"mqtt": {"host": "127.0.0.1", "password_file": "gone.txt"}}, "mqtt.password"),
+        ({"state_dir": "model.yaml"}, "state.unwritable"),
+        ({"backend": "magic"}, "backend.missing"),
+    ],
+)
+def test_a_daemon_that_cannot_serve_says_why_and_ends(bench: Bench, changes: dict[str, Any], code: str) -> None:
+    config = {**CONFIG, "log_level": "error", **changes}
+    done = tared("run", "-c", bench.write("config.yaml", config))
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert said.startswith(f"error: {code}: ")
+
+
+@pytest.mark.parametrize("name", ["tensorrt", "magic"])
+def test_a_missing_runtime_is_refused_by_every_command(bench: Bench, name: str) -> None:
+    commands: list[list[object]] = [
+        calibrate(bench),
+        build(bench),
+        ["infer", bench / "artefact", "--frames", bench / "clip.avi"],
+        ["evaluate", bench / "artefact", "--dataset", bench.folder],
+    ]
+    for command in commands:
+        assert bench.refuses(*command, "--backend", name).startswith(f"backend.missing: backend '{name}'; expected ")
+    done = tared("run", "-c", bench.write("config.yaml", CONFIG), "--backend", name)
+    assert Bench.error(done.returncode, done.stdout, done.stderr).startswith("backend.missing: ")
+
+
+def test_a_precision_that_the_runtime_lacks_is_refused(bench: Bench) -> None:
+    said = bench.refuses(*build(bench, "model.yaml", "--precision", "fp16"))
+    assert said.startswith("backend.precision: precision fp16 on onnxruntime; expected int8 or fp32; ")
+
+
+def test_int8_without_a_calibration_is_refused(bench: Bench) -> None:
+    said = bench.refuses("build", bench / "model.yaml", "-o", bench / "new")
+    assert said.startswith("calibration.missing: ")
+    assert "tared calibrate" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["calibrate"],
+        ["calibrate", "m.yaml", "--frames", "x", "-o", "c.json", "--count", "0"],
+        ["calibrate", "m.yaml", "--frames", "x", "-o", "c.json", "--count", "many"],
+        ["build", "m.yaml", "-o", "a", "--precision", "int4"],
+        ["run", "--wings", "2"],
+        ["send", "board", "status", "--port", "70000"],
+        ["send", "board", "status", "--timeout", "0"],
+    ],
+    ids=" ".join,
+)
+def test_arguments_that_cannot_be_are_refused_in_one_line(bench: Bench, arguments: list[str]) -> None:
+    said = bench.refuses(*arguments)
+    assert said.startswith("cli.arguments: ")
+    assert "--help'" in said

@@ -1,0 +1,77 @@
+"""The command line for people: names and values, help, and progress on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from bench import CLIP_FRAMES, COMMAND_LINE, Bench, strict
+from brokers import free_port
+from worlds import make_world
+
+from agent.cli import main
+
+COMMANDS = ("run", "calibrate", "build", "infer", "evaluate", "send", "doctor")
+
+
+def test_without_json_a_person_reads_names_and_values(bench: Bench) -> None:
+    told = bench.text("infer", bench / "artefact", "--frames", bench / "clip.avi")
+    assert re.fullmatch(r"frames +12\nfps +[\d.]+\nlatency_ms +.*\n", told)
+    told = bench.text("build", bench / "model.yaml", "--precision", "fp32", "-o", bench / "float")
+    assert re.search(rf"^artefact +{bench / 'float'}$", told, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help_is_there_for_every_command(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    told = capfd.readouterr().out
+    assert told.startswith(" ".join(("usage: tared", *command)))
+    for name in COMMANDS if not command else ("--json",):
+        assert name in told
+
+
+def test_the_version_is_the_packages(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capfd.readouterr().out == f"tared {importlib.metadata.version('tared')}\n"
+
+
+def test_the_installed_script_is_this_command_line() -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="tared")
+    assert script.load() is main
+
+
+def test_progress_is_plain_lines_on_stderr_where_that_is_no_terminal(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 60.0, mqtt={"host": "127.0.0.1", "port": free_port()})
+    world.config["log_level"] = "error"
+    summary, errors = world.run()
+    assert summary["frames"] == 600
+    assert errors
+    for line in errors.splitlines():
+        assert re.fullmatch(r"serving: \d+/600 [ -~]+", line)
+
+
+def test_progress_is_a_bar_on_stderr_where_that_is_a_terminal(bench: Bench) -> None:
+    leader, follower = os.openpty()
+    infer = ["infer", str(bench / "artefact"), "--frames", str(bench / "clip.avi"), "--json"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen([*COMMAND_LINE, *infer], stdout=subprocess.PIPE, stderr=follower, env=environment) as job:
+        os.close(follower)
+        shown = b""
+        with contextlib.suppress(OSError):  # raised once the other end is closed
+            while chunk := os.read(leader, 4096):
+                shown += chunk
+        os.close(leader)
+        assert job.stdout is not None
+        assert strict(job.stdout.read().decode())["frames"] == CLIP_FRAMES
+    assert b"inferring" in shown
+    assert b"12/12" in shown
+    assert b"\x1b[" in shown

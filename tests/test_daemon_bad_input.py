@@ -1,0 +1,181 @@
+"""Bad input to the operator and the daemon: refused or survived, and the video goes on."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import onnx
+import psutil
+import pytest
+from bench import Bench, classifier, contents, fill, small_file_system, tared
+from brokers import RealBroker, Watcher, eventually, free_port
+from worlds import World, make_world
+
+from agent.messages import CommandResult
+from agent.mqtt import MqttClient
+from agent.topics import Topics
+from engines.store import Store
+from fleet.operator import new_command, send
+
+TOPICS = Topics("default", "board")
+
+
+def test_a_broker_that_is_not_there_is_an_error_for_the_operator() -> None:
+    port = free_port()
+    done = tared("send", "board", "status", "--port", port, "--timeout", "0.5")
+    said = Bench.error(done.returncode, done.stdout, done.stderr)
+    assert said.startswith(f"broker.unreachable: no connection to 127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["board", "fly"], "command.unknown_op"),
+        (["board", "recalibrate", "frames=many"], "command.args"),
+        (["board", "recalibrate", "wings=2"], "command.args"),
+        (["bo/ard", "status"], "mqtt.name"),
+    ],
+)
+def test_a_command_that_no_device_would_take_is_not_sent(arguments: list[str], code: str) -> None:
+    done = tared("send", *arguments)
+    assert Bench.error(done.returncode, done.stdout, done.stderr).startswith(f"{code}: ")
+
+
+@pytest.mark.broker
+def test_a_device_that_does_not_answer_is_named(any_broker: RealBroker) -> None:
+    done = tared("send", "nobody", "status", "--port", any_broker.port, "--timeout", "1")
+    said = Bench.error(done.returncode, done.stdout, done.stderr)
+    assert said.startswith("command.no_answer: no answer from default/nobody")
+
+
+def night(folder: Path, broker: RealBroker | None, **changes: Any) -> World:
+    mqtt = {"host": broker.host, "port": broker.port} if broker else {"host": "127.0.0.1", "port": free_port()}
+    changes = {"camera": {"source": "clip.avi", "speed": 10}, **changes}
+    return make_world(folder, lambda _: 0.5, 600.0, mqtt=mqtt, **changes)
+
+
+def results(broker: RealBroker, op: str, **arguments: str) -> list[CommandResult]:
+    return list(send(broker.endpoint, TOPICS, new_command(op, arguments, time.time()), silence_s=20.0))
+
+
+def frames_served(broker: RealBroker) -> int:
+    last = results(broker, "status")[-1].result
+    assert last is not None
+    frames = last["frames"]
+    assert isinstance(frames, int)
+    return frames
+
+
+def command(**changes: object) -> bytes:
+    fields = {"id": "c", "op": "status", "args": {}, "issued": time.time(), "expires": time.time() + 60, "version": 1}
+    return json.dumps({**fields, **changes}).encode()
+
+
+@pytest.mark.broker
+def test_commands_that_cannot_be_carried_out_are_rejected_and_the_video_goes_on(
+    tmp_path: Path, any_broker: RealBroker
+) -> None:
+    bad = {
+        "cut": (b'{"id": "cut", "op": "sta', "message.malformed"),
+        "list": (b'[{"id": "list"}]', "message.not_object"),
+        "op": (command(id="op", op="self-destruct"), "command.unknown_op"),
+        "no-op": (command(id="no-op", op=None), "command.unknown_op"),
+        "args": (command(id="args", op="recalibrate", args={"frames": "many"}), "command.args"),
+        "key": (command(id="key", op="recalibrate", args={"wings": 2}), "command.args"),
+        "time": (command(id="time", expires="tomorrow"), "command.invalid"),
+        "huge": (command(id="huge", padding="x" * 70_000), "message.too_large"),
+    }
+    world = night(tmp_path, any_broker)
+    with Watcher(any_broker.endpoint) as watcher, world.running() as process:
+        before = frames_served(any_broker)
+        with MqttClient(any_broker.endpoint, "vandal") as vandal:
+            assert vandal.wait_connected(10.0)
+            vandal.publish(TOPICS.command, b"\xff\x00 nonsense without an id")
+            for payload, _ in bad.values():
+                vandal.publish(TOPICS.command, payload)
+            for name, (_, code) in bad.items():
+                answer = watcher.expect(TOPICS.result(name))
+                assert (answer["status"], answer["error"]["code"]) == ("REJECTED", code)
+        assert frames_served(any_broker) > before
+        assert process.poll() is None
+
+
+def test_activations_that_are_no_numbers_cost_the_job_and_not_the_video(tmp_path: Path) -> None:
+    world = make_world(
+        tmp_path, lambda ts: 0.0 if ts > 2.0 else 0.5, 20.0, mqtt={"host": "127.0.0.1", "port": free_port()}
+    )
+    onnx.save(classifier(lambda net: net.node("Log", "image")), tmp_path / "model.onnx")
+    summary, errors = world.run()
+    assert summary["frames"] == 200
+    assert summary["swaps"] == []
+    assert "code='observer.nonfinite' message=\"NaN or infinite values in ['t0']\"" in errors
+    assert "code='calibration.nonfinite'" in errors
+
+
+def current_id(world: World) -> str | None:
+    artefact = Store(world.state_dir).read("current")
+    return artefact.id if artefact else None
+
+
+def recalibrate_while_full(
+    world: World, broker: RealBroker, full: Callable[[], object], room: Callable[[], object]
+) -> None:
+    """A recalibration that finds the disk full fails; the video goes on, and with room again the next one succeeds."""
+    eventually(lambda: current_id(world) is not None, 30.0)
+    serving = current_id(world)
+    full()
+    before = contents(world.state_dir / "artefacts")
+    last = results(broker, "recalibrate", frames="16", method="max")[-1]
+    assert last.status == "FAILED"
+    assert last.error is not None
+    assert last.error.code in ("engine.write", "artefact.write", "calibration.write")
+    assert contents(world.state_dir / "artefacts") == before
+    assert current_id(world) == serving
+    served = frames_served(broker)
+    eventually(lambda: frames_served(broker) > served)
+    room()
+    last = results(broker, "recalibrate", frames="16", method="max")[-1]
+    assert last.status == "SUCCEEDED", last
+    assert current_id(world) != serving
+
+
+@pytest.mark.broker
+def test_a_child_that_finds_the_disk_full_costs_the_job_and_the_engine_serves_on(
+    tmp_path: Path, any_broker: RealBroker
+) -> None:
+    world = night(tmp_path, any_broker)
+    with world.running() as process, ThreadPoolExecutor(1) as pool:
+
+        def limit_child() -> None:
+            eventually(lambda: bool(psutil.Process(process.pid).children()), 30.0)
+            (child,) = psutil.Process(process.pid).children()
+            resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (700, 700))
+
+        limits: list[Future[None]] = []
+        recalibrate_while_full(
+            world, any_broker, full=lambda: limits.append(pool.submit(limit_child)), room=lambda: limits[0].result(5.0)
+        )
+
+
+@pytest.mark.broker
+def test_a_full_file_system_costs_the_job_and_the_engine_serves_on(tmp_path: Path, any_broker: RealBroker) -> None:
+    world = night(tmp_path, any_broker)
+    with small_file_system(world.state_dir / "artefacts") as disk, world.running():
+        recalibrate_while_full(world, any_broker, full=lambda: fill(disk / "ballast"), room=(disk / "ballast").unlink)
+
+
+def test_a_daemon_that_starts_on_a_full_disk_serves_the_engine_that_was_current(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 20.0, mqtt={"host": "127.0.0.1", "port": free_port()})
+    with small_file_system(world.state_dir) as disk:
+        (swap,) = world.run()[0]["swaps"]
+        fill(disk / "ballast")
+        summary, errors = world.run("--frames", "20")
+        assert (summary["frames"], summary["swaps"]) == (20, [])
+        assert summary["artefact"].endswith(swap["artefact"])
+        assert "No space left on device" in errors

@@ -1,0 +1,189 @@
+"""Commands over the wire: from the operator's keyboard to the device and back."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from brokers import RealBroker, Watcher, free_port
+from device import NOW, TOPICS, Device, payload
+
+from agent.backoff import Backoff
+from agent.commands import CommandDesk, Report
+from agent.errors import AgentError, CommandError
+from agent.link import MqttLink
+from agent.messages import Birth, Command, CommandResult, RecalibrateArgs
+from agent.mqtt import Endpoint, MqttClient
+from agent.wire import MAX_PAYLOAD_BYTES
+from fleet import operator
+
+
+def test_what_is_typed_becomes_a_typed_command() -> None:
+    command = operator.new_command("recalibrate", {"frames": "512", "method": "mse"}, NOW, valid_s=30.0)
+    assert command.args == RecalibrateArgs(frames=512, method="mse")
+    assert (command.issued, command.expires, command.version) == (NOW, NOW + 30.0, 1)
+    assert command.id != operator.new_command("status", {}, NOW).id
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "message"),
+    [
+        ("dance", {}, "expected one of status, recalibrate, rollback"),
+        ("recalibrate", {"frames": "many"}, "frames='many'"),
+        ("recalibrate", {"frames": "0"}, "frames='0'"),
+        ("recalibrate", {"frames": "10001"}, "frames='10001'"),
+        ("recalibrate", {"speed": "1"}, r"expected frames=\.\.\., method=\.\.\."),
+        ("status", {"x": "1"}, "expected no arguments"),
+    ],
+)
+def test_what_no_device_would_accept_is_not_sent(op: str, arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        operator.new_command(op, arguments, NOW)
+
+
+class Supervisor:
+    """The device's main loop, in a thread: drains the inbox and advances one job per turn."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.device = Device()
+        self._link = MqttLink(endpoint, TOPICS, Birth(agent_version="0"), Backoff(0.05, 0.2))
+        self._desk = CommandDesk(self.device.handlers(), self._link.send)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Supervisor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._link:
+            while not self._stopping.is_set():
+                self._turn()
+
+    def _turn(self) -> None:
+        try:
+            message = self._link.inbox.get(timeout=0.05)
+        except queue.Empty:
+            for _args, report in self.device.jobs:
+                self._advance(report)
+        else:
+            self._desk.receive(message.payload, time.time(), message.retain)
+
+    @staticmethod
+    def _advance(report: Report) -> None:
+        percent = report.latest.percent or 0.0
+        if percent < 100.0:
+            report.progress("observing", percent + 50.0)
+        else:
+            report.succeed({"artefact": "abc"})
+
+
+@pytest.fixture
+def quick_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator, "REPEAT_S", 0.1)
+
+
+def send(endpoint: Endpoint, command: Command, silence_s: float = 10.0) -> Iterator[CommandResult]:
+    return operator.send(endpoint, TOPICS, command, silence_s)
+
+
+@pytest.mark.broker
+def test_a_command_makes_the_round_trip(broker: RealBroker) -> None:
+    with Supervisor(broker.endpoint) as supervisor:
+        command = operator.new_command("recalibrate", {"frames": "64"}, time.time())
+        results = list(send(broker.endpoint, command))
+    assert [(result.status, result.percent) for result in results] == [
+        ("ACCEPTED", None),
+        ("IN_PROGRESS", 50.0),
+        ("IN_PROGRESS", 100.0),
+        ("SUCCEEDED", None),
+    ]
+    assert supervisor.device.jobs[0][0] == RecalibrateArgs(frames=64)
+
+
+@pytest.mark.broker
+def test_a_command_sent_again_and_again_is_carried_out_once(broker: RealBroker) -> None:
+    command = operator.new_command("status", {}, time.time())
+    with Supervisor(broker.endpoint) as supervisor:
+        assert [result.status for result in send(broker.endpoint, command)] == ["ACCEPTED", "SUCCEEDED"]
+        for _ in range(3):
+            assert [result.status for result in send(broker.endpoint, command)] == ["SUCCEEDED"]
+        assert supervisor.device.status_calls == 1
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("quick_repeats")
+def test_a_device_that_was_away_gets_the_repeated_command(broker: RealBroker) -> None:
+    command = operator.new_command("status", {}, time.time())
+    results: list[CommandResult] = []
+    sender = threading.Thread(target=lambda: results.extend(send(broker.endpoint, command)))
+    with Watcher(broker.endpoint) as watcher:
+        sender.start()
+        watcher.expect(TOPICS.command, id=command.id)
+        watcher.expect(TOPICS.command, id=command.id)  # nobody heard the first
+        with Supervisor(broker.endpoint):
+            sender.join()
+    assert [result.status for result in results] == ["ACCEPTED", "SUCCEEDED"]
+
+
+@pytest.mark.broker
+def test_bad_commands_are_answered_over_the_wire(broker: RealBroker) -> None:
+    expired = operator.new_command("status", {}, time.time() - 3600)
+    bad = {
+        "c1": b'{"id": "c1", "op": "status", ',
+        "c2": payload(id="c2", op="dance"),
+        "c3": b'{"id": "c3", "args": ' + b"[" * 60_000,
+        "c4": b'{"id": "c4", "pad": "' + b"x" * MAX_PAYLOAD_BYTES + b'"}',
+    }
+    with (
+        Supervisor(broker.endpoint) as supervisor,
+        Watcher(broker.endpoint) as watcher,
+        MqttClient(broker.endpoint, "sender") as sender,
+    ):
+        watcher.retained(TOPICS.status)
+        for command_id, command in bad.items():
+            sender.publish(TOPICS.command, command)
+            watcher.expect(TOPICS.result(command_id), status="REJECTED")
+        (result,) = send(broker.endpoint, expired)
+        assert result.status == "EXPIRED"
+        (result,) = send(broker.endpoint, operator.new_command("status", {}, time.time(), valid_s=0.0))
+        assert result.status == "EXPIRED"
+    assert supervisor.device.status_calls == 0
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("quick_repeats")
+def test_a_silent_device_is_named(any_broker: RealBroker) -> None:
+    command = operator.new_command("status", {}, time.time())
+    with pytest.raises(CommandError, match=r"command\.no_answer: no answer from fleet/board") as caught:
+        list(send(any_broker.endpoint, command, silence_s=0.3))
+    assert TOPICS.status in caught.value.remedy
+
+
+def test_an_operator_without_a_broker_is_told_why() -> None:
+    endpoint = Endpoint("127.0.0.1", free_port())
+    command = operator.new_command("status", {}, time.time())
+    with pytest.raises(AgentError, match=r"broker\.unreachable: .*refused"):
+        list(send(endpoint, command, silence_s=0.3))
+
+
+@pytest.mark.broker
+def test_a_retained_command_is_rejected_as_stale(any_broker: RealBroker) -> None:
+    command = operator.new_command("status", {}, time.time())
+    with (
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "sender") as sender,
+    ):
+        sender.publish(TOPICS.command, command.to_json(), retain=True)
+        watcher.expect(TOPICS.command, id=command.id)
+        with Supervisor(any_broker.endpoint) as supervisor:
+            result = watcher.expect(TOPICS.result(command.id), status="REJECTED")
+            assert result["error"]["code"] == "command.retained"
+    assert supervisor.device.status_calls == 0

@@ -1,0 +1,46 @@
+"""Real models in the daemon, on a user's own video."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from brokers import free_port
+from lab import ASL, PERSON, Lab
+
+from engines.store import read_artefact
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "clip", "speed", "frames"), [("fastestdet", PERSON, 5, 400), ("ultraface", ASL.format("book"), 0.6, 109)]
+)
+def test_the_daemon_serves_a_users_own_model_and_video(
+    lab: Lab, tmp_path: Path, name: str, clip: str, speed: float, frames: int
+) -> None:
+    config = {
+        "model": str(lab.spec(name)),
+        "state_dir": "state",
+        "camera": {"source": str(lab.data / clip), "speed": speed},
+        "observe": {"alert_period_s": 0.05, "held_out": 16},
+        "calibration": {"frames": 16},
+        "mqtt": {"host": "127.0.0.1", "port": free_port()},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    command = ["run", "-c", str(tmp_path / "config.yaml"), "--frames", str(frames), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "agent.cli", *command], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["frames"], summary["dropped"]) == (frames, {})
+    (swap,) = summary["swaps"]
+    assert swap["fidelity"] >= 0.9
+    artefact = read_artefact(Path(summary["artefact"]))
+    assert artefact.id == swap["artefact"]
+    assert artefact.manifest["inputs"]["precision"] == "int8"
+    assert artefact.manifest["int8_macs_share"] > 0.99
