@@ -14,7 +14,7 @@ from agent.camera import parse_source
 from agent.config import Config, MqttConfig
 from agent.console import say
 from agent.detections import LabelledBoxes
-from agent.errors import AgentError
+from agent.errors import AgentError, ConfigError
 from agent.health import board
 from agent.link import MqttLink
 from agent.messages import Birth
@@ -24,6 +24,7 @@ from agent.signals import handling_signals, interrupt
 from agent.summary import RunSummary
 from agent.supervisor import Supervisor
 from agent.topics import Topics
+from calibrate.errors import TaredError
 from engines.backend import open_backend
 from engines.store import read_artefact
 
@@ -33,7 +34,7 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
 
     Raises TaredError for what cannot start, and what stopped the frame path.
     """
-    labels = read_labels(config.camera.labels) if config.camera.labels else None
+    labels = _labels(config)
     with _owning(config.state_dir):
         return _run(config, frame_limit, labels)
 
@@ -49,9 +50,21 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, LabelledBoxes] |
     if labels is not None and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
         artefacts = [read_artefact(config.state_dir / "artefacts" / identity) for identity in ids]
-        with closing(Panel(model, backend, artefacts)) as panel:
-            summary.accuracy = review(panel, parse_source(config.camera.source), labels, summary.periods())
+        try:
+            with closing(Panel(model, backend, artefacts)) as panel:
+                summary.accuracy = review(panel, parse_source(config.camera.source), labels, summary.periods())
+        except TaredError as error:
+            say(f"no review: {error}")  # the run itself was good, and its summary is still to be told
     return summary
+
+
+def _labels(config: Config) -> Mapping[int, LabelledBoxes] | None:
+    if config.camera.labels is None:
+        return None
+    if config.model.task != "detect":
+        found = f"camera.labels with a model of task '{config.model.task}'"
+        raise ConfigError("labels.task", found, "task detect, whose boxes they label", "set camera.labels to null")
+    return read_labels(config.camera.labels)
 
 
 @contextmanager

@@ -144,11 +144,12 @@ class Operations:
         self.summary.alarms.append(Alarm(state.drift_since, onset_ts, drift.gain_db, drift.e_value))
 
     def _start_job(self, trigger: str, command: Report | None = None, **wishes: Any) -> Job | None:
-        report = JobReport(trigger, self._reporter, self._pause, command)
+        on_failure = self._pause if command is None else lambda: None
+        report = JobReport(trigger, self._reporter, on_failure, command)
         return self._jobs.request(trigger, report, **wishes)
 
     def _pause(self) -> None:
-        """A job has failed: what failed it may pass, but not at once."""
+        """No job starts by itself for a while: what failed one may pass, but not at once."""
         self._quiet_until = time.monotonic() + self._config.recalibration.cooldown_s
 
     def _on_candidate(self, job: Job, outcome: Outcome) -> None:
@@ -175,7 +176,8 @@ class Operations:
                 self._service.commit(artefact, calibration)
             except TaredError as error:
                 self._reporter.error(error)
-            self._pipeline.observer.watch(artefact.id, calibration, since=self._pipeline.last_ts)
+            since = self._pipeline.last_ts if ts is None else ts
+            self._pipeline.observer.watch(artefact.id, calibration, since)
             self._drift_state = "calm"
             self._reporter.serves(artefact.id, calibration.id)
             self._tell_swap(ts, artefact, why)

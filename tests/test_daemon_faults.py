@@ -48,6 +48,12 @@ def test_a_state_dir_that_cannot_be_is_named(tmp_path: Path) -> None:
     assert "error: state.unwritable" in refused(world)
 
 
+def test_box_labels_for_a_classifier_are_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "labels.jsonl").write_text('{"frame": 0, "labels": []}\n')
+    world = steady(tmp_path, 1.0, camera={"labels": "labels.jsonl"})
+    assert "error: labels.task" in refused(world)
+
+
 def test_impatient_signals_still_end_in_a_summary(tmp_path: Path) -> None:
     world = steady(tmp_path)
     with world.running() as process:
