@@ -43,7 +43,7 @@ class ObserveConfig(Strict):
 
     period_s: Finite = Field(default=1.0, gt=0.0)
     alert_period_s: Finite = Field(default=0.2, gt=0.0)
-    held_out: int = Field(default=32, ge=4, le=512)
+    held_out: int = Field(default=32, ge=8, le=512)
 
 
 class CalibrationConfig(Strict):

@@ -59,6 +59,11 @@ def count_matches(found: Detections, truth: LabelledBoxes, iou_threshold: float 
     return MatchCounts(hits, len(found) - hits, len(truth) - hits)
 
 
+def is_empty(prediction: Prediction) -> bool:
+    """Whether a detector found nothing; other predictions always say something."""
+    return isinstance(prediction, Detections) and not len(prediction)
+
+
 def fidelity(served: Prediction, reference: Prediction, min_sqnr_db: float = 20.0) -> Fidelity:
     """The fidelity of a served prediction against the reference engine's for the same frame.
 
@@ -68,7 +73,7 @@ def fidelity(served: Prediction, reference: Prediction, min_sqnr_db: float = 20.
     if isinstance(served, Classification) and isinstance(reference, Classification):
         return Fidelity(float(served.class_id == reference.class_id))
     if isinstance(served, Detections) and isinstance(reference, Detections):
-        return Fidelity(count_matches(served, reference).f1, is_empty=not len(served) and not len(reference))
+        return Fidelity(count_matches(served, reference).f1, is_empty=is_empty(served) and is_empty(reference))
     if isinstance(served, dict) and isinstance(reference, dict):
         return Fidelity(float(sqnr_db(served, reference) >= min_sqnr_db))
     raise TypeError(f"predictions of two tasks: {type(served).__name__} and {type(reference).__name__}")

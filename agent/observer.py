@@ -18,7 +18,7 @@ from agent.capture import Frame
 from agent.config import Config
 from agent.decode import Prediction
 from agent.drift import DriftMonitor, DriftState
-from agent.fidelity import fidelity
+from agent.fidelity import fidelity, is_empty
 from agent.model_spec import ModelSpec
 from agent.sampling import Clock, Collection
 from agent.vision import VisionTask
@@ -45,13 +45,14 @@ class Served:
 class ObserverState:
     """A consistent picture of the observer, for telemetry and for whoever starts a job.
 
-    collected, held_out: frames in the current collection. drift is None while nothing is calibrated.
+    collected: frames in the histograms of the current collection; telling: held-out frames beside them on which the
+    reference found something. drift is None while nothing is calibrated.
     drift_since: capture time at which drift.state was reached. fidelity: of frames since fidelity_since that showed
     anything; empty_frames showed nothing to either engine.
     """
 
     collected: int
-    held_out: int
+    telling: int
     drift: DriftState | None
     drift_since: float
     fidelity: Interval
@@ -129,7 +130,7 @@ class ObserverThread(threading.Thread):
         with self._learnt:
             return ObserverState(
                 self._collection.frames,
-                len(self._collection.held_out),
+                self._collection.telling,
                 self._monitor.state if self._monitor else None,
                 self._drift_since,
                 self._fidelity.interval,
@@ -174,7 +175,7 @@ class ObserverThread(threading.Thread):
         reference = self._task.decode(observation.outputs)
         with self._learnt:
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
-            self._collection.add(tensor, observation.histograms)
+            self._collection.add(tensor, observation.histograms, telling=not is_empty(reference))
             if served.engine_id != self._watched or self._monitor is None:
                 return
             self._compare(served, reference)

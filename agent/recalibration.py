@@ -113,7 +113,7 @@ class Recalibration:
             self._give_up(AgentError("recalibration.timeout", found, "an end in time", remedy))
         elif self._child is None:
             state = self._observer.state()
-            if state.collected >= job.frames and state.held_out >= MIN_TELLING:
+            if state.collected >= job.frames and state.telling >= MIN_TELLING:
                 self._start_child(job, serving)
             else:
                 job.advance(COLLECTING, min(_COLLECTED_PERCENT * state.collected // job.frames, _COLLECTED_PERCENT - 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,39 +40,61 @@ class Clock:
         self._due = float("-inf")
 
 
-@dataclass
+class Reservoir:
+    """A uniform sample of fixed size from a stream of unknown length; what comes is copied.
+
+    Source: Vitter, "Random Sampling with a Reservoir" (ACM TOMS 1985), algorithm R.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.kept: list[NDArray[np.float32]] = []
+        self._size = size
+        self._seen = 0
+        self._random = random.Random(0)
+
+    def offer(self, tensor: NDArray[np.float32]) -> None:
+        self._seen += 1
+        if len(self.kept) < self._size:
+            self.kept.append(tensor.copy())
+            return
+        place = self._random.randrange(self._seen)
+        if place < self._size:
+            self.kept[place] = tensor.copy()
+
+
 class Collection:
     """What the observer has seen in one regime: histograms of many frames, and a few held-out network inputs.
 
     Held-out frames never enter the histograms: a candidate is not judged on the very frames that it was calibrated
-    on, though on their neighbours in time. They are a uniform sample over the regime (reservoir sampling, Vitter
-    1985); no other frame is kept.
+    on, though on their neighbours in time. No other frame is kept. Three quarters of them are *telling*, frames on
+    which the reference found something; on the others a candidate may only show that it finds nothing either.
     """
 
-    held_out_size: int
-    histograms: dict[str, AbsHistogram] = field(default_factory=dict)
-    frames: int = 0
-    held_out: list[NDArray[np.float32]] = field(default_factory=list)
-    _seen: int = 0
-    _held_out_seen: int = 0
-    _random: random.Random = field(default_factory=lambda: random.Random(0))
+    def __init__(self, held_out_size: int) -> None:
+        self.histograms: dict[str, AbsHistogram] = {}
+        self.frames = 0
+        self._telling = Reservoir(held_out_size - held_out_size // 4)
+        self._empty = Reservoir(held_out_size // 4)
+        self._holds_out = held_out_size > 0
+        self._seen = {True: 0, False: 0}  # by whether telling
 
-    def add(self, tensor: NDArray[np.float32], histograms: dict[str, AbsHistogram]) -> None:
+    @property
+    def telling(self) -> int:
+        """Held-out frames on which the reference found something."""
+        return len(self._telling.kept)
+
+    @property
+    def held_out(self) -> list[NDArray[np.float32]]:
+        """The held-out network inputs (1, C, H, W), the telling ones first."""
+        return self._telling.kept + self._empty.kept
+
+    def add(self, tensor: NDArray[np.float32], histograms: Mapping[str, AbsHistogram], telling: bool = True) -> None:
         """Take one observed frame: its network input (1, C, H, W) and its histograms by tap."""
-        self._seen += 1
-        if self.held_out_size and self._seen % HELD_OUT_EVERY == 0:
-            self._hold_out(tensor)
+        self._seen[telling] += 1
+        if self._holds_out and self._seen[telling] % HELD_OUT_EVERY == 0:
+            (self._telling if telling else self._empty).offer(tensor)
             return
         self.frames += 1
         for name, histogram in histograms.items():
             known = self.histograms.get(name)
             self.histograms[name] = histogram if known is None else merge(known, histogram)
-
-    def _hold_out(self, tensor: NDArray[np.float32]) -> None:
-        self._held_out_seen += 1
-        if len(self.held_out) < self.held_out_size:
-            self.held_out.append(tensor.copy())
-            return
-        place = self._random.randrange(self._held_out_seen)
-        if place < self.held_out_size:
-            self.held_out[place] = tensor.copy()

@@ -45,7 +45,7 @@ def test_held_out_frames_never_enter_the_histograms() -> None:
     held_out = {int(x[0, 0, 0, 0]) - 1 for x in collection.held_out}
     assert collection.frames == 150
     assert collection.histograms["t"].total == 4 * 150
-    assert len(held_out) == 8
+    assert len(held_out) == collection.telling == 6  # a quarter is kept for frames that show nothing
     assert all((number + 1) % HELD_OUT_EVERY == 0 for number in held_out)
 
 
@@ -60,8 +60,16 @@ def test_held_out_frames_are_spread_over_the_whole_stretch() -> None:
     assert thirds.min() >= 4
 
 
+def test_rare_telling_frames_are_not_crowded_out() -> None:
+    collection = Collection(held_out_size=32)
+    for number in range(2000):
+        collection.add(np.zeros((1, 1, 1, 1), np.float32), {}, telling=number % 50 == 0)
+    assert collection.telling == 10  # every fourth of the 40
+    assert len(collection.held_out) == 10 + 8
+
+
 def test_a_held_out_frame_is_a_copy() -> None:
-    collection = Collection(held_out_size=1)
+    collection = Collection(held_out_size=4)
     buffer = np.zeros((1, 1, 1, 1), np.float32)
     for number in range(HELD_OUT_EVERY):
         buffer[:] = number
