@@ -8,6 +8,7 @@ import pytest
 from bench import Bench, build, calibrate, tared
 from worlds import SPEC
 
+DETECTOR = {"path": "model.onnx", "task": "detect", "decoder": "yolox"}
 CONFIG: dict[str, Any] = {"model": "model.yaml", "camera": {"source": "clip.avi"}, "state_dir": "state"}
 
 
@@ -44,7 +45,7 @@ def test_all_errors_of_a_configuration_are_listed_at_once(bench: Bench) -> None:
     assert lines["camera.fps"] == lines["modle"] == "unknown key"
     assert lines["camera.speed"] == "expected number, got 'fast'"
     assert lines["threads"] == "expected integer, got None"
-    assert lines["observe.held_out"] == "expected greater than or equal to 4, got 1"
+    assert lines["observe.held_out"] == "expected greater than or equal to 8, got 1"
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,8 @@ def test_a_file_that_is_no_configuration_is_refused(bench: Bench, text: str, cod
     [
         ({"camera": {"source": "gone.mp4"}}, "camera.missing"),
         ({"camera": {"source": "model.yaml"}}, "camera.open"),
-        ({"camera": {"source": "clip.avi", "labels": "gone.jsonl"}}, "labels.unreadable"),
-        ({"camera": {"source": "clip.avi", "labels": "model.yaml"}}, "labels.unreadable"),
+        ({"model": DETECTOR, "camera": {"source": "clip.avi", "labels": "gone.jsonl"}}, "labels.unreadable"),
+        ({"model": DETECTOR, "camera": {"source": "clip.avi", "labels": "model.yaml"}}, "labels.unreadable"),
         ({"mqtt": {"host": "127.0.0.1", "password_file": "gone.txt"}}, "mqtt.password"),
         ({"state_dir": "model.yaml"}, "state.unwritable"),
         ({"backend": "magic"}, "backend.missing"),
