@@ -101,7 +101,7 @@ def _import_decoder(name: str) -> CandidateDecoder:
             "a function (outputs, (height, width), score_threshold) -> agent.detections.Detections",
             "correct the name after the colon",
         )
-    return function  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]  # its results are checked when it is called
 
 
 def _check_detections(found: object, name: str | None) -> None:

@@ -52,11 +52,11 @@ def _fold(model: ModelProto, producer: NodeProto, norm: NodeProto, topology: Top
         return numpy_helper.to_array(topology.initializers[name]).astype(np.float64)
 
     gamma, beta, mean, variance = (value(name) for name in norm.input[1:5])
-    gain = gamma / np.sqrt(variance + float(attribute(norm, "epsilon", 1e-5)))  # type: ignore[arg-type]
+    gain = gamma / np.sqrt(variance + float(attribute(norm, "epsilon", 1e-5)))  # type: ignore[arg-type]  # ONNX says float
     has_bias = len(producer.input) > 2 and producer.input[2] != ""
     bias = value(producer.input[2]) if has_bias else np.zeros_like(mean)
     if producer.op_type == "Gemm":
-        bias = bias * float(attribute(producer, "beta", 1.0))  # type: ignore[arg-type]
+        bias = bias * float(attribute(producer, "beta", 1.0))  # type: ignore[arg-type]  # likewise
         for candidate in producer.attribute:
             if candidate.name == "beta":
                 candidate.f = 1.0
@@ -76,6 +76,6 @@ def _scaled(weight: Floats, gain: Floats, producer: NodeProto) -> Floats:
     if producer.op_type == "Gemm":  # (out, in) when transposed, else (in, out)
         return weight * (gain[:, None] if attribute(producer, "transB", 0) else gain)
     # ConvTranspose (in, out / groups, ...): group g of the inputs makes group g of the output channels.
-    groups = int(attribute(producer, "group", 1))  # type: ignore[call-overload]
+    groups = int(attribute(producer, "group", 1))  # type: ignore[call-overload]  # ONNX says int
     grouped = weight.reshape(groups, -1, *weight.shape[1:])
     return (grouped * gain.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)
