@@ -58,6 +58,7 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
     decoder = _open_detector(spec, (input_shape[2], input_shape[3]))
     if spec.decoder in BUILTIN and all(None not in output.shape[1:] for output in outputs):
         # Decoding zeros once finds a decoder that does not fit before the first frame does.
+        # The guard above rules out open dimensions, which the checker cannot follow.
         decoder({output.name: np.zeros((1, *output.shape[1:]), output.dtype) for output in outputs})  # type: ignore[arg-type]
     return decoder
 

@@ -24,8 +24,8 @@ def suppress_overlaps(candidates: Detections, iou_threshold: float, max_candidat
     rectangles = np.hstack((corners[:, :2], corners[:, 2:] - corners[:, :2]))
     kept = cv2.dnn.NMSBoxesBatched(
         rectangles,  # type: ignore[arg-type]  # the stub knows lists only; arrays pass without a copy per box
-        ranked.scores,  # type: ignore[arg-type]
-        ranked.classes.astype(np.int32),  # type: ignore[arg-type]
+        ranked.scores,  # type: ignore[arg-type]  # likewise
+        ranked.classes.astype(np.int32),  # type: ignore[arg-type]  # likewise
         -1.0,  # scores were filtered before; OpenCV would drop scores equal to its threshold
         iou_threshold,
     )

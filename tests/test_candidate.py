@@ -126,7 +126,7 @@ def request(model: Model, folder: Path, serving: Path | None = None, **changes: 
         "max_loss": 0.5,
         "nice": 5,
     }
-    return JobRequest(**{**keys, **changes})  # type: ignore[arg-type]
+    return JobRequest(**{**keys, **changes})  # type: ignore[arg-type]  # a dict of all fields
 
 
 def run_child(directory: Path) -> list[dict[str, object]]:

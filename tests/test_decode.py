@@ -126,7 +126,7 @@ def test_each_image_of_a_batch_has_its_own_detections() -> None:
     output = np.zeros((3, 6, 20), np.float32)
     output[0, :, 7] = output[2, :, 3] = [30, 20, 10, 8, 0.25, 0.75]
     found = open_decoder(detector("yolov8"), SIZE, [TensorSpec("o", output.dtype, (None, 6, None))])({"o": output})
-    assert [len(image) for image in found] == [1, 0, 1]  # type: ignore[arg-type]
+    assert [len(image) for image in found] == [1, 0, 1]  # type: ignore[arg-type]  # all are detections
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
@@ -215,7 +215,7 @@ def classify(scores: list[float]) -> Classification:
 def test_classification_of_logits_and_of_probabilities() -> None:
     assert classify([0.0, np.log(3.0), 0.0]).class_id == 1
     assert classify([0.0, np.log(3.0), 0.0]).score == pytest.approx(0.6)
-    assert classify([0.7, 0.1, 0.2]) == Classification(0, pytest.approx(0.7))  # type: ignore[arg-type]
+    assert classify([0.7, 0.1, 0.2]) == Classification(0, pytest.approx(0.7))  # type: ignore[arg-type]  # equals a float
     assert classify([1000.0, -1000.0, 0.0]) == Classification(0, 1.0)
     assert classify([np.nan, 1.0, np.inf]).score == 0.0
 

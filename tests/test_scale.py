@@ -80,7 +80,7 @@ def test_plan_survives_json(floats: dict[str, str]) -> None:
 
 def test_plan_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
-        ALL_INT8.floats["conv"] = "because"  # type: ignore[index]
+        ALL_INT8.floats["conv"] = "because"  # type: ignore[index]  # what must not work
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 def test_the_watchdog_is_fed_by_frames_and_may_restart() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the case of keys
     unit.read(UNIT)
     assert unit["Service"]["Type"] == "notify"
     assert int(unit["Service"]["WatchdogSec"]) > 0

@@ -56,7 +56,7 @@ class Head(nn.Module):
         self.score_mix = ConvUnit(channels, channels, 1)
         self.box = nn.Conv2d(channels, 4, 1)
         self.score = nn.Conv2d(channels, 1 + classes, 1)
-        nn.init.constant_(self.score.bias, -4.0)  # type: ignore[arg-type]
+        nn.init.constant_(self.score.bias, -4.0)  # type: ignore[arg-type]  # typed optional; this layer has a bias
 
     def forward(self, features: Tensor) -> Tensor:
         box = self.box(self.box_mix(self.box_tower(features)))

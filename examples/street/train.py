@@ -68,6 +68,7 @@ def train(cache: Path, epochs: int, seed: int) -> StreetNet:
     torch.set_num_threads(1)  # the layers are too small to share: a second thread waits more than it works
     pictures, objects = map(torch.from_numpy, cached_set(cache / "train.npz", _TRAIN_IMAGES, TRAIN_SEED))
     tests = tuple(map(torch.from_numpy, cached_set(cache / "test.npz", _TEST_IMAGES, TEST_SEED)))
+    # torch's annotations know neither `to` with a memory format alone nor a typed `backward`.
     net: StreetNet = StreetNet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     average: StreetNet = copy.deepcopy(net)
     optimiser = torch.optim.AdamW(net.parameters(), weight_decay=_WEIGHT_DECAY)
@@ -82,7 +83,7 @@ def train(cache: Path, epochs: int, seed: int) -> StreetNet:
             logits = net(_as_input(pictures[chosen]).contiguous(memory_format=torch.channels_last))
             loss = detection_loss(logits, objects[chosen], corners, strides)
             optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # see above
             torch.nn.utils.clip_grad_norm_(net.parameters(), 10.0)
             optimiser.step()
             _move_average(average, net, step)
@@ -102,6 +103,7 @@ def export(net: StreetNet, path: Path) -> None:
     example = torch.zeros(1, 3, INPUT_HEIGHT_PX, INPUT_WIDTH_PX)
     deployed = Deployed(net).eval()
     names = {"input_names": ["images"], "output_names": ["detections"]}
+    # `names` is a plain dict, whose values the checker does not tell apart.
     torch.onnx.export(deployed, (example,), str(path), opset_version=_OPSET, dynamo=False, **names)  # type: ignore[arg-type]
     onnx.checker.check_model(onnx.load(path), full_check=True)
 
