@@ -48,6 +48,14 @@ def activation_scale(amax: float, tensor: str) -> float:
     return float(np.float32(max(amax / QMAX, MIN_SCALE) if amax > 0.0 else UNUSED_SCALE))
 
 
+def power_of_two(scale: float) -> float:
+    """The power of two nearest to `scale` >= 0, by ratio; ties go up, 0 stays 0.
+
+    Such scales turn requantisation into shifts. They cost up to a factor sqrt(2) of range or of resolution.
+    """
+    return float(2.0 ** np.floor(np.log2(scale) + 0.5)) if scale > 0.0 else 0.0
+
+
 def weight_scales(weight: NDArray[np.float32], axis: int, tensor: str) -> NDArray[np.float32]:
     """One scale per index of `axis`, the output channels: float32 (weight.shape[axis],).
 

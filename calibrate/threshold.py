@@ -1,165 +1,215 @@
-"""From a histogram of |x| to amax, the largest magnitude the INT8 grid shall reach.
+"""From a histogram of |x| to amax, the largest magnitude that the INT8 grid shall reach.
 
 Methods (the same strings on the command line, in config.yaml and in Python):
 
-    entropy         NVIDIA's KL objective, over every candidate that is not much noisier than the best (default)
-    percentile:P    the smallest bin edge that keeps P percent of the values
-    mse             the amax of least mean squared quantisation error
-    max             no clipping
-    global:V        the constant V for every tensor
+    entropy               NVIDIA's KL objective, over every candidate not much noisier than the best (default)
+    entropy:nvidia        as pytorch-quantization and ModelOpt search it
+    entropy:onnxruntime   as ONNX Runtime's EntropyCalibrater searches it
+    entropy:ppq           as PPQ searches it
+    entropy:tvm           as TVM's (and MXNet's) kl_divergence searches it
+    percentile:P          the smallest bin edge that keeps P percent of the values
+    mse                   the amax of least mean squared quantisation error
+    max                   no clipping
+    global:V              the constant V for every tensor
 
-Source of the objective: S. Migacz, "8-bit Inference with TensorRT" (GTC 2017), as published in NVIDIA's
-pytorch-quantization. There one candidate costs a pass over the histogram; here every candidate follows from three
-prefix sums (counts, non-empty bins, and c log c), so all of them together cost one matrix of logarithms.
+`+pow2` after any of them rounds the scale, amax / 127, to a power of two: `entropy:ppq+pow2`.
+
+The peers' answers are theirs, oddities included, so that a calibration can be compared or carried over; where a peer
+divides by 128 its amax is converted, so that amax / 127 is the scale that the peer would use. All the KL searches
+stand on the prefix sums of divergence.py and try every candidate that the peer tries.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.divergence import (
+    LEVELS,
+    ONNXRUNTIME,
+    TVM,
+    Candidates,
+    Counts,
+    Floats,
+    SignedRules,
+    kl_divergence,
+    smoothed_kl_divergence,
+)
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.noise import amax_range, best_amax
+from calibrate.scale import QMAX, power_of_two
 
-LEVELS = 128  # magnitudes an int8 grid has: the groups that the KL objective merges bins into
-_TIE = 1e-13  # objectives this close are equal; the widest such candidate wins
+METHODS = (
+    "entropy, entropy:nvidia, entropy:onnxruntime, entropy:ppq, entropy:tvm, percentile:P (50 < P <= 100), mse, max, "
+    "global:V (V > 0), each with or without +pow2"
+)
+_TIE = 1e-13  # divergences this close are equal
 _NOISE_EXCESS = 4.0  # 6 dB: how much more noise than the best scale the KL objective may pay
-METHODS = "entropy, percentile:P (50 < P <= 100), mse, max, global:V (V > 0)"
+_PPQ_MIN_SCALE = 1e-8
+_PPQ_FLOOR = 1e-30  # what PPQ adds to a probability before its logarithm
 
-Counts = NDArray[np.int64]
+
+@dataclass(frozen=True)
+class Method:
+    """A parsed method string. `parameter` is P or V where the method takes one, else 0."""
+
+    name: str
+    parameter: float = 0.0
+    power_of_two: bool = False
 
 
-def find_amax(
-    counts: Counts, bin_width: float | NDArray[np.float64], method: str = "entropy"
-) -> NDArray[np.float64] | float:
+def parse_method(method: str) -> Method:
+    """Split 'percentile:99.9+pow2' into its parts.
+
+    Raises CalibrationError (`threshold.method`) naming the methods there are.
+    """
+    text, plus, option = method.partition("+")
+    name, _, argument = text.partition(":")
+    if name in ("percentile", "global"):
+        try:
+            parameter = float(argument)
+        except ValueError:
+            parameter = float("nan")
+        known = 50.0 < parameter <= 100.0 if name == "percentile" else 0.0 < parameter < float("inf")
+    else:
+        name, parameter, known = text, 0.0, text in _SEARCHES
+    remedy = "choose one of them"
+    if known and option.startswith("asym"):
+        remedy = "leave the option out: scales are symmetric, and no KL search here has an asymmetric form"
+    if not known or option != ("pow2" if plus else ""):
+        raise CalibrationError("threshold.method", f"method '{method}'", METHODS, remedy)
+    return Method(name, parameter, plus == "+")
+
+
+def find_amax(counts: Counts, bin_width: float | Floats, method: str = "entropy") -> Floats | float:
     """The amax of one histogram, counts (bins,), or of several, (tensors, bins); float64 scalar or (tensors,).
 
-    `bin_width` is in the units of x, one for all or one per tensor. A histogram without counts gives 0.0.
+    Counts are of |x| from 0 up, in equal bins; `bin_width` is in the units of x, one for all or one per tensor. A
+    histogram without counts gives 0.0: an unused tensor, for which scale.py has a scale of its own.
     Raises CalibrationError (`threshold.method`) for a method that is not in METHODS.
     """
-    name, parameter = parse_method(method)
+    parsed = parse_method(method)
     counts = np.asarray(counts)
     rows = np.atleast_2d(counts)
     widths = np.broadcast_to(np.asarray(bin_width, np.float64), rows.shape[:1])
-    amax = np.array([_row_amax(row, width, name, parameter) for row, width in zip(rows, widths, strict=True)])
+    amax = np.array([_rounded(_amax(row, width, parsed), parsed) for row, width in zip(rows, widths, strict=True)])
     return amax if counts.ndim == 2 else float(amax[0])
 
 
 def histogram_amax(histogram: AbsHistogram, method: str = "entropy") -> float:
     """`find_amax` of an AbsHistogram: never beyond the exact amax it has seen, and 0.0 only where all was zero."""
-    amax = float(find_amax(histogram.counts, histogram.bin_width, method))
-    return amax if method.startswith("global:") else min(max(amax, histogram.bin_width), histogram.amax)
+    parsed = parse_method(method)
+    amax = _amax(histogram.counts, histogram.bin_width, parsed)
+    if parsed.name != "global":
+        amax = min(max(amax, histogram.bin_width), histogram.amax)
+    return _rounded(amax, parsed)
 
 
-def parse_method(method: str) -> tuple[str, float]:
-    """Split 'percentile:99.9' into its name and parameter (0.0 where it takes none).
-
-    Raises CalibrationError (`threshold.method`) naming the methods there are.
-    """
-    name, _, text = method.partition(":")
-    try:
-        parameter = float(text) if text else 0.0
-    except ValueError:
-        parameter = float("nan")
-    valid = {
-        "entropy": text == "",
-        "mse": text == "",
-        "max": text == "",
-        "percentile": 50.0 < parameter <= 100.0,
-        "global": 0.0 < parameter < float("inf"),
-    }
-    if not valid.get(name, False):
-        raise CalibrationError("threshold.method", f"method '{method}'", METHODS, "choose one of them")
-    return name, parameter
-
-
-def _row_amax(counts: Counts, bin_width: float, name: str, parameter: float) -> float:
-    if name == "global":
-        return parameter
-    used = np.flatnonzero(counts)
-    if used.size == 0:
+def _amax(counts: Counts, bin_width: float, method: Method) -> float:
+    if method.name == "global":
+        return method.parameter
+    if not counts.any():
         return 0.0
-    counts = counts[: used[-1] + 1]  # candidates beyond the largest value clip nothing
-    if name == "entropy":
-        return _entropy_bins(counts) * bin_width
-    if name == "percentile":
-        return _percentile_bins(counts, parameter) * bin_width
-    if name == "mse":
-        return best_amax(counts, bin_width)
-    return counts.size * bin_width
+    if method.name == "percentile":
+        return _percentile_bins(counts, method.parameter) * bin_width
+    return float(_SEARCHES[method.name](counts, bin_width))
 
 
-def _entropy_bins(counts: Counts) -> int:
-    """How many bins to keep, of counts (bins,) whose last bin is not empty: the candidate of least KL divergence.
+def _rounded(amax: float, method: Method) -> float:
+    return QMAX * power_of_two(amax / QMAX) if method.power_of_two else amax
+
+
+def _entropy(counts: Counts, bin_width: float) -> float:
+    """The candidate of least KL divergence among those within 6 dB of the least quantisation noise.
 
     Bin 0 is taken as bin 1, so that the zeros of a ReLU do not decide (NVIDIA's rule). The divergence alone is
     blind to clipping in two cases that real networks have: Q is normalised over what is kept, so one lonely bin
     fits itself perfectly (data far from zero); and a bin that is already full hides the tail piled on top of it
-    (SiLU, whose minimum of -0.278 collects half of all values). So only candidates within 6 dB of the least
-    quantisation noise compete.
+    (SiLU, whose minimum of -0.278 collects half of all values). The noise is not.
     """
+    bins = _used_bins(counts)
+    if bins <= LEVELS:
+        return bins * bin_width
+    low, high = amax_range(counts[:bins], 1.0, _NOISE_EXCESS)
+    candidates = np.arange(max(LEVELS, int(np.ceil(low))), int(high) + 1)
+    if candidates.size == 0:
+        return high * bin_width
+    return _widest(*kl_divergence(_without_zeros(counts[:bins]), candidates)) * bin_width
+
+
+def _nvidia(counts: Counts, bin_width: float) -> float:
+    """Every candidate from 128 bins on; where Q is nothing at all, NumPy's argmin lets the NaN win."""
     if counts.size <= LEVELS:
-        return int(counts.size)
-    low, high = amax_range(counts, 1.0, _NOISE_EXCESS)
-    counts = counts.copy()
-    counts[0] = counts[1]
-    candidates, divergence = kl_divergence(counts)
-    divergence[(candidates < low) | (candidates > high)] = np.inf
-    if not np.isfinite(divergence).any():
-        return int(high)
-    return int(candidates[np.flatnonzero(divergence <= divergence.min() + _TIE)[-1]])
+        return counts.size * bin_width
+    candidates, divergence = kl_divergence(_without_zeros(counts))
+    undefined = np.flatnonzero(np.isnan(divergence))
+    return float(candidates[undefined[-1]] if undefined.size else _widest(candidates, divergence)) * bin_width
 
 
-def kl_divergence(counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """KL(P || Q) of keeping the first i bins, for every i in LEVELS..bins: (i, divergence in nats).
+def _ppq(counts: Counts, bin_width: float) -> float:
+    """Multiples of 128 bins; the first 0.2 % of the bins are emptied and one count put behind them.
 
-    P holds the kept counts with the clipped tail added to its last bin; Q spreads each of the LEVELS groups of
-    kept bins evenly over the group's non-empty bins. A candidate whose Q is zero where P is not is inf; so is
-    one that keeps nothing.
+    PPQ's scale is threshold / 128, and at least 1e-8.
     """
-    total = float(counts.sum())
-    edges, last_group = _group_edges(counts.size)
-    kept = np.concatenate(([0.0], np.cumsum(counts, dtype=np.float64)))
-    filled = np.concatenate(([0.0], np.cumsum(counts > 0, dtype=np.float64)))
-    entropy = np.concatenate(([0.0], np.cumsum(_xlogx(counts.astype(np.float64)))))
-
-    candidates = np.arange(LEVELS, counts.size + 1)
-    mass = np.diff(kept[edges], axis=1)
-    mean = mass / np.maximum(np.diff(filled[edges], axis=1), 1.0)
-    log_mean = np.log(np.maximum(mean, 1.0))  # counts are whole: a group with mass has a mean of at least 1
-    cross = np.einsum("ij,ij->i", mass, log_mean)
-
-    last = counts[candidates - 1].astype(np.float64)
-    inside = kept[candidates]
-    tail = total - inside
-    tail_cross = tail * log_mean[np.arange(candidates.size), last_group]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        divergence = (entropy[candidates - 1] + _xlogx(last + tail) - cross - tail_cross) / total
-        divergence += np.log(inside) - np.log(total)
-    divergence[((last == 0) & (tail > 0)) | (inside == 0)] = np.inf
-    return candidates, divergence
+    first = int(counts.size * 0.002)
+    counts = np.concatenate((np.zeros(first, np.int64), [1], counts[first + 1 :]))
+    candidates = np.arange(LEVELS, counts.size + LEVELS - 1, LEVELS)
+    kept = _narrowest(*kl_divergence(counts, candidates, _PPQ_FLOOR))
+    return QMAX * max(kept * bin_width / (QMAX + 1), _PPQ_MIN_SCALE)
 
 
-@lru_cache(maxsize=4)
-def _all_group_edges(bins: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Row i - LEVELS: the first bin of each of the LEVELS equal groups of i bins; and the group of bin i - 1."""
-    candidates = np.arange(LEVELS, bins + 1, dtype=np.int64)
-    edges = -(-(np.arange(LEVELS + 1) * candidates[:, None]) // LEVELS)  # ceil(group * i / LEVELS)
-    return edges.astype(np.int32), (candidates - 1) * LEVELS // candidates
+def _onnxruntime(counts: Counts, bin_width: float) -> float:
+    return min(_signed_bins(counts, ONNXRUNTIME), counts.size) * bin_width
 
 
-def _group_edges(bins: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The rows for LEVELS..bins; cached for the next power of two, since a candidate's groups depend on it alone."""
-    edges, last_group = _all_group_edges(1 << (bins - 1).bit_length())
-    rows = bins - LEVELS + 1
-    return edges[:rows], last_group[:rows]
+def _tvm(counts: Counts, bin_width: float) -> float:
+    """TVM's scale is threshold / 128."""
+    return _signed_bins(counts, TVM) * bin_width * QMAX / (QMAX + 1)
 
 
-def _xlogx(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return x * np.log(np.maximum(x, 1.0))  # x is a whole count: 0 log 0 = 0, 1 log 1 = 0
+def _signed_bins(counts: Counts, rules: SignedRules) -> int:
+    """Bins on the right of zero that the peer keeps: i and the one at its edge."""
+    if counts.size <= rules.groups // 2:
+        return int(counts.size)
+    return _narrowest(*smoothed_kl_divergence(counts, rules)) + 1
+
+
+_SEARCHES: dict[str, Callable[[Counts, float], float]] = {
+    "entropy": _entropy,
+    "entropy:nvidia": _nvidia,
+    "entropy:onnxruntime": _onnxruntime,
+    "entropy:ppq": _ppq,
+    "entropy:tvm": _tvm,
+    "mse": best_amax,
+    "max": lambda counts, bin_width: _used_bins(counts) * bin_width,
+}
+
+
+def _used_bins(counts: Counts) -> int:
+    return int(np.flatnonzero(counts)[-1]) + 1
+
+
+def _without_zeros(counts: Counts) -> Counts:
+    return np.concatenate((counts[1:2], counts[1:]))
+
+
+def _widest(candidates: Candidates, divergence: Floats) -> int:
+    """The last candidate of least divergence; NaN loses."""
+    return int(candidates[_least(divergence)[-1]])
+
+
+def _narrowest(candidates: Candidates, divergence: Floats) -> int:
+    """The first candidate of least divergence; NaN loses."""
+    return int(candidates[_least(divergence)[0]])
+
+
+def _least(divergence: Floats) -> NDArray[np.intp]:
+    divergence = np.where(np.isnan(divergence), np.inf, divergence)
+    return np.flatnonzero(divergence <= divergence.min() + _TIE)
 
 
 def _percentile_bins(counts: Counts, percent: float) -> int:

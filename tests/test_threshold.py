@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from calibrate.divergence import LEVELS, kl_divergence
 from calibrate.errors import CalibrationError
 from calibrate.histogram import abs_histogram
-from calibrate.threshold import LEVELS, find_amax, histogram_amax, kl_divergence
+from calibrate.threshold import METHODS, find_amax, histogram_amax
 
 Counts = NDArray[np.int64]
 
@@ -25,7 +26,9 @@ def kl_by_definition(counts: Counts, kept: int) -> float:
         if members.any():
             q[members] = p[groups == group].sum() / members.sum()
     p[-1] += counts[kept:].sum()
-    if p.sum() == 0 or q.sum() == 0 or ((q == 0) & (p > 0)).any():
+    if q.sum() == 0:
+        return float("nan")
+    if ((q == 0) & (p > 0)).any():
         return float("inf")
     p, q = p / p.sum(), q / q.sum()
     return float((p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum())
@@ -37,7 +40,8 @@ def test_prefix_sums_give_the_divergence_of_the_definition(values: list[int], da
     counts = np.array([*values, 1], np.int64)
     candidates, divergence = kl_divergence(counts)
     index = data.draw(st.integers(0, candidates.size - 1))
-    assert divergence[index] == pytest.approx(kl_by_definition(counts, int(candidates[index])), abs=1e-9)
+    expected = kl_by_definition(counts, int(candidates[index]))
+    assert divergence[index] == pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
 def test_entropy_keeps_data_that_has_no_values_near_zero() -> None:
@@ -58,14 +62,35 @@ def test_entropy_clips_a_long_tail() -> None:
     assert 3.0 < histogram_amax(abs_histogram(x)) < 30.0
 
 
-@pytest.mark.parametrize("method", ["entropy", "mse", "max", "percentile:99.9"])
+SEARCHES = ["entropy", "entropy:nvidia", "entropy:onnxruntime", "entropy:ppq", "entropy:tvm"]
+
+
+@pytest.mark.parametrize("method", [*SEARCHES, "mse", "max", "percentile:99.9"])
 def test_degenerate_histograms_have_an_answer(method: str) -> None:
     assert find_amax(np.zeros(4096, np.int64), 0.5, method) == 0.0
+    few_bins = np.arange(100)
+    assert 0.0 < find_amax(few_bins, 0.5, method) <= 128 * 0.5
+    tiny = abs_histogram(np.array([0.0] * 9999 + [1e-3], np.float32))
+    assert 0.0 < histogram_amax(tiny, method) <= 1.0001e-3
+
+
+@pytest.mark.parametrize("method", ["entropy", "entropy:onnxruntime", "mse", "max", "percentile:99.9"])
+def test_one_bin_is_kept(method: str) -> None:
     one_bin = np.zeros(4096, np.int64)
     one_bin[700] = 12345
     assert find_amax(one_bin, 0.5, method) == pytest.approx(701 * 0.5, rel=0.15)
-    tiny = abs_histogram(np.array([0.0] * 9999 + [1e-3], np.float32))
-    assert 0.0 < histogram_amax(tiny, method) <= 1.0001e-3
+
+
+@pytest.mark.parametrize("method", [*SEARCHES, "mse", "percentile:99.9"])
+def test_counts_beyond_the_integers_of_a_float_change_nothing(method: str) -> None:
+    counts = np.random.default_rng(2).poisson(np.exp(-np.arange(2048) / 200.0) * 1e5).astype(np.int64)
+    many = counts << 38
+    assert many.sum() > 2**60
+    if method in SEARCHES[2:]:  # these peers add constants to the counts: more counts, another answer
+        assert 0.0 < find_amax(many, 1.0, method) <= 2048.0
+    else:
+        assert find_amax(many, 1.0, method) == find_amax(counts, 1.0, method)
+        assert find_amax(many + 1, 1.0, method) == pytest.approx(find_amax(counts, 1.0, method), rel=0.2)
 
 
 def test_several_histograms_in_one_call_are_each_alone() -> None:
@@ -101,14 +126,33 @@ def test_max_and_global_do_as_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["", "entropie", "entropy:9", "percentile", "percentile:x", "percentile:5", "percentile:101", "global:0",
-               "global:inf", "global:nan", "max:3"],
+    "method", ["", "entropie", "entropy:9", "entropy:", "percentile", "percentile:x", "percentile:5", "percentile:101",
+               "global:0", "global:inf", "global:nan", "max:3", "max+pow3", "mse+", "+pow2"],
 )  # fmt: skip
 def test_unknown_methods_are_refused_with_the_known_ones(method: str) -> None:
     with pytest.raises(CalibrationError, match=r"threshold\.method.*percentile:P.*global:V"):
         find_amax(np.ones(10, np.int64), 1.0, method)
 
 
-def test_the_peers_percentiles(shared_vectors: dict[str, NDArray[np.generic]]) -> None:
-    for counts, bins in zip(shared_vectors["counts"], shared_vectors["pytorch_quantization_p99_9_bins"], strict=True):
-        assert find_amax(counts, 1.0, "percentile:99.9") == float(bins)
+def test_power_of_two_scales_are_the_nearest() -> None:
+    counts = np.random.default_rng(3).poisson(np.exp(-np.arange(2048) / 200.0) * 1e5).astype(np.int64)
+    for method in METHODS_TO_ROUND:
+        plain, rounded = find_amax(counts, 0.01, method), find_amax(counts, 0.01, f"{method}+pow2")
+        assert np.log2(rounded / 127.0) == np.floor(np.log2(plain / 127.0) + 0.5)
+    histogram = abs_histogram(np.array([1.0, -3.0], np.float32))
+    assert histogram_amax(histogram, "max+pow2") == 127.0 * 2.0**-5
+    assert histogram_amax(histogram, "global:127+pow2") == 127.0
+
+
+METHODS_TO_ROUND = ["entropy", "entropy:ppq", "mse", "max", "percentile:99.9", "global:3"]
+
+
+def test_asking_a_kl_search_for_asymmetric_scales_is_an_error() -> None:
+    with pytest.raises(CalibrationError, match="scales are symmetric"):
+        find_amax(np.ones(2048, np.int64), 1.0, "entropy:ppq+asymmetric")
+
+
+def test_every_method_of_the_list_is_known() -> None:
+    for method in METHODS.split(", each")[0].split(", "):
+        text = method.split(" (")[0].replace("P", "99").replace("V", "2.5")
+        assert find_amax(np.ones(2048, np.int64), 1.0, text) > 0.0

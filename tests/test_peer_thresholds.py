@@ -1,0 +1,134 @@
+"""The peers' entropy searches against what the peers answer, and against their rules written out bin by bin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from calibrate.divergence import ONNXRUNTIME, TVM, smoothed_kl_divergence
+from calibrate.threshold import find_amax
+
+Counts = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Vectors = dict[str, NDArray[np.generic]]
+
+BINS = 2048
+MATCH = 1e-6  # relative
+
+
+def answers(vectors: Vectors, method: str) -> Floats:
+    widths = np.asarray(vectors["range_max"], np.float64) / BINS
+    return np.asarray(find_amax(np.asarray(vectors["counts"], np.int64), widths, method))
+
+
+def test_nvidia_chooses_the_bins_of_pytorch_quantization(shared_vectors: Vectors) -> None:
+    expected = shared_vectors["pytorch_quantization_entropy_bins"]
+    bins = find_amax(np.asarray(shared_vectors["counts"], np.int64), 1.0, "entropy:nvidia")
+    assert list(bins) == list(expected)
+
+
+@pytest.mark.parametrize("percent", ["99.9", "99.99"])
+def test_percentiles_are_those_of_pytorch_quantization(shared_vectors: Vectors, percent: str) -> None:
+    expected = shared_vectors[f"pytorch_quantization_p{percent.replace('.', '_')}_bins"]
+    bins = find_amax(np.asarray(shared_vectors["counts"], np.int64), 1.0, f"percentile:{percent}")
+    assert list(bins) == list(expected)
+
+
+def test_ppq_gives_the_scales_of_ppq(shared_vectors: Vectors) -> None:
+    expected = shared_vectors["ppq_kl_scale"]
+    np.testing.assert_allclose(answers(shared_vectors, "entropy:ppq") / 127.0, expected, rtol=MATCH)
+
+
+def test_onnxruntime_gives_the_thresholds_of_onnxruntime(shared_vectors: Vectors) -> None:
+    expected = np.asarray(shared_vectors["onnxruntime_entropy_amax"], np.float64)
+    same = np.abs(answers(shared_vectors, "entropy:onnxruntime") / expected - 1.0) <= MATCH
+    assert same.sum() >= 37  # on outlier_1 two divergences differ by less than ONNX Runtime's float32 resolves
+
+
+def smooth(distribution: Floats) -> Floats:
+    empty = distribution == 0
+    tax = 1e-4 * empty.sum() / (~empty).sum()
+    return np.where(empty, 1e-4, distribution - tax)
+
+
+def kl(p: Floats, q: Floats) -> float:
+    if not q.any():
+        return float("inf")
+    p, q = smooth(p), smooth(q)
+    p, q = p / p.sum(), q / q.sum()
+    return float((p * np.log(p / q)).sum())
+
+
+def onnxruntime_by_its_rules(counts: Counts, half_width: int) -> float:
+    """Mirrored histogram, 128 groups of whole bins, whole levels; what is left over at the end has none."""
+    signed = np.concatenate((counts[::-1], counts)).astype(float)
+    start, end = counts.size - half_width, min(counts.size + half_width + 1, signed.size)
+    p = signed[start:end].copy()
+    p[0] += signed[:start].sum()
+    p[-1] += signed[end:].sum()
+    width = p.size // 128
+    q = np.zeros(p.size)
+    for group in range(128):
+        stop = end if group == 127 else start + (group + 1) * width
+        members = slice(group * width, (group + 1) * width)
+        if p[members].any():
+            q[members] = np.trunc(signed[start + group * width : stop].sum() / np.count_nonzero(p[members]))
+    return kl(p, q)
+
+
+def tvm_by_its_rules(counts: Counts, half_width: int) -> float:
+    """One bin across zero, 255 groups, the slice's first bin unseen by Q; the last group takes what is left over."""
+    signed = np.concatenate((counts[:0:-1], [2 * counts[0]], counts[1:])).astype(float)
+    zero = counts.size - 1
+    start, end = zero - half_width, zero + half_width + 1
+    p, seen = signed[start:end].copy(), signed[start:end].copy()
+    p[0] += signed[:start].sum()
+    p[-1] += signed[end:].sum()
+    seen[0] = 0
+    width = p.size // 255
+    q = np.zeros(p.size)
+    for group in range(255):
+        members = np.arange(group * width, p.size if group == 254 else (group + 1) * width)
+        if seen[members].any():
+            q[members] = (p[members] > 0) * seen[members].sum() / np.count_nonzero(seen[members])
+    return kl(p, q)
+
+
+@pytest.mark.parametrize(("rules", "definition"), [(ONNXRUNTIME, onnxruntime_by_its_rules), (TVM, tvm_by_its_rules)])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), bins=st.integers(128, 420), density=st.sampled_from([0.02, 0.3, 1.0]))
+def test_smoothed_prefix_sums_give_the_divergence_of_the_rules(rules, definition, data, bins, density) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    counts = (rng.poisson(rng.exponential(200.0, bins)) * (rng.random(bins) < density)).astype(np.int64)
+    counts[data.draw(st.integers(0, bins - 1))] += 5
+    widths, divergence = smoothed_kl_divergence(counts, rules)
+    for index in {0, widths.size - 1, data.draw(st.integers(0, widths.size - 1))}:
+        assert divergence[index] == pytest.approx(definition(counts, int(widths[index])), abs=2e-6)
+
+
+def ppq_by_its_rules(counts: Counts) -> int:
+    counts = counts.astype(float)
+    first = int(counts.size * 0.002)
+    counts[:first], counts[first] = 0.0, 1.0
+    losses = {}
+    for kept in range(128, counts.size + 127, 128):
+        inside = np.concatenate((counts, np.zeros(128)))[:kept]
+        p = inside.copy()
+        p[-1] += counts[kept:].sum()
+        groups = inside.reshape(128, -1)
+        level = groups.sum(axis=1, keepdims=True) / np.maximum((groups > 0).sum(axis=1, keepdims=True), 1)
+        q = (level * (groups > 0)).ravel()
+        p, q = p / counts.sum(), q / q.sum()
+        losses[kept] = float((p * (np.log(p + 1e-30) - np.log(q + 1e-30))).sum())
+    return min(losses, key=losses.__getitem__)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), bins=st.sampled_from([512, 2048]), decay=st.floats(0.005, 0.3))
+def test_ppq_by_its_rules(seed: int, bins: int, decay: float) -> None:
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(1e4 * np.exp(-np.arange(bins) / (decay * bins))).astype(np.int64)
+    assert find_amax(counts, 1.0, "entropy:ppq") == pytest.approx(127.0 / 128.0 * ppq_by_its_rules(counts))
