@@ -4,22 +4,38 @@ The bins are 2**k equal steps over [0, 2**range_exp), so the bin of a value is f
 a multiplication by a power of two, exact in floating point. Doubling the range folds pairs of bins. Counts are
 integers. Hence merging is exact, associative and commutative: over batches, days, cameras and boards, in any
 order and any grouping, the bits are the same.
+
+On the wire a histogram is a header, then the differences of neighbouring counts: they are small where the counts are
+large, so LZMA brings their bytes near the entropy of the counts (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
 
+import lzma
+import struct
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrate.collect import count, survey
 from calibrate.errors import CalibrationError
 
 DEFAULT_BITS = 12
 MIN_RANGE_EXP = -100  # below it |x| * 2**(k - range_exp) would overflow float32's exponent for subnormal data
 MAX_RANGE_EXP = 128  # 2**128 is the first power of two beyond every finite float32
-_CHUNK = 1 << 16  # elements per pass: the temporaries stay in the cache
+_PIECE = 1 << 22  # elements collected at a time: what a float16 or a non-finite piece is copied to stays small
+_MAX_TOTAL = 1 << 63  # values that int64 counts can hold together
+_MAX_BITS = 24  # what bytes from outside may make us allocate
+
+_MAGIC = b"tAH1"
+_HEADER = struct.Struct("<4sBBhIdQQ")  # magic, bits, bytes per difference, range_exp, bins used, amax, zeros, nonfinite
+_CHECKSUM = struct.Struct("<I")  # CRC-32 of all before it
+# One dictionary as long as the data; its context of neighbouring bytes says nothing about counts and is switched off.
+_LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 16, "lc": 0, "lp": 0, "pb": 0}]
 
 
 @dataclass(frozen=True)
@@ -82,38 +98,28 @@ def abs_histogram(x: NDArray[np.floating], bits: int = DEFAULT_BITS) -> AbsHisto
     """
     if x.dtype not in (np.float32, np.float16):
         raise ValueError(f"abs_histogram takes float32 or float16, got {x.dtype}")
-    flat = x.reshape(-1)
-    amax, nonfinite = _finite_amax(flat)
+    flat = np.ascontiguousarray(x).reshape(-1)
+    pieces = (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
+    return merge_all((_piece(piece.astype(np.float32, copy=False), bits) for piece in pieces), bits)
+
+
+def _piece(values: NDArray[np.float32], bits: int) -> AbsHistogram:
+    """Two passes: the range, then the counts."""
+    amax, zeros = survey(values)
+    size = values.size
+    if not np.isfinite(amax):
+        values = values[np.isfinite(values)]
+        amax, _ = survey(values)
     range_exp = range_exp_for(amax)
-    scale = np.float32(np.ldexp(1.0, bits - range_exp))
-    counts = np.zeros(1 << bits, np.int64)
-    zeros = 0
-    for start in range(0, flat.size, _CHUNK):
-        magnitude = np.abs(flat[start : start + _CHUNK].astype(np.float32, copy=False))
-        if nonfinite:
-            magnitude = magnitude[np.isfinite(magnitude)]
-        zeros += magnitude.size - int(np.count_nonzero(magnitude))
-        bins = (magnitude * scale).astype(np.int32)  # truncation is floor: the values are not negative
-        counts += np.bincount(bins, minlength=counts.size)
-    return AbsHistogram(counts, range_exp, amax, zeros, nonfinite)
-
-
-def _finite_amax(flat: NDArray[np.floating]) -> tuple[float, int]:
-    """Largest finite |x| and the number of non-finite values."""
-    if flat.size == 0:
-        return 0.0, 0
-    amax = float(max(flat.max(), -flat.min()))  # NaN and inf come through, and only then is the slow path taken
-    if np.isfinite(amax):
-        return amax, 0
-    finite = flat[np.isfinite(flat)]
-    amax = float(np.abs(finite).max()) if finite.size else 0.0
-    return amax, int(flat.size - finite.size)
+    counts = count(values, 2.0 ** (bits - range_exp), 1 << bits)
+    return AbsHistogram(counts, range_exp, amax, zeros, size - values.size)
 
 
 def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
     """The histogram of both data sets together; exact, associative, commutative.
 
-    Raises CalibrationError (`histogram.bits`) when the two have different numbers of bins.
+    Raises CalibrationError: `histogram.bits` when the two have different numbers of bins, `histogram.overflow` when
+    they count 2**63 values or more together.
     """
     if a.bits != b.bits:
         raise CalibrationError(
@@ -122,10 +128,16 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
             "the same number of bins in both",
             "collect both with the same setting of calibration.bins",
         )
+    if a.total + b.total >= _MAX_TOTAL:
+        raise CalibrationError(
+            "histogram.overflow",
+            f"{a.total + b.total} values to count",
+            "fewer than 2**63",
+            "start a new histogram: these have long settled",
+        )
     range_exp = max(a.range_exp, b.range_exp)
-    wide_a, wide_b = a.widened(range_exp), b.widened(range_exp)
     return AbsHistogram(
-        wide_a.counts + wide_b.counts,
+        a.widened(range_exp).counts + b.widened(range_exp).counts,
         range_exp,
         max(a.amax, b.amax),
         a.zeros + b.zeros,
@@ -135,7 +147,84 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
 
 def merge_all(histograms: Iterable[AbsHistogram], bits: int = DEFAULT_BITS) -> AbsHistogram:
     """`merge` over any number of histograms; of none, the empty one."""
-    merged = empty_histogram(bits)
-    for histogram in histograms:
-        merged = merge(merged, histogram)
-    return merged
+    remaining = iter(histograms)
+    return reduce(merge, remaining, next(remaining, empty_histogram(bits)))
+
+
+def to_bytes(histogram: AbsHistogram) -> bytes:
+    """The compact exact form: `from_bytes` gives back an equal histogram."""
+    used = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.counts.any() else 0
+    differences = np.diff(histogram.counts[:used].astype(np.uint64), prepend=np.uint64(0))
+    zigzag = (differences << np.uint64(1)) ^ (differences.view(np.int64) >> 63).view(np.uint64)  # the sign comes last
+    width = (int(zigzag.max(initial=0)).bit_length() + 7) // 8
+    planes = zigzag.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T  # the noisy low bytes, then the calm ones
+    header = _HEADER.pack(
+        _MAGIC,
+        histogram.bits,
+        width,
+        histogram.range_exp,
+        used,
+        histogram.amax,
+        histogram.zeros,
+        histogram.nonfinite,
+    )
+    content = header + lzma.compress(planes.tobytes(), lzma.FORMAT_RAW, filters=_LZMA)
+    return content + _CHECKSUM.pack(zlib.crc32(content))
+
+
+def from_bytes(content: bytes) -> AbsHistogram:
+    """Read what `to_bytes` wrote.
+
+    Raises CalibrationError (`histogram.damaged`) for anything else: foreign, cut, changed, or not a histogram at all.
+    """
+    body, checksum = content[: -_CHECKSUM.size], content[-_CHECKSUM.size :]
+    if len(body) < _HEADER.size or checksum != _CHECKSUM.pack(zlib.crc32(body)):
+        raise _damaged(f"{len(content)} bytes whose checksum is not theirs")
+    magic, bits, width, range_exp, used, amax, zeros, nonfinite = _HEADER.unpack_from(body)
+    if magic != _MAGIC or bits > _MAX_BITS or width > 8 or used > 1 << bits:
+        raise _damaged(f"a header of {magic!r} with {used} of 2**{bits} bins in {width} bytes each")
+    planes = _decompressed(body[_HEADER.size :], used * width)
+    zigzag = np.zeros((used, 8), np.uint8)
+    zigzag[:, :width] = np.frombuffer(planes, np.uint8).reshape(width, used).T
+    values = zigzag.reshape(-1).view("<u8")
+    differences = (values >> np.uint64(1)) ^ (np.uint64(0) - (values & np.uint64(1)))
+    counts = np.zeros(1 << bits, np.int64)
+    counts[:used] = np.cumsum(differences, dtype=np.uint64).view(np.int64)
+    return checked(AbsHistogram(counts, range_exp, amax, zeros, nonfinite))
+
+
+def _decompressed(data: bytes, size: int) -> bytes:
+    """Exactly `size` bytes, and never more: a few bytes of LZMA can stand for gigabytes."""
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_LZMA)
+    try:
+        planes = decompressor.decompress(data, max_length=size + 1)
+    except lzma.LZMAError as error:
+        raise _damaged(f"counts that do not decompress ({error})") from error
+    if len(planes) != size:
+        raise _damaged(f"counts of {len(planes)} bytes where the header says {size}")
+    return planes
+
+
+def checked(histogram: AbsHistogram) -> AbsHistogram:
+    """The histogram, when its parts fit each other. Raises CalibrationError (`histogram.damaged`) otherwise.
+
+    For what comes from outside: a histogram that was collected here fits by construction.
+    """
+    counts, amax = histogram.counts, histogram.amax
+    power_of_two = counts.ndim == 1 and counts.size > 0 and counts.size & (counts.size - 1) == 0
+    if not power_of_two or (counts < 0).any() or sum(counts.tolist()) >= _MAX_TOTAL:
+        raise _damaged(f"counts of shape {counts.shape}, or negative, or more than int64 holds")
+    if not (0.0 <= amax == float(np.float32(amax)) < np.inf and range_exp_for(amax) <= histogram.range_exp <= 128):
+        raise _damaged(f"amax {amax} on a range of 2**{histogram.range_exp}")
+    used = int(np.flatnonzero(counts)[-1]) if counts.any() else 0
+    if int(amax / histogram.bin_width) != used:
+        raise _damaged(f"amax {amax}, and bin {used} is the last with counts")
+    if not 0 <= histogram.zeros <= counts[0] or histogram.nonfinite < 0:
+        raise _damaged(f"{histogram.zeros} zeros in a first bin of {counts[0]}, {histogram.nonfinite} not finite")
+    return histogram
+
+
+def _damaged(found: str) -> CalibrationError:
+    return CalibrationError(
+        "histogram.damaged", found, "a histogram as tared writes it", "transfer or collect it again"
+    )

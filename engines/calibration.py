@@ -12,15 +12,17 @@ import hashlib
 import io
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from calibrate.errors import CalibrationError
-from calibrate.histogram import AbsHistogram, merge_all
+from calibrate.histogram import AbsHistogram, checked, merge_all
 from calibrate.scale import activation_scale
 from calibrate.threshold import histogram_amax, parse_method
 from engines.files import replace_files
@@ -181,7 +183,7 @@ def save_histograms(histograms: Mapping[str, AbsHistogram], path: Path) -> None:
 
 
 def load_histograms(path: Path) -> dict[str, AbsHistogram]:
-    """Read what `save_histograms` wrote, and nothing else."""
+    """Read what `save_histograms` wrote. Raises OSError, and CalibrationError (`histogram.damaged`) for other files."""
     return _unpacked(path.read_bytes())
 
 
@@ -201,13 +203,18 @@ def _packed(histograms: Mapping[str, AbsHistogram]) -> bytes:
 
 
 def _unpacked(content: bytes) -> dict[str, AbsHistogram]:
-    with np.load(io.BytesIO(content), allow_pickle=False) as file:
-        arrays: dict[str, Any] = {key: file[key] for key in file.files}
-    columns = (arrays[key] for key in ("names", "counts", "range_exp", "amax", "zeros", "nonfinite"))
-    return {
-        str(name): AbsHistogram(counts, int(range_exp), float(amax), int(zeros), int(nonfinite))
-        for name, counts, range_exp, amax, zeros, nonfinite in zip(*columns, strict=True)
-    }
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            arrays: dict[str, Any] = {key: file[key] for key in file.files}
+        columns = (arrays[key] for key in ("names", "counts", "range_exp", "amax", "zeros", "nonfinite"))
+        return {
+            str(name): checked(AbsHistogram(counts, int(range_exp), float(amax), int(zeros), int(nonfinite)))
+            for name, counts, range_exp, amax, zeros, nonfinite in zip(*columns, strict=True)
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, BadZipFile, zlib.error) as error:
+        raise CalibrationError(
+            "histogram.damaged", f"{error}", "a .npz of histograms as tared writes it", "collect them again"
+        ) from error
 
 
 def _seal(document: Mapping[str, Any], histograms: bytes) -> str:

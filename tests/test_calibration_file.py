@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -92,15 +93,39 @@ def test_histograms_come_back_whatever_they_counted(tmp_path: Path, tensors: dic
 
 
 def test_extreme_counts_and_ranges_come_back(tmp_path: Path) -> None:
-    counts = np.zeros(1 << 12, np.int64)
+    counts, first = np.zeros(1 << 12, np.int64), np.zeros(1 << 12, np.int64)
     counts[[0, -1]] = 2**62, 1
+    first[0] = 2
     histograms = {
         "huge": AbsHistogram(counts, 128, float(np.finfo(np.float32).max), 2**62, 2**40),
-        "tiny": AbsHistogram(counts, -100, float(np.finfo(np.float32).smallest_subnormal), 1, 0),
+        "tiny": AbsHistogram(first, -100, float(np.finfo(np.float32).smallest_subnormal), 1, 0),
         "nothing": empty_histogram(),
     }
     save_histograms(histograms, tmp_path / "h.npz")
     assert all(same(histogram, histograms[name]) for name, histogram in load_histograms(tmp_path / "h.npz").items())
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"not a zip at all", bytes(1000)])
+def test_foreign_histogram_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "h.npz").write_bytes(content)
+    with pytest.raises(CalibrationError, match=r"histogram\.damaged"):
+        load_histograms(tmp_path / "h.npz")
+
+
+def test_damaged_histogram_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "h.npz"
+    save_histograms({"x": abs_histogram(np.linspace(0, 3, 999, dtype=np.float32))}, path)
+    whole = path.read_bytes()
+    for cut in (10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(CalibrationError, match=r"histogram\.damaged"):
+            load_histograms(path)
+    with np.load(io.BytesIO(whole)) as file:
+        arrays = dict(file)
+    arrays["counts"] = arrays["counts"] - 1
+    np.savez(path, **arrays)
+    with pytest.raises(CalibrationError, match=r"histogram\.damaged"):
+        load_histograms(path)
 
 
 def test_a_person_can_read_what_was_chosen_and_from_what(path: Path) -> None:

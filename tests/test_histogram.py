@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from calibrate import collect, histogram
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, abs_histogram, empty_histogram, merge, merge_all, range_exp_for
 
@@ -21,6 +23,20 @@ any_floats = st.one_of(
     hnp.arrays(np.float32, st.integers(0, 40), elements=st.floats(width=32, allow_subnormal=True)),
     hnp.arrays(np.float16, st.integers(0, 40), elements=st.floats(width=16, allow_subnormal=True)),
 )
+
+
+@pytest.fixture(params=["compiled", "numpy"], autouse=True, scope="module")
+def passes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every law holds for the compiled passes and for the NumPy ones."""
+    if request.param == "compiled" and not collect.COMPILED:
+        if os.environ.get("TARED_REQUIRE_COMPILED"):
+            pytest.fail("calibrate/count.c was not compiled when the package was installed")
+        pytest.skip("the package was installed without a C compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(histogram, "survey", collect.survey_numpy)
+            patch.setattr(histogram, "count", collect.count_numpy)
+        yield
 
 
 def same(a: AbsHistogram, b: AbsHistogram) -> bool:
@@ -77,6 +93,45 @@ def test_widening_equals_having_started_wider(x: NDArray[np.floating], more: int
 )
 def test_range_is_the_smallest_power_of_two_above_amax(amax: float, expected: int) -> None:
     assert range_exp_for(amax) == expected
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -3.5, 65504.0])
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 70_001])
+def test_constant_arrays_of_any_size(value: float, size: int) -> None:
+    x = np.full(size, value, np.float32)
+    collected = abs_histogram(x.reshape(1, -1), BITS)
+    assert (collected.total, collected.zeros) == (size, size if value == 0.0 else 0)
+    expected = counted_by_hand(x[:1], collected.range_exp)
+    assert collected.counts.tolist() == [size * one for one in expected]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_large_array_is_collected_in_pieces(dtype: type[np.floating], monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=100_003) * np.exp2(rng.uniform(-9, 9, 100_003))).astype(dtype)
+    x[[7, 50_000]] = np.nan, -np.inf
+    whole = abs_histogram(x)
+    monkeypatch.setattr(histogram, "_PIECE", 999)
+    assert same(abs_histogram(x), whole)
+    assert same(abs_histogram(x[::-1]), whole)
+    assert same(abs_histogram(x.astype(np.float32)), whole)
+
+
+def test_counts_survive_what_a_float_cannot_hold() -> None:
+    one = abs_histogram(np.array([0.3, 0.9, 0.0], np.float32), BITS)
+    many = AbsHistogram(one.counts * 2**53, one.range_exp, one.amax, one.zeros * 2**53, 0)
+    both = merge(many, abs_histogram(np.array([0.3], np.float32), BITS))
+    assert both.counts.max() == 2**53 + 1
+    assert both.total == 3 * 2**53 + 1
+    assert merge(both, both).widened(5).counts.tolist() == (both.widened(5).counts * 2).tolist()
+
+
+def test_more_than_int64_counts_is_an_error_and_not_a_negative_count() -> None:
+    counts = np.zeros(1 << BITS, np.int64)
+    counts[-1] = 2**62
+    half = AbsHistogram(counts, 0, float(np.float32(0.999)), 0, 0)
+    with pytest.raises(CalibrationError, match=r"histogram\.overflow"):
+        merge(half, half)
 
 
 def test_refuses_what_it_cannot_count_exactly() -> None:

@@ -1,0 +1,40 @@
+/* The two passes of collect.py over float32 data, compiled. Plain C99, no Python: loaded through ctypes.
+ *
+ * Built with the package where there is a C compiler. collect.py holds the same passes in NumPy, with the same bits.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MAGNITUDE 0x7fffffff /* a float32's bits without the sign; they order like the magnitudes they stand for */
+#define TABLES 4
+
+/* out[0]: bits of the largest |x| (NaN above infinity above the finite); out[1]: number of zeros. n < 2^31.
+ * Integers, so that the compiler may vectorise and no floating-point mode (flush to zero) can change the answer. */
+void tared_survey(const int32_t *bits, size_t n, int32_t *out) {
+  int32_t largest = 0, zeros = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t magnitude = bits[i] & MAGNITUDE;
+    largest = magnitude > largest ? magnitude : largest;
+    zeros += magnitude == 0;
+  }
+  out[0] = largest;
+  out[1] = zeros;
+}
+
+/* Adds to tables[TABLES][bins] the counts of floor(|x| * scale), scale a power of two. All values finite and their bins
+ * below `bins`: the caller has seen to it. n < 2^32.
+ *
+ * Neighbours go to different tables. In one table equal neighbours, such as the zeros of a ReLU, would each wait for
+ * the last one's store before they could load the same counter. */
+void tared_count(const float *x, size_t n, float scale, size_t bins, uint32_t *tables) {
+  uint32_t *t0 = tables, *t1 = t0 + bins, *t2 = t1 + bins, *t3 = t2 + bins;
+  size_t i = 0;
+  for (; i + TABLES <= n; i += TABLES) {
+    ++t0[(int32_t)(fabsf(x[i]) * scale)];
+    ++t1[(int32_t)(fabsf(x[i + 1]) * scale)];
+    ++t2[(int32_t)(fabsf(x[i + 2]) * scale)];
+    ++t3[(int32_t)(fabsf(x[i + 3]) * scale)];
+  }
+  for (; i < n; ++i) ++t0[(int32_t)(fabsf(x[i]) * scale)];
+}
