@@ -1,13 +1,18 @@
 """Sequential evidence: an e-detector that keeps a false-alarm budget, and a confidence sequence for a mean.
 
 Both take one bounded value at a time, keep O(1) state and may be looked at after every value, which is what a
-daemon does: no sample size is fixed beforehand, and stopping early costs nothing.
+daemon does: no sample size is fixed beforehand, and stopping early costs nothing. `state` and `from_state` carry them
+over a restart.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
 
 _BETS = (0.1, 0.3, 0.6, 0.95)  # fractions of the largest bet that keeps wealth positive; the mixture hedges them
 
@@ -60,6 +65,22 @@ class EDetector:
         """Start over, after the cause of an alarm has been dealt with."""
         self._wealth = [0.0] * len(_BETS)
 
+    def state(self) -> dict[str, object]:
+        """Everything it knows, in JSON's types."""
+        return {
+            "tolerance": self.tolerance,
+            "threshold": self.threshold,
+            "warning_threshold": self.warning_threshold,
+            "wealth": list(self._wealth),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> EDetector:
+        """Go on where `state` was taken."""
+        detector = cls(state["tolerance"], state["threshold"], state["warning_threshold"])
+        detector._wealth = list(state["wealth"])
+        return detector
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -71,55 +92,100 @@ class Interval:
     n: int
 
 
-@dataclass
 class ConfidenceSequence:
     """Time-uniform confidence interval for the mean of values in [0, 1]: valid at all times at once.
 
-    The predictable plug-in empirical-Bernstein sequence. Source: Waudby-Smith and Ramdas, "Estimating means of
-    bounded random variables by betting" (JRSS B 2024), Theorem 2. Holds when the values' conditional mean is
-    constant, without further assumptions on their distribution. `refuted` says that the data contradict this: the
-    mean has moved, the interval no longer follows, and it is time for a new sequence.
+    For every mean m, two gamblers bet against it, one that the values come out higher, one lower; a mean is ruled out
+    once one of them has made 2 / error out of 1, which happens to the true mean with probability `error` at most. Both
+    capitals are monotone in m, so the means that are left form an interval, and a grid of m brackets it from outside.
+    Source: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (JRSS B 2024), the
+    hedged capital process of Theorem 3 with the predictable bets of its equation 26.
+
+    Holds when the values' conditional mean is constant, without further assumptions on their distribution. `refuted`
+    says that the data contradict this: the mean has moved, the interval no longer follows, and it is time for a new
+    sequence. `error` is the probability that the interval ever misses the mean.
     """
 
-    error: float = 0.05  # probability that the interval ever misses the mean
-    refuted: bool = False
-    _n: int = 0
-    _sum: float = 0.0
-    _squares: float = 0.0  # sum of squared distances to the running mean
-    _bets: float = 0.0
-    _bet_values: float = 0.0
-    _bet_noise: float = 0.0
-    _interval: Interval = field(default=Interval(0.0, 0.0, 1.0, 0))
-
-    def update(self, value: float) -> None:
-        """Take one value in [0, 1]; ValueError outside of it."""
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"a confidence sequence takes values in [0, 1], got {value}")
-        value = float(value)  # a NumPy scalar would leak into everything derived from it
-        mean_before = (0.5 + self._sum) / (self._n + 1)
-        variance_before = (0.25 + self._squares) / (self._n + 1)
-        self._n += 1
-        rate = variance_before * self._n * math.log(self._n + 1)
-        bet = min(math.sqrt(2.0 * math.log(2.0 / self.error) / rate), 0.5)
-        self._bets += bet
-        self._bet_values += bet * value
-        self._bet_noise += (value - mean_before) ** 2 * (-math.log1p(-bet) - bet)
-        self._sum += value
-        mean = (0.5 + self._sum) / (self._n + 1)
-        self._squares += (value - mean) ** 2
-        self._narrow()
+    def __init__(self, error: float = 0.05) -> None:
+        if not 0.0 < error < 1.0:
+            raise ValueError(f"error must lie in (0, 1), got {error}")
+        self.error = error
+        self.refuted = False
+        self._mean = _RunningMean()
+        self._log_capital = np.zeros((2, _MEANS.size))  # of the gambler on higher and on lower values
+        self._interval = Interval(0.0, 0.0, 1.0, 0)
 
     @property
     def interval(self) -> Interval:
         """The running intersection of all intervals so far: still valid, and never wider than before."""
         return self._interval
 
+    def update(self, value: float) -> None:
+        """Take one value in [0, 1]; ValueError outside of it."""
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"a confidence sequence takes values in [0, 1], got {value}")
+        value = float(value)  # a NumPy scalar would leak into everything derived from it
+        n = self._mean.n + 1
+        bet = math.sqrt(2.0 * math.log(2.0 / self.error) / (self._mean.variance * n * math.log(n + 1)))
+        self._log_capital += np.log1p(np.minimum(bet, _LARGEST_BETS) * (value - _MEANS) * _SIGNS)
+        self._mean.update(value)
+        self._narrow()
+
     def _narrow(self) -> None:
-        center = self._bet_values / self._bets
-        radius = (math.log(2.0 / self.error) + self._bet_noise) / self._bets
-        low, high = max(self._interval.low, center - radius), min(self._interval.high, center + radius)
-        estimate = self._sum / self._n
-        if low <= estimate <= high:
-            self._interval = Interval(estimate, low, high, self._n)
+        higher, lower = self._log_capital >= math.log(2.0 / self.error)
+        low = max(self._interval.low, float(_MEANS[higher].max(initial=0.0)))
+        high = min(self._interval.high, float(_MEANS[lower].min(initial=1.0)))
+        if low <= self._mean.estimate <= high:
+            self._interval = Interval(self._mean.estimate, low, high, self._mean.n)
         else:
             self.refuted = True
+
+    def state(self) -> dict[str, object]:
+        """Everything it knows, in JSON's types."""
+        return {
+            "error": self.error,
+            "refuted": self.refuted,
+            "mean": asdict(self._mean),
+            "log_capital": self._log_capital.tolist(),
+            "interval": asdict(self._interval),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ConfidenceSequence:
+        """Go on where `state` was taken."""
+        sequence = cls(state["error"])
+        sequence.refuted = state["refuted"]
+        sequence._mean = _RunningMean(**state["mean"])
+        sequence._log_capital = np.array(state["log_capital"])
+        sequence._interval = Interval(**state["interval"])
+        return sequence
+
+
+@dataclass
+class _RunningMean:
+    """Mean and variance of values in [0, 1], each with one prior value: of 1/2 and of 1/4."""
+
+    n: int = 0
+    total: float = 0.0
+    squares: float = 0.0  # of the distances to the mean of their time
+
+    @property
+    def estimate(self) -> float:
+        """The plain mean."""
+        return self.total / self.n
+
+    @property
+    def variance(self) -> float:
+        return (0.25 + self.squares) / (self.n + 1)
+
+    def update(self, value: float) -> None:
+        self.n += 1
+        self.total += value
+        self.squares += (value - (0.5 + self.total) / (self.n + 1)) ** 2
+
+
+_MEANS = np.linspace(0.0, 1.0, 1001)  # the candidate means; the interval is wider than exact by up to one step a side
+_SIGNS = np.array([[1.0], [-1.0]])
+with np.errstate(divide="ignore"):
+    # Half of what keeps a capital from ever reaching zero: the lowest value, 0, costs the first gambler bet * m.
+    _LARGEST_BETS = 0.5 / np.stack((_MEANS, 1.0 - _MEANS))

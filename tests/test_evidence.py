@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,7 +79,9 @@ def test_values_that_would_void_the_guarantee_are_refused(value: float) -> None:
         ConfidenceSequence().update(value)
 
 
-def test_detector_refuses_impossible_settings() -> None:
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="error"):
+        ConfidenceSequence(error=0.0)
     with pytest.raises(ValueError, match="tolerance"):
         EDetector(1.0, 10.0, 1.0)
     with pytest.raises(ValueError, match="warning_threshold"):
@@ -106,6 +111,59 @@ def test_intervals_narrow_and_hold_the_estimate() -> None:
     assert interval.low <= interval.estimate <= interval.high
     assert interval.high - interval.low < 0.1
     assert interval.n == 500
+
+
+def exact_bounds(values: np.ndarray, error: float, means: np.ndarray) -> tuple[float, float]:
+    """The lowest and highest of `means` that no gambler has ruled out at any time, by the process as published."""
+    alive = np.ones(means.size, bool)
+    for index, mean in enumerate(means):
+        up = down = 1.0
+        total, squares, variance = 0.5, 0.25, 0.25
+        for n, value in enumerate(values, start=1):
+            bet = math.sqrt(2.0 * math.log(2.0 / error) / (variance * n * math.log(n + 1)))
+            up *= 1.0 + min(bet, 0.5 / mean) * (value - mean)
+            down *= 1.0 - min(bet, 0.5 / (1.0 - mean)) * (value - mean)
+            alive[index] &= max(0.5 * up, 0.5 * down) < 1.0 / error
+            total += value
+            squares += (value - total / (n + 1)) ** 2
+            variance = squares / (n + 1)
+    return float(means[alive].min()), float(means[alive].max())
+
+
+@pytest.mark.parametrize("mean", [0.3, 0.95])
+def test_the_grid_brackets_the_published_interval_from_outside(mean: float) -> None:
+    values = (np.random.default_rng(5).random(80) < mean).astype(float)
+    sequence = ConfidenceSequence(error=0.1)
+    for value in values:
+        sequence.update(value)
+    low, high = exact_bounds(values, 0.1, np.linspace(1e-9, 1.0 - 1e-9, 3001))
+    assert sequence.interval.low <= low <= sequence.interval.low + 2e-3
+    assert sequence.interval.high - 2e-3 <= high <= sequence.interval.high
+
+
+def test_thirty_equal_answers_say_something_already() -> None:
+    sequence = ConfidenceSequence()
+    for _ in range(30):
+        sequence.update(1.0)
+    assert sequence.interval.low > 0.78
+
+
+def test_both_go_on_after_a_restart_where_they_were() -> None:
+    values = np.random.default_rng(3).random(60)
+    sequence, detector = ConfidenceSequence(error=0.1), EDetector(TOLERANCE, 1e9, 1e3)
+    for number, value in enumerate(values):
+        if number == 30:
+            restarted = ConfidenceSequence.from_state(json.loads(json.dumps(sequence.state())))
+            revived = EDetector.from_state(json.loads(json.dumps(detector.state())))
+        sequence.update(float(value))
+        detector.update(float(value))
+        if number >= 30:
+            restarted.update(float(value))
+            revived.update(float(value))
+    assert restarted.interval == sequence.interval
+    assert restarted.state() == sequence.state()
+    assert revived.e_value == detector.e_value
+    assert revived.state() == detector.state()
 
 
 def test_a_mean_that_moved_refutes_the_sequence() -> None:
