@@ -9,7 +9,7 @@ import pytest
 
 from agent.config import DriftConfig
 from agent.drift import DriftMonitor
-from calibrate.histogram import AbsHistogram, abs_histogram
+from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from engines.calibration import Calibration, calibrate_histograms
 
 CONFIG = DriftConfig(tolerance_db=3.0, block_s=5.0, false_alarms_per_30d=1.0)
@@ -23,7 +23,9 @@ def scene(brightness: float, seed: int) -> dict[str, AbsHistogram]:
 
 
 def calibration(brightness: float = 1.0, method: str = "entropy") -> Calibration:
-    return calibrate_histograms(scene(brightness, 12345), (), model_sha256="m", method=method, frames=1, source="test")
+    frames = [scene(brightness, 12345 + number) for number in range(8)]
+    together = {name: merge_all(frame[name] for frame in frames) for name in frames[0]}
+    return calibrate_histograms(together, (), model_sha256="m", method=method, frames=8, source="test")
 
 
 def states(monitor: DriftMonitor, light: Iterator[float]) -> list[tuple[float, str]]:

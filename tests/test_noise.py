@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from calibrate.histogram import abs_histogram
-from calibrate.noise import best_amax, noise_power, predicted_gain_db
+from calibrate.noise import best_amax, noise_power, noise_to_signal, predicted_gain_db
 
 RNG = np.random.default_rng(0)
 DATA = {
@@ -15,29 +15,36 @@ DATA = {
     "relu": np.maximum(RNG.normal(size=100_000), 0.0),
     "laplace": RNG.laplace(size=100_000) * 3.0,
     "lognormal": np.exp(RNG.normal(size=100_000) * 1.5),
+    "uniform": RNG.random(100_000) * 0.7,
+    "sigmoid": 1.0 / (1.0 + np.exp(-3.0 * RNG.normal(size=100_000))),
+    "silu": (lambda x: x / (1.0 + np.exp(-x)))(2.5 * RNG.normal(size=100_000)),
+    "offset": RNG.normal(10.0, 0.3, size=100_000),
+    "sparse": RNG.laplace(size=100_000) * (RNG.random(100_000) < 0.1),
 }
+SHARES = np.array([4.0, 1.0, 0.5, 0.1, 1 / 50, 1 / 500])
 
 
 def measured(x: NDArray[np.float32], scale: float) -> float:
     return float(((x - np.clip(np.rint(x / scale), -127, 127) * scale) ** 2).mean())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("kind", DATA)
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 1 / 50, 1 / 500])
-def test_prediction_is_within_two_percent_of_the_measurement(kind: str, share: float) -> None:
-    x = DATA[kind].astype(np.float32)
+def test_prediction_is_within_two_percent_of_the_measurement(kind: str, dtype: type[np.floating]) -> None:
+    x = DATA[kind].astype(dtype)
     histogram = abs_histogram(x)
-    scale = histogram.amax * share / 127
-    assert sum(noise_power(histogram, scale)) == pytest.approx(measured(x, scale), rel=0.02)
+    scales = histogram.amax * SHARES / 127
+    real = np.array([measured(x.astype(np.float64), scale) for scale in scales])
+    assert np.add(*noise_power(histogram, scales)) == pytest.approx(real, rel=0.02)
+    assert noise_to_signal(histogram, scales) == pytest.approx(real / np.square(x, dtype=np.float64).mean(), rel=0.02)
 
 
 def test_rounding_and_clipping_are_told_apart() -> None:
     x = DATA["normal"].astype(np.float32)
     histogram = abs_histogram(x)
-    rounding, clipping = noise_power(histogram, histogram.amax / 127)
-    assert clipping < 1e-4 * rounding
-    rounding, clipping = noise_power(histogram, 0.5 / 127)
-    assert clipping > 100.0 * rounding
+    rounding, clipping = noise_power(histogram, np.array([histogram.amax, 0.5]) / 127)
+    assert clipping[0] < 1e-4 * rounding[0]
+    assert clipping[1] > 100.0 * rounding[1]
 
 
 def test_predicted_gain_is_the_real_gain_of_rescaling() -> None:
