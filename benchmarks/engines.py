@@ -9,13 +9,11 @@ engines take turns on the same inputs, one thread each, and the median of each i
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,60 +22,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from agent.build import open_model
-from agent.camera import parse_source, read_images
+from agent.build import calibrate
 from agent.fidelity import fidelity
-from agent.model_spec import ModelSpec
-from agent.sampling import Collection
-from agent.vision import VisionTask
+from benchmarks.models import MODELS, observe
 from engines.backend import open_backend
-from engines.calibration import calibrate_histograms
 from engines.macs import int8_macs_share
 from engines.qdq import insert_qdq
-
-DATA = Path(os.environ.get("TARED_SHARED") or Path(__file__).resolve().parents[2] / "shared") / "data"
-IMAGES = 64
-UNIT = 1.0 / 255.0
-CIFAR = {
-    "color": "rgb",
-    "resize": "stretch",
-    "scale": UNIT,
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-}
-
-# name: (spec, images to calibrate and to compare on; even ones calibrate, odd ones compare)
-MODELS: dict[str, tuple[dict[str, object], str]] = {
-    "resnet20": (
-        {"path": "cls_resnet20_cifar10_fp32.onnx", "task": "classify", "input": CIFAR},
-        "img_cifar10_train_calib_500.zip",
-    ),
-    "fastestdet": (
-        {
-            "path": "det_fastestdet_352_coco80_fp32.onnx",
-            "task": "detect",
-            "decoder": "fastestdet",
-            "input": {"resize": "stretch", "scale": UNIT},
-            "score_threshold": 0.5,
-        },
-        "img_coco_train2017_first128_labelled.zip",
-    ),
-    "yolox_nano": (
-        {"path": "det_yolox_nano_416_coco80_fp32.onnx", "task": "detect", "decoder": "yolox"},
-        "img_coco_train2017_first128_labelled.zip",
-    ),
-    "ultraface": (
-        {
-            "path": "face_ultraface_rfb_320_fp32.onnx",
-            "task": "detect",
-            "decoder": "ssd",
-            "input": {"color": "rgb", "resize": "stretch", "mean": (127,), "std": (128,)},
-            "score_threshold": 0.6,
-            "iou_threshold": 0.3,
-        },
-        "vid_face_asl_walk_640x480.mkv",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -94,27 +44,10 @@ class Row:
 
 def compare(name: str, rounds: int) -> Row:
     """Calibrate, build both engines, and let them take turns."""
-    keys, images = MODELS[name]
-    spec = ModelSpec.model_validate({**keys, "path": DATA / str(keys["path"])})
     backend = open_backend("onnxruntime")
-    model = open_model(spec, backend)
-    collection, held_out = Collection(held_out_size=0), list[NDArray[np.float32]]()
-    with closing(backend.observer(model.master, model.placement.taps)) as observer:
-        task = VisionTask(spec, observer.inputs, observer.outputs)
-        for number, (_, image) in enumerate(islice(read_images(parse_source(str(DATA / images))), 2 * IMAGES)):
-            tensor, _ = task.preprocess(image)
-            if number % 2:
-                held_out.append(tensor.copy())
-            else:
-                collection.add(tensor, observer.observe(tensor).histograms)
-    calibration = calibrate_histograms(
-        collection.histograms,
-        model.placement.shared,
-        model_sha256=model.sha256,
-        method="entropy",
-        frames=collection.frames,
-        source=images,
-    )
+    observed = observe(name, backend)
+    model, task, held_out = observed.model, observed.task, observed.held_out
+    calibration = calibrate(model, observed.histograms, "entropy", observed.frames, observed.source)
     with tempfile.TemporaryDirectory() as folder:
         fp32, int8 = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
         backend.build(model.master, fp32, lambda *_: None)

@@ -1,0 +1,112 @@
+"""The threshold methods beside each other on real models: how near INT8 stays to FP32, and what the task loses.
+
+    python -m benchmarks.methods [--models resnet20 fastestdet ...]
+
+Needs ../shared/data (or $TARED_SHARED/data). Every method gets the same histograms, of 64 images (4096 bins), every
+layer is INT8, and the engines run on ONNX Runtime. SQNR is the worst output's, the median over 64 other images. The
+task's score: top-1 on 3000 images, mAP50 on 128 images, or the mean F1 against FP32 on the 64 other images where there
+are no labels in YOLO's form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from agent.build import calibrate
+from agent.fidelity import fidelity, sqnr_db
+from agent.metrics import evaluate
+from benchmarks.models import DATA, MODELS, Observed, observe
+from calibrate.histogram import AbsHistogram
+from calibrate.noise import noise_to_signal
+from calibrate.threshold import histogram_amax
+from engines.backend import Backend, Engine, open_backend
+from engines.qdq import insert_qdq
+
+METHODS = (
+    "entropy",
+    "mse",
+    "percentile:99.9",
+    "percentile:99.99",
+    "percentile:99.999",
+    "max",
+    "entropy:nvidia",
+    "entropy:onnxruntime",
+    "entropy:ppq",
+    "entropy:tvm",
+)
+LABELLED = {
+    "resnet20": ("top1", "img_cifar10_test_A_3000.zip"),
+    "fastestdet": ("map50", "img_coco_train2017_first128_labelled.zip"),
+    "yolox_nano": ("map50", "img_coco_train2017_first128_labelled.zip"),
+}
+
+
+def score(engine: Engine, name: str, observed: Observed, reference: Engine) -> float:
+    """The task's own score where there are labels, else the fidelity."""
+    if name in LABELLED:
+        key, labels = LABELLED[name]
+        return evaluate(engine, observed.model.spec, DATA / labels).scores[key]
+    decode = observed.task.decode
+    return float(
+        np.mean([fidelity(decode(engine.infer(x)), decode(reference.infer(x))).value for x in observed.held_out])
+    )
+
+
+def mean_noise_db(histograms: Mapping[str, AbsHistogram], method: str) -> float:
+    """Predicted noise over signal in dB, the mean over the tensors: what the histograms alone say of a method."""
+    ratios = []
+    for histogram in histograms.values():
+        amax = histogram_amax(histogram, method)
+        if amax > 0.0:
+            ratios.append(10.0 * np.log10(noise_to_signal(histogram, np.array([amax / 127.0]))[0]))
+    return float(np.mean(ratios))
+
+
+def compare(name: str, backend: Backend, advance: Callable[[], object]) -> Table:
+    """One model's table."""
+    observed = observe(name, backend)
+    metric = LABELLED.get(name, ("F1 against FP32", ""))[0]
+    table = Table("method", "predicted noise, mean dB", "output SQNR, dB", metric, title=name)
+    with tempfile.TemporaryDirectory() as folder:
+        backend.build(observed.model.master, Path(folder) / "fp32.onnx", lambda *_: None)
+        with closing(backend.load(Path(folder) / "fp32.onnx")) as reference:
+            table.add_row("FP32", "", "", f"{score(reference, name, observed, reference):.4f}")
+            advance()
+            for method in METHODS:
+                calibration = calibrate(observed.model, observed.histograms, method, observed.frames, observed.source)
+                graph = insert_qdq(observed.model.master, observed.model.placement, calibration.amax)
+                backend.build(graph, Path(folder) / "int8.onnx", lambda *_: None)
+                with closing(backend.load(Path(folder) / "int8.onnx")) as engine:
+                    outputs = [(dict(engine.infer(x)), dict(reference.infer(x))) for x in observed.held_out]
+                    sqnr = float(np.median([sqnr_db(*pair) for pair in outputs]))
+                    result = score(engine, name, observed, reference)
+                noise = mean_noise_db(observed.histograms, method)
+                table.add_row(method, f"{noise:.1f}", f"{sqnr:.1f}", f"{result:.4f}")
+                advance()
+    return table
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="The threshold methods on real models.")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    names = parser.parse_args().models
+    backend = open_backend("onnxruntime")
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("methods", total=len(names) * (len(METHODS) + 1))
+        tables = [compare(name, backend, lambda: progress.advance(task)) for name in names]
+    for table in tables:
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
