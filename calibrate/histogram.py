@@ -73,6 +73,8 @@ class AbsHistogram:
         fold = range_exp - self.range_exp
         if fold < 0:
             raise ValueError(f"a histogram only widens: range_exp {self.range_exp} -> {range_exp}")
+        if fold == 0:
+            return self
         counts = np.zeros_like(self.counts)
         group = 1 << min(fold, self.bits)
         folded = self.counts.reshape(-1, group).sum(axis=1)

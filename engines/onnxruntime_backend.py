@@ -21,7 +21,7 @@ import onnx
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from calibrate.histogram import abs_histogram, empty_histogram, merge
+from calibrate.histogram import AbsHistogram, abs_histogram, merge
 from engines.backend import Array, EngineError, Observation, Progress, TensorSpec
 from engines.topology import tensor_types, trial_shape
 
@@ -180,13 +180,14 @@ class OnnxRuntimeObserver:
         Raises EngineError: as `infer`, and `observer.batch` for several images when an output has no batch
         axis.
         """
-        histograms = {tap: empty_histogram() for tap in self.taps}
+        histograms: dict[str, AbsHistogram] = {}
         parts: dict[str, list[Array]] = {name: [] for name in self._outputs}
         for start in range(0, max(len(batch), 1), self._step):
             image = batch[start : start + self._step]
             tensors = {self._engine.inputs[0].name: image} | self._engine.infer(image)
             for tap in self.taps:
-                histograms[tap] = merge(histograms[tap], abs_histogram(tensors[tap].astype(np.float32, copy=False)))
+                collected = abs_histogram(tensors[tap].astype(np.float32, copy=False))
+                histograms[tap] = merge(histograms[tap], collected) if tap in histograms else collected
             for name in self._outputs:
                 parts[name].append(tensors[name])
         return Observation({name: self._joined(name, part) for name, part in parts.items()}, histograms)
