@@ -71,7 +71,7 @@ def _add_offline(commands: Any) -> None:
     calibrate.add_argument("model", type=Path, metavar="MODEL.yaml")
     calibrate.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
     calibrate.add_argument("--count", type=_number(int, 1), default=512, metavar="N", help="frames to observe (512)")
-    calibrate.add_argument("--method", default="entropy", help="entropy, percentile:P, mse, max, global:V")
+    calibrate.add_argument("--method", default="entropy", help="entropy (default), mse, percentile:P, ...: README")
     calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="calibration.json")
 
     build = _command(commands, "build", _build, "build an engine into an artefact")
