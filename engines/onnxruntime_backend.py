@@ -93,12 +93,17 @@ class OnnxRuntimeBackend:
 
 
 class OnnxRuntimeEngine:
-    """Engine on one session; `model` is a path or the serialised graph."""
+    """Engine on one session; `model` is a path or the serialised graph.
 
-    def __init__(self, model: str | bytes, threads: int) -> None:
+    `plans_memory`: one block for all activations of a run. It saves time where activations share its parts; an
+    observer's do not, they are outputs, and the block would come on top of them.
+    """
+
+    def __init__(self, model: str | bytes, threads: int, plans_memory: bool = True) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
+        options.enable_mem_pattern = plans_memory
         options.log_severity_level = _LOG_ERRORS
         # A spinning thread would hold a core of a two-core board that the camera needs.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -169,7 +174,7 @@ class OnnxRuntimeObserver:
             if tap not in present:
                 graph.graph.output.append(onnx.helper.make_tensor_value_info(tap, found.elem_type, None))
         self._outputs = [output.name for output in reference.graph.output]
-        self._engine = OnnxRuntimeEngine(graph.SerializeToString(), threads)
+        self._engine = OnnxRuntimeEngine(graph.SerializeToString(), threads, plans_memory=False)
         self.inputs = self._engine.inputs
         self.outputs = [output for output in self._engine.outputs if output.name in self._outputs]
         self._step = self._engine.inputs[0].shape[0] or 1
