@@ -1,0 +1,261 @@
+"""Launching calibrate/kernels.cu: histograms and entropy thresholds computed where the tensors live.
+
+Runtime-neutral: an Executor launches the kernels, on a GPU (engines/cuda.py) or, in the tests, on the CPU. What
+comes back equals calibrate.histogram.abs_histogram bit for bit, so the two can be merged and compared freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from calibrate.errors import TaredError
+from calibrate.histogram import DEFAULT_BITS, MAX_RANGE_EXP, MIN_RANGE_EXP, AbsHistogram, range_exp_for
+
+Array = NDArray[np.generic]
+
+DESCRIPTOR = np.dtype(
+    [
+        ("data", "<u8"),
+        ("elements", "<u8"),
+        ("first_vector", "<u8"),
+        ("scale", "<f4"),
+        ("limit", "<u4"),
+        ("is_half", "<u4"),
+        ("unused", "<u4"),
+    ]
+)
+"""One tensor of a launch: struct Tensor of kernels.cu, field by field."""
+
+_VECTOR_BYTES = 16  # one load of the kernel, and the alignment it asks for
+_MAX_BLOCK_VECTORS = 1 << 28  # a block counts in 32 bits, and a vector holds at most 8 values
+_RESIDENT_THREADS = 1536  # of a multiprocessor: RESIDENT_THREADS of kernels.cu
+_FIRST_GUESS = 2  # with two tail octaves good for amax in [2, 16), where most activations have it
+
+
+class DeviceError(TaredError):
+    """A GPU, its driver, its compiler or a launch that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The constants that kernels.cu is compiled with; it says why these are the defaults.
+
+    bits: log2 of the bins, 11 to 13. tail: octaves counted beyond the guessed range. threads: of a block, a power of
+    two, from 128 to 1024 on a GPU.
+    """
+
+    bits: int = DEFAULT_BITS
+    tail: int = 2
+    threads: int = 512
+
+    @property
+    def bins(self) -> int:
+        return 1 << self.bits
+
+    @property
+    def counters(self) -> int:
+        """Bins and tail bins of a tensor; its row goes on with zeros, non-finite values and the bits of amax."""
+        return self.bins + self.tail * self.bins // 2
+
+    @property
+    def row(self) -> int:
+        return self.counters + 3
+
+    def defines(self) -> Mapping[str, int]:
+        """Preprocessor constants for the compiler."""
+        return {"BITS": self.bits, "TAIL": self.tail, "THREADS": self.threads}
+
+    def shared_bytes(self) -> Mapping[str, int]:
+        """Dynamic shared memory of a block, by kernel; a GPU gives more than 48 KiB only when asked."""
+        filled = -(-(self.bins + 1) * 2 // 8) * 8
+        return {
+            "abs_histogram": self.row * 4,
+            "entropy_search": (self.bins + 1) * 8 + self.threads * 8 + filled,
+        }
+
+
+class Buffer(Protocol):
+    """Device memory, freed with its last reference."""
+
+    @property
+    def address(self) -> int: ...
+
+
+class Executor(Protocol):
+    """Runs the kernels of one Geometry. Every call is queued on `stream`, the runtime's own object, None its default.
+
+    Not thread-safe. On a GPU the context must be current on the calling thread.
+    """
+
+    @property
+    def geometry(self) -> Geometry: ...
+
+    @property
+    def multiprocessors(self) -> int: ...
+
+    def upload(self, array: Array, stream: object | None) -> Buffer: ...
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: object | None) -> Buffer: ...
+
+    def download(self, buffer: Buffer, stream: object | None) -> Array:
+        """The buffer as an array of the shape and type it was made with; waits for the stream."""
+        ...
+
+    def launch(self, kernel: str, blocks: int, arguments: Sequence[Buffer | np.int32], stream: object | None) -> None:
+        """Start a kernel by name with the geometry's threads and shared memory. Raises DeviceError."""
+        ...
+
+
+def kernel_source() -> str:
+    """The text of kernels.cu, from the installed package."""
+    return (resources.files("calibrate") / "kernels.cu").read_text(encoding="utf-8")
+
+
+class DeviceHistograms:
+    """Histograms of |x| of a fixed set of tensors, counted on the device that holds them.
+
+    One launch counts all tensors of a frame. It has to know the range of each beforehand, so it takes a guess: that
+    of the frame on which the guess last failed, in the middle of the octaves the kernel counts in full. Two tail
+    octaves leave amax room to halve and to double, which it rarely leaves from frame to frame; and a guess that
+    holds is not moved, so a tensor that swings within that room never misses. Those that do miss are counted again,
+    alone, in a second launch: by then their exact amax is known, so there is no third.
+    """
+
+    def __init__(self, executor: Executor, elements: Sequence[int], dtypes: Sequence[np.dtype[np.generic]]) -> None:
+        """elements, dtypes: of each tensor, in the order of `collect`.
+
+        Raises ValueError for other types than float32 and float16.
+        """
+        if unknown := {str(dtype) for dtype in dtypes} - {"float32", "float16"}:
+            raise ValueError(f"DeviceHistograms takes float32 or float16, got {', '.join(sorted(unknown))}")
+        self._executor = executor
+        self._elements = np.array(elements, np.int64)
+        self._itemsize = np.array([np.dtype(dtype).itemsize for dtype in dtypes], np.int64)
+        self._guesses = np.full(len(elements), _FIRST_GUESS, np.int64)
+
+    def collect(self, addresses: Sequence[int], stream: object | None = None) -> list[AbsHistogram]:
+        """The histogram of each tensor, given where it lies; waits for the stream.
+
+        Addresses must be those of the tensors' allocations or else on 16-byte boundaries, and what they hold must
+        not change before the call returns. Raises DeviceError: `kernels.alignment`, and as Executor.launch.
+        """
+        where = np.array(addresses, np.uint64)
+        self._check(where)
+        rows = self._count(np.arange(where.size), where, stream)
+        amax = _amax(rows)
+        needed = np.array([range_exp_for(float(value)) for value in amax], np.int64)
+        room = self._executor.geometry.tail
+        missed = np.flatnonzero((amax > 0) & ((needed < self._guesses) | (needed > self._guesses + room)))
+        if missed.size:
+            self._guesses[missed] = np.clip(needed[missed] - room // 2, MIN_RANGE_EXP, MAX_RANGE_EXP)
+            rows[missed] = self._count(missed, where, stream)
+        return [self._histogram(row, int(guess)) for row, guess in zip(rows, self._guesses, strict=True)]
+
+    def _check(self, where: NDArray[np.uint64]) -> None:
+        if where.shape != self._elements.shape:
+            raise ValueError(f"{where.size} addresses for {self._elements.size} tensors")
+        crooked = np.flatnonzero((where % _VECTOR_BYTES != 0) & (self._elements > 0))
+        if crooked.size:
+            raise DeviceError(
+                "kernels.alignment",
+                f"tensor {crooked[0]} at address {where[crooked[0]]:#x}",
+                f"addresses on {_VECTOR_BYTES}-byte boundaries, as allocations are",
+                "copy the tensor to an allocation of its own",
+            )
+
+    def _count(self, tensors: NDArray[np.int64], where: NDArray[np.uint64], stream: object | None) -> NDArray[np.int64]:
+        """Rows (tensors, geometry.row) of counters of the chosen tensors, by their present guesses."""
+        geometry = self._executor.geometry
+        table = self._descriptors(tensors, where)
+        vectors = int(table["first_vector"][-1])
+        if vectors == 0:
+            return np.zeros((tensors.size, geometry.row), np.int64)
+        buffer = self._executor.zeros((tensors.size, geometry.row), np.int64, stream)
+        blocks = _blocks(vectors, geometry.threads, self._executor.multiprocessors)
+        arguments = (self._executor.upload(table, stream), np.int32(tensors.size), buffer)
+        self._executor.launch("abs_histogram", blocks, arguments, stream)
+        return self._executor.download(buffer, stream).astype(np.int64, copy=False)
+
+    def _descriptors(self, tensors: NDArray[np.int64], where: NDArray[np.uint64]) -> NDArray[np.void]:
+        """The kernel's table: a DESCRIPTOR a tensor and one more that holds the total."""
+        geometry = self._executor.geometry
+        guesses = self._guesses[tensors]
+        limit_exp = np.minimum(guesses + geometry.tail, MAX_RANGE_EXP)
+        vectors = -(-self._elements[tensors] * self._itemsize[tensors] // _VECTOR_BYTES)
+        table = np.zeros(tensors.size + 1, DESCRIPTOR)
+        table["first_vector"][1:] = np.cumsum(vectors)
+        own = table[:-1]
+        own["data"] = where[tensors]
+        own["elements"] = self._elements[tensors]
+        own["scale"] = np.ldexp(1.0, geometry.bits - guesses)
+        own["limit"] = (limit_exp + 127) << 23  # the bits of a float32 that is a power of two
+        own["is_half"] = self._itemsize[tensors] == 2
+        return table
+
+    def _histogram(self, row: NDArray[np.int64], guess: int) -> AbsHistogram:
+        geometry = self._executor.geometry
+        zeros, nonfinite = (int(count) for count in row[geometry.counters : geometry.counters + 2])
+        amax = float(_amax(row))
+        range_exp = range_exp_for(amax)
+        counts = _widened(row[: geometry.counters], geometry.bins, range_exp - guess if amax > 0.0 else 0)
+        counts[0] += zeros  # the kernel counts them apart
+        return AbsHistogram(counts, range_exp, amax, zeros, nonfinite)
+
+
+def search_entropy(
+    executor: Executor,
+    counts: NDArray[np.int64],
+    windows: NDArray[np.int32],
+    stream: object | None = None,
+    divergence: NDArray[np.float64] | None = None,
+) -> NDArray[np.int32]:
+    """How many bins to keep of each histogram: the widest candidate whose KL divergence is within 1e-13 of the least.
+
+    counts: (tensors, bins), of the executor's number of bins; the objective is calibrate.threshold.kl_divergence after
+    NVIDIA's rule that bin 0 counts as bin 1. windows: (tensors, 2), the fewest and the most bins that may be kept,
+    both inclusive. Fewer than 128 never compete. Returns (tensors,), 0 where no candidate has a finite divergence.
+
+    `divergence` (tensors, bins + 1), when given, receives every candidate's divergence in nats by bins kept, infinite
+    for those that do not compete. Waits for the stream; raises ValueError for other shapes, and as Executor.launch.
+    """
+    geometry = executor.geometry
+    if counts.shape[1:] != (geometry.bins,) or windows.shape != (len(counts), 2):
+        expected = f"(tensors, {geometry.bins}) and (tensors, 2)"
+        raise ValueError(f"counts {counts.shape} and windows {windows.shape}, expected {expected}")
+    if len(counts) == 0:
+        return np.zeros(0, np.int32)
+    curves = executor.zeros((len(counts), geometry.bins + 1), np.float64, stream)
+    chosen = executor.zeros((len(counts),), np.int32, stream)
+    inputs = executor.upload(counts.astype(np.int64), stream), executor.upload(windows.astype(np.int32), stream)
+    executor.launch("entropy_search", len(counts), (*inputs, curves, chosen), stream)
+    if divergence is not None:
+        divergence[...] = executor.download(curves, stream)
+    return executor.download(chosen, stream).astype(np.int32, copy=False)
+
+
+def _blocks(vectors: int, threads: int, multiprocessors: int) -> int:
+    """Blocks for a launch over so many 16-byte vectors: as many as run at once, if each thread finds one to load."""
+    resident = multiprocessors * max(_RESIDENT_THREADS // threads, 1)
+    return max(min(resident, -(-vectors // threads)), -(-vectors // _MAX_BLOCK_VECTORS))
+
+
+def _amax(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The exact largest finite |x| of rows (..., row): their last counter holds its bits."""
+    return rows[..., -1:].astype(np.uint32).view(np.float32)[..., 0]
+
+
+def _widened(counters: NDArray[np.int64], bins: int, octaves: int) -> NDArray[np.int64]:
+    """Counts (bins,) on a range wider by so many octaves than the counters' own: nothing is lost but resolution.
+
+    The bins fold into the lowest of the new range, each tail octave into one twice as wide as all below it.
+    """
+    parts = [counters[:bins].reshape(-1, 1 << octaves).sum(axis=1)]
+    for octave, tail in enumerate(counters[bins:].reshape(-1, bins // 2)[:octaves]):
+        parts.append(tail.reshape(-1, 1 << (octaves - 1 - octave)).sum(axis=1))
+    return np.concatenate(parts)

@@ -1,0 +1,121 @@
+"""What the kernels have to answer: the entropy search in NumPy, operation for operation; and data to break them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrate.noise import amax_range
+from calibrate.threshold import LEVELS
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+LN_2 = 0.6931471805599453
+NOISE_EXCESS = 4.0  # of the method `entropy`
+
+
+def fixed_log(x: Floats) -> Floats:
+    """fixed_log of kernels.cu: the same operations in the same order, hence the same bits."""
+    bits = x.view(np.int64)
+    mantissa = ((bits & 0x000FFFFFFFFFFFFF) | 0x3FF0000000000000).view(np.float64)
+    large = mantissa > 1.4142135623730951
+    exponent = ((bits >> 52) - 1023 + large).astype(np.float64)
+    mantissa = np.where(large, mantissa * 0.5, mantissa)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    square, series = s * s, np.full_like(s, 1.0 / 21)
+    for k in range(19, 0, -2):
+        series = series * square + 1.0 / k
+    return exponent * LN_2 + (2.0 * s) * series
+
+
+def log_or_zero(x: Floats) -> Floats:
+    """ln x, and 0 where x is below 1: an empty group says nothing."""
+    return np.where(x >= 1.0, fixed_log(np.maximum(x, 1.0)), 0.0)
+
+
+def xlogx(counts: Counts) -> Floats:
+    x = counts.astype(np.float64)
+    return np.where(counts > 1, x * log_or_zero(x), 0.0)
+
+
+def divergences(counts: Counts, window: tuple[int, int], threads: int) -> Floats:
+    """entropy_search's curve of one histogram (bins,): (bins + 1,) by bins kept, to the last bit."""
+    counts = np.concatenate((counts[1:2], counts[1:]))
+    below = np.concatenate(([0], np.cumsum(counts)))
+    filled = np.concatenate(([0], np.cumsum(counts > 0)))
+    entropy = _entropy_prefix(xlogx(counts), threads)
+    kept = np.arange(1, counts.size + 1)
+    tail = below[-1] - below[kept]
+    cross = np.zeros(kept.size)
+    for group in range(LEVELS):
+        start, end = -(-group * kept // LEVELS), -(-(group + 1) * kept // LEVELS)
+        mass = (below[end] - below[start]).astype(np.float64)
+        log_mean = log_or_zero(mass / np.maximum(filled[end] - filled[start], 1))
+        cross = cross + mass * log_mean
+    cross = cross + tail.astype(np.float64) * log_mean
+    with np.errstate(divide="ignore", invalid="ignore"):
+        total, inside = below[-1:].astype(np.float64), below[kept].astype(np.float64)
+        curve = ((entropy + xlogx(counts + tail)) - cross) / total + (log_or_zero(inside) - log_or_zero(total))
+    low, high = window
+    competes = (np.maximum(low, LEVELS) <= kept) & (kept <= high)
+    curve[~competes | (inside == 0) | ((counts == 0) & (tail > 0))] = np.inf
+    return np.concatenate(([np.inf], curve))
+
+
+def _entropy_prefix(terms: Floats, threads: int) -> Floats:
+    """Sums of the terms before each bin: within a thread's share in order, on top of the shares before it in order."""
+    shares = terms.reshape(threads, -1)
+    within = np.concatenate((np.zeros((threads, 1)), np.cumsum(shares, axis=1)), axis=1)
+    before = np.concatenate(([0.0], np.cumsum(within[:, -1])[:-1]))
+    return (before[:, None] + within[:, :-1]).reshape(-1)
+
+
+def entropy_window(counts: Counts) -> tuple[int, int]:
+    """The candidates that the method `entropy` lets compete: those near the least quantisation noise."""
+    bins = int(np.flatnonzero(counts)[-1]) + 1
+    low, high = amax_range(counts[:bins], 1.0, NOISE_EXCESS)
+    return int(np.ceil(low)), int(high)
+
+
+def tensors(rng: np.random.Generator, size: int) -> dict[str, NDArray[np.float32]]:
+    """One tensor of each kind that activations, or accidents, bring; float32 (size,)."""
+    normal = rng.normal(0.0, 3.0, size)
+    broken = rng.normal(0.0, 3.0, size)
+    broken[::7] = np.resize([np.nan, np.inf, -np.inf, 0.0, -0.0], broken[::7].size)
+    kinds = {
+        "normal": normal,
+        "relu": np.maximum(normal, 0.0),
+        "wide": normal * 10.0 ** rng.uniform(-4, 4, size),
+        "constant": np.full(size, -0.37),
+        "broken": broken,
+        "zeros": np.where(rng.random(size) < 0.5, 0.0, -0.0),
+        "nothing finite": np.full(size, np.nan),
+        "small": normal * 1e-4,
+        "large": normal * 3e3,
+    }
+    return {kind: values.astype(np.float32) for kind, values in kinds.items()}
+
+
+def histograms(rng: np.random.Generator, bins: int) -> dict[str, Counts]:
+    """Histograms (bins,) of many shapes, some of them degenerate."""
+    position = np.arange(bins)
+    rows = {
+        f"{name} {width}": rng.poisson(scale * np.exp(-((position / (width * bins)) ** power)))
+        for name, power, scale in (("laplace", 1, 900), ("normal", 2, 5000), ("sparse", 1, 2))
+        for width in (0.02, 0.1, 0.3, 1.0)
+    }
+    pile = rows["normal 0.1"].copy()
+    pile[bins // 3] = 4_000_000
+    rows |= {
+        "pile": pile,
+        "relu": np.concatenate(([2_000_000], rows["normal 0.3"][1:])),
+        "far from zero": rng.poisson(400 * np.exp(-(((position - 0.8 * bins) / (0.03 * bins)) ** 2))),
+        "outlier": np.where(position == bins - 1, 1, rows["laplace 0.02"]),
+        "uniform": np.full(bins, 17),
+        "beyond 2**53": rows["normal 0.1"] * 10**12,
+        "one bin": np.where(position == bins // 2, 12345, 0),
+        "last bin": np.where(position == bins - 1, 1, 0),
+        "two bins": np.where(position < 2, 7, 0),
+    }
+    return {name: row.astype(np.int64) for name, row in rows.items()}

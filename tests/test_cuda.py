@@ -1,0 +1,141 @@
+"""engines/cuda.py without a GPU: what it asks of PyCUDA, and what it says when something is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_pycuda import Error, FakePycuda
+from fiber_executor import COMPILER
+
+from calibrate.histogram import abs_histogram
+from engines.cuda import CudaExecutor, Gpu
+from engines.kernels import DeviceError, DeviceHistograms, Geometry, search_entropy
+
+SMALL = Geometry(11, 2, 128)
+
+
+@pytest.fixture
+def pycuda(monkeypatch: pytest.MonkeyPatch) -> FakePycuda:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
+    fake = FakePycuda()
+    fake.install(monkeypatch)
+    return fake
+
+
+def test_histograms_are_counted_on_the_caller_s_stream(pycuda: FakePycuda) -> None:
+    gpu = Gpu()
+    stream = gpu.stream()
+    arrays = [np.random.default_rng(0).normal(0.0, 3.0, n).astype(np.float16) for n in (3000, 17)]
+    with gpu.current():
+        executor = CudaExecutor(gpu, SMALL)
+        pycuda.calls.clear()
+        buffers = [executor.upload(x, stream) for x in arrays]
+        histograms = DeviceHistograms(executor, [x.size for x in arrays], [x.dtype for x in arrays])
+        found = histograms.collect([buffer.address for buffer in buffers], stream)
+        counts = np.stack([histogram.counts for histogram in found])
+        search_entropy(executor, counts, np.array([[128, 2048]] * 2, np.int32), stream)
+        assert {on for name, on in pycuda.calls if name != "allocate"} == {stream}
+        executor.close()
+    for histogram, x in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(histogram.counts, abs_histogram(x, SMALL.bits).counts)
+    names = [name for name, _ in pycuda.calls]
+    assert names.index("memcpy_dtoh_async") < names.index("synchronize")
+    assert names[-1] == "stop_holding"
+    assert (pycuda.depth, stream.handle, pycuda.attributes) == (0, 77, {})
+
+
+def test_without_a_stream_the_whole_context_is_waited_for(pycuda: FakePycuda) -> None:
+    gpu = Gpu()
+    with gpu.current():
+        executor = CudaExecutor(gpu, SMALL)
+        x = np.arange(6, dtype=np.int32).reshape(2, 3)
+        np.testing.assert_array_equal(executor.download(executor.upload(x[:, ::-1], None), None), x[:, ::-1])
+        np.testing.assert_array_equal(
+            executor.download(executor.zeros((2, 2), np.float64, None), None), np.zeros((2, 2))
+        )
+    assert ("synchronize", "everything") in pycuda.calls
+
+
+def test_contexts_nest_and_end_with_their_block(pycuda: FakePycuda) -> None:
+    gpu = Gpu()
+    with gpu.current():
+        with gpu.current():
+            assert pycuda.depth == 2
+        with pytest.raises(ZeroDivisionError), gpu.current():
+            raise ZeroDivisionError
+        assert pycuda.depth == 1
+    assert pycuda.depth == 0
+
+
+def test_more_than_48_kib_of_shared_memory_is_asked_for(pycuda: FakePycuda) -> None:
+    gpu = Gpu()
+    with gpu.current():
+        CudaExecutor(gpu, Geometry(13, 2, 128))
+    assert pycuda.attributes == Geometry(13, 2, 128).shared_bytes()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "code"),
+    [
+        ("init", Error("cuInit failed: no CUDA-capable device is detected"), "cuda.device"),
+        ("compile", OSError("error invoking 'nvcc --version': No such file"), "cuda.compiler"),
+        ("compile", Error("nvcc compilation of kernel.cu failed\n[stderr: ...]"), "cuda.compiler"),
+        ("set_attribute", Error("cuFuncSetAttribute failed: invalid argument"), "cuda.kernel"),
+        ("allocate", Error("cuMemAlloc failed: out of memory"), "cuda.memory"),
+        ("memcpy_htod_async", Error("cuMemcpyHtoDAsync failed: invalid argument"), "cuda.memory"),
+        ("abs_histogram", Error("cuLaunchKernel failed: too many resources requested for launch"), "cuda.launch"),
+        (
+            "memcpy_dtoh_async",
+            Error("cuMemcpyDtoHAsync failed: an illegal memory access was encountered"),
+            "cuda.launch",
+        ),
+    ],
+)
+def test_failures_name_code_cause_and_remedy(pycuda: FakePycuda, call: str, error: Exception, code: str) -> None:
+    pycuda.fail[call] = error
+    with pytest.raises(DeviceError) as raised:
+        count_something(Geometry(13, 2, 128))
+    assert raised.value.code == code
+    assert raised.value.found == str(error).partition("\n")[0]
+    assert raised.value.expected
+    assert raised.value.remedy
+    assert raised.value.__cause__ is error
+    assert pycuda.depth == 0
+
+
+def count_something(geometry: Geometry) -> None:
+    gpu = Gpu()
+    with gpu.current():
+        executor = CudaExecutor(gpu, geometry)
+        buffer = executor.upload(np.ones(64, np.float32), None)
+        DeviceHistograms(executor, [64], [np.dtype(np.float32)]).collect([buffer.address])
+
+
+def test_a_device_that_is_not_there(pycuda: FakePycuda) -> None:
+    assert pycuda.depth == 0
+    with pytest.raises(DeviceError, match=r"cuda\.device: 1 CUDA devices; expected a device number 3"):
+        Gpu(3)
+
+
+def test_no_pycuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(DeviceError, match=r"cuda\.pycuda: no PyCUDA.*pip install 'tared\[jetson\]'"):
+        Gpu()
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    FakePycuda().install(monkeypatch)  # so that what the next lines import is taken away again
+    for name in ("pycuda", "pycuda.driver"):
+        monkeypatch.delitem(sys.modules, name)
+    package = tmp_path / "pycuda"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "driver.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DeviceError, match=r"cuda\.driver: libcuda\.so\.1: cannot open.*install the driver"):
+        Gpu()

@@ -1,0 +1,141 @@
+"""Bugs planted in kernels.cu, each of which some check has to find: does the fiber executor see what a GPU would do?
+
+A schedule finds what comes out wrong in some order of the threads; ThreadSanitizer what could come out wrong in
+another; AddressSanitizer what reads or writes beyond its memory without any effect yet.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import sanitize
+from fiber_executor import COMPILER, FiberExecutor, sanitizer_runtime
+
+from engines.kernels import DeviceError, kernel_source
+
+BARRIER = "__syncthreads();"
+BARRIERS = 7
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`old` becomes `new` at the `nth` of its `places`. `check` finds it, and says so in words that contain `words`."""
+
+    name: str
+    old: str
+    new: str
+    check: tuple[str, int] = ("", 0)  # sanitizer, seed of the threads' order
+    words: str = "wrong"
+    nth: int = 0
+    places: int = 1
+
+    def mutant(self) -> str:
+        parts = kernel_source().split(self.old)
+        assert len(parts) == self.places + 1, f"{self.name}: {len(parts) - 1} places, expected {self.places}"
+        head, tail = self.old.join(parts[: self.nth + 1]), self.old.join(parts[self.nth + 1 :])
+        return head + self.new + tail
+
+
+PLAIN, SHUFFLED, THREAD, ADDRESS = ("", 0), ("", 7), ("thread", 0), ("address", 0)  # sanitizer, seed
+LANES = "for (int distance = 16; distance > 0; distance /= 2) {"
+CLEAR = "for (unsigned i = threadIdx.x; i < ROW; i += THREADS) counters[i] = 0;"
+COUNTER = "counters[counter_of(fabsf(x) * tensor.scale)]"
+FIRST = "    __syncthreads();\n    for (int t = tensor_at"
+INSIDE = "if (index < tensor.elements) {\n"
+ELEMENT = "const float x = element(tensor, index);\n"
+
+
+def racing(name: str, old: str, new: str) -> Mutation:
+    """What no schedule of whole threads can show: between the read and the write of one nobody else runs."""
+    return Mutation(f"{name} without atomics", old, new, THREAD, "data race")
+
+
+MUTATIONS = [
+    Mutation("the barrier after the first clearing dropped", BARRIER, ";", nth=0, places=BARRIERS),
+    Mutation("the barrier before the flush dropped", BARRIER, ";", nth=1, places=BARRIERS),
+    Mutation("the barrier after the flush dropped", BARRIER, ";", nth=2, places=BARRIERS),
+    Mutation("the barrier after the shares' sums dropped", BARRIER, ";", SHUFFLED, nth=3, places=BARRIERS),
+    Mutation("the barrier before the prefix sums dropped", BARRIER, ";", nth=4, places=BARRIERS),
+    Mutation("the barrier after the prefix sums dropped", BARRIER, ";", nth=5, places=BARRIERS),
+    Mutation("the barrier within the minimum dropped", BARRIER, ";", SHUFFLED, nth=6, places=BARRIERS),
+    racing("shared counters", f"atomicAdd(&{COUNTER}, 1u)", f"++{COUNTER}"),
+    racing("warp sums", "atomicAdd(&counters[ZEROS], tally.zeros)", "counters[ZEROS] += tally.zeros"),
+    racing("warp maxima", "atomicMax(&counters[AMAX], tally.amax)", "counters[AMAX] = max(counters[AMAX], tally.amax)"),
+    racing("global counters", "atomicAdd(&row[i], (u64)count)", "row[i] += count"),
+    racing("global maximum", "atomicMax(&row[i], (u64)count)", "row[i] = max(row[i], (u64)count)"),
+    racing("chosen bins", "atomicMax(&chosen[blockIdx.x], widest)", "chosen[blockIdx.x] = widest"),
+    Mutation("values beyond the tail counted", "bits - 1u < tensor.limit - 1u", "bits != 0", ADDRESS, "Sanitizer"),
+    Mutation("one value past the end counted", "index < tensor.elements", "index <= tensor.elements"),
+    Mutation(
+        "values past the end read but not counted",
+        INSIDE + "            " + ELEMENT,
+        ELEMENT + "        " + INSIDE,
+        ADDRESS,
+        "heap-buffer-overflow",
+    ),
+    Mutation("half a warp skips a shuffle", LANES, f"if (threadIdx.x % 32 < 16) {LANES}", words="deadlock"),
+    Mutation("a mask without its caller", "FULL_WARP, value,", "0xffffu, value,", words="does not name the lane"),
+    Mutation(
+        "a barrier in one warp only", BARRIER, f"if (threadIdx.x < 32) {BARRIER}", PLAIN, "divergence", 5, BARRIERS
+    ),
+    Mutation(
+        "threads without work return early",
+        FIRST,
+        "    if (begin + threadIdx.x >= end) return;\n" + FIRST,
+        words="barrier divergence",
+    ),
+    Mutation("tail counters not zeroed", CLEAR, CLEAR.replace("ROW", "BINS")),
+    Mutation("counters kept for the next tensor", "        counters[i] = 0;\n    }\n", "    }\n"),
+    Mutation("shared arrays past their end", "partial + THREADS)", "partial + THREADS + 2)", ADDRESS, "after-poison"),
+    Mutation("shared arrays that overlap", "(partial + THREADS)", "(partial + 1)"),
+    Mutation("rounding to nearest", "__fadd_rd(y, 8388608.0f)", "(y + 8388608.0f)"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, Future[str]]:
+    """Every mutation's check, two at a time."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
+    pool = ThreadPoolExecutor(max_workers=2)
+    futures = {
+        mutation.name: pool.submit(sanitize.run, mutation.mutant(), *mutation.check)
+        for mutation in MUTATIONS
+        if not mutation.check[0] or sanitizer_runtime(mutation.check[0])
+    }
+    pool.shutdown(wait=False)
+    return futures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_is_found(verdicts: dict[str, Future[str]], mutation: Mutation) -> None:
+    if mutation.name not in verdicts:
+        pytest.skip(f"{COMPILER} has no {mutation.check[0]} sanitizer")
+    assert mutation.words in verdicts[mutation.name].result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [PLAIN, SHUFFLED, THREAD, ADDRESS], ids=str)
+def test_the_kernels_themselves_are_clean(check: tuple[str, int]) -> None:
+    if COMPILER is None or (check[0] and not sanitizer_runtime(check[0])):
+        pytest.skip(f"no C++ compiler with the sanitizer '{check[0]}': install g++, or set CXX")
+    assert sanitize.run(kernel_source(), *check) == ""
+
+
+def test_a_launch_that_no_gpu_would_take_is_refused() -> None:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
+    executor = FiberExecutor(sanitize.GEOMETRY)
+    with pytest.raises(DeviceError, match="invalid configuration: grid 0"):
+        executor.launch("entropy_search", 0, [np.int32(0)] * 4)
+    with pytest.raises(DeviceError, match=r"invalid configuration.* 262144 bytes of shared memory"):
+        executor.launch("entropy_search", 1, [np.int32(0)] * 4, shared_bytes=1 << 18)
+
+
+def test_every_barrier_is_in_the_list() -> None:
+    assert kernel_source().count(BARRIER) == BARRIERS
+    assert {m.nth for m in MUTATIONS if m.old == BARRIER and m.new == ";"} == set(range(BARRIERS))

@@ -1,0 +1,276 @@
+"""kernels.cu against the CPU's numbers, to the last bit, on two executors: fibers on the CPU, and a GPU.
+
+The GPU's half is skipped without one; REQUIRE_GPU=1 makes its absence a failure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+from fiber_executor import COMPILER, FiberExecutor
+from kernel_reference import divergences, entropy_window, fixed_log, histograms, tensors
+from numpy.typing import NDArray
+
+from calibrate.histogram import AbsHistogram, abs_histogram
+from calibrate.threshold import LEVELS, find_amax
+from engines.cuda import CudaExecutor, Gpu
+from engines.kernels import Buffer, DeviceError, DeviceHistograms, Executor, Geometry, search_entropy
+
+Array = NDArray[np.generic]
+ExecutorFor = Callable[[Geometry], Executor]
+GEOMETRIES = [Geometry(), Geometry(11, 4, 128), Geometry(13, 0, 256), Geometry(12, 1, 1024)]
+SMALL = Geometry(11, 2, 128)
+
+
+@pytest.fixture(scope="session", params=["fibers", pytest.param("gpu", marks=pytest.mark.gpu)])
+def executor_for(request: pytest.FixtureRequest) -> Iterator[ExecutorFor]:
+    """Opens the executor of a geometry, once each."""
+    opened: dict[Geometry, Executor] = {}
+    if request.param == "fibers":
+        if COMPILER is None:
+            pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
+        yield lambda geometry: opened.setdefault(geometry, FiberExecutor(geometry))
+        return
+    try:
+        gpu = Gpu()
+    except DeviceError as error:
+        if os.environ.get("REQUIRE_GPU") == "1":
+            pytest.fail(f"REQUIRE_GPU=1, and {error}")
+        pytest.skip(str(error))
+    with gpu.current():
+        yield lambda geometry: opened.get(geometry) or opened.setdefault(geometry, CudaExecutor(gpu, geometry))
+
+
+class Counting:
+    """The executor, with its launches counted and, if told, another number of multiprocessors."""
+
+    def __init__(self, executor: Executor, multiprocessors: int | None = None) -> None:
+        self.geometry = executor.geometry
+        self.multiprocessors = multiprocessors or executor.multiprocessors
+        self.upload, self.zeros, self.download = executor.upload, executor.zeros, executor.download
+        self.launches: list[int] = []  # blocks of each
+        self._executor = executor
+
+    def launch(self, kernel: str, blocks: int, arguments: Sequence[Buffer | np.int32], stream: object | None) -> None:
+        self.launches.append(blocks)
+        self._executor.launch(kernel, blocks, arguments, stream)
+
+
+class Tap:
+    """DeviceHistograms over arrays instead of addresses."""
+
+    def __init__(self, executor: Counting, arrays: Sequence[Array]) -> None:
+        self._executor = executor
+        self._histograms = DeviceHistograms(executor, [x.size for x in arrays], [x.dtype for x in arrays])
+
+    def collect(self, arrays: Sequence[Array]) -> list[AbsHistogram]:
+        buffers = [self._executor.upload(x, None) for x in arrays]
+        return self._histograms.collect([buffer.address for buffer in buffers])
+
+
+def assert_equal(found: AbsHistogram, x: Array, case: object) -> None:
+    expected = abs_histogram(x, found.bits)
+    assert found.counts.dtype == np.int64, case
+    np.testing.assert_array_equal(found.counts, expected.counts, str(case))
+    fields = ("range_exp", "amax", "zeros", "nonfinite")
+    assert [getattr(found, f) for f in fields] == [getattr(expected, f) for f in fields], case
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 5])
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_equals_the_histogram_of_the_cpu(executor_for: ExecutorFor, geometry: Geometry, multiprocessors: int) -> None:
+    rng = np.random.default_rng(1)
+    with np.errstate(over="ignore"):  # some halves become infinite
+        arrays = {
+            (kind, size, dtype): values.astype(dtype)
+            for size in (0, 1, 5, 4096, 20_011)
+            for kind, values in tensors(rng, size).items()
+            for dtype in ("float32", "float16")
+        }
+    executor = Counting(executor_for(geometry), multiprocessors)
+    tap = Tap(executor, list(arrays.values()))
+    for launches in (2, 1):  # most first guesses are wrong; then they hold
+        for (case, x), found in zip(arrays.items(), tap.collect(list(arrays.values())), strict=True):
+            assert_equal(found, x, case)
+        assert len(executor.launches) == launches
+        executor.launches.clear()
+
+
+def test_every_half_in_every_range(executor_for: ExecutorFor) -> None:
+    codes = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    for exponent in range(-24, 17, 5):
+        halves = np.where(np.abs(codes.astype(np.float32)) < 2.0**exponent, codes, np.float16(0.0))
+        tap = Tap(Counting(executor_for(SMALL)), [halves])
+        for x in (halves, codes, halves):  # by its own range, by one too low, and by one too high
+            assert_equal(tap.collect([x])[0], x, exponent)
+
+
+@pytest.mark.parametrize("range_exp", [-100, -99, -30, 0, 3, 100, 127, 128])
+@pytest.mark.parametrize("octaves", [-2, -1, 0, 1, 2])
+def test_float_edges(executor_for: ExecutorFor, range_exp: int, octaves: int) -> None:
+    """Every bin's edge and its neighbours on both sides, on a range that the guess knew so many octaves lower."""
+    executor = Counting(executor_for(SMALL))
+    with np.errstate(over="ignore"):  # of the topmost floats' neighbours
+        edges = (np.arange(SMALL.bins + 1) * np.ldexp(1.0, range_exp - SMALL.bits)).astype(np.float32)
+        x = np.concatenate((edges, np.nextafter(edges, np.float32(0)), -np.nextafter(edges, np.float32(np.inf))))
+        x = np.append(x[np.abs(x.astype(np.float64)) < 2.0**range_exp], np.float32([1e-45, -1e-38]))
+        moved = x * np.float32(2.0**octaves)
+    tap = Tap(executor, [x])
+    assert_equal(tap.collect([x])[0], x, "first")
+    executor.launches.clear()
+    assert_equal(tap.collect([moved])[0], moved, "moved")
+    if -98 <= range_exp <= 126:
+        assert len(executor.launches) == (1 if abs(octaves) <= SMALL.tail // 2 else 2)
+
+
+def test_subnormals_and_the_whole_range_of_floats(executor_for: ExecutorFor) -> None:
+    rng = np.random.default_rng(2)
+    subnormal = rng.integers(1, 1 << 23, 5000, dtype=np.uint32).view(np.float32)
+    everything = rng.integers(0, 1 << 32, 50_003, dtype=np.uint32).view(np.float32)
+    extremes = np.array([1e-45, 3.4028235e38, -3.4028235e38, 0.0, -0.0, np.inf, np.nan], np.float32)
+    arrays = [subnormal, everything, extremes, subnormal[:1], np.array([2.0**-100, 2.0**-101], np.float32)]
+    tap = Tap(Counting(executor_for(SMALL)), arrays)
+    for case in range(2):
+        for x, found in zip(arrays, tap.collect(arrays), strict=True):
+            assert_equal(found, x, case)
+
+
+def test_a_range_that_jumps_costs_a_second_launch_of_that_tensor_alone(executor_for: ExecutorFor) -> None:
+    rng = np.random.default_rng(3)
+    steady, jumping = rng.normal(0.0, 1.0, 30_000).astype(np.float32), rng.normal(0.0, 1e-3, 3000).astype(np.float32)
+    executor = Counting(executor_for(SMALL), multiprocessors=4)
+    tap = Tap(executor, [steady, jumping])
+    tap.collect([steady, jumping])
+    for factor, launches in (
+        (1.0, 1),
+        (2.0, 1),
+        (0.5, 1),
+        (4.0, 2),
+        (4.0, 1),
+        (2.0, 1),
+        (1e-6, 2),
+        (0.0, 1),
+        (1e-6, 1),
+    ):
+        executor.launches.clear()
+        frame = [steady, jumping * np.float32(factor)]
+        for x, found in zip(frame, tap.collect(frame), strict=True):
+            assert_equal(found, x, factor)
+        assert len(executor.launches) == launches, factor
+        assert executor.launches[1:] == [6] * (launches - 1)  # 750 vectors, one for each of 128 threads
+
+
+def test_small_tensors_share_blocks_and_large_ones_are_split(executor_for: ExecutorFor) -> None:
+    rng = np.random.default_rng(4)
+    sizes = [*rng.integers(0, 40, 60), 50_000, 0, *rng.integers(0, 9, 20), 0]
+    arrays = [rng.normal(size=size).astype(rng.choice(["float32", "float16"])) for size in sizes]
+    for multiprocessors in (1, 2, 7):
+        tap = Tap(Counting(executor_for(SMALL), multiprocessors), arrays)
+        for index, (x, found) in enumerate(zip(arrays, tap.collect(arrays), strict=True)):
+            assert_equal(found, x, index)
+
+
+def test_nothing_to_count_is_no_launch(executor_for: ExecutorFor) -> None:
+    executor = Counting(executor_for(SMALL))
+    assert Tap(executor, []).collect([]) == []
+    empty = np.zeros((3, 0), np.float16)
+    for found in Tap(executor, [empty, empty]).collect([empty, empty]):
+        assert_equal(found, empty, "empty")
+    assert executor.launches == []
+
+
+def test_no_block_meets_more_values_than_it_can_count(executor_for: ExecutorFor) -> None:
+    class Unlaunched(Counting):
+        def launch(self, _: str, blocks: int, *__: object) -> None:
+            self.launches.append(blocks)
+
+    executor = Unlaunched(executor_for(SMALL), multiprocessors=1)
+    for elements, dtype, blocks in ((1 << 20, np.float32, 12), (1 << 40, np.float32, 1024), (1 << 40, np.float16, 512)):
+        DeviceHistograms(executor, [elements], [np.dtype(dtype)]).collect([256])
+        assert executor.launches.pop() == blocks
+        assert elements / blocks < 1 << 32
+
+
+def test_refuses_what_it_cannot_count(executor_for: ExecutorFor) -> None:
+    executor = executor_for(SMALL)
+    buffer = executor.upload(np.zeros(64, np.float32), None)
+    half = DeviceHistograms(executor, [8], [np.dtype(np.float16)])
+    with pytest.raises(DeviceError, match=r"kernels\.alignment.*tensor 0 at address 0x.*16-byte") as refused:
+        half.collect([buffer.address + 8])
+    assert refused.value.code == "kernels.alignment"
+    with pytest.raises(ValueError, match="2 addresses for 1 tensors"):
+        half.collect([buffer.address] * 2)
+    with pytest.raises(ValueError, match="float32 or float16, got float64"):
+        DeviceHistograms(executor, [8], [np.dtype(np.float64)])
+    with pytest.raises(ValueError, match=r"\(tensors, 2048\)"):
+        search_entropy(executor, np.zeros((1, 4096), np.int64), np.zeros((1, 2), np.int32))
+
+
+def test_the_fixed_order_logarithm_is_a_logarithm() -> None:
+    x = np.concatenate((np.arange(1.0, 5000.0), np.geomspace(1.0, 2.0**63, 20_000)))
+    assert np.abs(fixed_log(x) - np.log(x)).max() <= 2 * np.spacing(44.0)
+    np.testing.assert_allclose(fixed_log(x[1:]), np.log(x[1:]), rtol=5e-16)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_entropy_is_that_of_numpy_to_the_last_bit(executor_for: ExecutorFor, geometry: Geometry) -> None:
+    rows = np.stack(list(histograms(np.random.default_rng(5), geometry.bins).values()))
+    windows = np.array([[0, geometry.bins + 9], [LEVELS, geometry.bins]] * len(rows), np.int32)[: len(rows)]
+    windows[1::5] = [geometry.bins // 3, geometry.bins // 2]
+    curves = np.zeros((len(rows), geometry.bins + 1))
+    chosen = search_entropy(executor_for(geometry), rows, windows, None, curves)
+    for row, window, curve, bins in zip(rows, windows, curves, chosen, strict=True):
+        expected = divergences(row, (int(window[0]), int(window[1])), geometry.threads)
+        np.testing.assert_array_equal(curve.view(np.uint64), expected.view(np.uint64))
+        near = np.flatnonzero((expected <= expected.min() + 1e-13) & np.isfinite(expected))
+        assert bins == (near[-1] if near.size else 0)
+
+
+def test_entropy_chooses_as_the_cpu_does(executor_for: ExecutorFor) -> None:
+    rng = np.random.default_rng(6)
+    rows = np.stack([row for _ in range(8) for row in histograms(rng, SMALL.bins).values()])
+    assert_same_choices(executor_for(SMALL), rows)
+
+
+def test_entropy_chooses_as_the_cpu_does_on_what_it_counted(executor_for: ExecutorFor) -> None:
+    executor = executor_for(Geometry())
+    arrays = [x for x in tensors(np.random.default_rng(7), 60_000).values() if np.isfinite(x).any() and x.any()]
+    found = Tap(Counting(executor), arrays).collect(arrays)
+    assert_same_choices(executor, np.stack([histogram.counts for histogram in found]))
+
+
+def test_entropy_of_the_peers_histograms(shared_vectors: dict[str, Array]) -> None:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
+    executor, rows = FiberExecutor(SMALL), shared_vectors["counts"].astype(np.int64)
+    assert_same_choices(executor, rows)
+    everything = np.full((len(rows), 2), (LEVELS, SMALL.bins), np.int32)
+    chosen = search_entropy(executor, rows, everything)
+    undefined = rows[:, 1:LEVELS].sum(axis=1) == 0  # theirs lets a candidate win that keeps nothing
+    np.testing.assert_array_equal(
+        chosen[~undefined], shared_vectors["pytorch_quantization_entropy_bins"][~undefined].astype(np.int32)
+    )
+    assert undefined.sum() < len(rows) / 3
+
+
+def assert_same_choices(executor: Executor, rows: NDArray[np.int64]) -> None:
+    """The bins that find_amax's method `entropy` keeps, over every row with enough of them to search."""
+    rows = rows[np.flatnonzero(rows[:, LEVELS:].any(axis=1))]
+    windows = [entropy_window(row) for row in rows]
+    chosen = search_entropy(executor, rows, np.array(windows, np.int32))
+    expected = np.asarray(find_amax(rows, 1.0, "entropy"))
+    fallback = np.array([high for _, high in windows])
+    np.testing.assert_array_equal(np.where(chosen > 0, chosen, fallback), expected.astype(np.int64))
+
+
+def test_entropy_of_nothing(executor_for: ExecutorFor) -> None:
+    executor = executor_for(SMALL)
+    assert search_entropy(executor, np.zeros((0, SMALL.bins), np.int64), np.zeros((0, 2), np.int32)).shape == (0,)
+    rows = np.zeros((4, SMALL.bins), np.int64)
+    rows[1, 0] = 5  # bin 0 is taken as bin 1
+    rows[2:, 1:] = 3
+    windows = np.array([[0, SMALL.bins], [0, SMALL.bins], [300, 200], [-7, -1]], np.int32)
+    assert search_entropy(executor, rows, windows).tolist() == [0, 0, 0, 0]
