@@ -2,7 +2,10 @@
 # make test    sets itself up, runs the whole test suite
 # make check   format, lint, types, import rules
 # make soak    the longer trials (see benchmarks/RESULTS.md)
+# make sanitize  kernels.cu on the CPU under ThreadSanitizer and AddressSanitizer (needs g++)
 # make lock    pins today's versions of all dependencies
+# make gpu-check   on a machine with a GPU: its tests, compute-sanitizer, the benchmark
+# make wheelhouse  what gpu-check needs where there is no network: make wheelhouse PYTHON=3.12
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +13,7 @@ BIN := $(VENV)/bin
 SAMPLE := var/sample
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test check soak lock clean broker
+.PHONY: run test check soak lock clean broker wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
@@ -29,9 +32,20 @@ check: $(VENV)/.test
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak
 
+.PHONY: sanitize
+sanitize: $(VENV)/.test
+	@$(BIN)/python tests/sanitize.py
+
 lock:
 	uv pip compile --universal --python-version 3.10 --extra demo --extra test --no-header --no-annotate --upgrade \
 	  pyproject.toml -o constraints.txt
+
+# PYTHON is that of the GPU machine: a version, or an interpreter. tests/gpu/wheelhouse.py says what has to be where.
+wheelhouse:
+	@PYTHONPATH=tests python3 -m gpu.wheelhouse --python $(PYTHON)
+
+gpu-check:
+	@PYTHONPATH=tests $(PYTHON) -m gpu.check $(if $(STEPS),--steps $(STEPS))
 
 clean:
 	rm -rf $(VENV) var build *.egg-info
@@ -45,7 +59,7 @@ broker:
 $(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
 	@$(BIN)/python -m examples.street.render -o $(SAMPLE)
 
-$(VENV)/.run: pyproject.toml constraints.txt
+$(VENV)/.run: pyproject.toml constraints.txt calibrate/count.c
 	@echo "setting up $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) --editable '.[demo]'

@@ -1,0 +1,198 @@
+"""Our histogram kernel beside the memory's own speed, CuPy and PyTorch; the entropy search of 200 tensors.
+
+    python -m benchmarks.gpu_histogram [--bits 12 11 13] [--rounds 20] [--gib 8]
+
+Needs a GPU, PyCUDA and nvcc; CuPy and PyTorch where installed. All take turns on the same memory. What is timed is the
+launch that DeviceHistograms and search_entropy make, recorded and made again; its counts are compared with
+abs_histogram's, and after the timing once more: so many launches must have counted everything so many times.
+Exit code 1 when a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.gpu_cases import Case, agree, cases, values
+from benchmarks.gpu_device import CudaDevice, Run, View
+from benchmarks.gpu_report import Row, Search, bars, markdown
+from calibrate.divergence import LEVELS, kl_divergence
+from calibrate.histogram import AbsHistogram, abs_histogram
+from engines.cuda import Gpu
+from engines.kernels import DeviceError, DeviceHistograms, Executor, search_entropy
+
+SEARCHED = 200
+_IN_A_ROW = 20  # launches of a sample, of which a frame's takes some ten microseconds
+_BUDGET_MS = 1000.0  # of each contender in each case, once it has had its first sample
+_ROWS, _CHOSEN = 2, 3  # what the kernels write, by its place among their arguments
+
+
+class Recorder:
+    """An Executor that remembers its last launch."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.last: tuple[Any, ...] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def launch(self, *launch: Any) -> None:
+        self.last = launch
+        self._executor.launch(*launch)
+
+
+@dataclass
+class Frame:
+    """A frame on the device, with its launch. counted: its rows after one launch."""
+
+    histograms: list[AbsHistogram]
+    launch: tuple[Any, ...]
+    counted: NDArray[np.int64]
+    launches: int = 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bits", type=int, nargs="+", choices=(11, 12, 13), default=[12], help="log2 of the bins")
+    parser.add_argument("--rounds", type=int, default=20, help="samples of each; their median counts")
+    parser.add_argument("--gib", type=float, default=8.0, help="the large tensor, at most a quarter of the free memory")
+    options = parser.parse_args()
+    try:
+        gpu = Gpu()
+        with gpu.current():
+            return benchmark(CudaDevice(gpu), options.bits, options.rounds, int(options.gib * 2**30))
+    except DeviceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def benchmark(device: CudaDevice, bits: list[int], rounds: int, large_bytes: int) -> int:
+    print(device.name, flush=True)
+    rows, executors = [], {width: device.executor(width) for width in bits}
+    for case in cases(bits, min(large_bytes, device.free_bytes // 4)):
+        rows.append(measure(case, device, executors[case.bits], rounds))
+        print(rows[-1].line(), flush=True)
+    search = measure_search(device, executors[bits[0]], rounds)
+    print(search.line(), flush=True)
+    judged = list(bars(rows, search, device.multiprocessors))
+    print("\n" + markdown(device.name, rows, search, judged))
+    return 1 if any(bar.reached is False for bar in judged) else 0
+
+
+def measure(case: Case, device: CudaDevice, executor: Executor, rounds: int) -> Row:
+    pool = values(case)
+    memory = device.allocate(case.frames * case.frame_bytes)
+    target = device.allocate(case.frame_bytes)
+    starts = range(int(memory), int(memory) + case.frames * case.frame_bytes, case.frame_bytes)
+    fill(device, int(memory), case.frames * case.frame_bytes, pool)
+    frames = [collected(case, start, executor) for start in starts]
+    equal = all(agree(case, number, frame.histograms, pool) for number, frame in enumerate(frames))
+
+    def count(number: int) -> None:
+        frame = frames[number % case.frames]
+        executor.launch(*frame.launch)
+        frame.launches += 1
+
+    views = [View(starts[0] + t * case.tensor_bytes, case.elements, case.dtype) for t in range(case.tensors)]
+    peers = device.peers(views, 1 << case.bits, 2.0 ** frames[0].histograms[0].range_exp)
+    runs: dict[str, Run] = {name: run for name, run in peers.items() if not isinstance(run, str)}
+    runs["ours"] = count
+    runs["copy"] = lambda number: device.copy(int(target), starts[number % case.frames], case.frame_bytes)
+    medians = take_turns(device, runs, rounds, _IN_A_ROW if case.frames > 1 else 1)
+    equal = equal and all(still_agrees(frame, executor) for frame in frames)
+    speed = {name: case.frame_bytes / ms / 1e6 for name, ms in medians.items()}
+    found = {name: speed.get(name, run if isinstance(run, str) else "") for name, run in peers.items()}
+    waited = median_wall_ms(collector(case, starts[0], executor), rounds)
+    del runs, peers
+    device.release()
+    return Row(case.name, case.dtype.name, case.data, case.bits, speed["ours"], 2 * speed["copy"], waited, found, equal)
+
+
+def fill(device: CudaDevice, address: int, nbytes: int, pool: NDArray[np.generic]) -> None:
+    """The pool, uploaded once and doubled there."""
+    filled = min(pool.nbytes, nbytes)
+    device.upload(address, pool[: filled // pool.itemsize])
+    while filled < nbytes:
+        step = min(filled, nbytes - filled)
+        device.copy(address + filled, address, step)
+        filled += step
+
+
+def collector(case: Case, start: int, executor: Executor) -> Callable[[], list[AbsHistogram]]:
+    """Collects the frame at `start`; a first time already, so that the guesses of its ranges hold from now on."""
+    histograms = DeviceHistograms(executor, [case.elements] * case.tensors, [case.dtype] * case.tensors)
+    addresses = [start + tensor * case.tensor_bytes for tensor in range(case.tensors)]
+    histograms.collect(addresses)
+    return lambda: histograms.collect(addresses)
+
+
+def collected(case: Case, start: int, executor: Executor) -> Frame:
+    recorder = Recorder(executor)
+    found = collector(case, start, recorder)()
+    *_, arguments, stream = recorder.last
+    return Frame(found, recorder.last, executor.download(arguments[_ROWS], stream))
+
+
+def still_agrees(frame: Frame, executor: Executor) -> bool:
+    """Whether every launch since has added the same counts again, and left amax alone."""
+    *_, arguments, stream = frame.launch
+    rows = executor.download(arguments[_ROWS], stream)
+    counts = np.array_equal(rows[:, :-1], frame.launches * frame.counted[:, :-1])
+    return counts and np.array_equal(rows[:, -1], frame.counted[:, -1])
+
+
+def take_turns(device: CudaDevice, runs: Mapping[str, Run], rounds: int, in_a_row: int) -> dict[str, float]:
+    """Median milliseconds of each, sample by sample in turns. Who is slow has fewer samples."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times = in_a_row if name in ("ours", "copy") else 1
+            if sum(taken[name]) * times < _BUDGET_MS:
+                taken[name].append(device.milliseconds(run, times))
+    return {name: float(np.median(found)) for name, found in taken.items()}
+
+
+def median_wall_ms(call: Callable[[], object], rounds: int) -> float:
+    waited = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        call()
+        waited.append((time.perf_counter() - started) * 1e3)
+    return float(np.median(waited))
+
+
+def measure_search(device: CudaDevice, executor: Executor, rounds: int) -> Search:
+    """Every candidate of every tensor competes: the longest search there is."""
+    rng, bins = np.random.default_rng(1), executor.geometry.bins
+    samples = [rng.standard_normal(100_000, np.float32) * np.float32(rng.uniform(0.1, 9.0)) for _ in range(SEARCHED)]
+    counts = np.stack(
+        [abs_histogram(np.maximum(x, 0) if n % 2 else x, executor.geometry.bits).counts for n, x in enumerate(samples)]
+    )
+    windows = np.tile(np.array([LEVELS, bins], np.int32), (SEARCHED, 1))
+    recorder = Recorder(executor)
+    chosen = search_entropy(recorder, counts, windows)
+    equal = all(is_best(counts[tensor], int(chosen[tensor])) for tensor in range(0, SEARCHED, SEARCHED // 5))
+    runs = {"ours": lambda _: executor.launch(*recorder.last)}
+    device_ms = take_turns(device, runs, rounds, _IN_A_ROW)["ours"]
+    *_, arguments, stream = recorder.last
+    equal = equal and np.array_equal(executor.download(arguments[_CHOSEN], stream), chosen)
+    return Search(SEARCHED, device_ms, median_wall_ms(lambda: search_entropy(executor, counts, windows), rounds), equal)
+
+
+def is_best(counts: NDArray[np.int64], chosen: int) -> bool:
+    """Whether NumPy finds no candidate better than this one, but for rounding."""
+    first = np.array([counts[1]])  # NVIDIA's rule, see search_entropy
+    candidates, divergence = kl_divergence(np.concatenate([first, counts[1:]]))
+    return bool(divergence[candidates == chosen].min(initial=np.inf) <= np.nanmin(divergence) + 1e-12)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Everything that needs a GPU, in one command: the tests, compute-sanitizer over a part of them, and the benchmark.
+
+    make gpu-check [PYTHON=python3] [STEPS="tests memcheck racecheck benchmark"] [OUT=var/gpu-check]
+
+Needs an NVIDIA GPU with its driver, nvcc, g++, and Python 3.10 or later with numpy. PyCUDA and pytest come from
+wheelhouse/ (`make wheelhouse` fills it on another machine; then neither network nor pip nor venv is used here), else
+from this Python, else from the package index through pip. compute-sanitizer, CuPy and PyTorch are used where they are.
+Without make: PYTHONPATH=tests python3 -m gpu.check. Each step's output goes to the terminal and to OUT/<step>.txt.
+Exit code: 0 when every step passed, 1 when one failed, 2 when the check could not start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu.environment import ROOT, Environment, prepare, require_compilers, require_device
+from gpu.errors import GpuCheckError
+
+PASSED, FAILED, CANNOT_START = 0, 1, 2
+STEPS = ("tests", "memcheck", "racecheck", "benchmark")
+# Without tests/conftest.py, whose fixtures need all of tared's dependencies.
+PYTEST = ("-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--noconftest", "-m", "gpu")
+# Under compute-sanitizer a kernel runs up to a hundred times slower: both kernels, all geometries, but not all tests.
+_SANITIZED = "float_edges or small_tensors or last_bit"
+_LIMIT_S = 570.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """`lacking` names the tool that it needs and this machine does not have."""
+
+    name: str
+    command: tuple[str, ...]
+    lacking: str = ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS, help="default: all")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or ROOT / "var/gpu-check"))
+    parser.add_argument("--wheelhouse", type=Path, default=ROOT / "wheelhouse")
+    parser.add_argument("--site", type=Path, default=ROOT / "var/gpu-site", help="where wheels are unpacked")
+    options = parser.parse_args()
+    try:
+        environment = prepare(options.wheelhouse, options.site)
+        device = require_device(environment)
+        require_compilers(environment)
+    except GpuCheckError as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        return CANNOT_START
+    print(device, flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "device.txt").write_text(device + "\n")
+    return run_steps([planned(name, environment) for name in options.steps], environment, options.out)
+
+
+def planned(name: str, environment: Environment) -> Step:
+    tests = (sys.executable, *PYTEST, *gpu_tests(ROOT / "tests"))
+    if name == "tests":
+        return Step(name, tests)
+    if name == "benchmark":
+        return Step(name, (sys.executable, "-m", "benchmarks.gpu_histogram"))
+    sanitizer = shutil.which("compute-sanitizer", path=environment["PATH"])
+    if sanitizer is None:
+        return Step(name, (), lacking="compute-sanitizer")
+    return Step(name, (sanitizer, "--tool", name, "--error-exitcode", "1", *tests, "-k", _SANITIZED))
+
+
+def gpu_tests(folder: Path) -> list[str]:
+    """The files with a test marked gpu; the others would be imported for nothing, with all they import."""
+    return [str(path) for path in sorted(folder.glob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+
+
+def run_steps(steps: Iterable[Step], environment: Environment, out: Path) -> int:
+    """All of them, also after one has failed: a GPU is borrowed rarely. Returns the exit code."""
+    verdicts = {}
+    for step in steps:
+        if step.lacking:
+            verdicts[step.name] = f"not run: {step.lacking} is not installed"
+            continue
+        print(f"--- {step.name}: {' '.join(step.command)}", flush=True)
+        started = time.monotonic()
+        code = run_shown(step.command, environment, out / f"{step.name}.txt", _LIMIT_S)
+        verdict = "passed" if code == 0 else f"FAILED, exit code {code}"
+        verdicts[step.name] = f"{verdict} ({time.monotonic() - started:.0f} s)"
+    summary = "".join(f"{name:<10} {verdict}\n" for name, verdict in verdicts.items())
+    print(summary, end="", flush=True)
+    (out / "summary.txt").write_text(summary)
+    return FAILED if "FAILED" in summary else PASSED
+
+
+def run_shown(command: tuple[str, ...], environment: Environment, copy: Path, limit_s: float) -> int:
+    """Runs a command, its output on the terminal and in `copy`, as it comes. Killed after `limit_s`."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    timer = threading.Timer(limit_s, process.kill)
+    timer.start()
+    try:
+        with process.stdout as output, copy.open("w", encoding="utf-8") as file:  # type: ignore[union-attr]
+            for line in output:
+                print(line, end="", flush=True)
+                file.write(line)
+        return process.wait()
+    finally:
+        timer.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

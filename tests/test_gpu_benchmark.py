@@ -1,0 +1,164 @@
+"""benchmarks/gpu_histogram.py on the CPU: its times mean nothing here, its checks of the counts do."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fiber_executor import COMPILER, FiberExecutor
+from numpy.typing import NDArray
+
+from benchmarks import gpu_cases, gpu_histogram
+from benchmarks.gpu_cases import Case, cases, periodic_histogram
+from benchmarks.gpu_histogram import is_best, measure, measure_search
+from benchmarks.gpu_report import Row, Search, bars, markdown
+from calibrate.divergence import kl_divergence
+from calibrate.histogram import abs_histogram
+from engines.kernels import Geometry
+
+GEOMETRY = Geometry(11, 2, 128)
+ROW = Row(
+    "100 of 1.5 MB", "float32", "ReLU", 12, 3900.0, 4000.0, 0.2, {"CuPy": 51.04, "PyTorch": "not installed"}, True
+)
+SEARCH = Search(200, 0.4, 0.9, True)
+
+
+@dataclass(frozen=True)
+class Memory:
+    content: NDArray[np.uint8]
+
+    def __int__(self) -> int:
+        return self.content.ctypes.data
+
+
+class HostDevice:
+    """The host's memory in the place of a GPU's."""
+
+    def allocate(self, nbytes: int) -> Memory:
+        whole = np.empty(nbytes + 256, np.uint8)
+        return Memory(whole[-whole.ctypes.data % 256 :][:nbytes])
+
+    def upload(self, address: int, values: NDArray[np.generic]) -> None:
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        ctypes.memmove(target, source, nbytes)
+
+    def milliseconds(self, run: Callable[[int], object], times: int) -> float:
+        started = time.perf_counter()
+        for number in range(times):
+            run(number)
+        return (time.perf_counter() - started) * 1e3 / times
+
+    def peers(self, views: list[Any], bins: int, top: float) -> dict[str, Any]:
+        def count(_: int) -> None:
+            for view in views:
+                kind = ctypes.c_float if view.dtype == np.float32 else ctypes.c_uint16
+                array = np.ctypeslib.as_array((kind * view.elements).from_address(view.address)).view(view.dtype)
+                counted, _ = np.histogram(np.abs(array), bins, (0.0, top))
+                assert counted.sum() == view.elements
+
+        return {"NumPy": count, "other": "not installed"}
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
+    monkeypatch.setattr(gpu_cases, "POOL", 1 << 12)
+    monkeypatch.setattr(gpu_histogram, "SEARCHED", 5)
+    monkeypatch.setattr(gpu_histogram, "_IN_A_ROW", 3)
+
+
+class Wrong(FiberExecutor):
+    """From launch number `first` on, a counter of what the kernel wrote is one too high."""
+
+    def __init__(self, first: int, argument: int) -> None:
+        super().__init__(GEOMETRY)
+        self._first, self._argument = first, argument
+
+    def launch(self, kernel: str, blocks: int, arguments: Any, stream: object | None = None) -> None:
+        super().launch(kernel, blocks, arguments, stream)
+        if self.launches >= self._first:
+            written = arguments[self._argument]
+            np.ctypeslib.as_array((ctypes.c_int32 * 1).from_address(written.address))[0] += 1
+
+
+def case(dtype: str, data: str) -> Case:
+    return Case("3 of 5000", 2, 3, 5000, np.dtype(dtype), data, 11)
+
+
+@pytest.mark.parametrize("data", ["normal", "ReLU"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_every_launch_that_was_timed_counted_right(dtype: str, data: str) -> None:
+    row = measure(case(dtype, data), HostDevice(), FiberExecutor(GEOMETRY), rounds=2)
+    assert row.equal
+    assert min(row.read_gbps, row.copy_gbps, row.collect_ms, row.peers["NumPy"]) > 0
+    assert row.peers["other"] == "not installed"
+
+
+@pytest.mark.parametrize("first", [1, 9], ids=["from the start", "only while it is timed"])
+def test_a_wrong_count_is_found(first: int) -> None:
+    assert not measure(case("float32", "ReLU"), HostDevice(), Wrong(first, argument=2), rounds=2).equal
+
+
+def test_the_search_is_measured_and_its_choices_compared() -> None:
+    search = measure_search(HostDevice(), FiberExecutor(GEOMETRY), rounds=1)
+    assert search.equal
+    assert search.device_ms > 0
+    assert not measure_search(HostDevice(), Wrong(1, argument=3), rounds=1).equal
+    assert not measure_search(HostDevice(), Wrong(2, argument=3), rounds=1).equal
+
+
+def test_only_the_least_divergence_is_the_best() -> None:
+    counts = abs_histogram(np.random.default_rng(0).standard_normal(50_000, np.float32), 11).counts
+    counts[0] = counts[1]
+    candidates, divergence = kl_divergence(counts)
+    order = candidates[np.argsort(divergence)]
+    assert is_best(counts, int(order[0]))
+    assert not any(is_best(counts, int(chosen)) for chosen in (*order[1:4], order[-1], 0))
+
+
+@pytest.mark.parametrize("offset", [0, 3, 90])
+@pytest.mark.parametrize("elements", [5, 64, 500])
+def test_the_histogram_of_repeated_values(offset: int, elements: int) -> None:
+    pool = np.random.default_rng(0).standard_normal(64, np.float32)
+    expected = abs_histogram(pool[np.arange(offset, offset + elements) % 64], 11)
+    found = periodic_histogram(pool, offset, elements, 11)
+    np.testing.assert_array_equal(found.counts, expected.counts)
+    assert (found.range_exp, found.amax, found.zeros) == (expected.range_exp, expected.amax, expected.zeros)
+
+
+def test_every_bin_count_type_and_kind_of_data_is_a_case() -> None:
+    found = list(cases([11, 12], 1 << 30))
+    assert len({(c.name, c.dtype.name, c.data, c.bits) for c in found}) == len(found) == 16
+    assert {c.frame_bytes for c in found} == {150_000_000, 1 << 30}
+    assert all(c.tensor_bytes % 16 == 0 for c in found), "the kernel's alignment"
+
+
+def test_the_bars() -> None:
+    slow = replace(ROW, read_gbps=3399.0)
+    half, fine = replace(slow, dtype="float16"), replace(slow, bits=13)
+    reached = [bar.reached for bar in bars([ROW, slow, half, fine], SEARCH, 132)]
+    assert reached == [True, False, True, True]
+    assert [bar.reached for bar in bars([], replace(SEARCH, device_ms=1.2), 132)] == [False, True]
+    assert [bar.reached for bar in bars([], replace(SEARCH, device_ms=1.2), 16)] == [None, True]
+    assert [bar.reached for bar in bars([replace(ROW, equal=False)], SEARCH, 132)][-1] is False
+
+
+def test_the_block_for_the_results() -> None:
+    text = markdown("GPU X", [ROW], SEARCH, list(bars([ROW], SEARCH, 132)))
+    assert "GPU X" in text
+    cells = "| 100 of 1.5 MB | float32 | ReLU | 4096 | 3900 | 98% of 4000 | 51.0 | not installed | 0.200 | yes |"
+    assert cells in text.splitlines()
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
+    assert text.count("pass") == 3

@@ -1,0 +1,158 @@
+"""`make wheelhouse` and `make gpu-check` as far as they go without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from gpu.check import FAILED, PASSED, Step, gpu_tests, run_shown, run_steps
+from gpu.environment import DRIVER, ROOT, fits, require_compilers, unpack
+from gpu.errors import GpuCheckError
+from gpu.interpreters import find_interpreter
+from gpu.stub_libcuda import NO_DEVICE, STUB_LIBRARY, build_stub, find_toolkit
+
+WHEELHOUSE = ROOT / "wheelhouse"
+TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
+MACHINE = platform.machine()
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the stub driver library."""
+    try:
+        toolkit = find_toolkit()
+    except GpuCheckError as error:
+        pytest.skip(str(error))
+    return build_stub(toolkit, tmp_path_factory.mktemp("stub")).parent
+
+
+def run_check(libraries: Path, folder: Path, wheelhouse: Path = WHEELHOUSE) -> subprocess.CompletedProcess[str]:
+    """`make gpu-check` with `libraries` before the machine's own, and without the network."""
+    command = [sys.executable, "-m", "gpu.check", "--out", str(folder / "out"), "--site", str(folder / "site")]
+    command += ["--wheelhouse", str(wheelhouse)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "tests"),
+        "LD_LIBRARY_PATH": str(libraries),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+    }
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(has_driver(), reason="this machine has an NVIDIA driver")
+def test_a_machine_without_a_driver_is_told_so_at_once(tmp_path: Path) -> None:
+    done = run_check(tmp_path, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("gpu-check: found no NVIDIA driver")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "site").exists(), "nothing is installed before the driver is there"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not list(WHEELHOUSE.glob(f"pycuda-*-{TAG}-*_{MACHINE}.whl")),
+    reason=f"wheelhouse/ holds no PyCUDA for {TAG}: `make wheelhouse`",
+)
+def test_the_check_runs_up_to_the_missing_device(stub: Path, tmp_path: Path) -> None:
+    done = run_check(stub, tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no CUDA-capable device is detected" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert (tmp_path / "site/pycuda/driver.py").is_file(), "the wheels were unpacked, and pycuda.driver imported"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pycuda") is not None, reason="this Python has PyCUDA")
+def test_without_wheels_and_network_the_remedy_is_named(stub: Path, tmp_path: Path) -> None:
+    done = run_check(stub, tmp_path, wheelhouse=tmp_path / "none")
+    assert done.returncode == 2
+    assert "no wheels in wheelhouse/, and pip failed" in done.stderr
+    assert f"make wheelhouse PYTHON={sys.version_info.major}.{sys.version_info.minor}" in done.stderr
+
+
+def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
+    (tmp_path / "nvcc").touch(mode=0o755)
+    with pytest.raises(GpuCheckError, match=r"found no g\+\+ on PATH"):
+        require_compilers({"PATH": str(tmp_path)})
+
+
+def test_the_stub_answers_like_a_driver_without_a_device(stub: Path) -> None:
+    driver = ctypes.CDLL(str(stub / DRIVER))
+    text = ctypes.c_char_p()
+    assert driver.cuInit(0) == NO_DEVICE
+    assert driver.cuGetErrorName(NO_DEVICE, ctypes.byref(text)) == 0
+    assert text.value == b"CUDA_ERROR_NO_DEVICE"
+    assert driver.cuMemAlloc_v2(None, 1) == STUB_LIBRARY
+    assert (stub / "libcuda.so").resolve() == stub / DRIVER
+
+
+@pytest.mark.parametrize(
+    ("wheel", "fit"),
+    [
+        ("iniconfig-2.3.1-py3-none-any.whl", True),
+        ("sortedcontainers-2.4.0-py2.py3-none-any.whl", True),
+        (f"siphash24-1.9-{TAG}-{TAG}-manylinux2014_{MACHINE}.manylinux_2_17_{MACHINE}.whl", True),
+        (f"pycuda-2026.1-{TAG}-{TAG}-linux_{MACHINE}.whl", True),
+        (f"x-1-cp310-abi3-linux_{MACHINE}.whl", True),
+        (f"pycuda-2026.1-cp39-cp39-linux_{MACHINE}.whl", False),
+        (f"pycuda-2026.1-{TAG}-{TAG}-linux_riscv64.whl", False),
+    ],
+)
+def test_wheels_fit_one_python_and_one_processor(wheel: str, fit: bool) -> None:
+    assert fits(wheel) is fit
+
+
+def test_another_pythons_wheelhouse_is_refused(tmp_path: Path) -> None:
+    wheel = tmp_path / f"pycuda-2026.1-cp39-cp39-linux_{MACHINE}.whl"
+    wheel.touch()
+    with pytest.raises(GpuCheckError, match=r"found pycuda-.* expected wheels for Python .*make wheelhouse PYTHON="):
+        unpack([wheel], tmp_path / "site")
+
+
+def test_every_step_runs_and_one_failure_fails_the_check(tmp_path: Path) -> None:
+    python = sys.executable
+    good = Step("good", (python, "-c", "print('measured')"))
+    bad = Step("bad", (python, "-c", "raise SystemExit(3)"))
+    lacking = Step("lacking", (), lacking="a tool")
+    assert run_steps([bad, good, lacking], dict(os.environ), tmp_path) == FAILED
+    assert (tmp_path / "good.txt").read_text() == "measured\n"
+    bad_line, good_line, lacking_line = (tmp_path / "summary.txt").read_text().splitlines()
+    assert "FAILED, exit code 3" in bad_line
+    assert "passed" in good_line
+    assert "not run: a tool is not installed" in lacking_line
+    assert run_steps([good, lacking], dict(os.environ), tmp_path) == PASSED
+
+
+def test_a_step_that_hangs_is_ended(tmp_path: Path) -> None:
+    started = time.monotonic()
+    command = (sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)")
+    assert run_shown(command, dict(os.environ), tmp_path / "log", limit_s=2.0) != 0
+    assert time.monotonic() - started < 30
+    assert (tmp_path / "log").read_text() == "on\n"
+
+
+def test_the_kernel_tests_are_among_those_that_run() -> None:
+    assert str(ROOT / "tests/test_kernels.py") in gpu_tests(ROOT / "tests")
+
+
+def test_interpreters_are_found_by_path_and_refused_by_name() -> None:
+    found = find_interpreter(sys.executable)
+    assert found.tag == TAG
+    with pytest.raises(GpuCheckError, match=r"no working Python '3\.99'"):
+        find_interpreter("3.99")
