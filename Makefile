@@ -1,11 +1,11 @@
-# make run     sets itself up, runs the main job on the bundled sample
-# make test    sets itself up, runs the whole test suite
-# make check   format, lint, types, import rules
-# make soak    the longer trials (see benchmarks/RESULTS.md)
-# make sanitize  kernels.cu on the CPU under ThreadSanitizer and AddressSanitizer (needs g++)
-# make lock    pins today's versions of all dependencies
+# make run         sets itself up, runs the main job on the bundled sample
+# make test        sets itself up, runs the whole test suite
+# make check       format, lint, types, import rules
+# make soak        the longer trials (see benchmarks/RESULTS.md)
+# make sanitize    kernels.cu on the CPU under ThreadSanitizer and AddressSanitizer (needs g++)
 # make gpu-check   on a machine with a GPU: its tests, compute-sanitizer, the benchmark
 # make wheelhouse  what gpu-check needs where there is no network: make wheelhouse PYTHON=3.12
+# make lock        pins today's versions of all dependencies
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 SAMPLE := var/sample
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test check soak lock clean broker wheelhouse gpu-check
+.PHONY: run test check soak sanitize lock clean broker wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
@@ -32,7 +32,6 @@ check: $(VENV)/.test
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak
 
-.PHONY: sanitize
 sanitize: $(VENV)/.test
 	@$(BIN)/python tests/sanitize.py
 
