@@ -6,12 +6,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
+#define FOR_THIS_CPU __attribute__((target_clones("avx2", "default"))) /* SSE2 alone has no maximum of 32-bit integers */
+#else
+#define FOR_THIS_CPU
+#endif
+
 #define MAGNITUDE 0x7fffffff /* a float32's bits without the sign; they order like the magnitudes they stand for */
 #define TABLES 4
 
 /* out[0]: bits of the largest |x| (NaN above infinity above the finite); out[1]: number of zeros. n < 2^31.
  * Integers, so that the compiler may vectorise and no floating-point mode (flush to zero) can change the answer. */
-void tared_survey(const int32_t *bits, size_t n, int32_t *out) {
+FOR_THIS_CPU void tared_survey(const int32_t *bits, size_t n, int32_t *out) {
   int32_t largest = 0, zeros = 0;
   for (size_t i = 0; i < n; ++i) {
     const int32_t magnitude = bits[i] & MAGNITUDE;

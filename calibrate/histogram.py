@@ -12,6 +12,7 @@ large, so LZMA brings their bytes near the entropy of the counts (benchmarks/RES
 from __future__ import annotations
 
 import lzma
+import math
 import struct
 import zlib
 from collections.abc import Iterable
@@ -27,7 +28,7 @@ from calibrate.errors import CalibrationError
 DEFAULT_BITS = 12
 MIN_RANGE_EXP = -100  # below it |x| * 2**(k - range_exp) would overflow float32's exponent for subnormal data
 MAX_RANGE_EXP = 128  # 2**128 is the first power of two beyond every finite float32
-_PIECE = 1 << 22  # elements collected at a time: what a float16 or a non-finite piece is copied to stays small
+_PIECE = 1 << 20  # elements collected at a time: the second pass finds them in the cache, and copies of them stay small
 _MAX_TOTAL = 1 << 63  # values that int64 counts can hold together
 _MAX_BITS = 24  # what bytes from outside may make us allocate
 
@@ -75,9 +76,10 @@ class AbsHistogram:
             raise ValueError(f"a histogram only widens: range_exp {self.range_exp} -> {range_exp}")
         if fold == 0:
             return self
+        folded = self.counts
+        for _ in range(min(fold, self.bits)):
+            folded = folded[0::2] + folded[1::2]
         counts = np.zeros_like(self.counts)
-        group = 1 << min(fold, self.bits)
-        folded = self.counts.reshape(-1, group).sum(axis=1)
         counts[: folded.size] = folded
         return AbsHistogram(counts, range_exp, self.amax, self.zeros, self.nonfinite)
 
@@ -89,8 +91,8 @@ def empty_histogram(bits: int = DEFAULT_BITS) -> AbsHistogram:
 
 def range_exp_for(amax: float) -> int:
     """The smallest e with amax < 2**e, clamped to [-100, 128]."""
-    _, exponent = np.frexp(np.float32(amax))  # amax = m * 2**exponent, 0.5 <= m < 1
-    return int(np.clip(exponent, MIN_RANGE_EXP, MAX_RANGE_EXP)) if amax > 0.0 else MIN_RANGE_EXP
+    _, exponent = math.frexp(amax)  # amax = m * 2**exponent, 0.5 <= m < 1
+    return min(max(exponent, MIN_RANGE_EXP), MAX_RANGE_EXP) if amax > 0.0 else MIN_RANGE_EXP
 
 
 def abs_histogram(x: NDArray[np.floating], bits: int = DEFAULT_BITS) -> AbsHistogram:
