@@ -9,13 +9,14 @@ trail Python's. What calls this splits its data over threads if it wants several
 from __future__ import annotations
 
 import ctypes
+import math
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-_TABLES = 4  # as in count.c
+_TABLES, _VERSION = 4, 1  # as in count.c
 _CHUNK = 1 << 16  # elements per NumPy pass: the temporaries stay in the cache
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
@@ -23,20 +24,20 @@ Values = NDArray[np.float32]
 
 
 def _load() -> ctypes.CDLL | None:
-    """The shared object that the package was built with, if it was."""
+    """The shared object that the package was built with, if there is one and it is of this version."""
     here = Path(__file__).parent
     built = [path for path in (here / f"_count{suffix}" for suffix in EXTENSION_SUFFIXES) if path.exists()]
     if not built:
         return None
-    library = ctypes.CDLL(str(built[0]))
-    library.tared_survey.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-    library.tared_count.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_float,
-        ctypes.c_size_t,
-        ctypes.c_void_p,
-    ]
+    try:
+        library = ctypes.CDLL(str(built[0]))
+        if ctypes.c_int32.in_dll(library, "tared_count_version").value != _VERSION:
+            return None
+    except (OSError, ValueError):  # not of this machine, cut short, or without the symbol
+        return None
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    library.tared_survey.argtypes = [pointer, size, pointer]
+    library.tared_count.argtypes = [pointer, size, ctypes.c_float, ctypes.c_uint32, pointer]
     library.tared_survey.restype = library.tared_count.restype = None
     return library
 
@@ -46,18 +47,18 @@ COMPILED = _LIBRARY is not None
 
 
 def survey(values: Values) -> tuple[float, int]:
-    """The largest |x| of values (n,), contiguous, n < 2**31, and the number of zeros; NaN or inf where one is in it."""
+    """The largest |x| of values (n,), contiguous, n < 2**31, and the number of zeros; inf for any value not finite."""
     if _LIBRARY is None:
         return survey_numpy(values)
     found = np.empty(2, np.int32)
     _LIBRARY.tared_survey(values.ctypes.data, values.size, found.ctypes.data)
-    return float(found[:1].view(np.float32)[0]), int(found[1])
+    return _float_of(int(found[0])), int(found[1])
 
 
 def count(values: Values, scale: float, bins: int) -> NDArray[np.int64]:
     """How many of values (n,) have floor(|x| * scale) = 0, 1, ... bins - 1: int64 (bins,).
 
-    `scale` is a power of two. All values must be finite and in the bins; contiguous, n < 2**31.
+    `scale` and `bins` are powers of two. All values must be finite and in the bins; contiguous, n < 2**31.
     """
     if _LIBRARY is None:
         return count_numpy(values, scale, bins)
@@ -67,6 +68,14 @@ def count(values: Values, scale: float, bins: int) -> NDArray[np.int64]:
     return counts
 
 
+def _float_of(bits: int) -> float:
+    """The magnitude that a float32's bits stand for, in integers: a thread may flush subnormals. NaN counts as inf."""
+    exponent, significand = bits >> 23, bits & 0x7FFFFF
+    if exponent == 0xFF:
+        return math.inf
+    return math.ldexp(significand | (1 << 23), exponent - 150) if exponent else math.ldexp(significand, -149)
+
+
 def survey_numpy(values: Values) -> tuple[float, int]:
     """`survey` without the compiled pass."""
     bits, largest, zeros = values.view(np.int32), np.int32(0), 0
@@ -74,7 +83,7 @@ def survey_numpy(values: Values) -> tuple[float, int]:
         magnitude = bits[start : start + _CHUNK] & _MAGNITUDE
         largest = max(largest, magnitude.max())
         zeros += magnitude.size - int(np.count_nonzero(magnitude))
-    return float(np.array(largest, np.int32).view(np.float32)), zeros
+    return _float_of(int(largest)), zeros
 
 
 def count_numpy(values: Values, scale: float, bins: int) -> NDArray[np.int64]:

@@ -15,8 +15,11 @@
 #define MAGNITUDE 0x7fffffff /* a float32's bits without the sign; they order like the magnitudes they stand for */
 #define TABLES 4
 
+/* What collect.py asks for; to be raised with every change of a signature. An older build is left alone. */
+const int32_t tared_count_version = 1;
+
 /* out[0]: bits of the largest |x| (NaN above infinity above the finite); out[1]: number of zeros. n < 2^31.
- * Integers, so that the compiler may vectorise and no floating-point mode (flush to zero) can change the answer. */
+ * Integers: they vectorise, and a thread that flushes subnormals to zero, as some runtimes do, sees them all the same. */
 FOR_THIS_CPU void tared_survey(const int32_t *bits, size_t n, int32_t *out) {
   int32_t largest = 0, zeros = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -28,19 +31,21 @@ FOR_THIS_CPU void tared_survey(const int32_t *bits, size_t n, int32_t *out) {
   out[1] = zeros;
 }
 
-/* Adds to tables[TABLES][bins] the counts of floor(|x| * scale), scale a power of two. All values finite and their bins
- * below `bins`: the caller has seen to it. n < 2^32.
+/* Adds to tables[TABLES][bins] the counts of floor(|x| * scale), scale and bins powers of two. The caller has seen to it
+ * that all values are finite and their bins below `bins`; the mask keeps a value that changed since within the tables.
+ * n < 2^32.
  *
  * Neighbours go to different tables. In one table equal neighbours, such as the zeros of a ReLU, would each wait for
  * the last one's store before they could load the same counter. */
-void tared_count(const float *x, size_t n, float scale, size_t bins, uint32_t *tables) {
+void tared_count(const float *x, size_t n, float scale, uint32_t bins, uint32_t *tables) {
+  const uint32_t mask = bins - 1;
   uint32_t *t0 = tables, *t1 = t0 + bins, *t2 = t1 + bins, *t3 = t2 + bins;
   size_t i = 0;
   for (; i + TABLES <= n; i += TABLES) {
-    ++t0[(int32_t)(fabsf(x[i]) * scale)];
-    ++t1[(int32_t)(fabsf(x[i + 1]) * scale)];
-    ++t2[(int32_t)(fabsf(x[i + 2]) * scale)];
-    ++t3[(int32_t)(fabsf(x[i + 3]) * scale)];
+    ++t0[(uint32_t)(int32_t)(fabsf(x[i]) * scale) & mask];
+    ++t1[(uint32_t)(int32_t)(fabsf(x[i + 1]) * scale) & mask];
+    ++t2[(uint32_t)(int32_t)(fabsf(x[i + 2]) * scale) & mask];
+    ++t3[(uint32_t)(int32_t)(fabsf(x[i + 3]) * scale) & mask];
   }
-  for (; i < n; ++i) ++t0[(int32_t)(fabsf(x[i]) * scale)];
+  for (; i < n; ++i) ++t0[(uint32_t)(int32_t)(fabsf(x[i]) * scale) & mask];
 }

@@ -26,20 +26,20 @@ from calibrate.collect import count, survey
 from calibrate.errors import CalibrationError
 
 DEFAULT_BITS = 12
+MIN_BITS, MAX_BITS = 2, 16  # within them 2**(bits - range_exp) is a normal float32, and foreign bytes stay small
 MIN_RANGE_EXP = -100  # below it |x| * 2**(k - range_exp) would overflow float32's exponent for subnormal data
 MAX_RANGE_EXP = 128  # 2**128 is the first power of two beyond every finite float32
 _PIECE = 1 << 20  # elements collected at a time: the second pass finds them in the cache, and copies of them stay small
-_MAX_TOTAL = 1 << 63  # values that int64 counts can hold together
-_MAX_BITS = 24  # what bytes from outside may make us allocate
+_MAX_TOTAL = 1 << 63  # values that int64 counts can hold together; the same for those not finite
 
 _MAGIC = b"tAH1"
 _HEADER = struct.Struct("<4sBBhIdQQ")  # magic, bits, bytes per difference, range_exp, bins used, amax, zeros, nonfinite
 _CHECKSUM = struct.Struct("<I")  # CRC-32 of all before it
-# One dictionary as long as the data; its context of neighbouring bytes says nothing about counts and is switched off.
+# A dictionary of twice 4096 bins of 8 bytes. The context of neighbouring bytes says nothing about counts: it is off.
 _LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 16, "lc": 0, "lp": 0, "pb": 0}]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AbsHistogram:
     """Counts of |x| over `2**bits` equal bins of [0, 2**range_exp).
 
@@ -53,6 +53,13 @@ class AbsHistogram:
     amax: float
     zeros: int
     nonfinite: int
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in every part, to the bit."""
+        if not isinstance(other, AbsHistogram):
+            return NotImplemented
+        parts, others = ((h.range_exp, h.amax, h.zeros, h.nonfinite) for h in (self, other))
+        return parts == others and np.array_equal(self.counts, other.counts)
 
     @property
     def bits(self) -> int:
@@ -70,10 +77,13 @@ class AbsHistogram:
         return int(self.counts.sum())
 
     def widened(self, range_exp: int) -> AbsHistogram:
-        """The same data on the range [0, 2**range_exp); equal to having collected on that range from the start."""
+        """The same data on the range [0, 2**range_exp); equal to having collected on that range from the start.
+
+        Raises ValueError for a narrower range, or one beyond 2**128.
+        """
         fold = range_exp - self.range_exp
-        if fold < 0:
-            raise ValueError(f"a histogram only widens: range_exp {self.range_exp} -> {range_exp}")
+        if fold < 0 or range_exp > MAX_RANGE_EXP:
+            raise ValueError(f"a histogram only widens, to 128 at most: range_exp {self.range_exp} -> {range_exp}")
         if fold == 0:
             return self
         folded = self.counts
@@ -98,13 +108,15 @@ def range_exp_for(amax: float) -> int:
 def abs_histogram(x: NDArray[np.floating], bits: int = DEFAULT_BITS) -> AbsHistogram:
     """Histogram of |x| for an array of any shape, float16 or float32.
 
-    float64 input is refused with ValueError: its values need not survive the rounding to float32.
+    float64 input is refused with ValueError: its values need not survive the rounding to float32. So are `bits` outside
+    of 2 to 16. Nobody may write to x meanwhile.
     """
-    if x.dtype not in (np.float32, np.float16):
-        raise ValueError(f"abs_histogram takes float32 or float16, got {x.dtype}")
+    if x.dtype not in (np.float32, np.float16) or not MIN_BITS <= bits <= MAX_BITS:
+        raise ValueError(f"abs_histogram takes float32 or float16 and 2 to 16 bits, got {x.dtype} and {bits}")
     flat = np.ascontiguousarray(x).reshape(-1)
     pieces = (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
-    return merge_all((_piece(piece.astype(np.float32, copy=False), bits) for piece in pieces), bits)
+    with np.errstate(invalid="ignore"):  # a signalling NaN of float16; it is counted like any other
+        return merge_all((_piece(piece.astype(np.float32, copy=False), bits) for piece in pieces), bits)
 
 
 def _piece(values: NDArray[np.float32], bits: int) -> AbsHistogram:
@@ -132,10 +144,10 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
             "the same number of bins in both",
             "collect both with the same setting of calibration.bins",
         )
-    if a.total + b.total >= _MAX_TOTAL:
+    if max(a.total + b.total, a.nonfinite + b.nonfinite) >= _MAX_TOTAL:
         raise CalibrationError(
             "histogram.overflow",
-            f"{a.total + b.total} values to count",
+            f"{a.total + b.total} values to count, {a.nonfinite + b.nonfinite} not finite",
             "fewer than 2**63",
             "start a new histogram: these have long settled",
         )
@@ -185,7 +197,7 @@ def from_bytes(content: bytes) -> AbsHistogram:
     if len(body) < _HEADER.size or checksum != _CHECKSUM.pack(zlib.crc32(body)):
         raise _damaged(f"{len(content)} bytes whose checksum is not theirs")
     magic, bits, width, range_exp, used, amax, zeros, nonfinite = _HEADER.unpack_from(body)
-    if magic != _MAGIC or bits > _MAX_BITS or width > 8 or used > 1 << bits:
+    if magic != _MAGIC or not MIN_BITS <= bits <= MAX_BITS or width > 8 or used > 1 << bits:
         raise _damaged(f"a header of {magic!r} with {used} of 2**{bits} bins in {width} bytes each")
     planes = _decompressed(body[_HEADER.size :], used * width)
     zigzag = np.zeros((used, 8), np.uint8)
@@ -204,8 +216,8 @@ def _decompressed(data: bytes, size: int) -> bytes:
         planes = decompressor.decompress(data, max_length=size + 1)
     except lzma.LZMAError as error:
         raise _damaged(f"counts that do not decompress ({error})") from error
-    if len(planes) != size:
-        raise _damaged(f"counts of {len(planes)} bytes where the header says {size}")
+    if len(planes) != size or not decompressor.eof or decompressor.unused_data:
+        raise _damaged(f"counts of {len(planes)} bytes or more, where the header says {size}")
     return planes
 
 
@@ -215,15 +227,19 @@ def checked(histogram: AbsHistogram) -> AbsHistogram:
     For what comes from outside: a histogram that was collected here fits by construction.
     """
     counts, amax = histogram.counts, histogram.amax
-    power_of_two = counts.ndim == 1 and counts.size > 0 and counts.size & (counts.size - 1) == 0
-    if not power_of_two or (counts < 0).any() or sum(counts.tolist()) >= _MAX_TOTAL:
-        raise _damaged(f"counts of shape {counts.shape}, or negative, or more than int64 holds")
-    if not (0.0 <= amax == float(np.float32(amax)) < np.inf and range_exp_for(amax) <= histogram.range_exp <= 128):
+    sound = (
+        counts.dtype == np.int64 and counts.ndim == 1 and counts.size in {1 << b for b in range(MIN_BITS, MAX_BITS + 1)}
+    )
+    if not sound or (counts < 0).any() or sum(counts.tolist()) >= _MAX_TOTAL:
+        raise _damaged(f"{counts.dtype} counts of shape {counts.shape}, or negative, or more than int64 holds")
+    if not (0.0 <= amax <= float(np.finfo(np.float32).max) and amax == float(np.float32(amax))):
+        raise _damaged(f"amax {amax}, which is no float32")
+    if not range_exp_for(amax) <= histogram.range_exp <= MAX_RANGE_EXP:
         raise _damaged(f"amax {amax} on a range of 2**{histogram.range_exp}")
     used = int(np.flatnonzero(counts)[-1]) if counts.any() else 0
     if int(amax / histogram.bin_width) != used:
         raise _damaged(f"amax {amax}, and bin {used} is the last with counts")
-    if not 0 <= histogram.zeros <= counts[0] or histogram.nonfinite < 0:
+    if not (0 <= histogram.zeros <= counts[0] and 0 <= histogram.nonfinite < _MAX_TOTAL):
         raise _damaged(f"{histogram.zeros} zeros in a first bin of {counts[0]}, {histogram.nonfinite} not finite")
     return histogram
 

@@ -29,6 +29,11 @@ from engines.files import replace_files
 from engines.store import fingerprint
 
 SCHEMA = 1
+# What np.load and zipfile raise for files that are none of ours, or no longer.
+_FOREIGN = (
+    *(ArithmeticError, AttributeError, BadZipFile, EOFError, LookupError),
+    *(OSError, RuntimeError, TypeError, ValueError, zlib.error),
+)
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def save_histograms(histograms: Mapping[str, AbsHistogram], path: Path) -> None:
-    """Write histograms to one .npz; they must have equal numbers of bins. Raises OSError."""
+    """Write histograms, one or more, with equal numbers of bins, to one .npz. Raises OSError."""
     path.write_bytes(_packed(histograms))
 
 
@@ -207,11 +212,14 @@ def _unpacked(content: bytes) -> dict[str, AbsHistogram]:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays: dict[str, Any] = {key: file[key] for key in file.files}
         columns = (arrays[key] for key in ("names", "counts", "range_exp", "amax", "zeros", "nonfinite"))
-        return {
+        histograms = {
             str(name): checked(AbsHistogram(counts, int(range_exp), float(amax), int(zeros), int(nonfinite)))
             for name, counts, range_exp, amax, zeros, nonfinite in zip(*columns, strict=True)
         }
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, BadZipFile, zlib.error) as error:
+        if len(histograms) != len(arrays["names"]):
+            raise ValueError("one name for several histograms")
+        return histograms
+    except _FOREIGN as error:
         raise CalibrationError(
             "histogram.damaged", f"{error}", "a .npz of histograms as tared writes it", "collect them again"
         ) from error
