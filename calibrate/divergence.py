@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 LEVELS = 128  # magnitudes an int8 grid has: the groups that one half of a histogram is merged into
 _CHUNK = 256  # candidates at a time: a chunk's matrices stay in the second-level cache
 _SMOOTHING = 1e-4  # what MXNet's family puts into an empty bin
-_SERIES = 16  # terms of (c - e) log(c - e); the remainder is below e**16 / 240 per bin
+_SERIES = 16  # terms of (c - e) log(c - e); the remainder is below e**16 / 240 / (1 - e) per bin, and e is small
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -35,8 +35,9 @@ def kl_divergence(
 ) -> tuple[Candidates, Floats]:
     """KL of keeping the first i of counts (bins,): (i, divergence in nats), for i in LEVELS..bins or `candidates`.
 
-    Candidates may exceed the number of bins (they clip nothing). Where P is not zero and Q is, Q's probability is
-    taken as `floor`: 0 makes the candidate infinitely bad. One that keeps nothing has no Q: NaN.
+    Counts of LEVELS bins or more, or `candidates`; these may exceed the number of bins (they clip nothing). Where P is
+    not zero and Q is, Q's probability is taken as `floor`: 0 makes the candidate infinitely bad. One that keeps nothing
+    has no Q: NaN.
     """
     if candidates is None:
         candidates = np.arange(LEVELS, counts.size + 1)
@@ -72,11 +73,11 @@ def _group_edges(candidates: Candidates) -> NDArray[np.int64]:
 
 
 def _prefix(values: NDArray[np.generic]) -> Floats:
-    """Sums of the first 0..n values. Integers are added exactly before the one rounding to float64.
+    """Sums of the first 0..n values. Counts are added exactly, below 2**64, before the one rounding to float64.
 
     Beyond 2**53 that rounding moves a group's mass by 1e-16 of the total, which is also all that it weighs.
     """
-    sums = np.cumsum(values, dtype=np.float64 if values.dtype.kind == "f" else np.int64)
+    sums = np.cumsum(values, dtype=np.float64 if values.dtype.kind == "f" else np.uint64)
     return np.concatenate(([0.0], sums))
 
 
@@ -114,12 +115,12 @@ def smoothed_kl_divergence(counts: Counts, rules: SignedRules) -> tuple[Candidat
     """KL of the mirrored histogram of counts (bins,), smoothed: (half widths in bins, divergence in nats).
 
     A half width of i keeps i bins on the left of zero and i + 1 on the right (or of the middle bin, where there is
-    one). Empty bins get 1e-4; the non-empty ones pay for it in equal shares, before P and Q are compared. A Q
-    without any count is infinitely bad.
+    one). Empty bins get 1e-4; the non-empty ones pay for it in equal shares, before P and Q are compared. A P that
+    cannot pay, or a Q without any count, is infinitely bad.
     """
-    side = counts[1:] if rules.odd else counts
-    middle = [2 * counts[0]] if rules.odd else []
-    signed = np.concatenate((side[::-1], middle, side)).astype(np.int64)
+    whole = counts.astype(np.uint64)  # both halves together may be more than int64 holds
+    side, middle = (whole[1:], whole[:1] * np.uint64(2)) if rules.odd else (whole, whole[:0])
+    signed = np.concatenate((side[::-1], middle, side))
     zero = signed.size // 2
     widths = np.arange(rules.groups // 2, zero + 1)
     p = _Smoothed(signed, zero - widths, np.minimum(zero + widths + 1, signed.size))
@@ -133,7 +134,7 @@ def smoothed_kl_divergence(counts: Counts, rules: SignedRules) -> tuple[Candidat
 class _Smoothed:
     """The slices [start, end) of a signed histogram with the tails piled on their ends, and P's side of the KL."""
 
-    def __init__(self, signed: Counts, start: NDArray[np.int64], end: NDArray[np.int64]) -> None:
+    def __init__(self, signed: NDArray[np.uint64], start: NDArray[np.int64], end: NDArray[np.int64]) -> None:
         self.start, self.end, self.size = start, end, end - start
         self.kept, self.filled = _prefix(signed), _prefix(signed > 0)
         self.first_bin, self.last_bin = signed[start], signed[end - 1]
@@ -145,7 +146,7 @@ class _Smoothed:
             self.tax = np.nan_to_num(_SMOOTHING * (self.size - self.nonempty) / self.nonempty)
         self.negentropy = self._negentropy(signed)
 
-    def _negentropy(self, signed: Counts) -> Floats:
+    def _negentropy(self, signed: NDArray[np.uint64]) -> Floats:
         """sum p log p of the smoothed P: inner bins by the series in tax / count, the two ends directly."""
         inner, outer = self.start + 1, self.end - 1
         count = np.maximum(signed, 1).astype(np.float64)
@@ -200,4 +201,4 @@ class _Smoothed:
             cross = np.einsum("ij,ij->i", p_smoothed, log_q) + outside * np.log(_SMOOTHING)
             q_total = np.einsum("ij,ij->i", level, bins)
             divergence = (self.negentropy[chunk] - cross) / total - np.log(total) + np.log(q_total)
-        return np.where(held > 0, divergence, np.inf)
+        return np.where((held > 0) & (self.tax[chunk] < 1.0), divergence, np.inf)

@@ -8,11 +8,14 @@ over a restart.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
+from calibrate.errors import CalibrationError
 
 _BETS = (0.1, 0.3, 0.6, 0.95)  # fractions of the largest bet that keeps wealth positive; the mixture hedges them
 
@@ -58,6 +61,7 @@ class EDetector:
             raise ValueError(f"an e-detector takes values in [0, 1], got {value}")
         if self.drift_detected:
             return  # decided; growing on would overflow and say nothing new
+        value = float(value)  # a NumPy scalar would leak into everything derived from it
         gain = (value - self.tolerance) / self.tolerance
         self._wealth = [(1.0 + wealth) * (1.0 + bet * gain) for wealth, bet in zip(self._wealth, _BETS, strict=True)]
 
@@ -76,9 +80,11 @@ class EDetector:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EDetector:
-        """Go on where `state` was taken."""
-        detector = cls(state["tolerance"], state["threshold"], state["warning_threshold"])
-        detector._wealth = list(state["wealth"])
+        """Go on where `state` was taken. Raises CalibrationError (`evidence.state`) for anything else."""
+        with _reading("detector"):
+            detector = cls(state["tolerance"], state["threshold"], state["warning_threshold"])
+            detector._wealth = [float(wealth) for wealth in state["wealth"]]
+            _expect(len(detector._wealth) == len(_BETS) and all(0.0 <= w < math.inf for w in detector._wealth))
         return detector
 
 
@@ -101,9 +107,10 @@ class ConfidenceSequence:
     Source: Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (JRSS B 2024), the
     hedged capital process of Theorem 3 with the predictable bets of its equation 26.
 
-    Holds when the values' conditional mean is constant, without further assumptions on their distribution. `refuted`
-    says that the data contradict this: the mean has moved, the interval no longer follows, and it is time for a new
-    sequence. `error` is the probability that the interval ever misses the mean.
+    Holds when the values' conditional mean is constant, without further assumptions on their distribution. `error` is
+    the probability that the interval ever misses the mean. `refuted` says that the values' own mean has left the
+    interval, which then no longer follows: it is time for a new sequence. Nearly always the mean has moved; with a
+    constant mean it happens about as rarely as a miss.
     """
 
     def __init__(self, error: float = 0.05) -> None:
@@ -152,12 +159,16 @@ class ConfidenceSequence:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ConfidenceSequence:
-        """Go on where `state` was taken."""
-        sequence = cls(state["error"])
-        sequence.refuted = state["refuted"]
-        sequence._mean = _RunningMean(**state["mean"])
-        sequence._log_capital = np.array(state["log_capital"])
-        sequence._interval = Interval(**state["interval"])
+        """Go on where `state` was taken. Raises CalibrationError (`evidence.state`) for anything else."""
+        with _reading("confidence sequence"):
+            sequence = cls(state["error"])
+            sequence.refuted = bool(state["refuted"])
+            sequence._mean = mean = _RunningMean(**state["mean"])
+            sequence._log_capital = np.array(state["log_capital"], np.float64)
+            sequence._interval = interval = Interval(**state["interval"])
+            _expect(sequence._log_capital.shape == (2, _MEANS.size) and np.isfinite(sequence._log_capital).all())
+            _expect(0.0 <= interval.low <= interval.estimate <= interval.high <= 1.0 or interval.n == 0)
+            _expect(0 <= interval.n <= mean.n and 0.0 <= mean.total <= mean.n and 0.0 <= mean.squares < math.inf)
         return sequence
 
 
@@ -189,3 +200,19 @@ _SIGNS = np.array([[1.0], [-1.0]])
 with np.errstate(divide="ignore"):
     # Half of what keeps a capital from ever reaching zero: the lowest value, 0, costs the first gambler bet * m.
     _LARGEST_BETS = 0.5 / np.stack((_MEANS, 1.0 - _MEANS))
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turns whatever goes wrong with a state into one error."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise CalibrationError(
+            "evidence.state", f"a {what}'s state with {error!r}", "one as this version of tared wrote it", "start anew"
+        ) from error
+
+
+def _expect(sound: bool | np.bool_) -> None:
+    if not sound:
+        raise ValueError("values that no run leads to")

@@ -8,12 +8,18 @@ The scales are float32; a float16 form of the graph rounds them. Two guards make
 - `MAX_SCALE`: the largest float16. An activation that needs more than 127 * 65504 has diverged, and is
   refused.
 
-A range that is exactly zero gets `UNUSED_SCALE`. Any scale represents zeros; this one leaves a tensor that
-wakes up after calibration the range [-1, 1] instead of clipping it to nothing, and keeps bias / (input scale
-* weight scale) inside int32 for the dead channels that pruning and batch normalisation leave behind.
+That is the scale. The value it stands for, up to 127 * s, may still be beyond float16: where it is, the layers that
+read it have to stay float32.
+
+A range that is exactly zero gets `UNUSED_SCALE`. Any scale represents zeros; this one leaves a tensor that wakes up
+after calibration the range [-0.99, 0.99] instead of clipping it to nothing, keeps bias / (input scale * weight scale)
+inside int32 for the dead channels that pruning and batch normalisation leave behind, and is a power of two, for the
+calibrations that ask for those.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +29,7 @@ from calibrate.errors import CalibrationError
 QMAX = 127  # -128 is left out: symmetric, and a product of two INT8 values then fits 15 bits
 MIN_SCALE = 2.0**-17
 MAX_SCALE = 65504.0
-UNUSED_SCALE = 1.0 / QMAX
+UNUSED_SCALE = 2.0**-7
 
 
 def activation_scale(amax: float, tensor: str) -> float:
@@ -49,11 +55,13 @@ def activation_scale(amax: float, tensor: str) -> float:
 
 
 def power_of_two(scale: float) -> float:
-    """The power of two nearest to `scale` >= 0, by ratio; ties go up, 0 stays 0.
+    """The power of two nearest to `scale` > 0 by ratio, ties up, within the guards above.
 
-    Such scales turn requantisation into shifts. They cost up to a factor sqrt(2) of range or of resolution.
+    As PPQ's POWER_OF_2 policy has it, for hardware that rescales by shifts. It costs up to a factor sqrt(2) of range or
+    of resolution.
     """
-    return float(2.0 ** np.floor(np.log2(scale) + 0.5)) if scale > 0.0 else 0.0
+    exponent = math.floor(math.log2(scale) + 0.5)
+    return 2.0 ** min(max(exponent, math.ceil(math.log2(MIN_SCALE))), math.floor(math.log2(MAX_SCALE)))
 
 
 def weight_scales(weight: NDArray[np.float32], axis: int, tensor: str) -> NDArray[np.float32]:

@@ -7,7 +7,8 @@ Methods (the same strings on the command line, in config.yaml and in Python):
     entropy:onnxruntime   as ONNX Runtime's EntropyCalibrater searches it
     entropy:ppq           as PPQ searches it
     entropy:tvm           as TVM's (and MXNet's) kl_divergence searches it
-    percentile:P          the smallest bin edge that keeps P percent of the values
+    percentile:P          the lower edge of the bin in which the first P percent of the values end, as in
+                          pytorch-quantization: 0 where that is the first bin
     mse                   the amax of least mean squared quantisation error
     max                   no clipping
     global:V              the constant V for every tensor
@@ -21,6 +22,7 @@ stand on the prefix sums of divergence.py and try every candidate that the peer 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,7 +42,7 @@ from calibrate.divergence import (
 )
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
-from calibrate.noise import amax_range, best_amax
+from calibrate.noise import Density
 from calibrate.scale import QMAX, power_of_two
 
 METHODS = (
@@ -88,42 +90,77 @@ def parse_method(method: str) -> Method:
 def find_amax(counts: Counts, bin_width: float | Floats, method: str = "entropy") -> Floats | float:
     """The amax of one histogram, counts (bins,), or of several, (tensors, bins); float64 scalar or (tensors,).
 
-    Counts are of |x| from 0 up, in equal bins; `bin_width` is in the units of x, one for all or one per tensor. A
-    histogram without counts gives 0.0: an unused tensor, for which scale.py has a scale of its own.
-    Raises CalibrationError (`threshold.method`) for a method that is not in METHODS.
+    Counts are whole numbers of |x| from 0 up, in equal bins; `bin_width` is in the units of x, one for all or one per
+    tensor. A histogram without counts gives 0.0, by any method: an unused tensor, for which scale.py has a scale.
+    Raises CalibrationError: `threshold.method` for a method that is not in METHODS, `threshold.counts` for what is no
+    histogram.
     """
     parsed = parse_method(method)
-    counts = np.asarray(counts)
-    rows = np.atleast_2d(counts)
-    widths = np.broadcast_to(np.asarray(bin_width, np.float64), rows.shape[:1])
-    amax = np.array([_rounded(_amax(row, width, parsed), parsed) for row, width in zip(rows, widths, strict=True)])
+    counts, widths = np.asarray(counts), np.asarray(bin_width, np.float64)
+    _check(counts, widths)
+    rows = np.atleast_2d(counts).astype(np.int64, copy=False)
+    tensors = (_Tensor(*pair) for pair in zip(rows, np.broadcast_to(widths, rows.shape[:1]), strict=True))
+    amax = np.array([_rounded(_amax(tensor, parsed), parsed) for tensor in tensors])
     return amax if counts.ndim == 2 else float(amax[0])
 
 
 def histogram_amax(histogram: AbsHistogram, method: str = "entropy") -> float:
-    """`find_amax` of an AbsHistogram: never beyond the exact amax it has seen, and 0.0 only where all was zero."""
+    """`find_amax` of an AbsHistogram, whose zeros and exact amax make it the better informed of the two.
+
+    Not beyond the exact amax, but for `global` and the rounding of `+pow2`; 0.0 only where all was zero.
+    """
     parsed = parse_method(method)
-    amax = _amax(histogram.counts, histogram.bin_width, parsed)
+    tensor = _Tensor(histogram.counts, histogram.bin_width, histogram.zeros, histogram.amax)
+    amax = _amax(tensor, parsed)
     if parsed.name != "global":
         amax = min(max(amax, histogram.bin_width), histogram.amax)
     return _rounded(amax, parsed)
 
 
-def _amax(counts: Counts, bin_width: float, method: Method) -> float:
+@dataclass(frozen=True)
+class _Tensor:
+    """counts (bins,); of those in the first bin, how many are known to be zero; the exact amax, 0 when not known."""
+
+    counts: Counts
+    bin_width: float
+    zeros: int = 0
+    amax: float = 0.0
+
+    @property
+    def density(self) -> Density:
+        return Density(self.counts, self.bin_width, self.zeros, self.amax)
+
+    @property
+    def used_bins(self) -> int:
+        return int(np.flatnonzero(self.counts)[-1]) + 1
+
+
+def _check(counts: NDArray[np.integer], widths: Floats) -> None:
+    sound = counts.dtype.kind in "iu" and counts.ndim in (1, 2) and counts.shape[-1] > 0 and counts.min(initial=0) >= 0
+    if not sound or widths.shape not in ((), counts.shape[:-1]) or not (widths > 0.0).all() or np.isinf(widths).any():
+        raise CalibrationError(
+            "threshold.counts",
+            f"{counts.dtype} counts of shape {counts.shape} in bins as wide as {widths}",
+            "whole counts, none negative, (bins,) or (tensors, bins), and positive widths, one or (tensors,)",
+            "count values; a normalised histogram has lost what the search needs",
+        )
+
+
+def _amax(tensor: _Tensor, method: Method) -> float:
+    if not tensor.counts.any():
+        return 0.0
     if method.name == "global":
         return method.parameter
-    if not counts.any():
-        return 0.0
     if method.name == "percentile":
-        return _percentile_bins(counts, method.parameter) * bin_width
-    return float(_SEARCHES[method.name](counts, bin_width))
+        return _percentile_bins(tensor, method.parameter) * tensor.bin_width
+    return float(_SEARCHES[method.name](tensor))
 
 
 def _rounded(amax: float, method: Method) -> float:
-    return QMAX * power_of_two(amax / QMAX) if method.power_of_two else amax
+    return QMAX * power_of_two(amax / QMAX) if method.power_of_two and amax > 0.0 else amax
 
 
-def _entropy(counts: Counts, bin_width: float) -> float:
+def _entropy(tensor: _Tensor) -> float:
     """The candidate of least KL divergence among those within 6 dB of the least quantisation noise.
 
     Bin 0 is taken as bin 1, so that the zeros of a ReLU do not decide (NVIDIA's rule). The divergence alone is
@@ -131,44 +168,46 @@ def _entropy(counts: Counts, bin_width: float) -> float:
     fits itself perfectly (data far from zero); and a bin that is already full hides the tail piled on top of it
     (SiLU, whose minimum of -0.278 collects half of all values). The noise is not.
     """
-    bins = _used_bins(counts)
+    bins = tensor.used_bins
     if bins <= LEVELS:
-        return bins * bin_width
-    low, high = amax_range(counts[:bins], 1.0, _NOISE_EXCESS)
-    candidates = np.arange(max(LEVELS, int(np.ceil(low))), int(high) + 1)
+        return bins * tensor.bin_width
+    low, high = tensor.density.amax_range(_NOISE_EXCESS)
+    candidates = np.arange(max(LEVELS, math.ceil(low / tensor.bin_width)), math.ceil(high / tensor.bin_width) + 1)
     if candidates.size == 0:
-        return high * bin_width
-    return _widest(*kl_divergence(_without_zeros(counts[:bins]), candidates)) * bin_width
+        return high
+    return _widest(*kl_divergence(_without_zeros(tensor.counts[:bins]), candidates)) * tensor.bin_width
 
 
-def _nvidia(counts: Counts, bin_width: float) -> float:
+def _nvidia(tensor: _Tensor) -> float:
     """Every candidate from 128 bins on; where Q is nothing at all, NumPy's argmin lets the NaN win."""
-    if counts.size <= LEVELS:
-        return counts.size * bin_width
-    candidates, divergence = kl_divergence(_without_zeros(counts))
+    if tensor.counts.size <= LEVELS:
+        return tensor.counts.size * tensor.bin_width
+    candidates, divergence = kl_divergence(_without_zeros(tensor.counts))
     undefined = np.flatnonzero(np.isnan(divergence))
-    return float(candidates[undefined[-1]] if undefined.size else _widest(candidates, divergence)) * bin_width
+    kept = int(candidates[undefined[-1]]) if undefined.size else _widest(candidates, divergence)
+    return kept * tensor.bin_width
 
 
-def _ppq(counts: Counts, bin_width: float) -> float:
+def _ppq(tensor: _Tensor) -> float:
     """Multiples of 128 bins; the first 0.2 % of the bins are emptied and one count put behind them.
 
     PPQ's scale is threshold / 128, and at least 1e-8.
     """
-    first = int(counts.size * 0.002)
-    counts = np.concatenate((np.zeros(first, np.int64), [1], counts[first + 1 :]))
-    candidates = np.arange(LEVELS, counts.size + LEVELS - 1, LEVELS)
+    bins = tensor.counts.size
+    first = int(bins * 0.002)
+    counts = np.concatenate((np.zeros(first, np.int64), [1], tensor.counts[first + 1 :]))
+    candidates = np.arange(LEVELS, max(bins, 2) + LEVELS - 1, LEVELS)
     kept = _narrowest(*kl_divergence(counts, candidates, _PPQ_FLOOR))
-    return QMAX * max(kept * bin_width / (QMAX + 1), _PPQ_MIN_SCALE)
+    return QMAX * max(kept * tensor.bin_width / (QMAX + 1), _PPQ_MIN_SCALE)
 
 
-def _onnxruntime(counts: Counts, bin_width: float) -> float:
-    return min(_signed_bins(counts, ONNXRUNTIME), counts.size) * bin_width
+def _onnxruntime(tensor: _Tensor) -> float:
+    return min(_signed_bins(tensor.counts, ONNXRUNTIME), tensor.counts.size) * tensor.bin_width
 
 
-def _tvm(counts: Counts, bin_width: float) -> float:
+def _tvm(tensor: _Tensor) -> float:
     """TVM's scale is threshold / 128."""
-    return _signed_bins(counts, TVM) * bin_width * QMAX / (QMAX + 1)
+    return _signed_bins(tensor.counts, TVM) * tensor.bin_width * QMAX / (QMAX + 1)
 
 
 def _signed_bins(counts: Counts, rules: SignedRules) -> int:
@@ -178,19 +217,15 @@ def _signed_bins(counts: Counts, rules: SignedRules) -> int:
     return _narrowest(*smoothed_kl_divergence(counts, rules)) + 1
 
 
-_SEARCHES: dict[str, Callable[[Counts, float], float]] = {
+_SEARCHES: dict[str, Callable[[_Tensor], float]] = {
     "entropy": _entropy,
     "entropy:nvidia": _nvidia,
     "entropy:onnxruntime": _onnxruntime,
     "entropy:ppq": _ppq,
     "entropy:tvm": _tvm,
-    "mse": best_amax,
-    "max": lambda counts, bin_width: _used_bins(counts) * bin_width,
+    "mse": lambda tensor: tensor.density.best_amax(),
+    "max": lambda tensor: tensor.used_bins * tensor.bin_width,
 }
-
-
-def _used_bins(counts: Counts) -> int:
-    return int(np.flatnonzero(counts)[-1]) + 1
 
 
 def _without_zeros(counts: Counts) -> Counts:
@@ -212,6 +247,8 @@ def _least(divergence: Floats) -> NDArray[np.intp]:
     return np.flatnonzero(divergence <= divergence.min() + _TIE)
 
 
-def _percentile_bins(counts: Counts, percent: float) -> int:
-    cumulative = np.cumsum(counts / counts.sum())
-    return min(int(np.searchsorted(cumulative, percent / 100.0)), counts.size)
+def _percentile_bins(tensor: _Tensor, percent: float) -> int:
+    if percent == 100.0:
+        return tensor.used_bins
+    cumulative = np.cumsum(tensor.counts / tensor.counts.sum())
+    return int(np.searchsorted(cumulative, percent / 100.0))

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from calibrate.histogram import abs_histogram
-from calibrate.noise import best_amax, noise_power, noise_to_signal, predicted_gain_db
+from calibrate.noise import Density, noise_power, noise_to_signal, predicted_gain_db
 
 RNG = np.random.default_rng(0)
 DATA = {
@@ -19,6 +19,10 @@ DATA = {
     "sigmoid": 1.0 / (1.0 + np.exp(-3.0 * RNG.normal(size=100_000))),
     "silu": (lambda x: x / (1.0 + np.exp(-x)))(2.5 * RNG.normal(size=100_000)),
     "offset": RNG.normal(10.0, 0.3, size=100_000),
+    "relu6": np.clip(RNG.normal(2.0, 4.0, size=100_000), 0.0, 6.0),
+    "hard sigmoid": np.clip(RNG.normal(0.5, 0.7, size=100_000), 0.0, 1.0),
+    "steep sigmoid": 1.0 / (1.0 + np.exp(-12.0 * RNG.normal(size=100_000))),
+    "tanh": np.tanh(3.0 * RNG.normal(size=100_000)),
     "sparse": RNG.laplace(size=100_000) * (RNG.random(100_000) < 0.1),
 }
 SHARES = np.array([4.0, 1.0, 0.5, 0.1, 1 / 50, 1 / 500])
@@ -51,7 +55,7 @@ def test_predicted_gain_is_the_real_gain_of_rescaling() -> None:
     x = DATA["laplace"].astype(np.float32)
     histogram = abs_histogram(x)
     stale = histogram.amax / 8.0 / 127
-    best = best_amax(histogram.counts, histogram.bin_width) / 127
+    best = Density.of(histogram).best_amax() / 127
     real_db = 10.0 * np.log10(measured(x, stale) / measured(x, best))
     assert predicted_gain_db({"t": histogram}, {"t": stale}) == pytest.approx(real_db, abs=0.2)
 

@@ -48,6 +48,21 @@ def test_onnxruntime_gives_the_thresholds_of_onnxruntime(shared_vectors: Vectors
     assert same.sum() >= 37  # on outlier_1 two divergences differ by less than ONNX Runtime's float32 resolves
 
 
+# Bins kept on the right of zero by MXNet 1.9.1's calibrate_entropy, from which TVM took its search, with TVM's 255
+# levels and its odd number of bins (benchmarks/workers/threshold_mxnet.py). On the last two histograms it crashes.
+MXNET = [
+    *(1782, 1671, 1018, 892, 1961, 1890, 358, 503, 1782, 1525, 497, 355, 2048, 2048, 2048, 2048, 2048, 2048),
+    *(254, 254, 1618, 1976, 2046, 2042, 144, 145, 2041, 2047, 1524, 1639, 2048, 2048, 128, 128, 684, 684),
+]
+
+
+def test_tvm_gives_the_scales_of_mxnet_over_128(shared_vectors: Vectors) -> None:
+    counts = np.asarray(shared_vectors["counts"], np.int64)[: len(MXNET)]
+    bins = np.asarray(find_amax(counts, 1.0, "entropy:tvm")) * 128 / 127
+    assert (np.abs(bins - MXNET) < 1e-6).sum() >= 34  # two differ by one bin: MXNet adds up in float32
+    assert np.abs(bins - MXNET).max() < 1.5
+
+
 def smooth(distribution: Floats) -> Floats:
     empty = distribution == 0
     tax = 1e-4 * empty.sum() / (~empty).sum()
@@ -106,7 +121,7 @@ def test_smoothed_prefix_sums_give_the_divergence_of_the_rules(rules, definition
     counts[data.draw(st.integers(0, bins - 1))] += 5
     widths, divergence = smoothed_kl_divergence(counts, rules)
     for index in {0, widths.size - 1, data.draw(st.integers(0, widths.size - 1))}:
-        assert divergence[index] == pytest.approx(definition(counts, int(widths[index])), abs=2e-6)
+        assert divergence[index] == pytest.approx(definition(counts, int(widths[index])), abs=1e-9)
 
 
 def ppq_by_its_rules(counts: Counts) -> int:

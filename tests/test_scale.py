@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from calibrate.errors import CalibrationError
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from calibrate.scale import MAX_SCALE, MIN_SCALE, QMAX, activation_scale, quantise, weight_scales
+from calibrate.scale import MAX_SCALE, MIN_SCALE, QMAX, activation_scale, power_of_two, quantise, weight_scales
 
 WEIGHTS = hnp.arrays(
     np.float32, st.tuples(*[st.integers(1, 4)] * 3), elements=st.floats(-100, 100, width=32, allow_subnormal=False)
@@ -20,7 +20,11 @@ def test_scale_is_amax_over_127(amax: float) -> None:
     assert activation_scale(amax, "x") == np.float32(amax / 127)
 
 
-@given(st.floats(0, QMAX * MAX_SCALE))
+# Evenly over the orders of magnitude: the guards bite at the ends.
+AMAX = st.floats(-160.0, np.log2(QMAX * MAX_SCALE)).map(lambda exponent: float(2.0**exponent))
+
+
+@given(st.one_of(AMAX, st.just(0.0)))
 def test_float16_keeps_the_scale_within_half_a_step_at_full_range(amax: float) -> None:
     scale = activation_scale(amax, "x")
     half = float(np.float16(scale))
@@ -28,8 +32,31 @@ def test_float16_keeps_the_scale_within_half_a_step_at_full_range(amax: float) -
     assert QMAX * abs(half - scale) <= scale / 2
 
 
-def test_a_tensor_of_zeros_keeps_the_range_of_one() -> None:
-    assert activation_scale(0.0, "x") == np.float32(1 / 127)
+def test_below_the_guard_half_a_step_would_be_lost() -> None:
+    """Why MIN_SCALE is what it is: under it float16 moves some scale's full range by more than half a step."""
+    scales = MIN_SCALE / np.linspace(1.0, 4.0, 1000)
+    lost = QMAX * np.abs(scales.astype(np.float16).astype(np.float64) - scales) / scales
+    assert lost.max() > 0.5
+
+
+def test_an_unused_tensor_keeps_about_the_range_of_one() -> None:
+    assert activation_scale(0.0, "x") == 2.0**-7
+
+
+@given(AMAX)
+def test_power_of_two_is_the_nearest_and_keeps_the_guards(amax: float) -> None:
+    scale = activation_scale(amax, "x")
+    rounded = power_of_two(scale)
+    assert np.frexp(rounded)[0] == 0.5
+    assert MIN_SCALE <= rounded <= MAX_SCALE
+    assert activation_scale(QMAX * rounded, "x") == rounded
+    if rounded < 2.0**15:
+        assert abs(np.log2(rounded / scale)) <= 0.5
+
+
+def test_ties_between_powers_of_two_go_up() -> None:
+    assert power_of_two(2.0**-3.5 * (1 + 1e-12)) == 2.0**-3
+    assert power_of_two(2.0**-3.5 * (1 - 1e-12)) == 2.0**-4
 
 
 @pytest.mark.parametrize("amax", [float("nan"), float("inf"), -1.0])
@@ -59,7 +86,7 @@ def test_weights_come_back_within_half_a_step(weight: np.ndarray, axis: int) -> 
 def test_a_dead_channel_has_a_usable_scale() -> None:
     weight = np.stack([np.zeros(4, np.float32), np.full(4, 2.0, np.float32)])
     scales = weight_scales(weight, 0, "w")
-    np.testing.assert_allclose(scales, [1 / 127, 2 / 127])
+    np.testing.assert_allclose(scales, [2.0**-7, 2 / 127])
     np.testing.assert_array_equal(quantise(weight, scales, 0), [[0] * 4, [127] * 4])
 
 

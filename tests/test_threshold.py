@@ -93,6 +93,95 @@ def test_counts_beyond_the_integers_of_a_float_change_nothing(method: str) -> No
         assert find_amax(many + 1, 1.0, method) == pytest.approx(find_amax(counts, 1.0, method), rel=0.2)
 
 
+@pytest.mark.parametrize("method", [*SEARCHES, "mse"])
+def test_counts_up_to_the_last_of_int64_give_an_answer_as_good(method: str) -> None:
+    counts = np.random.default_rng(2).poisson(np.exp(-np.arange(2048) / 200.0) * 1e5).astype(np.int64)
+    fewer, most = counts << 30, counts * (2**63 // int(counts.sum()) - 1)
+    assert most.sum() > 2**62
+    assert find_amax(most, 1.0, method) == pytest.approx(find_amax(fewer, 1.0, method), rel=1e-3)
+
+
+RNG = np.random.default_rng(4)
+HARD = {
+    "two points": np.repeat([0.2, 5.0], 20_000),
+    "offset": RNG.normal(1000.0, 1.0, 40_000),
+    "one outlier": np.append(RNG.normal(size=40_000), 300.0),
+    "heavy tail": RNG.standard_t(3, 40_000),
+    "heavy tail, sparse": np.append(RNG.pareto(11.0, 30_000) * (RNG.random(30_000) < 0.02), np.zeros(300_000)),
+    "bimodal": np.append(RNG.normal(0.0, 0.1, 39_000), RNG.normal(8.0, 0.1, 1_000)),
+    "relu6": np.clip(RNG.normal(2.0, 4.0, 40_000), 0.0, 6.0),
+    "hard swish": (lambda x: x * np.clip(x + 3.0, 0.0, 6.0) / 6.0)(RNG.normal(0.0, 3.0, 40_000)),
+    "silu": (lambda x: x / (1.0 + np.exp(-x)))(RNG.normal(0.0, 2.5, 40_000)),
+    "few values": RNG.integers(0, 4, 40_000) * 0.7,
+    "seven values": RNG.normal(size=7),
+    "squared laplace": RNG.laplace(size=40_000) ** 2,
+}
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_entropy_pays_about_six_db_more_noise_than_the_best_scale_at_most(kind: str) -> None:
+    x = HARD[kind].astype(np.float32)
+    histogram = abs_histogram(x)
+
+    def noise(amax: float) -> float:
+        scale = amax / 127
+        return float(((x - np.clip(np.rint(x / scale), -127, 127) * scale) ** 2).mean(dtype=np.float64))
+
+    best = min(noise(histogram.amax * 2.0 ** (-k / 16)) for k in range(160))
+    assert 10.0 * np.log10(noise(histogram_amax(histogram)) / best) <= 6.5
+
+
+def test_zeros_do_not_decide() -> None:
+    x = np.maximum(RNG.normal(size=50_000), 0.0).astype(np.float32)
+    amax = histogram_amax(abs_histogram(x[x > 0]))
+    for zeros in (1_000, 1_000_000):
+        assert histogram_amax(abs_histogram(np.append(x[x > 0], np.zeros(zeros, np.float32)))) == amax
+
+
+def test_percentile_100_is_max() -> None:
+    counts = RNG.poisson(3.0, (300, 2048)).astype(np.int64)
+    counts[:, 900:] = 0
+    np.testing.assert_array_equal(find_amax(counts, 0.1, "percentile:100"), find_amax(counts, 0.1, "max"))
+
+
+def test_nothing_counted_is_an_unused_tensor_by_any_method() -> None:
+    assert find_amax(np.zeros(2048, np.int64), 1.0, "global:3") == 0.0
+    assert find_amax(np.zeros(2048, np.int64), 1.0, "max+pow2") == 0.0
+
+
+def test_no_scale_of_ppq_is_below_its_least() -> None:
+    assert find_amax(np.ones(2048, np.int64), 1e-12, "entropy:ppq") == pytest.approx(127e-8)
+
+
+@pytest.mark.parametrize(
+    ("counts", "width"),
+    [
+        (np.ones(2048) / 2048, 1.0),
+        (np.full(2048, np.nan), 1.0),
+        (np.append(np.ones(2047, np.int64), -1), 1.0),
+        (np.ones((2, 2, 2048), np.int64), 1.0),
+        (np.array(5), 1.0),
+        (np.ones(0, np.int64), 1.0),
+        (np.ones(2048, bool), 1.0),
+        (np.ones(2048, np.int64), 0.0),
+        (np.ones(2048, np.int64), -1.0),
+        (np.ones(2048, np.int64), np.nan),
+        (np.ones(2048, np.int64), np.inf),
+        (np.ones((2, 2048), np.int64), np.ones(3)),
+    ],
+)
+@pytest.mark.parametrize("method", ["entropy", "max", "global:2"])
+def test_what_is_no_histogram_is_refused(counts: NDArray[np.generic], width: float, method: str) -> None:
+    with pytest.raises(CalibrationError, match=r"threshold\.counts"):
+        find_amax(counts, width, method)
+
+
+@pytest.mark.parametrize("method", [*SEARCHES, "mse", "max", "percentile:99"])
+@pytest.mark.parametrize("bins", [1, 2, 100, 127, 128, 129])
+def test_any_number_of_bins_has_an_answer(method: str, bins: int) -> None:
+    assert 0.0 <= find_amax(np.ones(bins, np.uint16), 1.0, method) <= max(bins, 128)
+
+
 def test_several_histograms_in_one_call_are_each_alone() -> None:
     rng = np.random.default_rng(1)
     counts = rng.poisson(np.exp(-np.arange(2048) / rng.uniform(50, 400, (5, 1))) * 1000).astype(np.int64)
