@@ -1,7 +1,7 @@
 // Every CUDA kernel of tared: histograms of |x| counted where the tensors live, and the search for entropy thresholds.
 //
 // nvcc, NVRTC and, in the tests, g++ compile this very file (tests/cuda holds what g++ lacks). Its numbers are those of
-// calibrate/histogram.py and of the objective in calibrate/threshold.py. Two compiler settings matter and are the
+// calibrate/histogram.py and of the objective in calibrate/divergence.py. Two compiler settings matter and are the
 // defaults: subnormals are not flushed to zero (-ftz=false), and wherever a contracted multiply-add could change a
 // last bit the _rn intrinsics forbid it. engines/kernels.py launches the kernels and mirrors every constant below.
 #include <cuda_fp16.h>
@@ -319,7 +319,7 @@ __device__ __forceinline__ double cross_entropy(Prefix prefix, unsigned kept, u6
     return __dadd_rn(sum, __dmul_rn((double)tail, log_mean));
 }
 
-// KL(P || Q) in nats of keeping the first `kept` bins: calibrate.threshold.kl_divergence. Infinite where Q is zero and
+// KL(P || Q) in nats of keeping the first `kept` bins: calibrate.divergence.kl_divergence. Infinite where Q is zero and
 // P is not, and where nothing is kept.
 __device__ __forceinline__ double divergence_of(Prefix prefix, unsigned kept, double entropy) {
     const u64 all = prefix.below[BINS], inside = prefix.below[kept], last = inside - prefix.below[kept - 1];

@@ -160,22 +160,32 @@ def _rounded(amax: float, method: Method) -> float:
     return QMAX * power_of_two(amax / QMAX) if method.power_of_two and amax > 0.0 else amax
 
 
+def entropy_window(counts: Counts, bin_width: float = 1.0, zeros: int = 0, amax: float = 0.0) -> tuple[int, int]:
+    """The fewest and the most of counts (bins,) that `entropy` may keep: those within 6 dB of the least noise.
+
+    At least one count must be there; `zeros` and `amax` as an AbsHistogram knows them, 0 where they are not known.
+    Fewer than LEVELS bins are never searched: where the first number is beyond the second, the second is the answer.
+    """
+    bins = int(np.flatnonzero(counts)[-1]) + 1
+    if bins <= LEVELS:
+        return LEVELS, bins
+    low, high = Density(counts, bin_width, zeros, amax).amax_range(_NOISE_EXCESS)
+    return max(LEVELS, math.ceil(low / bin_width)), min(math.ceil(high / bin_width), bins)
+
+
 def _entropy(tensor: _Tensor) -> float:
-    """The candidate of least KL divergence among those within 6 dB of the least quantisation noise.
+    """The candidate of least KL divergence in the window.
 
     Bin 0 is taken as bin 1, so that the zeros of a ReLU do not decide (NVIDIA's rule). The divergence alone is
     blind to clipping in two cases that real networks have: Q is normalised over what is kept, so one lonely bin
     fits itself perfectly (data far from zero); and a bin that is already full hides the tail piled on top of it
     (SiLU, whose minimum of -0.278 collects half of all values). The noise is not.
     """
-    bins = tensor.used_bins
-    if bins <= LEVELS:
-        return bins * tensor.bin_width
-    low, high = tensor.density.amax_range(_NOISE_EXCESS)
-    candidates = np.arange(max(LEVELS, math.ceil(low / tensor.bin_width)), math.ceil(high / tensor.bin_width) + 1)
-    if candidates.size == 0:
-        return high
-    return _widest(*kl_divergence(_without_zeros(tensor.counts[:bins]), candidates)) * tensor.bin_width
+    low, high = entropy_window(tensor.counts, tensor.bin_width, tensor.zeros, tensor.amax)
+    if low > high:
+        return high * tensor.bin_width
+    counts = _without_zeros(tensor.counts[: tensor.used_bins])
+    return _widest(*kl_divergence(counts, np.arange(low, high + 1))) * tensor.bin_width
 
 
 def _nvidia(tensor: _Tensor) -> float:

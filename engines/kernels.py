@@ -217,7 +217,7 @@ def search_entropy(
 ) -> NDArray[np.int32]:
     """How many bins to keep of each histogram: the widest candidate whose KL divergence is within 1e-13 of the least.
 
-    counts: (tensors, bins), of the executor's number of bins; the objective is calibrate.threshold.kl_divergence after
+    counts: (tensors, bins), of the executor's number of bins; the objective is calibrate.divergence.kl_divergence after
     NVIDIA's rule that bin 0 counts as bin 1. windows: (tensors, 2), the fewest and the most bins that may be kept,
     both inclusive. Fewer than 128 never compete. Returns (tensors,), 0 where no candidate has a finite divergence.
 

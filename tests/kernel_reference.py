@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.noise import amax_range
-from calibrate.threshold import LEVELS
+from calibrate.divergence import LEVELS
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 LN_2 = 0.6931471805599453
-NOISE_EXCESS = 4.0  # of the method `entropy`
 
 
 def fixed_log(x: Floats) -> Floats:
@@ -69,13 +67,6 @@ def _entropy_prefix(terms: Floats, threads: int) -> Floats:
     within = np.concatenate((np.zeros((threads, 1)), np.cumsum(shares, axis=1)), axis=1)
     before = np.concatenate(([0.0], np.cumsum(within[:, -1])[:-1]))
     return (before[:, None] + within[:, :-1]).reshape(-1)
-
-
-def entropy_window(counts: Counts) -> tuple[int, int]:
-    """The candidates that the method `entropy` lets compete: those near the least quantisation noise."""
-    bins = int(np.flatnonzero(counts)[-1]) + 1
-    low, high = amax_range(counts[:bins], 1.0, NOISE_EXCESS)
-    return int(np.ceil(low)), int(high)
 
 
 def tensors(rng: np.random.Generator, size: int) -> dict[str, NDArray[np.float32]]:

@@ -35,7 +35,7 @@ def test_a_damaged_calibration_is_refused(bench: Bench, name: str, damage: Calla
 def test_an_unknown_method_is_refused_with_the_known_ones(bench: Bench) -> None:
     for method in ("guess", "percentile:101", "percentile:ninety", "global:-1", "max:3"):
         said = bench.refuses(*calibrate(bench), "--method", method)
-        assert said.startswith(f"threshold.method: method '{method}'; expected entropy, percentile:P")
+        assert said.startswith(f"threshold.method: method '{method}'; expected entropy, entropy:nvidia")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "engine.onnx", "calibration.json", "calibration.npz", "plan.json"])

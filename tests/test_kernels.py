@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 from fiber_executor import COMPILER, FiberExecutor
-from kernel_reference import divergences, entropy_window, fixed_log, histograms, tensors
+from kernel_reference import divergences, fixed_log, histograms, tensors
 from numpy.typing import NDArray
 
+from calibrate.divergence import LEVELS
 from calibrate.histogram import AbsHistogram, abs_histogram
-from calibrate.threshold import LEVELS, find_amax
+from calibrate.threshold import entropy_window, find_amax
 from engines.cuda import CudaExecutor, Gpu
 from engines.kernels import Buffer, DeviceError, DeviceHistograms, Executor, Geometry, search_entropy
 
@@ -263,7 +264,7 @@ def assert_same_choices(executor: Executor, rows: NDArray[np.int64]) -> None:
     chosen = search_entropy(executor, rows, np.array(windows, np.int32))
     expected = np.asarray(find_amax(rows, 1.0, "entropy"))
     fallback = np.array([high for _, high in windows])
-    np.testing.assert_array_equal(np.where(chosen > 0, chosen, fallback), expected.astype(np.int64))
+    np.testing.assert_array_equal(np.where(chosen > 0, chosen, fallback), expected)
 
 
 def test_entropy_of_nothing(executor_for: ExecutorFor) -> None:
