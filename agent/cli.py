@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,9 +48,19 @@ class _Parser(argparse.ArgumentParser):
         raise AgentError("cli.arguments", message, "arguments as documented", f"see '{self.prog} --help'")
 
 
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for: that takes longer than all other preparations together."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"tared {version('tared')}")
+        raise SystemExit(0)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="tared", description="Keeps a quantised vision model true on the board that runs it.")
-    parser.add_argument("--version", action="version", version=f"tared {version('tared')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     run = _command(commands, "run", _run, "the daemon; a finite source ends the run with a summary")
