@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # run as a file, by itself too: what follows is found through this
 
 import numpy as np  # noqa: E402
 from fiber_executor import COMPILER, FiberExecutor, build, sanitizer_runtime  # noqa: E402
