@@ -69,12 +69,12 @@ def test_counts_every_finite_value_in_its_bin(x: NDArray[np.floating]) -> None:
     assert histogram.total == finite.size
 
 
-@given(st.lists(any_floats, max_size=5), st.permutations(range(5)))
-def test_any_batching_and_order_gives_the_same_bits(parts: Sequence[Floats], order: Sequence[int]) -> None:
+@given(st.lists(any_floats, max_size=5), st.permutations(range(5)), st.sampled_from([2, BITS, 12]))
+def test_any_batching_and_order_gives_the_same_bits(parts: Sequence[Floats], order: Sequence[int], bits: int) -> None:
     with np.errstate(invalid="ignore"):  # a signalling NaN
-        whole = abs_histogram(np.concatenate([p.astype(np.float32) for p in parts] or [np.zeros(0, np.float32)]), BITS)
+        whole = abs_histogram(np.concatenate([p.astype(np.float32) for p in parts] or [np.zeros(0, np.float32)]), bits)
     shuffled = [parts[i] for i in order if i < len(parts)]
-    assert merge_all([abs_histogram(p, BITS) for p in shuffled], BITS) == whole
+    assert merge_all([abs_histogram(p, bits) for p in shuffled], bits) == whole
 
 
 @given(any_floats, any_floats, any_floats)
