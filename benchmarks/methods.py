@@ -25,7 +25,7 @@ from agent.build import calibrate
 from agent.fidelity import fidelity, sqnr_db
 from agent.metrics import evaluate
 from benchmarks.models import DATA, MODELS, Observed, observe
-from calibrate.histogram import AbsHistogram
+from calibrate.histogram import AbsHistogram, to_bytes
 from calibrate.noise import noise_to_signal
 from calibrate.threshold import histogram_amax
 from engines.backend import Backend, Engine, open_backend
@@ -71,11 +71,17 @@ def mean_noise_db(histograms: Mapping[str, AbsHistogram], method: str) -> float:
     return float(np.mean(ratios))
 
 
+def kib_per_100(histograms: Mapping[str, AbsHistogram]) -> float:
+    """What a hundred such histograms weigh on the wire."""
+    return sum(len(to_bytes(histogram)) for histogram in histograms.values()) / len(histograms) * 100 / 1024
+
+
 def compare(name: str, backend: Backend, advance: Callable[[], object]) -> Table:
     """One model's table."""
     observed = observe(name, backend)
     metric = LABELLED.get(name, ("F1 against FP32", ""))[0]
     table = Table("method", "predicted noise, mean dB", "output SQNR, dB", metric, title=name)
+    table.caption = f"as bytes: {kib_per_100(observed.histograms):.0f} KiB per 100 histograms"
     with tempfile.TemporaryDirectory() as folder:
         backend.build(observed.model.master, Path(folder) / "fp32.onnx", lambda *_: None)
         with closing(backend.load(Path(folder) / "fp32.onnx")) as reference:
