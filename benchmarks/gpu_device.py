@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.gpu_timing import Run
 from engines.cuda import CudaExecutor, Gpu
 from engines.kernels import Geometry
 
 _GATE_BYTES = 2 << 30
-
-Run = Callable[[int], object]  # given its number within a sample
+_FAST_DOUBLES = 2  # float32 operations to one of float64: 2 on a V100, A100, H200; 32 and more on others
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,16 @@ class CudaDevice:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._driver = gpu, gpu.driver
-        self.multiprocessors = gpu.multiprocessors
         self.free_bytes, _ = self._driver.mem_get_info()
-        self._gate_bytes = min(_GATE_BYTES, self.free_bytes // 16)
+        self._gate_bytes = min(_GATE_BYTES, self.free_bytes // 32)
         self._gate = self.allocate(2 * self._gate_bytes)
         device = self._driver.Context.get_device()
         version = self._driver.get_driver_version()
         self.name = (
-            f"{device.name()}, {self.multiprocessors} multiprocessors, CUDA {version // 1000}.{version % 1000 // 10}"
+            f"{device.name()}, {gpu.multiprocessors} multiprocessors, CUDA {version // 1000}.{version % 1000 // 10}"
         )
+        ratio = device.get_attribute(self._driver.device_attribute.SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO)
+        self.data_centre = ratio <= _FAST_DOUBLES  # the search computes in float64
 
     def executor(self, bits: int) -> CudaExecutor:
         return CudaExecutor(self._gpu, Geometry(bits))
@@ -59,23 +60,28 @@ class CudaDevice:
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self._driver.memcpy_dtod_async(target, source, nbytes, None)
 
-    def milliseconds(self, run: Run, times: int) -> float:
-        """Of one run, from so many in a row, each given its number.
+    def milliseconds(self, run: Run, times: int, gate: int) -> tuple[float, bool]:
+        """Of one run, from so many in a row, each given its number; and whether the GPU never waited for the host.
 
-        A copy goes first: while it keeps the GPU busy the host queues the rest, so its own pace does not count.
+        So many copies go first. While they keep the GPU busy the host queues the rest, and its own pace does not count
+        if it is done before they are.
         """
         start, stop = self._driver.Event(), self._driver.Event()
-        self.copy(int(self._gate), int(self._gate) + self._gate_bytes, self._gate_bytes)
+        for _ in range(gate):
+            self.copy(int(self._gate), int(self._gate) + self._gate_bytes, self._gate_bytes)
         start.record()
         for number in range(times):
             run(number)
         stop.record()
+        ahead = not start.query()
         stop.synchronize()
-        return float(stop.time_since(start)) / times
+        return float(stop.time_since(start)) / times, ahead
 
-    def peers(self, views: list[View], bins: int, top: float) -> dict[str, Run | str]:
-        """For each peer, what counts |x| of all views; or why it cannot."""
-        return {name: _attempt(prepare, views, bins, top) for name, prepare in _PEERS.items()}
+    def peers(self, views: list[View], bins: int, top: float) -> Iterator[tuple[str, Run | str]]:
+        """For each peer, what counts |x| of all views; or why it cannot. What one keeps goes before the next comes."""
+        for name, prepare in _PEERS.items():
+            yield name, _attempt(prepare, views, bins, top)
+            self.release()
 
     def release(self) -> None:
         """Takes back the memory that the peers keep for their next allocations."""

@@ -2,18 +2,19 @@
 
     python -m benchmarks.gpu_histogram [--bits 12 11 13] [--rounds 20] [--gib 8]
 
-Needs a GPU, PyCUDA and nvcc; CuPy and PyTorch where installed. All take turns on the same memory. What is timed is the
-launch that DeviceHistograms and search_entropy make, recorded and made again; its counts are compared with
-abs_histogram's, and after the timing once more: so many launches must have counted everything so many times.
-Exit code 1 when a bar is missed.
+Needs a GPU, PyCUDA and nvcc; CuPy and PyTorch where installed. Kernel and copy take turns on the same memory, then the
+peers come one by one. What is timed is the launch that DeviceHistograms and search_entropy make, recorded and made
+again; its counts are compared with abs_histogram's, and after the timing once more: so many launches must have counted
+everything so many times. Beside it the whole calls are timed, as their caller waits for them.
+Exit code: 0 when every bar is reached, 1 when one is missed, 2 without a GPU, 3 when no bar of speed applied (they are
+for 4096 bins).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gpu_cases import Case, agree, cases, values
-from benchmarks.gpu_device import CudaDevice, Run, View
-from benchmarks.gpu_report import Row, Search, bars, markdown
+from benchmarks.gpu_device import CudaDevice, View
+from benchmarks.gpu_report import BAR_BITS, Row, Search, bars, markdown, no_speed_judged
+from benchmarks.gpu_timing import Contender, Speed, median_wall_ms, take_turns
 from calibrate.divergence import LEVELS, kl_divergence
 from calibrate.histogram import AbsHistogram, abs_histogram
+from calibrate.threshold import entropy_window
 from engines.cuda import Gpu
 from engines.kernels import DeviceError, DeviceHistograms, Executor, search_entropy
 
 SEARCHED = 200
 _IN_A_ROW = 20  # launches of a sample, of which a frame's takes some ten microseconds
-_BUDGET_MS = 1000.0  # of each contender in each case, once it has had its first sample
+REACHED, MISSED, CANNOT_START, UNJUDGED = 0, 1, 2, 3  # exit codes
 _ROWS, _CHOSEN = 2, 3  # what the kernels write, by its place among their arguments
 
 
@@ -63,28 +66,45 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bits", type=int, nargs="+", choices=(11, 12, 13), default=[12], help="log2 of the bins")
     parser.add_argument("--rounds", type=int, default=20, help="samples of each; their median counts")
-    parser.add_argument("--gib", type=float, default=8.0, help="the large tensor, at most a quarter of the free memory")
+    parser.add_argument("--gib", type=float, default=8.0, help="the large tensor, at most an eighth of the free memory")
     options = parser.parse_args()
     try:
-        gpu = Gpu()
-        with gpu.current():
-            return benchmark(CudaDevice(gpu), options.bits, options.rounds, int(options.gib * 2**30))
+        with Gpu() as gpu, gpu.current():
+            return measured(gpu, options)
     except DeviceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return refused(error)
+
+
+def measured(gpu: Gpu, options: argparse.Namespace) -> int:
+    """Keeps its errors to itself: what their tracebacks hold has to be freed while the context is current."""
+    try:
+        return benchmark(CudaDevice(gpu), options.bits, options.rounds, int(options.gib * 2**30))
+    except DeviceError as error:
+        return refused(error)
+
+
+def refused(error: DeviceError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return CANNOT_START
 
 
 def benchmark(device: CudaDevice, bits: list[int], rounds: int, large_bytes: int) -> int:
     print(device.name, flush=True)
     rows, executors = [], {width: device.executor(width) for width in bits}
-    for case in cases(bits, min(large_bytes, device.free_bytes // 4)):
+    # An eighth: the tensor, the copy's target and what the peers allocate, which is several times the tensor.
+    for case in cases(bits, min(large_bytes, device.free_bytes // 8)):
         rows.append(measure(case, device, executors[case.bits], rounds))
         print(rows[-1].line(), flush=True)
-    search = measure_search(device, executors[bits[0]], rounds)
+    search = measure_search(device, executors[BAR_BITS if BAR_BITS in bits else bits[0]], rounds)
     print(search.line(), flush=True)
-    judged = list(bars(rows, search, device.multiprocessors))
+    judged = list(bars(rows, search, device.data_centre))
     print("\n" + markdown(device.name, rows, search, judged))
-    return 1 if any(bar.reached is False for bar in judged) else 0
+    if any(bar.reached is False for bar in judged):
+        return MISSED
+    if no_speed_judged(judged):
+        print(f"no bar of speed was judged: they are for {1 << BAR_BITS} bins (--bits {BAR_BITS})", file=sys.stderr)
+        return UNJUDGED
+    return REACHED
 
 
 def measure(case: Case, device: CudaDevice, executor: Executor, rounds: int) -> Row:
@@ -101,19 +121,41 @@ def measure(case: Case, device: CudaDevice, executor: Executor, rounds: int) -> 
         executor.launch(*frame.launch)
         frame.launches += 1
 
-    views = [View(starts[0] + t * case.tensor_bytes, case.elements, case.dtype) for t in range(case.tensors)]
-    peers = device.peers(views, 1 << case.bits, 2.0 ** frames[0].histograms[0].range_exp)
-    runs: dict[str, Run] = {name: run for name, run in peers.items() if not isinstance(run, str)}
-    runs["ours"] = count
-    runs["copy"] = lambda number: device.copy(int(target), starts[number % case.frames], case.frame_bytes)
-    medians = take_turns(device, runs, rounds, _IN_A_ROW if case.frames > 1 else 1)
+    def copy(number: int) -> None:
+        device.copy(int(target), starts[number % case.frames], case.frame_bytes)
+
+    times = _IN_A_ROW if case.frames > 1 else 1
+    kernel, copying = Contender(count, times), Contender(copy, times)
+    take_turns(device, [kernel, copying], rounds)
+    peers = peer_speeds(case, device, starts[0], frames[0].histograms[0].range_exp, rounds)
     equal = equal and all(still_agrees(frame, executor) for frame in frames)
-    speed = {name: case.frame_bytes / ms / 1e6 for name, ms in medians.items()}
-    found = {name: speed.get(name, run if isinstance(run, str) else "") for name, run in peers.items()}
     waited = median_wall_ms(collector(case, starts[0], executor), rounds)
-    del runs, peers
-    device.release()
-    return Row(case.name, case.dtype.name, case.data, case.bits, speed["ours"], 2 * speed["copy"], waited, found, equal)
+    return Row(
+        tensors=case.name,
+        dtype=case.dtype.name,
+        data=case.data,
+        bits=case.bits,
+        read=kernel.speed(case.frame_bytes),
+        copy=copying.speed(case.frame_bytes),
+        collect_ms=waited,
+        collect=Speed(case.frame_bytes / waited / 1e6),
+        peers=peers,
+        equal=equal,
+    )
+
+
+def peer_speeds(case: Case, device: CudaDevice, start: int, range_exp: int, rounds: int) -> dict[str, Speed | str]:
+    """On the frame at `start`, into the bins that our own histogram of it has."""
+    views = [View(start + tensor * case.tensor_bytes, case.elements, case.dtype) for tensor in range(case.tensors)]
+    found: dict[str, Speed | str] = {}
+    for name, run in device.peers(views, 1 << case.bits, 2.0**range_exp):
+        if isinstance(run, str):
+            found[name] = run
+            continue
+        contender = Contender(run)
+        take_turns(device, [contender], rounds)
+        found[name] = contender.speed(case.frame_bytes)
+    return found
 
 
 def fill(device: CudaDevice, address: int, nbytes: int, pool: NDArray[np.generic]) -> None:
@@ -149,26 +191,6 @@ def still_agrees(frame: Frame, executor: Executor) -> bool:
     return counts and np.array_equal(rows[:, -1], frame.counted[:, -1])
 
 
-def take_turns(device: CudaDevice, runs: Mapping[str, Run], rounds: int, in_a_row: int) -> dict[str, float]:
-    """Median milliseconds of each, sample by sample in turns. Who is slow has fewer samples."""
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times = in_a_row if name in ("ours", "copy") else 1
-            if sum(taken[name]) * times < _BUDGET_MS:
-                taken[name].append(device.milliseconds(run, times))
-    return {name: float(np.median(found)) for name, found in taken.items()}
-
-
-def median_wall_ms(call: Callable[[], object], rounds: int) -> float:
-    waited = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        call()
-        waited.append((time.perf_counter() - started) * 1e3)
-    return float(np.median(waited))
-
-
 def measure_search(device: CudaDevice, executor: Executor, rounds: int) -> Search:
     """Every candidate of every tensor competes: the longest search there is."""
     rng, bins = np.random.default_rng(1), executor.geometry.bins
@@ -180,11 +202,18 @@ def measure_search(device: CudaDevice, executor: Executor, rounds: int) -> Searc
     recorder = Recorder(executor)
     chosen = search_entropy(recorder, counts, windows)
     equal = all(is_best(counts[tensor], int(chosen[tensor])) for tensor in range(0, SEARCHED, SEARCHED // 5))
-    runs = {"ours": lambda _: executor.launch(*recorder.last)}
-    device_ms = take_turns(device, runs, rounds, _IN_A_ROW)["ours"]
+    kernel = Contender(lambda _: executor.launch(*recorder.last), _IN_A_ROW)
+    take_turns(device, [kernel], rounds)
     *_, arguments, stream = recorder.last
     equal = equal and np.array_equal(executor.download(arguments[_CHOSEN], stream), chosen)
-    return Search(SEARCHED, device_ms, median_wall_ms(lambda: search_entropy(executor, counts, windows), rounds), equal)
+    return Search(
+        tensors=SEARCHED,
+        bits=executor.geometry.bits,
+        kernel_ms=kernel.median_ms,
+        call_ms=median_wall_ms(lambda: search_entropy(executor, counts, windows), rounds),
+        windows_ms=median_wall_ms(lambda: [entropy_window(row) for row in counts], rounds),
+        equal=equal,
+    )
 
 
 def is_best(counts: NDArray[np.int64], chosen: int) -> bool:

@@ -3,7 +3,7 @@
 // nvcc, NVRTC and, in the tests, g++ compile this very file (tests/cuda holds what g++ lacks). Its numbers are those of
 // calibrate/histogram.py and of the objective in calibrate/divergence.py. Two compiler settings matter and are the
 // defaults: subnormals are not flushed to zero (-ftz=false), and wherever a contracted multiply-add could change a
-// last bit the _rn intrinsics forbid it. engines/kernels.py launches the kernels and mirrors every constant below.
+// last bit the _rn intrinsics forbid it. engines/kernels.py launches the kernels and mirrors what is laid out below.
 #include <cuda_fp16.h>
 
 #ifndef BITS
@@ -11,9 +11,10 @@
 #endif
 
 // Octaves counted beyond the guessed range. Two of them let amax lie anywhere within a factor of 8 before a tensor is
-// counted again, and with 4096 bins take a block's shared memory to 32 KiB: the three blocks that run at once leave 60
-// of the 164 KiB of an sm_87 multiprocessor to its L1 cache, and 120 of sm_90's 228. A third and a fourth octave would
-// cost 8 KiB each and a longer flush, and buy little: from frame to frame amax rarely moves so far.
+// counted again, and with 4096 bins take a block's shared memory to exactly 32 KiB. Two blocks fill the 64 KiB of an
+// sm_75 multiprocessor. Later ones run three, each with 1 KiB more for the system, and that leaves 92 of sm_87's 192
+// KiB and 156 of sm_90's 256 to the L1 cache. A third and a fourth octave would cost 8 KiB each and a longer flush, and
+// buy little: from frame to frame amax rarely moves so far.
 #ifndef TAIL
 #define TAIL 2
 #endif
@@ -155,29 +156,28 @@ __device__ __forceinline__ void count_vectors(unsigned* counters, Tally& tally, 
     }
 }
 
-// A warp's tallies into the block's, by one thread: 32 different addends to one address would queue.
-__device__ __forceinline__ void add_tally(unsigned* counters, Tally tally) {
+// A warp's tallies into the tensor's row, by one thread: 32 different addends to one address would queue. Not by way of
+// the block: three more counters would be a few bytes more shared memory than sm_75 has for two blocks, and what 16
+// warps add here is little beside the thousands of counters of a flush.
+__device__ __forceinline__ void add_tally(u64* row, Tally tally) {
     for (int distance = 16; distance > 0; distance /= 2) {
         tally.zeros += __shfl_down_sync(FULL_WARP, tally.zeros, distance);
         tally.nonfinite += __shfl_down_sync(FULL_WARP, tally.nonfinite, distance);
         tally.amax = max(tally.amax, __shfl_down_sync(FULL_WARP, tally.amax, distance));
     }
     if (threadIdx.x % 32 == 0) {
-        atomicAdd(&counters[ZEROS], tally.zeros);
-        atomicAdd(&counters[NONFINITE], tally.nonfinite);
-        atomicMax(&counters[AMAX], tally.amax);
+        if (tally.zeros != 0) atomicAdd(&row[ZEROS], (u64)tally.zeros);
+        if (tally.nonfinite != 0) atomicAdd(&row[NONFINITE], (u64)tally.nonfinite);
+        atomicMax(&row[AMAX], (u64)tally.amax);
     }
 }
 
 // The block's 32-bit counters into the tensor's 64-bit row, and back to zero for the next tensor.
 __device__ __forceinline__ void flush(unsigned* counters, u64* row) {
-    for (unsigned i = threadIdx.x; i < ROW; i += THREADS) {
+    for (unsigned i = threadIdx.x; i < COUNTERS; i += THREADS) {
         const unsigned count = counters[i];
         if (count == 0) continue;
-        if (i == AMAX)
-            atomicMax(&row[i], (u64)count);
-        else
-            atomicAdd(&row[i], (u64)count);
+        atomicAdd(&row[i], (u64)count);
         counters[i] = 0;
     }
 }
@@ -197,12 +197,12 @@ __device__ __forceinline__ int tensor_at(const Tensor* tensors, int count, u64 v
 
 // Counts `count` tensors into their rows of ROW counters, which the host has zeroed. Blocks of THREADS take equal,
 // contiguous shares of all vectors together, so any grid is right and small tensors do not leave blocks idle.
-// A block must meet fewer than 2**32 values. Dynamic shared memory: ROW * 4 bytes.
+// A block must meet fewer than 2**32 values. Dynamic shared memory: COUNTERS * 4 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_THREADS / THREADS)
 abs_histogram(const Tensor* tensors, int count, u64* rows) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     unsigned* counters = (unsigned*)shared_memory;
-    for (unsigned i = threadIdx.x; i < ROW; i += THREADS) counters[i] = 0;
+    for (unsigned i = threadIdx.x; i < COUNTERS; i += THREADS) counters[i] = 0;
     const u64 total = tensors[count].first_vector;
     const u64 end = total * (blockIdx.x + 1) / gridDim.x;
     u64 begin = total * blockIdx.x / gridDim.x;
@@ -210,15 +210,16 @@ abs_histogram(const Tensor* tensors, int count, u64* rows) {
     for (int t = tensor_at(tensors, count, begin); begin < end; ++t) {
         const Tensor tensor = tensors[t];
         const u64 stop = min(end, tensors[t + 1].first_vector);
+        u64* row = rows + (u64)t * ROW;
         if (begin == stop) continue;  // an empty tensor
         Tally tally = {0, 0, 0};
         if (tensor.is_half)
             count_vectors<8>(counters, tally, tensor, begin - tensor.first_vector, stop - tensor.first_vector);
         else
             count_vectors<4>(counters, tally, tensor, begin - tensor.first_vector, stop - tensor.first_vector);
-        add_tally(counters, tally);
+        add_tally(row, tally);
         __syncthreads();
-        flush(counters, rows + (u64)t * ROW);
+        flush(counters, row);
         __syncthreads();
         begin = stop;
     }

@@ -7,146 +7,227 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from engines.device_pool import DevicePool, PooledMemory
 from engines.kernels import Array, Buffer, DeviceError, Geometry, kernel_source
 
 _NVCC = "/usr/local/cuda/bin/nvcc"  # where JetPack has it; a service's PATH does not lead there
+_SEE_IT_RUN = "see whether `nvidia-smi` or `tegrastats` runs"
 _PLAIN_SHARED_BYTES = 48 << 10  # a block gets more only if its kernel has asked for it
+_RESERVED_SHARED_BYTES = 1 << 10  # of a block, for the system's use, from compute capability 8 on
+_WARP, _REGISTERS_TOGETHER = 32, 256  # a warp's registers come in so many at once
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for what others put on the default stream
 
 
 class Gpu:
-    """A GPU's primary context, the one that the CUDA runtime and TensorRT use too.
+    """A GPU's primary context, the one that the CUDA runtime and TensorRT use too; it creates none of its own.
 
-    Retained while this object lives; it creates no context of its own. Raises DeviceError: `cuda.pycuda` (not
-    installed), `cuda.driver` (no driver library, or one that fails), `cuda.device` (no such device).
+    Retained until `close`, which is for the thread that made this: no other can release the context. Any thread may
+    make it current. What belongs to it (streams, executors) has to be dropped inside a `with gpu.current()`: elsewhere
+    PyCUDA can free it only on the thread that made the Gpu, and on any other leaks it with a warning.
+
+    Raises DeviceError: `cuda.pycuda` (not installed), `cuda.driver` (no driver library, or one that fails),
+    `cuda.device` (no such device).
     """
 
     def __init__(self, ordinal: int = 0) -> None:
         self.driver = _driver()
         self._device = _device(self.driver, ordinal)
-        with self.translated("cuda.device", "a GPU that accepts work", "see whether `nvidia-smi` or `tegrastats` runs"):
+        try:
             self._context = self._device.retain_primary_context()
+        except self.driver.Error as error:
+            raise DeviceError("cuda.device", _first_line(error), "a GPU that accepts work", _SEE_IT_RUN) from error
+
+    def __enter__(self) -> Gpu:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the context, outside every `current`; a second time does nothing. A fault may have done it before."""
+        context, self._context = self._context, None
+        if context is not None:
+            context.detach()
 
     @property
     def multiprocessors(self) -> int:
-        return int(self._device.get_attribute(self.driver.device_attribute.MULTIPROCESSOR_COUNT))
+        return self._attribute("MULTIPROCESSOR_COUNT")
+
+    @property
+    def most_shared_bytes(self) -> int:
+        """Shared memory of one block, at most."""
+        return self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
+
+    def resident_blocks(self, function: Any, threads: int, shared: int) -> int:
+        """Blocks of a PyCUDA function that run at once on all multiprocessors; 0 where `shared` bytes are too many."""
+        if shared > self.most_shared_bytes:
+            return 0
+        registers = function.get_attribute(self.driver.function_attribute.NUM_REGS) * _WARP
+        registers += -registers % _REGISTERS_TOGETHER
+        reserved = _RESERVED_SHARED_BYTES if self._device.compute_capability() >= (8, 0) else 0
+        blocks: int = min(
+            self._attribute("MAX_THREADS_PER_MULTIPROCESSOR") // threads,
+            self._attribute("MAX_REGISTERS_PER_MULTIPROCESSOR") // (registers * threads // _WARP),
+            self._attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") // (shared + reserved),
+        )
+        return self.multiprocessors * max(blocks, 1)
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """The context, current on the calling thread for the length of a `with`; free what belongs to it inside.
 
-        Every thread needs its own; they nest.
+        Every thread needs its own; they nest. Raises DeviceError `cuda.device` (closed), or as `working`.
         """
-        self._context.push()
+        if self._context is None:
+            raise DeviceError("cuda.device", "a GPU that was closed", "an open one", "open another Gpu")
+        with self.working("a context that can be used"):
+            self._context.push()
         try:
             yield
-        finally:
-            self.driver.Context.pop()
+        except BaseException:
+            with suppress(self.driver.Error):  # after a fault it says the same again, and less
+                self._leave()
+            raise
+        with self.working("a context that can be left"):
+            self._leave()
 
     def stream(self) -> Any:
-        """A new stream. Hand `stream.handle` to TensorRT: PyCUDA can lend its streams, but not adopt another's."""
-        with self.current():
-            return self.driver.Stream()
+        """A new stream, which does not wait for the default one, nor that for it.
+
+        Hand `stream.handle` to TensorRT: PyCUDA can lend its streams, but not adopt another's.
+        """
+        with self.current(), self.working("a new stream"):
+            return self.driver.Stream(_NON_BLOCKING)
 
     @contextmanager
-    def translated(self, code: str, expected: str, remedy: str) -> Iterator[None]:
-        """Turns PyCUDA's errors into DeviceError of this code."""
+    def working(self, expected: str) -> Iterator[None]:
+        """Errors of a GPU in use as DeviceError: `cuda.memory` when it is full, else `cuda.launch`.
+
+        A fault inside a kernel stays, and any later call reports it, be it an upload or an allocation.
+        """
         try:
             yield
+        except self.driver.MemoryError as error:
+            raise DeviceError("cuda.memory", _first_line(error), expected, "free memory on the GPU") from error
         except self.driver.Error as error:
-            raise DeviceError(code, _first_line(error), expected, remedy) from error
+            remedy = "restart the process: after a fault its context is lost"
+            raise DeviceError("cuda.launch", _first_line(error), expected, remedy) from error
+
+    def _leave(self) -> None:
+        try:
+            self.driver.Context.pop()
+        except self.driver.Error:
+            self.close()  # PyCUDA still has the context on its own stack, and would abort the process at its end
+            raise
+
+    def _attribute(self, name: str) -> int:
+        return int(self._device.get_attribute(getattr(self.driver.device_attribute, name)))
 
 
 @dataclass(frozen=True)
 class CudaBuffer:
-    """Device memory from the executor's pool; back in it with the last reference."""
+    """Device memory from the executor's pool; back in it with the last reference, dropped on any thread."""
 
-    memory: Any
+    memory: PooledMemory
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     source: Array | None = None  # what an upload may still be reading
 
     @property
     def address(self) -> int:
-        return int(self.memory)
+        return int(self.memory.allocation)
 
 
 class CudaExecutor:
-    """Executor on a Gpu, whose context must be current in every call.
+    """Executor on a Gpu, whose context must be current in every call, `close` too, and when the executor is dropped.
 
-    Memory comes from a pool: an allocation by the driver could wait for the whole GPU. Compiling takes nvcc and some
-    seconds the first time; PyCUDA keeps the result in the user's cache (PYCUDA_CACHE_DIR overrules where).
-    Raises DeviceError: `cuda.compiler`, `cuda.kernel` (constants that this GPU has not enough shared memory for).
+    Memory comes from a pool. Compiling takes nvcc and some seconds the first time; PyCUDA keeps the result in the
+    user's cache (PYCUDA_CACHE_DIR overrules where). Raises DeviceError `cuda.compiler`; any use, as Gpu.working.
     """
 
     def __init__(self, gpu: Gpu, geometry: Geometry | None = None) -> None:
         self.geometry = geometry or Geometry()
-        self.multiprocessors = gpu.multiprocessors
         self._gpu = gpu
-        self._pool = _memory_pool()
-        module = _compiled(gpu, self.geometry)
-        self._functions = {name: self._function(module, name) for name in self.geometry.shared_bytes()}
+        self._pool = DevicePool(gpu.driver.mem_alloc, gpu.driver.MemoryError)
+        shared = self.geometry.shared_bytes()
+        with gpu.working("kernels that load"):
+            module = _compiled(gpu, self.geometry)
+            self._functions = {name: self._function(module, name) for name in shared}
+            self._resident = {
+                name: gpu.resident_blocks(function, self.geometry.threads, shared[name])
+                for name, function in self._functions.items()
+            }
+
+    def resident_blocks(self, kernel: str) -> int:
+        return self._resident[kernel]
 
     def upload(self, array: Array, stream: Any) -> CudaBuffer:
         buffer = self._allocate(array.shape, array.dtype, np.ascontiguousarray(array))
         if array.nbytes:
-            with self._memory_errors():
+            with self._gpu.working("an upload"):
                 self._gpu.driver.memcpy_htod_async(buffer.address, buffer.source, stream)
         return buffer
 
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> CudaBuffer:
+        return self._allocate(shape, np.dtype(dtype))
+
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: Any) -> CudaBuffer:
-        buffer = self._allocate(shape, np.dtype(dtype))
-        with self._memory_errors():
+        buffer = self.empty(shape, dtype)
+        with self._gpu.working("memory set to zero"):
             self._gpu.driver.memset_d8_async(buffer.address, 0, _nbytes(buffer), stream)
         return buffer
 
     def download(self, buffer: Buffer, stream: Any) -> Array:
         assert isinstance(buffer, CudaBuffer)  # one of this executor's
         array: Array = np.empty(buffer.shape, buffer.dtype)
-        with self._launch_errors("a kernel before this download"):
+        with self._gpu.working("a download, after kernels without a fault"):
             self._gpu.driver.memcpy_dtoh_async(array, buffer.address, stream)
             (self._gpu.driver.Context if stream is None else stream).synchronize()
         return array
 
     def launch(self, kernel: str, blocks: int, arguments: Sequence[Buffer | np.int32], stream: Any) -> None:
-        """Raises DeviceError `cuda.launch`; a fault inside the kernel appears there or at the next download."""
+        """Raises DeviceError: `cuda.kernel` where not even one block fits this GPU, else as Gpu.working.
+
+        A fault inside the kernel appears in one of the calls that follow, the next download at the latest.
+        """
         values = [np.intp(a.address) if isinstance(a, CudaBuffer) else a for a in arguments]
         block = (self.geometry.threads, 1, 1)
         shared = self.geometry.shared_bytes()[kernel]
-        with self._launch_errors(f"{blocks} blocks of {block[0]} threads and {shared} bytes for {kernel}"):
+        if self._resident[kernel] == 0:
+            raise DeviceError(
+                "cuda.kernel",
+                f"at most {self._gpu.most_shared_bytes} bytes of shared memory for a block",
+                f"{shared} for one of {kernel}",
+                "choose fewer bins or tail octaves",
+            )
+        with self._gpu.working(f"a launch of {kernel}, {blocks} blocks of {block[0]} threads and {shared} bytes"):
             self._functions[kernel](*values, grid=(blocks, 1), block=block, shared=shared, stream=stream)
 
     def close(self) -> None:
-        """Give the pool's memory back to the GPU; buffers still alive keep theirs."""
-        self._pool.stop_holding()
+        """Give kernels and memory back to the GPU, for good; buffers still alive keep theirs."""
+        self._functions.clear()  # and with the last of them the module
+        self._pool.clear()
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], source: Array | None = None) -> CudaBuffer:
-        with self._memory_errors():
-            memory = self._pool.allocate(max(int(np.prod(shape)) * dtype.itemsize, 1))
+        with self._gpu.working("device memory for histograms"):
+            memory = self._pool.take(int(np.prod(shape)) * dtype.itemsize)
         return CudaBuffer(memory, shape, dtype, source)
 
     def _function(self, module: Any, name: str) -> Any:
         function = module.get_function(name)
         shared = self.geometry.shared_bytes()[name]
-        if shared > _PLAIN_SHARED_BYTES:
-            remedy = "choose fewer bins or tail octaves"
-            with self._gpu.translated("cuda.kernel", f"{shared} bytes of shared memory for a block of {name}", remedy):
-                attribute = self._gpu.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-                function.set_attribute(attribute, shared)
+        if _PLAIN_SHARED_BYTES < shared <= self._gpu.most_shared_bytes:
+            function.set_attribute(self._gpu.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
         return function
-
-    def _memory_errors(self) -> Any:
-        return self._gpu.translated("cuda.memory", "device memory for histograms", "free memory on the GPU")
-
-    def _launch_errors(self, what: str) -> Any:
-        return self._gpu.translated("cuda.launch", what, "restart the process: after a fault its context is lost")
 
 
 def _driver() -> Any:
@@ -162,7 +243,7 @@ def _driver() -> Any:
     try:
         driver.init()
     except driver.Error as error:
-        remedy = "see whether `nvidia-smi` or `tegrastats` runs; in a container, pass the device through"
+        remedy = f"{_SEE_IT_RUN}; in a container, pass the device through"
         raise DeviceError("cuda.device", _first_line(error), "a CUDA device", remedy) from error
     return driver
 
@@ -176,23 +257,22 @@ def _device(driver: Any, ordinal: int) -> Any:
     return driver.Device(ordinal)
 
 
-def _memory_pool() -> Any:
-    from pycuda import tools
-
-    return tools.DeviceMemoryPool()
-
-
 def _compiled(gpu: Gpu, geometry: Geometry) -> Any:
-    """kernels.cu as a module for the current device."""
+    """kernels.cu as a module for the current device.
+
+    nvcc may mention what is no trouble, that a board will soon be too old for it, say: PyCUDA makes that a warning.
+    """
     from pycuda import compiler
 
     options = ["-O3", "-std=c++17", *(f"-D{name}={value}" for name, value in geometry.defines().items())]
     remedy = "install the CUDA toolkit's nvcc; set PYCUDA_CACHE_DIR to a folder that can be written"
     try:
-        return compiler.SourceModule(
-            kernel_source(), nvcc=shutil.which("nvcc") or _NVCC, options=options, no_extern_c=True
-        )
-    except (gpu.driver.Error, OSError, RuntimeError) as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA compiler succeeded", UserWarning)
+            return compiler.SourceModule(
+                kernel_source(), nvcc=shutil.which("nvcc") or _NVCC, options=options, no_extern_c=True
+            )
+    except (gpu.driver.CompileError, OSError) as error:
         raise DeviceError("cuda.compiler", _first_line(error), "nvcc to compile kernels.cu", remedy) from error
 
 

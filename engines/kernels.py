@@ -34,7 +34,6 @@ DESCRIPTOR = np.dtype(
 
 _VECTOR_BYTES = 16  # one load of the kernel, and the alignment it asks for
 _MAX_BLOCK_VECTORS = 1 << 28  # a block counts in 32 bits, and a vector holds at most 8 values
-_RESIDENT_THREADS = 1536  # of a multiprocessor: RESIDENT_THREADS of kernels.cu
 _FIRST_GUESS = 2  # with two tail octaves good for amax in [2, 16), where most activations have it
 
 
@@ -75,7 +74,7 @@ class Geometry:
         """Dynamic shared memory of a block, by kernel; a GPU gives more than 48 KiB only when asked."""
         filled = -(-(self.bins + 1) * 2 // 8) * 8
         return {
-            "abs_histogram": self.row * 4,
+            "abs_histogram": self.counters * 4,
             "entropy_search": (self.bins + 1) * 8 + self.threads * 8 + filled,
         }
 
@@ -90,16 +89,24 @@ class Buffer(Protocol):
 class Executor(Protocol):
     """Runs the kernels of one Geometry. Every call is queued on `stream`, the runtime's own object, None its default.
 
-    Not thread-safe. On a GPU the context must be current on the calling thread.
+    Not thread-safe. On a GPU the context must be current on the calling thread. A buffer must outlive what is queued
+    with it: the memory of one that is dropped may serve the next one at once, on whatever stream that is.
     """
 
     @property
     def geometry(self) -> Geometry: ...
 
-    @property
-    def multiprocessors(self) -> int: ...
+    def resident_blocks(self, kernel: str) -> int:
+        """How many blocks of a kernel the whole device runs at once; 0 where it cannot hold even one."""
+        ...
 
-    def upload(self, array: Array, stream: object | None) -> Buffer: ...
+    def upload(self, array: Array, stream: object | None) -> Buffer:
+        """A copy on the device. The array must not change before the stream is past it."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Buffer:
+        """Memory with anything in it."""
+        ...
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: object | None) -> Buffer: ...
 
@@ -130,8 +137,10 @@ class DeviceHistograms:
     def __init__(self, executor: Executor, elements: Sequence[int], dtypes: Sequence[np.dtype[np.generic]]) -> None:
         """elements, dtypes: of each tensor, in the order of `collect`.
 
-        Raises ValueError for other types than float32 and float16.
+        Raises ValueError for other types than float32 and float16, and for more of the ones than of the others.
         """
+        if len(elements) != len(dtypes):
+            raise ValueError(f"{len(elements)} numbers of elements for {len(dtypes)} types")
         if unknown := {str(dtype) for dtype in dtypes} - {"float32", "float16"}:
             raise ValueError(f"DeviceHistograms takes float32 or float16, got {', '.join(sorted(unknown))}")
         self._executor = executor
@@ -142,8 +151,9 @@ class DeviceHistograms:
     def collect(self, addresses: Sequence[int], stream: object | None = None) -> list[AbsHistogram]:
         """The histogram of each tensor, given where it lies; waits for the stream.
 
-        Addresses must be those of the tensors' allocations or else on 16-byte boundaries, and what they hold must
-        not change before the call returns. Raises DeviceError: `kernels.alignment`, and as Executor.launch.
+        Addresses must be those of the tensors' allocations or else on 16-byte boundaries. What they hold must have been
+        written on this stream or waited for, and must not change before the call returns. Raises DeviceError:
+        `kernels.alignment`, and as Executor.launch.
         """
         where = np.array(addresses, np.uint64)
         self._check(where)
@@ -160,12 +170,12 @@ class DeviceHistograms:
     def _check(self, where: NDArray[np.uint64]) -> None:
         if where.shape != self._elements.shape:
             raise ValueError(f"{where.size} addresses for {self._elements.size} tensors")
-        crooked = np.flatnonzero((where % _VECTOR_BYTES != 0) & (self._elements > 0))
+        crooked = np.flatnonzero(((where % _VECTOR_BYTES != 0) | (where == 0)) & (self._elements > 0))
         if crooked.size:
             raise DeviceError(
                 "kernels.alignment",
                 f"tensor {crooked[0]} at address {where[crooked[0]]:#x}",
-                f"addresses on {_VECTOR_BYTES}-byte boundaries, as allocations are",
+                f"device memory on {_VECTOR_BYTES}-byte boundaries, as allocations are",
                 "copy the tensor to an allocation of its own",
             )
 
@@ -177,7 +187,7 @@ class DeviceHistograms:
         if vectors == 0:
             return np.zeros((tensors.size, geometry.row), np.int64)
         buffer = self._executor.zeros((tensors.size, geometry.row), np.int64, stream)
-        blocks = _blocks(vectors, geometry.threads, self._executor.multiprocessors)
+        blocks = _blocks(vectors, geometry.threads, self._executor.resident_blocks("abs_histogram"))
         arguments = (self._executor.upload(table, stream), np.int32(tensors.size), buffer)
         self._executor.launch("abs_histogram", blocks, arguments, stream)
         return self._executor.download(buffer, stream).astype(np.int64, copy=False)
@@ -219,7 +229,8 @@ def search_entropy(
 
     counts: (tensors, bins), of the executor's number of bins; the objective is calibrate.divergence.kl_divergence after
     NVIDIA's rule that bin 0 counts as bin 1. windows: (tensors, 2), the fewest and the most bins that may be kept,
-    both inclusive. Fewer than 128 never compete. Returns (tensors,), 0 where no candidate has a finite divergence.
+    both inclusive, as calibrate.threshold.entropy_window has them. Fewer than 128 never compete. Returns (tensors,):
+    where no candidate has a finite divergence, the most that may be kept, as in find_amax.
 
     `divergence` (tensors, bins + 1), when given, receives every candidate's divergence in nats by bins kept, infinite
     for those that do not compete. Waits for the stream; raises ValueError for other shapes, and as Executor.launch.
@@ -230,18 +241,19 @@ def search_entropy(
         raise ValueError(f"counts {counts.shape} and windows {windows.shape}, expected {expected}")
     if len(counts) == 0:
         return np.zeros(0, np.int32)
-    curves = executor.zeros((len(counts), geometry.bins + 1), np.float64, stream)
+    curves = executor.empty((len(counts), geometry.bins + 1), np.float64)
     chosen = executor.zeros((len(counts),), np.int32, stream)
-    inputs = executor.upload(counts.astype(np.int64), stream), executor.upload(windows.astype(np.int32), stream)
-    executor.launch("entropy_search", len(counts), (*inputs, curves, chosen), stream)
+    histograms = executor.upload(counts.astype(np.int64, copy=False), stream)
+    limits = executor.upload(windows.astype(np.int32, copy=False), stream)
+    executor.launch("entropy_search", len(counts), (histograms, limits, curves, chosen), stream)
     if divergence is not None:
         divergence[...] = executor.download(curves, stream)
-    return executor.download(chosen, stream).astype(np.int32, copy=False)
+    found = executor.download(chosen, stream).astype(np.int32, copy=False)
+    return np.where(found > 0, found, windows[:, 1].clip(0, geometry.bins)).astype(np.int32, copy=False)
 
 
-def _blocks(vectors: int, threads: int, multiprocessors: int) -> int:
+def _blocks(vectors: int, threads: int, resident: int) -> int:
     """Blocks for a launch over so many 16-byte vectors: as many as run at once, if each thread finds one to load."""
-    resident = multiprocessors * max(_RESIDENT_THREADS // threads, 1)
     return max(min(resident, -(-vectors // threads)), -(-vectors // _MAX_BLOCK_VECTORS))
 
 

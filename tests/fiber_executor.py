@@ -48,6 +48,7 @@ class FiberExecutor:
 
     source: the text of kernels.cu, or of a version with a planted bug. seed: 0 runs threads and blocks in order,
     anything else in an order of its own. sanitizer: "thread" or "address"; the process must have that one preloaded.
+    resident: what `resident_blocks` says of every kernel.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class FiberExecutor:
         source: str | None = None,
         seed: int = 0,
         sanitizer: str = "",
-        multiprocessors: int = 2,
+        resident: int = 8,
     ) -> None:
         self.geometry = geometry
-        self.multiprocessors = multiprocessors
+        self._resident = resident
         self.launches = 0
         self._seed = seed
         self._library = ctypes.CDLL(str(build(geometry, source or kernel_source(), sanitizer)))
@@ -67,11 +68,18 @@ class FiberExecutor:
         self._library.fibers_allocate.argtypes = [ctypes.c_size_t]
         self._library.fibers_free.argtypes = [ctypes.c_void_p]
 
+    def resident_blocks(self, kernel: str) -> int:  # noqa: ARG002
+        return self._resident
+
     def upload(self, array: Array, stream: object | None = None) -> FiberBuffer:  # noqa: ARG002
         buffer = self._allocate(array.shape, array.dtype, array.nbytes)
         contiguous = np.ascontiguousarray(array)
         ctypes.memmove(buffer.address, contiguous.ctypes.data, array.nbytes)
         return buffer
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> FiberBuffer:
+        kind = np.dtype(dtype)
+        return self._allocate(shape, kind, int(np.prod(shape)) * kind.itemsize)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: object | None = None) -> FiberBuffer:
         return self.upload(np.zeros(shape, dtype), stream)

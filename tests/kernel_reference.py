@@ -88,6 +88,11 @@ def tensors(rng: np.random.Generator, size: int) -> dict[str, NDArray[np.float32
     return {kind: values.astype(np.float32) for kind, values in kinds.items()}
 
 
+def extremes() -> NDArray[np.float32]:
+    """The least and the greatest that a float32 can be: a range whose tail ends at infinity itself."""
+    return np.array([1e-45, 3.4028235e38, -3.4028235e38, 0.0, -0.0, np.inf, np.nan], np.float32)
+
+
 def histograms(rng: np.random.Generator, bins: int) -> dict[str, Counts]:
     """Histograms (bins,) of many shapes, some of them degenerate."""
     position = np.arange(bins)

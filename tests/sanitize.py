@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # run as a file, by itself too:
 
 import numpy as np  # noqa: E402
 from fiber_executor import COMPILER, FiberExecutor, build, sanitizer_runtime  # noqa: E402
-from kernel_reference import divergences, histograms, tensors  # noqa: E402
+from kernel_reference import divergences, extremes, histograms, tensors  # noqa: E402
 
 from calibrate.histogram import abs_histogram  # noqa: E402
 from engines.kernels import DeviceError, DeviceHistograms, Geometry, kernel_source, search_entropy  # noqa: E402
@@ -44,7 +44,10 @@ def run(source: str, sanitizer: str, seed: int) -> str:
     command = [sys.executable, __file__, "--trial", sanitizer, str(seed)]
     code, output = _output(command, source, environment)
     if _ASLR_TROUBLE in output:
-        code, output = _output([str(shutil.which("setarch")), "--addr-no-randomize", *command], source, environment)
+        setarch = shutil.which("setarch")
+        if setarch is None:
+            return "ThreadSanitizer cannot run under this kernel's address randomisation: install util-linux's setarch"
+        code, output = _output([setarch, "--addr-no-randomize", *command], source, environment)
     for report in _REPORTS:
         if report in output:
             return report[report.index(" ") + 1 :] + output.partition(report)[2].partition("\n")[0]
@@ -74,6 +77,7 @@ def trial(executor: FiberExecutor) -> str:
         for kind, values in tensors(rng, size).items()
         if kind in ("normal", "broken", "small")
     ]
+    arrays.append(extremes())
     buffers = [executor.upload(x) for x in arrays]
     try:
         counted = DeviceHistograms(executor, [x.size for x in arrays], [x.dtype for x in arrays])
@@ -106,7 +110,7 @@ def _entropy_trial(executor: FiberExecutor, rng: np.random.Generator) -> str:
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--trial"]:
         sanitizer, seed = arguments[1:]
-        executor = FiberExecutor(GEOMETRY, sys.stdin.read(), int(seed), sanitizer, multiprocessors=1)
+        executor = FiberExecutor(GEOMETRY, sys.stdin.read(), int(seed), sanitizer, resident=24)
         print(trial(executor), flush=True)
         return 0
     if COMPILER is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,17 +15,27 @@ from numpy.typing import NDArray
 
 from benchmarks import gpu_cases, gpu_histogram
 from benchmarks.gpu_cases import Case, cases, periodic_histogram
-from benchmarks.gpu_histogram import is_best, measure, measure_search
-from benchmarks.gpu_report import Row, Search, bars, markdown
+from benchmarks.gpu_histogram import MISSED, UNJUDGED, benchmark, is_best, measure, measure_search
+from benchmarks.gpu_report import Row, Search, bars, markdown, no_speed_judged
+from benchmarks.gpu_timing import Run, Speed
 from calibrate.divergence import kl_divergence
 from calibrate.histogram import abs_histogram
 from engines.kernels import Geometry
 
 GEOMETRY = Geometry(11, 2, 128)
 ROW = Row(
-    "100 of 1.5 MB", "float32", "ReLU", 12, 3900.0, 4000.0, 0.2, {"CuPy": 51.04, "PyTorch": "not installed"}, True
+    tensors="100 of 1.5 MB",
+    dtype="float32",
+    data="ReLU",
+    bits=12,
+    read=Speed(3900.0),
+    copy=Speed(4000.0),
+    collect_ms=0.2,
+    collect=Speed(750.0),
+    peers={"CuPy": Speed(51.04, ahead=False), "PyTorch": "not installed"},
+    equal=True,
 )
-SEARCH = Search(200, 0.4, 0.9, True)
+SEARCH = Search(200, 12, 0.4, 0.9, 12.0, True)
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,11 @@ class Memory:
 class HostDevice:
     """The host's memory in the place of a GPU's."""
 
+    name, free_bytes, data_centre = "host", 1 << 20, True
+
+    def executor(self, bits: int) -> FiberExecutor:
+        return FiberExecutor(Geometry(bits, 2, 128))
+
     def allocate(self, nbytes: int) -> Memory:
         whole = np.empty(nbytes + 256, np.uint8)
         return Memory(whole[-whole.ctypes.data % 256 :][:nbytes])
@@ -49,13 +64,13 @@ class HostDevice:
     def copy(self, target: int, source: int, nbytes: int) -> None:
         ctypes.memmove(target, source, nbytes)
 
-    def milliseconds(self, run: Callable[[int], object], times: int) -> float:
+    def milliseconds(self, run: Run, times: int, gate: int) -> tuple[float, bool]:
         started = time.perf_counter()
         for number in range(times):
             run(number)
-        return (time.perf_counter() - started) * 1e3 / times
+        return (time.perf_counter() - started) * 1e3 / times, gate > 0
 
-    def peers(self, views: list[Any], bins: int, top: float) -> dict[str, Any]:
+    def peers(self, views: list[Any], bins: int, top: float) -> Iterator[tuple[str, Run | str]]:
         def count(_: int) -> None:
             for view in views:
                 kind = ctypes.c_float if view.dtype == np.float32 else ctypes.c_uint16
@@ -63,10 +78,8 @@ class HostDevice:
                 counted, _ = np.histogram(np.abs(array), bins, (0.0, top))
                 assert counted.sum() == view.elements
 
-        return {"NumPy": count, "other": "not installed"}
-
-    def release(self) -> None:
-        pass
+        yield "NumPy", count
+        yield "other", "not installed"
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +114,8 @@ def case(dtype: str, data: str) -> Case:
 def test_every_launch_that_was_timed_counted_right(dtype: str, data: str) -> None:
     row = measure(case(dtype, data), HostDevice(), FiberExecutor(GEOMETRY), rounds=2)
     assert row.equal
-    assert min(row.read_gbps, row.copy_gbps, row.collect_ms, row.peers["NumPy"]) > 0
+    assert min(row.read.gbps, row.copy.gbps, row.collect_ms, row.peers["NumPy"].gbps) > 0
+    assert row.collect.gbps == pytest.approx(case(dtype, data).frame_bytes / row.collect_ms / 1e6)
     assert row.peers["other"] == "not installed"
 
 
@@ -113,7 +127,8 @@ def test_a_wrong_count_is_found(first: int) -> None:
 def test_the_search_is_measured_and_its_choices_compared() -> None:
     search = measure_search(HostDevice(), FiberExecutor(GEOMETRY), rounds=1)
     assert search.equal
-    assert search.device_ms > 0
+    assert search.bits == GEOMETRY.bits
+    assert min(search.kernel_ms, search.call_ms, search.windows_ms) > 0
     assert not measure_search(HostDevice(), Wrong(1, argument=3), rounds=1).equal
     assert not measure_search(HostDevice(), Wrong(2, argument=3), rounds=1).equal
 
@@ -145,20 +160,41 @@ def test_every_bin_count_type_and_kind_of_data_is_a_case() -> None:
 
 
 def test_the_bars() -> None:
-    slow = replace(ROW, read_gbps=3399.0)
+    slow, paced = replace(ROW, read=Speed(3399.0)), replace(ROW, read=Speed(3999.0, ahead=False))
     half, fine = replace(slow, dtype="float16"), replace(slow, bits=13)
-    reached = [bar.reached for bar in bars([ROW, slow, half, fine], SEARCH, 132)]
-    assert reached == [True, False, True, True]
-    assert [bar.reached for bar in bars([], replace(SEARCH, device_ms=1.2), 132)] == [False, True]
-    assert [bar.reached for bar in bars([], replace(SEARCH, device_ms=1.2), 16)] == [None, True]
-    assert [bar.reached for bar in bars([replace(ROW, equal=False)], SEARCH, 132)][-1] is False
+    rows = [ROW, slow, paced, half, fine]
+    assert [bar.reached for bar in bars(rows, SEARCH, True)] == [True, False, None, True, True, True]
+    long_call, long_kernel = replace(SEARCH, call_ms=1.1), replace(SEARCH, kernel_ms=1.1, call_ms=1.2)
+    assert [bar.reached for bar in bars([], long_call, True)] == [True, False, True]
+    assert [bar.reached for bar in bars([], long_kernel, True)] == [False, False, True]
+    assert [bar.reached for bar in bars([], long_kernel, False)] == [None, None, True]
+    assert [bar.reached for bar in bars([], replace(long_kernel, bits=11), True)] == [None, None, True]
+    assert [bar.reached for bar in bars([replace(ROW, equal=False)], SEARCH, True)][-1] is False
+
+
+def test_other_bins_leave_nothing_to_judge() -> None:
+    other, small = replace(ROW, bits=11), replace(SEARCH, bits=11)
+    assert no_speed_judged(list(bars([other], small, True)))
+    assert not no_speed_judged(list(bars([ROW], small, False)))
+    assert not no_speed_judged(list(bars([other], SEARCH, True)))
+
+
+@pytest.mark.parametrize(("bits", "code"), [(11, UNJUDGED), (12, MISSED)])
+def test_the_exit_code_tells_unjudged_from_reached(
+    bits: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_histogram, "cases", lambda bits, _: [replace(case("float32", "ReLU"), bits=bits[0])])
+    assert benchmark(HostDevice(), [bits], 1, 1 << 20) == code, "fibers are slower than any bar"
+    assert ("no bar of speed was judged" in capsys.readouterr().err) is (code == UNJUDGED)
 
 
 def test_the_block_for_the_results() -> None:
-    text = markdown("GPU X", [ROW], SEARCH, list(bars([ROW], SEARCH, 132)))
+    text = markdown("GPU X", [ROW], SEARCH, list(bars([ROW], SEARCH, True)))
     assert "GPU X" in text
-    cells = "| 100 of 1.5 MB | float32 | ReLU | 4096 | 3900 | 98% of 4000 | 51.0 | not installed | 0.200 | yes |"
+    cells = "| 100 of 1.5 MB | float32 | ReLU | 4096 | 3900 | 98% of 4000 | 51.0* | not installed | 750 | 0.200 | yes |"
     assert cells in text.splitlines()
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(widths) == 1
-    assert text.count("pass") == 3
+    assert text.count("pass") == 4
+    for figure in ("0.400 ms the kernel alone", "0.900 ms the whole call", "12.0 ms for the windows"):
+        assert figure in text

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import io
 import os
 import platform
+import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpu.check import FAILED, PASSED, Step, gpu_tests, run_shown, run_steps
+from gpu import wheelhouse
+from gpu.check import FAILED, PASSED, TIMED_OUT, Step, gpu_tests, run_shown, run_steps
 from gpu.environment import DRIVER, ROOT, fits, require_compilers, unpack
 from gpu.errors import GpuCheckError
 from gpu.interpreters import find_interpreter
 from gpu.stub_libcuda import NO_DEVICE, STUB_LIBRARY, build_stub, find_toolkit
+from gpu.wheelhouse import PYCUDA, unpack_source
 
 WHEELHOUSE = ROOT / "wheelhouse"
 TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -110,6 +117,8 @@ def test_the_stub_answers_like_a_driver_without_a_device(stub: Path) -> None:
         (f"siphash24-1.9-{TAG}-{TAG}-manylinux2014_{MACHINE}.manylinux_2_17_{MACHINE}.whl", True),
         (f"pycuda-2026.1-{TAG}-{TAG}-linux_{MACHINE}.whl", True),
         (f"x-1-cp310-abi3-linux_{MACHINE}.whl", True),
+        (f"x-1-{TAG}-abi3-linux_{MACHINE}.whl", True),
+        (f"x-1-cp3{sys.version_info.minor + 1}-abi3-linux_{MACHINE}.whl", False),
         (f"pycuda-2026.1-cp39-cp39-linux_{MACHINE}.whl", False),
         (f"pycuda-2026.1-{TAG}-{TAG}-linux_riscv64.whl", False),
     ],
@@ -139,12 +148,108 @@ def test_every_step_runs_and_one_failure_fails_the_check(tmp_path: Path) -> None
     assert run_steps([good, lacking], dict(os.environ), tmp_path) == PASSED
 
 
-def test_a_step_that_hangs_is_ended(tmp_path: Path) -> None:
+HANGING = 'echo on; sleep 60 & echo $! > "$0"; wait'  # as compute-sanitizer does, in a child with the same output
+
+
+def runs(pid: int) -> bool:
+    """Whether this process is there, and not merely waiting to be reaped by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(reached: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not reached() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return reached()
+
+
+def test_a_step_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     started = time.monotonic()
-    command = (sys.executable, "-c", "import time; print('on', flush=True); time.sleep(60)")
-    assert run_shown(command, dict(os.environ), tmp_path / "log", limit_s=2.0) != 0
+    command = ("sh", "-c", HANGING, str(tmp_path / "pid"))
+    assert run_shown(command, dict(os.environ), tmp_path / "log", limit_s=2.0) == TIMED_OUT
     assert time.monotonic() - started < 30
     assert (tmp_path / "log").read_text() == "on\n"
+    assert wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
+
+
+def test_what_a_step_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    leaving = 'sleep 60 >/dev/null 2>&1 & echo $! > "$0"'
+    assert run_shown(("sh", "-c", leaving, str(tmp_path / "pid")), dict(os.environ), tmp_path / "log", 30.0) == 0
+    assert wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
+
+
+def test_who_ends_the_check_ends_its_step(tmp_path: Path) -> None:
+    pid, log = tmp_path / "pid", tmp_path / "log"
+    code = (
+        "import os, pathlib, sys; from gpu.check import exit_on_signals, run_shown; exit_on_signals()\n"
+        "run_shown(('sh', '-c', *sys.argv[1:3]), dict(os.environ), pathlib.Path(sys.argv[3]), 50.0)"
+    )
+    command = [sys.executable, "-c", code, HANGING, str(pid), str(log)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as check:
+        assert wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+        assert runs(int(pid.read_text()))
+        check.send_signal(signal.SIGTERM)
+        assert check.wait(20) != 0
+    assert wait_until(lambda: not runs(int(pid.read_text())))
+
+
+def test_the_gpu_tests_import_no_more_than_the_wheelhouse_brings() -> None:
+    names = [Path(path).stem for path in gpu_tests(ROOT / "tests")]
+    code = (
+        f"import sys, numpy, pytest, pytest_timeout; known = set(sys.modules); import {', '.join(names)}\n"
+        "new = [m for name, m in sys.modules.items() if name not in known and name.partition('.')[0] != 'numpy']\n"
+        "print(*(m.__name__ for m in new if 'site-packages' in (getattr(m, '__file__', None) or '')))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def archive(path: Path, name: str, kind: bytes = tarfile.REGTYPE) -> Path:
+    """A source archive of one member."""
+    with tarfile.open(path, "w:gz") as members:
+        member = tarfile.TarInfo(name)
+        member.type, member.size, member.linkname = kind, 4 if kind == tarfile.REGTYPE else 0, "/etc/passwd"
+        members.addfile(member, io.BytesIO(b"text"))
+    return path
+
+
+def test_sources_are_unpacked_without_tarfile_s_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tarfile.TarFile, "extractall", lambda _archive, _path: None)  # Python 3.11.2 knows no filter
+    unpack_source(archive(tmp_path / "good.tar.gz", "pycuda-1/src/file.py"), tmp_path / "to")
+    assert (tmp_path / "to/pycuda-1/src/file.py").read_text() == "text"
+    unpack_source(archive(tmp_path / "link.tar.gz", "pycuda-1/link", tarfile.SYMTYPE), tmp_path / "to")
+    assert not (tmp_path / "to/pycuda-1/link").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/kept/out", "a/../../out"])
+def test_sources_stay_in_their_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(GpuCheckError, match=r"found .*out in bad\.tar\.gz"):
+        unpack_source(archive(tmp_path / "bad.tar.gz", name), tmp_path / "to")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_kept_wheel_is_found_again_under_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip runs in a folder of its own: what it is given has to be absolute."""
+    wheel = tmp_path / f"kept/pycuda-{PYCUDA}-{TAG}-{TAG}-linux_{MACHINE}.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+
+    def downloaded(_what: str, command: list[str], work: Path, _remedy: str = "") -> None:
+        if "download" in command:
+            given = next(Path(part) for part in command if part.endswith(".whl"))
+            (work / "wheels").mkdir()
+            shutil.copy(work / given, work / "wheels")
+
+    monkeypatch.setattr(wheelhouse, "_shown", downloaded)
+    monkeypatch.chdir(tmp_path)
+    wheelhouse.fill(Path("kept"), find_interpreter(sys.executable))
+    assert wheel.is_file()
 
 
 def test_the_kernel_tests_are_among_those_that_run() -> None:

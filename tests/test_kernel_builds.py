@@ -15,6 +15,7 @@ from engines.kernels import Geometry, kernel_source
 
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 ARCHITECTURES = ["sm_75", "sm_87", "sm_90", "sm_110"]  # oldest that nvcc 13 knows; Orin; Hopper; Thor
+OTHERS = [Geometry(11, 4, 128), Geometry(13), Geometry(13, 0, 256), Geometry(12, 1, 1024)]
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -25,13 +26,15 @@ def options(geometry: Geometry) -> list[str]:
 @pytest.mark.skipif(NVCC is None, reason="no nvcc: install the CUDA toolkit")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvcc_compiles_without_warning_or_spill(architecture: str, tmp_path: Path) -> None:
+    if architecture not in known_to_nvcc():
+        pytest.skip(f"this nvcc knows no {architecture}: its toolkit is too old for the board, or too new")
     compiled = nvcc(tmp_path, Geometry(), architecture)
     assert compiled.returncode == 0, compiled.stderr
     assert SPILLS.findall(compiled.stderr) == [("0", "0", "0")] * 2, compiled.stderr
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc: install the CUDA toolkit")
-@pytest.mark.parametrize("geometry", [Geometry(11, 4, 128), Geometry(13, 0, 256), Geometry(12, 1, 1024)], ids=str)
+@pytest.mark.parametrize("geometry", OTHERS, ids=str)
 def test_other_constants_compile_for_a_jetson(geometry: Geometry, tmp_path: Path) -> None:
     compiled = nvcc(tmp_path, geometry, "sm_87")
     assert compiled.returncode == 0, compiled.stderr
@@ -63,6 +66,11 @@ def test_nvrtc_12_compiles_for_a_xavier() -> None:
     assert "kernels.cu" not in log.value.decode()  # its only complaint is about the board's age
     library.nvrtcGetCUBINSize(program, ctypes.byref(size))
     assert size.value > 10_000
+
+
+def known_to_nvcc() -> list[str]:
+    listed = subprocess.run([str(NVCC), "--list-gpu-code"], capture_output=True, text=True, check=True)
+    return listed.stdout.split()
 
 
 def nvcc(folder: Path, geometry: Geometry, architecture: str) -> subprocess.CompletedProcess[str]:

@@ -41,7 +41,7 @@ class Mutation:
 
 PLAIN, SHUFFLED, THREAD, ADDRESS = ("", 0), ("", 7), ("thread", 0), ("address", 0)  # sanitizer, seed
 LANES = "for (int distance = 16; distance > 0; distance /= 2) {"
-CLEAR = "for (unsigned i = threadIdx.x; i < ROW; i += THREADS) counters[i] = 0;"
+CLEAR = "for (unsigned i = threadIdx.x; i < COUNTERS; i += THREADS) counters[i] = 0;"
 COUNTER = "counters[counter_of(fabsf(x) * tensor.scale)]"
 FIRST = "    __syncthreads();\n    for (int t = tensor_at"
 INSIDE = "if (index < tensor.elements) {\n"
@@ -55,19 +55,20 @@ def racing(name: str, old: str, new: str) -> Mutation:
 
 MUTATIONS = [
     Mutation("the barrier after the first clearing dropped", BARRIER, ";", nth=0, places=BARRIERS),
-    Mutation("the barrier before the flush dropped", BARRIER, ";", nth=1, places=BARRIERS),
+    Mutation("the barrier before the flush dropped", BARRIER, ";", THREAD, "data race", 1, BARRIERS),
     Mutation("the barrier after the flush dropped", BARRIER, ";", nth=2, places=BARRIERS),
     Mutation("the barrier after the shares' sums dropped", BARRIER, ";", SHUFFLED, nth=3, places=BARRIERS),
     Mutation("the barrier before the prefix sums dropped", BARRIER, ";", nth=4, places=BARRIERS),
     Mutation("the barrier after the prefix sums dropped", BARRIER, ";", nth=5, places=BARRIERS),
     Mutation("the barrier within the minimum dropped", BARRIER, ";", SHUFFLED, nth=6, places=BARRIERS),
     racing("shared counters", f"atomicAdd(&{COUNTER}, 1u)", f"++{COUNTER}"),
-    racing("warp sums", "atomicAdd(&counters[ZEROS], tally.zeros)", "counters[ZEROS] += tally.zeros"),
-    racing("warp maxima", "atomicMax(&counters[AMAX], tally.amax)", "counters[AMAX] = max(counters[AMAX], tally.amax)"),
+    racing("zeros", "atomicAdd(&row[ZEROS], (u64)tally.zeros)", "row[ZEROS] += tally.zeros"),
+    racing("non-finite", "atomicAdd(&row[NONFINITE], (u64)tally.nonfinite)", "row[NONFINITE] += tally.nonfinite"),
+    racing("maxima", "atomicMax(&row[AMAX], (u64)tally.amax)", "row[AMAX] = max(row[AMAX], (u64)tally.amax)"),
     racing("global counters", "atomicAdd(&row[i], (u64)count)", "row[i] += count"),
-    racing("global maximum", "atomicMax(&row[i], (u64)count)", "row[i] = max(row[i], (u64)count)"),
     racing("chosen bins", "atomicMax(&chosen[blockIdx.x], widest)", "chosen[blockIdx.x] = widest"),
     Mutation("values beyond the tail counted", "bits - 1u < tensor.limit - 1u", "bits != 0", ADDRESS, "Sanitizer"),
+    Mutation("infinity counted", "bits - 1u < tensor.limit - 1u", "bits - 1u < tensor.limit", words="written behind"),
     Mutation("one value past the end counted", "index < tensor.elements", "index <= tensor.elements"),
     Mutation(
         "values past the end read but not counted",
@@ -87,7 +88,7 @@ MUTATIONS = [
         "    if (begin + threadIdx.x >= end) return;\n" + FIRST,
         words="barrier divergence",
     ),
-    Mutation("tail counters not zeroed", CLEAR, CLEAR.replace("ROW", "BINS")),
+    Mutation("tail counters not zeroed", CLEAR, CLEAR.replace("COUNTERS", "BINS")),
     Mutation("counters kept for the next tensor", "        counters[i] = 0;\n    }\n", "    }\n"),
     Mutation("shared arrays past their end", "partial + THREADS)", "partial + THREADS + 2)", ADDRESS, "after-poison"),
     Mutation("shared arrays that overlap", "(partial + THREADS)", "(partial + 1)"),

@@ -18,7 +18,7 @@
 
 #include "sanitizers.h"
 
-__thread unsigned char shared_memory[fibers::MAX_SHARED] __attribute__((aligned(128)));
+__thread unsigned char shared_memory[fibers::SHARED] __attribute__((aligned(128)));
 
 namespace fibers {
 
@@ -102,6 +102,10 @@ std::vector<unsigned> numbers(unsigned count) {
     return order;
 }
 
+bool intact(const unsigned char* from, const unsigned char* to) {
+    return std::all_of(from, to, [](unsigned char byte) { return byte == GARBAGE; });
+}
+
 unsigned count_of(State state) {
     unsigned count = 0;
     for (const Fiber& fiber : block->fibers) count += fiber.state == state;
@@ -172,8 +176,9 @@ std::string run_block(const Launch& launch, unsigned index, void (*body)(void*),
     state.body = body, state.arguments = arguments;
     block_index = {index}, block_size = {launch.block}, grid_size = {launch.grid};
     state.fibers = std::vector<Fiber>(launch.block);
-    std::memset(shared_memory, GARBAGE, launch.shared_bytes);
-    sanitizers::forbid(shared_memory + launch.shared_bytes, MAX_SHARED - launch.shared_bytes);
+    unsigned char* const behind = shared_memory + launch.shared_bytes;
+    std::memset(shared_memory, GARBAGE, SHARED);
+    sanitizers::forbid(behind, SHARED - launch.shared_bytes);
     sanitizers::adopt(state.scheduler_sanitizer);
     sanitizers::release(&state.launch_token);
     start_fibers();
@@ -184,7 +189,9 @@ std::string run_block(const Launch& launch, unsigned index, void (*body)(void*),
     } while (turn(order) && count_of(State::RETURNED) < launch.block);
     sanitizers::acquire(&state.launch_token);
     for (Fiber& fiber : state.fibers) retired.push_back(fiber.sanitizer);
-    sanitizers::allow(shared_memory + launch.shared_bytes, MAX_SHARED - launch.shared_bytes);
+    sanitizers::allow(behind, SHARED - launch.shared_bytes);
+    if (state.error.empty() && !intact(behind, shared_memory + SHARED))
+        state.error = "written behind the " + std::to_string(launch.shared_bytes) + " bytes of shared memory";
     return state.error;
 }
 

@@ -3,7 +3,7 @@
 // What a schedule cannot show, the sanitizers do. Fibers are threads to ThreadSanitizer, ordered by __syncthreads and
 // by nothing else: neither running one after another nor a warp shuffle orders memory, just as on the GPU. Blocks run
 // in OS threads of their own, so that it sees races between blocks as well. AddressSanitizer sees shared memory
-// of exactly the size that the launch asked for.
+// of exactly the size that the launch asked for; without it, what was written behind that shows when the block ends.
 #pragma once
 #include <cstddef>
 
@@ -23,10 +23,11 @@ struct Launch {
 constexpr unsigned WARP = 32;
 constexpr unsigned MAX_BLOCK = 1024;
 constexpr size_t MAX_SHARED = 227 << 10;  // what one block can have on sm_90
+constexpr size_t SHARED = 512 << 10;      // and what lies there: with 2048 bins, infinity's would be 476 KiB on
 
 // Runs body(arguments) once for every thread of the grid. Returns 0, or 1 with the reason in `error`: an invalid
 // configuration, threads that return while others wait in a barrier, a warp intrinsic that waits for lanes which never
-// come or whose caller its own mask does not name.
+// come or whose caller its own mask does not name, a write behind the block's shared memory.
 int run(const Launch& launch, void (*body)(void*), void* arguments, char* error, size_t error_bytes);
 
 void barrier();  // __syncthreads

@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,7 @@ PYTEST = ("-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--n
 # Under compute-sanitizer a kernel runs up to a hundred times slower: both kernels, all geometries, but not all tests.
 _SANITIZED = "float_edges or small_tensors or last_bit"
 _LIMIT_S = 570.0
+TIMED_OUT = 124  # as timeout(1) has it
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ def main() -> int:
     parser.add_argument("--wheelhouse", type=Path, default=ROOT / "wheelhouse")
     parser.add_argument("--site", type=Path, default=ROOT / "var/gpu-site", help="where wheels are unpacked")
     options = parser.parse_args()
+    exit_on_signals()
     try:
         environment = prepare(options.wheelhouse, options.site)
         device = require_device(environment)
@@ -61,6 +65,13 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "device.txt").write_text(device + "\n")
     return run_steps([planned(name, environment) for name in options.steps], environment, options.out)
+
+
+def exit_on_signals() -> None:
+    """So that being ended ends the running step too: no signal from outside reaches its session."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 def planned(name: str, environment: Environment) -> Step:
@@ -90,7 +101,8 @@ def run_steps(steps: Iterable[Step], environment: Environment, out: Path) -> int
         print(f"--- {step.name}: {' '.join(step.command)}", flush=True)
         started = time.monotonic()
         code = run_shown(step.command, environment, out / f"{step.name}.txt", _LIMIT_S)
-        verdict = "passed" if code == 0 else f"FAILED, exit code {code}"
+        failure = "ended at its limit" if code == TIMED_OUT else f"exit code {code}"
+        verdict = "passed" if code == 0 else f"FAILED, {failure}"
         verdicts[step.name] = f"{verdict} ({time.monotonic() - started:.0f} s)"
     summary = "".join(f"{name:<10} {verdict}\n" for name, verdict in verdicts.items())
     print(summary, end="", flush=True)
@@ -99,7 +111,10 @@ def run_steps(steps: Iterable[Step], environment: Environment, out: Path) -> int
 
 
 def run_shown(command: tuple[str, ...], environment: Environment, copy: Path, limit_s: float) -> int:
-    """Runs a command, its output on the terminal and in `copy`, as it comes. Killed after `limit_s`."""
+    """Runs a command, its output on the terminal and in `copy`, as it comes. TIMED_OUT where it took longer.
+
+    In a session of its own, which ends with it: compute-sanitizer is a launcher, and what it started would live on.
+    """
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -108,17 +123,31 @@ def run_shown(command: tuple[str, ...], environment: Environment, copy: Path, li
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=True,
     )
-    timer = threading.Timer(limit_s, process.kill)
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        _kill_group(process.pid)
+
+    timer = threading.Timer(limit_s, expire)
     timer.start()
     try:
         with process.stdout as output, copy.open("w", encoding="utf-8") as file:  # type: ignore[union-attr]
             for line in output:
                 print(line, end="", flush=True)
                 file.write(line)
-        return process.wait()
+        code = process.wait()
     finally:
         timer.cancel()
+        _kill_group(process.pid)
+    return TIMED_OUT if expired.is_set() else code
+
+
+def _kill_group(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from pathlib import Path
 from gpu.errors import GpuCheckError
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("numpy", "pytest", "pytest_timeout", "hypothesis", "pycuda.driver")
-FROM_INDEX = ("pycuda>=2024.1", "pytest>=8.2", "pytest-timeout>=2.3", "hypothesis>=6.100")
+NEEDED = ("numpy", "pytest", "pytest_timeout", "pycuda.driver")
+FROM_INDEX = ("pycuda>=2024.1", "pytest>=8.2", "pytest-timeout>=2.3")
 DRIVER = "libcuda.so.1"
 CUDA_BIN = "/usr/local/cuda/bin"  # where the toolkit is on a Jetson; no PATH leads there by itself
 _DEVICE = """
@@ -110,9 +110,15 @@ def unpack(wheels: list[Path], site: Path) -> None:
 def fits(wheel: str) -> bool:
     """Whether this Python on this processor can use a wheel of this name."""
     python, abi, machine = wheel.removesuffix(".whl").split("-")[-3:]
-    running = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    right_python = "py3" in python.split(".") or running in python.split(".") or abi == "abi3"
-    return right_python and (machine == "any" or machine.endswith(platform.machine()))
+    return _fits_python(python.split("."), abi) and (machine == "any" or machine.endswith(platform.machine()))
+
+
+def _fits_python(tags: list[str], abi: str) -> bool:
+    """A wheel for the stable ABI fits its own Python and every later one."""
+    major, minor = sys.version_info[:2]
+    if abi == "abi3":
+        return any(tag.startswith(f"cp{major}") and int(tag[3:]) <= minor for tag in tags)
+    return "py3" in tags or f"cp{major}{minor}" in tags
 
 
 def problem_with(environment: Environment) -> str:

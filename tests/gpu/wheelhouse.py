@@ -10,8 +10,8 @@ and run `make gpu-check` there. That machine must itself have
     - the same Python version, with numpy 1.26 or later (15 MB, too large to bring); pip and venv are not needed
     - nvcc and g++, for PyCUDA compiles the kernels on the device's own machine
 
-and it may have compute-sanitizer, CuPy and PyTorch, which are used where they are. The wheelhouse, some 4 MB, brings
-PyCUDA, which its authors publish as source only, what PyCUDA needs, pytest and hypothesis.
+and it may have compute-sanitizer, CuPy and PyTorch, which are used where they are. The wheelhouse, some 3 MB, brings
+PyCUDA, which its authors publish as source only, what PyCUDA needs, and pytest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpu.stub_libcuda import build_stub, find_toolkit
 
 ROOT = Path(__file__).resolve().parents[2]
 PYCUDA = "2026.1"
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-timeout")
 LIMIT_BYTES = 5_000_000  # it travels with the working tree, sometimes over a slow line
 _TICK_S = 10.0
 
@@ -54,8 +54,9 @@ def main() -> int:
 def fill(output: Path, python: Interpreter) -> None:
     """Replaces `output` once everything is there. A PyCUDA wheel that fits is kept, for compiling it takes minutes."""
     print(f"wheelhouse for Python {python.version} on {platform.machine()}", flush=True)
+    output = output.resolve()  # the commands run elsewhere
     with tempfile.TemporaryDirectory() as scratch:
-        work = Path(scratch)
+        work = Path(scratch).resolve()
         builder = _virtual_environment(python, work)
         kept = sorted(output.glob(f"pycuda-{PYCUDA}-{python.tag}-*_{platform.machine()}.whl"))
         wheel = kept[-1] if kept else _build_pycuda(builder, work)
@@ -91,8 +92,7 @@ def _build_pycuda(builder: Path, work: Path) -> Path:
     fetch = [*_pip(builder, "download"), "--no-deps", "--no-build-isolation", "--no-binary=:all:"]
     _shown(f"fetching PyCUDA {PYCUDA}", [*fetch, "--dest", str(work), f"pycuda=={PYCUDA}"], work)
     source = work / f"pycuda-{PYCUDA}"
-    with tarfile.open(source.with_name(f"{source.name}.tar.gz")) as archive:
-        archive.extractall(work, filter="data")
+    unpack_source(source.with_name(f"{source.name}.tar.gz"), work)
     (source / "siteconf.py").write_text(
         f"CUDA_ROOT = {str(toolkit)!r}\nCUDA_ENABLE_CURAND = False\nCUDADRV_LIB_DIR = [{str(stub)!r}]\n"
         "CXXFLAGS = ['-g0']\nLDFLAGS = ['-s']\n"  # with debug information the wheel weighs eight times as much
@@ -100,6 +100,19 @@ def _build_pycuda(builder: Path, work: Path) -> Path:
     build = [*_pip(builder, "wheel"), "--no-deps", "--no-build-isolation", "--wheel-dir", str(work), str(source)]
     _shown("compiling PyCUDA, a minute or two", build, work, "install g++ (Debian: build-essential)")
     return next(work.glob("pycuda-*.whl"))
+
+
+def unpack_source(archive: Path, folder: Path) -> None:
+    """The regular files of an archive. Old Pythons' tarfile (Debian 12's) has no filter to keep them in `folder`."""
+    with tarfile.open(archive) as members:
+        for member in members:
+            target = (folder / member.name).resolve()
+            if not target.is_relative_to(folder.resolve()):
+                raise GpuCheckError(f"{member.name} in {archive.name}", f"files within {folder}", "do not trust it")
+            content = members.extractfile(member) if member.isfile() else None
+            if content is not None:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content.read())
 
 
 def _shown(what: str, command: list[str], work: Path, remedy: str = "see the lines above") -> None:
