@@ -1,7 +1,7 @@
 """The passes over the data that a histogram is collected with: compiled where possible, in NumPy everywhere.
 
 Both give the same bits; which one runs is a matter of speed alone (`COMPILED` says it). The compiled passes are forty
-lines of C behind ctypes. numba would do as well in time (measured: benchmarks/RESULTS.md), but costs every process
+lines of C behind ctypes. numba nearly keeps up (measured: benchmarks/RESULTS.md), but costs every process
 113 MiB of memory and every board 208 MB of disk, which is more than the rest of tared together; and its releases
 trail Python's. What calls this splits its data over threads if it wants several: ctypes lets go of the GIL.
 """

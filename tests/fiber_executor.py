@@ -68,6 +68,7 @@ class FiberExecutor:
         self._library.fibers_allocate.argtypes = [ctypes.c_size_t]
         self._library.fibers_free.argtypes = [ctypes.c_void_p]
 
+    # ARG002: the Protocol names these; fibers know no streams, and one number serves for every kernel.
     def resident_blocks(self, kernel: str) -> int:  # noqa: ARG002
         return self._resident
 
