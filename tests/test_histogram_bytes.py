@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
@@ -33,11 +33,15 @@ def resealed(body: bytes) -> bytes:
 
 
 @given(data, st.integers(0, 63), st.integers(0, 10))
+@example(np.array([np.inf], np.float32), 63, 0)
 def test_what_was_counted_comes_back(x: NDArray[np.float32], shift: int, wider: int) -> None:
     collected = abs_histogram(x, BITS)
     collected = collected.widened(min(collected.range_exp + wider, 128))
-    grown = collected.counts << min(shift, 63 - int(collected.total).bit_length())
-    histogram = AbsHistogram(grown, collected.range_exp, collected.amax, collected.zeros, collected.nonfinite << shift)
+    shift = min(shift, 63 - max(collected.total, collected.nonfinite).bit_length())  # as far as a histogram may count
+    nonfinite = collected.nonfinite << shift
+    histogram = AbsHistogram(
+        collected.counts << shift, collected.range_exp, collected.amax, collected.zeros << shift, nonfinite
+    )
     assert from_bytes(to_bytes(histogram)) == histogram
     assert from_bytes(to_bytes(histogram)).counts.dtype == np.int64
 
