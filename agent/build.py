@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,17 @@ from agent.model_spec import ModelSpec
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.backend import Array, Backend, Engine, EngineError, Progress
+from engines.backend import (
+    Array,
+    Backend,
+    BuildRequest,
+    Built,
+    Engine,
+    EngineError,
+    Progress,
+    ShapeRange,
+    open_backend,
+)
 from engines.calibration import Calibration, calibrate_histograms, save_calibration
 from engines.graph import canonical_hash, image_input, load_model
 from engines.macs import int8_macs_share
@@ -43,16 +53,32 @@ class Model:
     placement: Placement
     input_shape: tuple[int, ...]
 
+    def request(
+        self, graph: onnx.ModelProto, precision: str = "fp32", amax: Mapping[str, float] | None = None
+    ) -> BuildRequest:
+        """What a backend is asked for a graph that was made from the master, which the reference is."""
+        profiles = tuple(
+            {name: ShapeRange(shapes.min, shapes.opt, shapes.max) for name, shapes in profile.items()}
+            for profile in self.spec.profiles
+        )
+        return BuildRequest(graph, precision, self.input_shape, profiles, amax or {})
 
-def open_model(spec: ModelSpec, backend: Backend) -> Model:
-    """Load and prepare the ONNX file of a spec; the backend runs the passes' equivalence check.
+    @property
+    def reference(self) -> BuildRequest:
+        """The float reference."""
+        return self.request(self.master)
+
+
+def open_model(spec: ModelSpec) -> Model:
+    """Load and prepare the ONNX file of a spec; ONNX Runtime runs the passes' equivalence check, whatever serves.
 
     Raises EngineError as `load_model` and `prepare` do, ConfigError when the spec does not fit the input.
     """
+    reference = open_backend("onnxruntime")
 
     def run(graph: onnx.ModelProto, batch: Array) -> dict[str, Array]:
-        with closing(backend.observer(graph, ())) as reference:
-            return reference.observe(batch).outputs
+        with closing(reference.load(graph.SerializeToString())) as engine:
+            return engine.infer(batch)
 
     original = load_model(spec.path)
     input_shape = spec.input_shape(image_input(original))
@@ -120,8 +146,9 @@ def build_artefact(
     plan: PrecisionPlan = ALL_INT8,
     precision: str = "int8",
     judge: Judge | None = None,
+    key: bytes | None = None,
 ) -> Artefact:
-    """Build an engine and write it with everything it was made of.
+    """Build an engine and write it with everything it was made of; a key signs it.
 
     destination: from the fingerprinted inputs to the artefact's directory. judge: looks at the loaded engine
     before the artefact is written; what it returns goes into the manifest, what it raises prevents the artefact.
@@ -129,48 +156,90 @@ def build_artefact(
     Raises CalibrationError, EngineError.
     """
     check_precision(backend, precision)
-    graph, inputs = model.master, _inputs(model, backend, precision)
-    facts: dict[str, Any] = {"engine": backend.engine_file, "model_name": model.spec.path.name, "int8_macs_share": 0.0}
-    if precision == "int8":
-        if calibration is None:
-            raise CalibrationError(
-                "calibration.missing", "no calibration", "one, for int8", "make it with 'tared calibrate'"
-            )
+    if calibration is not None:
         check_calibration(model, calibration)
-        placement = place(model.master, plan)
-        graph = insert_qdq(model.master, placement, calibration.amax)
-        inputs |= {"calibration": {"id": calibration.id, "method": calibration.method}, "plan": dict(plan.floats)}
-        facts["int8_macs_share"] = int8_macs_share(model.master, placement)
+    elif precision == "int8":
+        raise CalibrationError(
+            "calibration.missing", "no calibration", "one, for int8", "make it with 'tared calibrate'"
+        )
+    inputs = _inputs(model, backend, precision, calibration, plan)
 
     def fill(directory: Path) -> Mapping[str, Any]:
-        engine_path = directory / backend.engine_file
-        backend.build(graph, engine_path, progress, model.input_shape)
-        if precision == "int8" and calibration is not None:
+        built = _compile(model, backend, progress, precision, calibration, plan)
+        contents = {backend.engine_file: built.engine, **built.files}
+        for name, content in contents.items():
+            (directory / name).write_bytes(content)
+        if calibration is not None:
             save_calibration(calibration, directory / "calibration.json")
+        if precision == "int8":
             (directory / "plan.json").write_text(plan.to_json() + "\n", encoding="utf-8")
-        return {**facts, "engine_bytes": engine_path.stat().st_size, **_judged(judge, backend, engine_path)}
+        return {**built.facts, "engine_bytes": len(built.engine), **_judged(judge, backend, built.engine)}
 
     path = destination(inputs)
-    existing = find_artefact(path, inputs)
+    existing = find_artefact(path, inputs, key)
     if existing is None:
-        return write_artefact(path, inputs, fill)
-    _judged(judge, backend, existing.engine_path)
+        return write_artefact(path, inputs, fill, key)
+    _judged(judge, backend, existing.read_engine())
     return existing
 
 
-def _inputs(model: Model, backend: Backend, precision: str) -> dict[str, Any]:
-    """What an engine follows from, but for calibration and plan."""
-    return {
+def _compile(
+    model: Model,
+    backend: Backend,
+    progress: Progress,
+    precision: str,
+    calibration: Calibration | None,
+    plan: PrecisionPlan,
+) -> Built:
+    """The engine with the facts of its manifest.
+
+    Where the runtime has no INT8 kernel for a node, the node is left float and the graph built again.
+    """
+    facts: dict[str, Any] = {"engine": backend.engine_file, "model_name": model.spec.path.name}
+    ranges = {name: h.amax for name, h in calibration.histograms.items()} if calibration is not None else {}
+    if precision != "int8" or calibration is None:
+        built = backend.build(model.request(model.master, precision, ranges), progress)
+        return replace(built, facts={**facts, "int8_macs_share": 0.0, **built.facts})
+    fallbacks: dict[str, str] = {}
+    while True:
+        placement = place(model.master, PrecisionPlan({**plan.floats, **fallbacks}))
+        graph = insert_qdq(model.master, placement, calibration.amax)
+        built = backend.build(model.request(graph, precision, ranges), progress)
+        if not built.without_int8:
+            break
+        if not set(built.without_int8) - set(fallbacks):
+            raise EngineError(
+                "engine.int8",
+                f"no INT8 kernel for {', '.join(built.without_int8)}, though they were left float",
+                "an engine after the nodes without INT8 kernels were left float",
+                "leave their neighbours float too, in plan.json, or build with --precision fp16",
+            )
+        fallbacks |= built.without_int8
+    share = int8_macs_share(model.master, placement)
+    return replace(built, facts={**facts, "int8_macs_share": share, "without_int8": fallbacks, **built.facts})
+
+
+def _inputs(
+    model: Model, backend: Backend, precision: str, calibration: Calibration | None, plan: PrecisionPlan
+) -> dict[str, Any]:
+    """What an engine follows from."""
+    inputs: dict[str, Any] = {
         "model": model.sha256,
         "precision": precision,
         "backend": dict(backend.describe()),
+        "flags": dict(backend.flags()),
         "tared": version("tared"),
         "spec": model.spec.model_dump(mode="json", exclude={"path"}),
     }
+    if calibration is not None:
+        inputs["calibration"] = {"id": calibration.id, "method": calibration.method}
+    if precision == "int8":
+        inputs["plan"] = dict(plan.floats)
+    return inputs
 
 
-def _judged(judge: Judge | None, backend: Backend, engine_path: Path) -> Mapping[str, Any]:
+def _judged(judge: Judge | None, backend: Backend, engine: bytes) -> Mapping[str, Any]:
     if judge is None:
         return {}
-    with closing(backend.load(engine_path)) as engine:
-        return judge(engine)
+    with closing(backend.load(engine)) as loaded:
+        return judge(loaded)

@@ -30,8 +30,9 @@ from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from calibrate.errors import CalibrationError, TaredError
 from calibrate.histogram import AbsHistogram
-from engines.backend import Backend, Engine, open_backend
+from engines.backend import Backend, BackendOptions, Engine, open_backend
 from engines.calibration import load_histograms, save_histograms
+from engines.seal import find_key
 from engines.store import Store, read_artefact
 
 Emit = Callable[[Mapping[str, Any]], None]
@@ -110,17 +111,29 @@ def write_job(directory: Path, request: JobRequest, histograms: Mapping[str, Abs
     directory.mkdir(parents=True)
     (directory / "job.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
     save_histograms(histograms, directory / "histograms.npz")
-    with (directory / "held_out.npy").open("wb") as file, io.BytesIO() as buffer:
-        np.save(buffer, np.concatenate(held_out))  # straight to the file it would not notice a disk that fills up
-        file.write(buffer.getbuffer())
+    with (directory / "held_out.npy").open("wb") as file:  # one array behind the other: their shapes may differ
+        for tensor in held_out:
+            with io.BytesIO() as buffer:
+                np.save(buffer, tensor)  # straight to the file it would not notice a disk that fills up
+                file.write(buffer.getbuffer())
+
+
+def _read_held_out(path: Path) -> list[NDArray[np.float32]]:
+    with path.open("rb") as file:
+        end = os.fstat(file.fileno()).st_size
+        tensors = []
+        while file.tell() < end:
+            tensors.append(np.load(file, allow_pickle=False))
+        return tensors
 
 
 def run_job(directory: Path, emit: Emit) -> Outcome:
     """Do the job. Raises TaredError; `recalibration.refused` for a candidate that is not good enough."""
     request = JobRequest(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
     emit({"step": "CALIBRATING", "percent": 40})
-    backend = open_backend(request.backend, request.threads)
-    model = open_model(ModelSpec.model_validate(request.spec), backend)
+    key, state = find_key(), Path(request.state_dir)
+    backend = open_backend(request.backend, BackendOptions(request.threads, state / "cache", key))
+    model = open_model(ModelSpec.model_validate(request.spec))
     if model.sha256 != request.model_sha256:
         raise CalibrationError(
             "calibration.model",
@@ -130,12 +143,12 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
         )
     histograms = load_histograms(directory / "histograms.npz")
     calibration = calibrate(model, histograms, request.method, request.frames, request.source)
-    images = np.load(directory / "held_out.npy", allow_pickle=False)
+    held_out = _read_held_out(directory / "held_out.npy")
     verdicts: list[Verdict] = []
 
     def judge_engine(engine: Engine) -> Mapping[str, Any]:
         emit({"step": "VALIDATING", "percent": 80})
-        verdict = judge(model, backend, engine, request.serving, np.split(images, len(images)), request.max_loss)
+        verdict = judge(model, backend, engine, request.serving, held_out, request.max_loss)
         verdicts.append(verdict)
         if not verdict.accepted:
             raise _refusal(verdict)
@@ -144,10 +157,11 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
     artefact = build_artefact(
         model,
         backend,
-        Store(Path(request.state_dir)).place,
+        Store(state, key).place,
         lambda fraction, _: emit({"step": "BUILDING", "percent": 50 + round(30 * fraction)}),
         calibration=calibration,
         judge=judge_engine,
+        key=key,
     )
     return Outcome(artefact.path, verdicts[0])
 
@@ -167,28 +181,29 @@ def judge(
 ) -> Verdict:
     """Run reference, engine in service and candidate frame by frame in turn, and compare.
 
-    held_out: network inputs (1, C, H, W). With no engine in service the candidate must keep max_loss; with one, it
-    must not be worse, and must keep max_loss or be better beyond two standard errors. Frames on which neither engine
-    nor reference found anything agree without telling anything: they are counted apart, and MIN_TELLING others asked.
+    held_out: network inputs (1, C, H, W), of any sizes. With no engine in service the candidate must keep max_loss;
+    with one, it must not be worse, and must keep max_loss or be better beyond two standard errors. Frames on which
+    neither engine nor reference found anything agree without telling anything: they are counted apart, and MIN_TELLING
+    others asked.
     """
-    reference = backend.observer(model.master, ())
+    reference = backend.observer(model.reference, model.placement.taps)
     task = VisionTask(model.spec, reference.inputs, reference.outputs)
     engines = [candidate]
     if serving is not None:
-        artefact = read_artefact(Path(serving))
-        engines.append(backend.load(artefact.engine_path))
+        artefact = read_artefact(Path(serving), find_key())
+        engines.append(backend.load(artefact.read_engine()))
     scores: list[list[float]] = []
     latencies = [LatencyHistogram() for _ in engines]
     try:
         for tensor in held_out:
-            truth = task.decode(reference.observe(tensor).outputs)
+            truth = task.decode(reference.infer(tensor), tensor.shape)
             row = []
             for engine, latency in zip(engines, latencies, strict=True):
                 started = time.perf_counter_ns()
                 outputs = engine.infer(tensor)
                 latency.add(time.perf_counter_ns() - started)
                 finite = all(np.isfinite(output).all() for output in outputs.values())
-                agreement = fidelity(task.decode(outputs), truth, model.spec.min_sqnr_db)
+                agreement = fidelity(task.decode(outputs, tensor.shape), truth, model.spec.min_sqnr_db)
                 row.append(Fidelity(agreement.value if finite else 0.0, agreement.is_empty and finite))
             if not all(agreement.is_empty for agreement in row):
                 scores.append([agreement.value for agreement in row])

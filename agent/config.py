@@ -15,6 +15,8 @@ from agent.schema import Strict, read_yaml, validate
 from agent.topics import check_name
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
+from engines.backend import BackendOptions
+from engines.seal import find_key
 
 
 def _known_method(method: str) -> str:
@@ -103,6 +105,10 @@ class Config(Strict):
     recalibration: RecalibrationConfig = RecalibrationConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def backend_options(self, threads: int | None = None) -> BackendOptions:
+        """How the runtime shall work; `threads` other than the configured ones where a thread of ours needs them."""
+        return BackendOptions(threads or self.threads, self.state_dir / "cache", find_key())
 
 
 def load_config(path: Path) -> Config:

@@ -15,7 +15,6 @@ from agent.config import Config, MqttConfig
 from agent.console import say
 from agent.detections import LabelledBoxes
 from agent.errors import AgentError, ConfigError
-from agent.health import board
 from agent.link import MqttLink
 from agent.messages import Birth
 from agent.mqtt import Endpoint
@@ -26,6 +25,8 @@ from agent.supervisor import Supervisor
 from agent.topics import Topics
 from calibrate.errors import TaredError
 from engines.backend import open_backend
+from engines.board import board
+from engines.seal import find_key
 from engines.store import read_artefact
 
 
@@ -40,8 +41,8 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
 
 
 def _run(config: Config, frame_limit: int, labels: Mapping[int, LabelledBoxes] | None) -> RunSummary:
-    backend = open_backend(config.backend, config.threads)
-    model = open_model(config.model, backend)
+    backend = open_backend(config.backend, config.backend_options())
+    model = open_model(config.model)
     birth = Birth(
         agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
     )
@@ -49,7 +50,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, LabelledBoxes] |
         summary = Supervisor(config, model, backend, link, birth, frame_limit).run()
     if labels is not None and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
-        artefacts = [read_artefact(config.state_dir / "artefacts" / identity) for identity in ids]
+        artefacts = [read_artefact(config.state_dir / "artefacts" / identity, find_key()) for identity in ids]
         try:
             with closing(Panel(model, backend, artefacts)) as panel:
                 summary.accuracy = review(panel, parse_source(config.camera.source), labels, summary.periods())

@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from agent.health import board
 from calibrate.collect import COMPILED
+from engines.board import board
 
 _MIN_FREE_BYTES = 1 << 30
 

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import socket
-from pathlib import Path
 
 import psutil
-
-_JETSON_MODEL = Path("/proc/device-tree/model")
-_JETSON_RELEASE = Path("/etc/nv_tegra_release")
-
-
-def board() -> dict[str, str]:
-    """What hardware this is: machine, model name and L4T release where they can be read."""
-    facts = {"machine": platform.machine(), "system": platform.platform()}
-    if _JETSON_MODEL.exists():
-        facts["model"] = _JETSON_MODEL.read_text(encoding="utf-8", errors="replace").rstrip("\0\n")
-    if _JETSON_RELEASE.exists():
-        facts["l4t"] = _JETSON_RELEASE.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-    return facts
 
 
 def health() -> dict[str, float]:

@@ -55,8 +55,7 @@ class FrameLoop(threading.Thread):
         try:
             while (frame := self._slot.get()) is not None:
                 self._take_next(frame.ts)
-                tensor, _ = self._task.preprocess(frame.image)
-                result = self._task.decode(self._engine.infer(tensor))
+                result, _ = self._task.infer(self._engine, frame.image)
                 served = Served(frame, self._engine_id, result, time.monotonic_ns())
                 for sink in self._sinks:
                     sink(served)

@@ -26,16 +26,23 @@ def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
+ImageShape = tuple[int, int, int, int]  # (1, channels, height, width)
 Shape = Annotated[tuple[PositiveInt, ...], AfterValidator(_rank_four)]
 
 
 class InputSpec(Strict):
-    """From a BGR frame to the network input: (x * scale - mean) / std, channels in the order of `color`."""
+    """From a BGR frame to the network input: (x * scale - mean) / std, channels in the order of `color`.
+
+    resize: `letterbox` scales a frame into the input, with its proportions, and pads; `stretch` scales it to the input.
+    The others keep its pixels as they are: `pad` pads a frame to the input, and cuts off what lies beyond it; with
+    `native` the input of a model of open size has the frame's own, rounded up to a `multiple` within the profile.
+    """
 
     color: Literal["bgr", "rgb", "gray"] = "bgr"
-    resize: Literal["letterbox", "stretch"] = "letterbox"
+    resize: Literal["letterbox", "stretch", "pad", "native"] = "letterbox"
     anchor: Literal["top-left", "center"] = "top-left"
     pad: Annotated[int, Field(ge=0, le=255)] = 114
+    multiple: PositiveInt = 1
     mean: tuple[Finite, ...] = (0.0,)
     std: tuple[Finite, ...] = (1.0,)
     scale: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
@@ -43,6 +50,13 @@ class InputSpec(Strict):
     @property
     def channels(self) -> int:
         return 1 if self.color == "gray" else 3
+
+    @field_validator("multiple")
+    @classmethod
+    def _only_of_open_sizes(cls, multiple: int, info: ValidationInfo) -> int:
+        if multiple != 1 and info.data.get("resize", "native") != "native":
+            raise ValueError("1 unless resize is 'native': every other input has the model's one size")
+        return multiple
 
     @field_validator("mean", "std")
     @classmethod
@@ -88,7 +102,7 @@ class ModelSpec(Strict):
     task: Literal["classify", "detect", "raw"]
     decoder: str | None = Field(default=None, validate_default=True)
     input: InputSpec = InputSpec()
-    profiles: tuple[dict[str, ShapeRange], ...] = ()
+    profiles: tuple[dict[str, ShapeRange], ...] = Field(default=(), validate_default=True)
     labels: tuple[str, ...] = ()
     score_threshold: Fraction = 0.3
     iou_threshold: Fraction = 0.5
@@ -107,6 +121,15 @@ class ModelSpec(Strict):
             raise ValueError(f"no decoder for task '{task}'")
         return decoder
 
+    @field_validator("profiles")
+    @classmethod
+    def _bounds_of_open_sizes(
+        cls, profiles: tuple[dict[str, ShapeRange], ...], info: ValidationInfo
+    ) -> tuple[dict[str, ShapeRange], ...]:
+        if not profiles and "input" in info.data and info.data["input"].resize == "native":
+            raise ValueError("the least and the largest input, for input.resize 'native'")
+        return profiles
+
     @field_validator("labels", mode="before")
     @classmethod
     def _labels_from_file(cls, labels: object) -> object:
@@ -116,8 +139,8 @@ class ModelSpec(Strict):
         """The name of a class; its number where the spec names none."""
         return self.labels[class_id] if 0 <= class_id < len(self.labels) else str(class_id)
 
-    def input_shape(self, tensor: TensorSpec) -> tuple[int, int, int, int]:
-        """The shape (1, channels, height, width) that frames take in the model's input `tensor`.
+    def input_shape(self, tensor: TensorSpec) -> ImageShape:
+        """The shape (1, channels, height, width) that frames take in the model's input `tensor`, or most of them.
 
         Dimensions the model leaves open come from the opt shape of the first profile; the batch is one
         frame. Raises ConfigError when the profile is missing or disagrees with the model.
@@ -149,6 +172,34 @@ class ModelSpec(Strict):
                 )
         _, channels, height, width = (size or 1 for size in wanted)
         return 1, channels, height, width
+
+    def input_range(self, tensor: TensorSpec) -> tuple[ImageShape, ImageShape]:
+        """The smallest and the largest shape (1, channels, height, width) that frames take in the model's input.
+
+        They differ only where `input.resize` is 'native', and come from the first profile. Raises ConfigError as
+        `input_shape`, and when the model does not take frames of many sizes, or the profile is not of such multiples.
+        """
+        shape = self.input_shape(tensor)
+        if self.input.resize != "native":
+            return shape, shape
+        if tensor.shape[2] is not None or tensor.shape[3] is not None:
+            raise ConfigError(
+                "model.input",
+                f"input '{tensor.name}' of height {tensor.shape[2] or '?'} and width {tensor.shape[3] or '?'}, and "
+                "input.resize 'native'",
+                "a model of open height and width",
+                "choose letterbox, stretch or pad, or export the model with open dimensions",
+            )
+        bounds = self.profiles[0][tensor.name]
+        (least_height, least_width), (most_height, most_width) = bounds.min[2:], bounds.max[2:]
+        if any(side % self.input.multiple for side in (least_height, least_width, most_height, most_width)):
+            raise ConfigError(
+                "model.profile",
+                f"min {list(bounds.min)} and max {list(bounds.max)} for input '{tensor.name}'",
+                f"heights and widths that are multiples of {self.input.multiple}, as input.multiple asks",
+                "correct the profile or input.multiple",
+            )
+        return (1, shape[1], least_height, least_width), (1, shape[1], most_height, most_width)
 
 
 def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:

@@ -172,7 +172,7 @@ class ObserverThread(threading.Thread):
     def _observe(self, served: Served) -> None:
         tensor, _ = self._task.preprocess(served.frame.image)
         observation = self._observer.observe(tensor)
-        reference = self._task.decode(observation.outputs)
+        reference = self._task.decode(observation.outputs, tensor.shape)
         with self._learnt:
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
             self._collection.add(tensor, observation.histograms, telling=not is_empty(reference))

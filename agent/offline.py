@@ -10,7 +10,6 @@ import json
 import math
 import os
 import resource
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -36,7 +35,7 @@ from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.threshold import parse_method
 from engines.backend import Backend, Engine
 from engines.calibration import check_destination, load_calibration, save_calibration
-from engines.store import read_artefact
+from engines.store import check_runtime, read_artefact
 
 
 def run_calibrate(
@@ -50,10 +49,10 @@ def run_calibrate(
     check_destination(output)
     started = time.monotonic()
     source = parse_source(frames)
-    model = open_model(load_model_spec(spec_path), backend)
+    model = open_model(load_model_spec(spec_path))
     collection = Collection(held_out_size=0)
     with (
-        closing(backend.observer(model.master, model.placement.taps)) as observer,
+        closing(backend.observer(model.reference, model.placement.taps)) as observer,
         progress("calibrating", min(count, source_length(source) or count)) as bar,
     ):
         task = VisionTask(model.spec, observer.inputs, observer.outputs)
@@ -75,30 +74,38 @@ def run_calibrate(
 def run_build(
     spec_path: Path,
     calibration_path: Path | None,
-    output: Path,
+    output: Path | None,
     backend: Backend,
     *,
-    precision: str = "int8",
+    precision: str | None = None,
     plan_path: Path | None = None,
+    key: bytes | None = None,
 ) -> dict[str, Any]:
-    """Build an engine into the artefact directory `output`; a plan names the nodes that stay float."""
+    """Build an engine into the artefact directory `output`; a plan names the nodes that stay float.
+
+    Without a precision it is int8 where there is a calibration, or a plan, and else the runtime's fastest float.
+    """
     started = time.monotonic()
     plan = _read_plan(plan_path) if plan_path else ALL_INT8
     calibration = load_calibration(calibration_path) if calibration_path else None
-    model = open_model(load_model_spec(spec_path), backend)
+    model = open_model(load_model_spec(spec_path))
+    precision = precision or ("int8" if calibration or plan_path else backend.precisions[-1])
+    destination = output or Path(f"{spec_path.stem}-{precision}")
     with progress("building", 100) as bar:
         artefact = build_artefact(
             model,
             backend,
-            lambda _: output,
+            lambda _: destination,
             lambda fraction, what: bar.update(round(100 * fraction), what),
             calibration=calibration,
             plan=plan,
             precision=precision,
+            key=key,
         )
     return {
         "artefact": str(artefact.path),
         "id": artefact.id,
+        "precision": precision,
         "int8_macs_share": round(artefact.manifest["int8_macs_share"], 4),
         "engine_bytes": artefact.manifest["engine_bytes"],
         "seconds": round(time.monotonic() - started, 3),
@@ -114,19 +121,20 @@ def _read_plan(path: Path) -> PrecisionPlan:
     return PrecisionPlan.from_json(text)
 
 
-def run_infer(artefact_path: Path, frames: str, output: Path | None, backend: Backend) -> dict[str, Any]:
+def run_infer(
+    artefact_path: Path, frames: str, output: Path | None, backend: Backend, key: bytes | None = None
+) -> dict[str, Any]:
     """Run an artefact over a source; predictions go to `output` as JSON lines, boxes in frame pixels."""
     source = parse_source(frames)
     latency = LatencyHistogram()
     count = 0
-    with open_engine(artefact_path, backend) as (engine, spec), _results(output) as write:
+    with open_engine(artefact_path, backend, key) as (engine, spec), _results(output) as write:
         task = VisionTask(spec, engine.inputs, engine.outputs)
         started = time.monotonic()
         with progress("inferring", source_length(source)) as bar:
             for ts, image in read_images(source):
                 began = time.perf_counter_ns()
-                tensor, geometry = task.preprocess(image)
-                prediction = task.decode(engine.infer(tensor))
+                prediction, geometry = task.infer(engine, image)
                 latency.add(time.perf_counter_ns() - began)
                 if write is not None:
                     write({"frame": count, "ts": ts, **_record(prediction, geometry, spec)})
@@ -142,9 +150,9 @@ def run_infer(artefact_path: Path, frames: str, output: Path | None, backend: Ba
     }
 
 
-def run_evaluate(target: Path, dataset: Path, backend: Backend) -> dict[str, Any]:
+def run_evaluate(target: Path, dataset: Path, backend: Backend, key: bytes | None = None) -> dict[str, Any]:
     """Score an artefact, or the float reference of a MODEL.yaml, on labelled images."""
-    with open_engine(target, backend) as (engine, spec):
+    with open_engine(target, backend, key) as (engine, spec):
         evaluation = evaluate(engine, spec, dataset)
     if not all(map(math.isfinite, evaluation.scores.values())):
         raise DatasetError("dataset.empty", f"no labelled object in {dataset}", "at least one", "check the label files")
@@ -153,20 +161,18 @@ def run_evaluate(target: Path, dataset: Path, backend: Backend) -> dict[str, Any
 
 
 @contextmanager
-def open_engine(target: Path, backend: Backend) -> Iterator[tuple[Engine, ModelSpec]]:
+def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Iterator[tuple[Engine, ModelSpec]]:
     """The engine of an artefact directory, or the float reference of a MODEL.yaml, with its spec."""
     if target.is_dir():
-        artefact = read_artefact(target)
+        artefact = read_artefact(target, key)
+        check_runtime(artefact, backend.describe())
         spec = ModelSpec.model_validate({**artefact.manifest["inputs"]["spec"], "path": artefact.engine_path})
-        with closing(backend.load(artefact.engine_path)) as engine:
+        with closing(backend.load(artefact.read_engine())) as engine:
             yield engine, spec
         return
-    model = open_model(load_model_spec(target), backend)
-    with tempfile.TemporaryDirectory(prefix="tared-") as folder:
-        path = Path(folder) / backend.engine_file
-        backend.build(model.master, path, lambda *_: None, model.input_shape)
-        with closing(backend.load(path)) as engine:
-            yield engine, model.spec
+    model = open_model(load_model_spec(target))
+    with closing(backend.load(backend.build(model.reference).engine)) as engine:
+        yield engine, model.spec
 
 
 def _spread(source: Source, count: int) -> Iterator[Image]:

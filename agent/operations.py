@@ -27,7 +27,7 @@ from calibrate.errors import TaredError
 from calibrate.threshold import parse_method
 from engines.backend import Engine
 from engines.calibration import Calibration
-from engines.store import Artefact, read_artefact
+from engines.store import Artefact
 
 
 class JobReport:
@@ -155,7 +155,7 @@ class Operations:
     def _on_candidate(self, job: Job, outcome: Outcome) -> None:
         """The child has built an engine that passed: put it in service."""
         try:
-            artefact = read_artefact(outcome.artefact or Path())
+            artefact = self._service.read(outcome.artefact or Path())
             engine, calibration = self._service.load(artefact)
         except TaredError as error:
             job.report.fail(error)

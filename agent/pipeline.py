@@ -41,7 +41,8 @@ class Pipeline:
         self.last_ts = 0.0
         self.served = 0
         # One thread: the observer's own, whose low priority then holds for all of its work.
-        reference = open_backend(config.backend).observer(model.master, model.placement.taps)
+        backend = open_backend(config.backend, config.backend_options(threads=1))
+        reference = backend.observer(model.reference, model.placement.taps)
         self.observer = ObserverThread(reference, model.spec, config)
         task = VisionTask(model.spec, engine.inputs, engine.outputs)
         self.loop = FrameLoop(self._slot, engine_id, engine, task, [self._count, self.observer.offer])

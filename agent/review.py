@@ -80,8 +80,8 @@ class Panel:
 
     def __init__(self, model: Model, backend: Backend, artefacts: Sequence[Artefact]) -> None:
         self._min_sqnr_db = model.spec.min_sqnr_db
-        self._reference = backend.observer(model.master, ())
-        self._engines = {artefact.id: backend.load(artefact.engine_path) for artefact in artefacts}
+        self._reference = backend.observer(model.reference, model.placement.taps)
+        self._engines = {artefact.id: backend.load(artefact.read_engine()) for artefact in artefacts}
         self._task = VisionTask(model.spec, self._reference.inputs, self._reference.outputs)
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Panel:
     def ask(self, image: Image, truth: LabelledBoxes) -> dict[str, Score]:
         """Everybody's score on one frame: BGR image (H, W, 3), its labels in frame pixels."""
         tensor, geometry = self._task.preprocess(image)
-        reference = self._task.decode(self._reference.observe(tensor).outputs)
+        reference = self._task.decode(self._reference.infer(tensor))
         answers = {REFERENCE: reference}
         answers |= {name: self._task.decode(engine.infer(tensor)) for name, engine in self._engines.items()}
         scores = {}

@@ -85,7 +85,7 @@ class Collection:
 
     @property
     def held_out(self) -> list[NDArray[np.float32]]:
-        """The held-out network inputs (1, C, H, W), the telling ones first."""
+        """The held-out network inputs (1, C, H, W), of any sizes, the telling ones first."""
         return self._telling.kept + self._empty.kept
 
     def add(self, tensor: NDArray[np.float32], histograms: Mapping[str, AbsHistogram], telling: bool = True) -> None:

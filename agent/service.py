@@ -8,9 +8,10 @@ from pathlib import Path
 
 from agent.build import Model, build_artefact, check_calibration
 from calibrate.errors import TaredError
-from engines.backend import Backend, Engine
+from calibrate.plan import PrecisionPlan
+from engines.backend import Backend, Engine, EngineError, silent
 from engines.calibration import Calibration, load_calibration
-from engines.store import Artefact, Store
+from engines.store import Artefact, Store, check_runtime, read_artefact
 
 log = logging.getLogger(__name__)
 
@@ -39,28 +40,66 @@ class Service:
         return None if self.degraded else self.serving.path
 
     def start(self, on_error: Callable[[TaredError], None]) -> Engine:
-        """Load `current`, or else `previous`, or else the reference; each that cannot serve goes to on_error."""
+        """Load `current`, or else `previous`, or else the reference; each that cannot serve goes to on_error.
+
+        One that was built for another runtime, board or GPU is built anew from its own calibration.
+        """
         for link in ("current", "previous"):
             try:
                 artefact = self._store.read(link)
                 if artefact is None:
                     continue
-                engine, self.calibration = self.load(artefact)
-                self.serving = artefact
+                self.serving = self._of_this_machine(artefact, on_error)
+                engine, self.calibration = self.load(self.serving)
                 return engine
             except TaredError as error:
                 on_error(error)
-        precision = self._backend.precisions[0]
         self.serving = build_artefact(
-            self.model, self._backend, self._store.place, lambda *_: None, calibration=None, precision=precision
+            self.model,
+            self._backend,
+            self._store.place,
+            silent,
+            calibration=None,
+            precision=self._backend.precisions[0],
+            key=self._store.key,
         )
-        return self._backend.load(self.serving.engine_path)
+        return self._backend.load(self.serving.read_engine())
+
+    def read(self, path: Path) -> Artefact:
+        """An artefact of the store, verified. Raises EngineError as read_artefact."""
+        return read_artefact(path, self._store.key)
 
     def load(self, artefact: Artefact) -> tuple[Engine, Calibration]:
-        """An artefact's engine and calibration. Raises EngineError, and CalibrationError for another model's."""
+        """An artefact's engine and calibration.
+
+        Raises EngineError, of `check_runtime` too, and CalibrationError for another model's.
+        """
+        check_runtime(artefact, self._backend.describe())
         calibration = load_calibration(artefact.path / "calibration.json")
         check_calibration(self.model, calibration)
-        return self._backend.load(artefact.engine_path), calibration
+        return self._backend.load(artefact.read_engine()), calibration
+
+    def _of_this_machine(self, artefact: Artefact, on_error: Callable[[TaredError], None]) -> Artefact:
+        """The artefact, or another of the same calibration and plan where this one was built elsewhere."""
+        try:
+            check_runtime(artefact, self._backend.describe())
+            return artefact
+        except EngineError as error:
+            if error.code != "artefact.runtime":
+                raise
+            on_error(error)
+        rebuilt = build_artefact(
+            self.model,
+            self._backend,
+            self._store.place,
+            silent,
+            calibration=load_calibration(artefact.path / "calibration.json"),
+            plan=PrecisionPlan(artefact.manifest["inputs"].get("plan", {})),
+            precision=artefact.manifest["inputs"]["precision"],
+            key=self._store.key,
+        )
+        self._store.promote(rebuilt)
+        return rebuilt
 
     def previous(self) -> Artefact | None:
         """The artefact before the current one."""

@@ -25,6 +25,7 @@ from agent.service import Service
 from agent.signals import handling_signals
 from agent.summary import RunSummary
 from engines.backend import Backend
+from engines.seal import find_key
 from engines.store import Store
 
 _TICK_S = 0.1
@@ -53,7 +54,7 @@ class Supervisor:
         self._stop_reason = ""
         source = parse_source(config.camera.source)
         reporter = self._reporter = Reporter(config.state_dir, link, birth)
-        self._service = Service(model, backend, Store(config.state_dir))
+        self._service = Service(model, backend, Store(config.state_dir, find_key()))
         engine = self._service.start(reporter.error)
         self._pipeline = Pipeline(
             config,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.decode import Prediction, open_decoder
+from agent.decode import Decoder, Prediction, open_decoder
 from agent.model_spec import ModelSpec
 from agent.preprocess import Geometry, Preprocessor
-from engines.backend import Array, TensorSpec
+from engines.backend import Array, Engine, ImageEngine, TensorSpec
+
+_OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating
 
 
 class VisionTask:
@@ -18,14 +21,37 @@ class VisionTask:
 
     def __init__(self, spec: ModelSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         """Raises ConfigError when the spec does not fit the model's input or outputs."""
-        shape = spec.input_shape(inputs[0])
-        self._preprocess = Preprocessor(spec.input, shape)
-        self._decode = open_decoder(spec, shape, outputs)
+        self._preprocess = Preprocessor(spec.input, *spec.input_range(inputs[0]))
+
+        @lru_cache(maxsize=_OPEN_DECODERS)
+        def decoder_for(shape: tuple[int, ...]) -> Decoder:
+            return open_decoder(spec, shape, outputs)
+
+        self._decoder_for = decoder_for
+        self._shape: tuple[int, ...] = spec.input_shape(inputs[0])
+        self._decoder_for(self._shape)
+
+    def infer(self, engine: Engine, image: NDArray[np.uint8]) -> tuple[Prediction, Geometry]:
+        """The prediction for a frame, BGR uint8 (H, W, 3), and where the frame lay in the network input.
+
+        An engine that preprocesses does it itself; every other gets what `preprocess` makes.
+        """
+        if not isinstance(engine, ImageEngine):
+            tensor, geometry = self.preprocess(image)
+            return self.decode(engine.infer(tensor)), geometry
+        transform, geometry = self._preprocess.transform(image)
+        outputs = engine.infer_image(image, transform)
+        return self.decode(outputs, (1, len(transform.gain), transform.height, transform.width)), geometry
 
     def preprocess(self, image: NDArray[np.uint8]) -> tuple[NDArray[np.float32], Geometry]:
-        """BGR uint8 (H, W, 3) to the network input (1, C, h, w), overwritten by the next call."""
-        return self._preprocess(image)
+        """BGR uint8 (H, W, 3) to the network input (1, C, h, w), which the next call may overwrite."""
+        tensor, geometry = self._preprocess(image)
+        self._shape = tensor.shape
+        return tensor, geometry
 
-    def decode(self, outputs: Mapping[str, Array]) -> Prediction:
-        """The prediction for a batch of one, in network pixels."""
-        return self._decode(outputs)[0]
+    def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...] | None = None) -> Prediction:
+        """The prediction for a batch of one, in network pixels.
+
+        shape: (1, C, h, w) of the network input the outputs are of; by default that of the last one preprocessed.
+        """
+        return self._decoder_for(shape or self._shape)(outputs)[0]

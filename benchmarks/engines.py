@@ -9,12 +9,10 @@ engines take turns on the same inputs, one thread each, and the median of each i
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -48,22 +46,18 @@ def compare(name: str, rounds: int) -> Row:
     observed = observe(name, backend)
     model, task, held_out = observed.model, observed.task, observed.held_out
     calibration = calibrate(model, observed.histograms, "entropy", observed.frames, observed.source)
-    with tempfile.TemporaryDirectory() as folder:
-        fp32, int8 = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
-        backend.build(model.master, fp32, lambda *_: None)
-        backend.build(insert_qdq(model.master, model.placement, calibration.amax), int8, lambda *_: None)
-        with closing(backend.load(fp32)) as reference, closing(backend.load(int8)) as engine:
-            agreement = [
-                fidelity(task.decode(engine.infer(x)), task.decode(reference.infer(x))).value for x in held_out
-            ]
-            options = ort.SessionOptions()
-            options.intra_op_num_threads = 1
-            session = ort.InferenceSession(str(int8), options, providers=["CPUExecutionProvider"])
-            input_name = session.get_inputs()[0].name
-            medians = take_turns(
-                [reference.infer, engine.infer, lambda x: session.run(None, {input_name: x})], held_out, rounds
-            )
-        size = int8.stat().st_size / fp32.stat().st_size
+    fp32 = backend.build(model.reference).engine
+    int8 = backend.build(model.request(insert_qdq(model.master, model.placement, calibration.amax), "int8")).engine
+    with closing(backend.load(fp32)) as reference, closing(backend.load(int8)) as engine:
+        agreement = [fidelity(task.decode(engine.infer(x)), task.decode(reference.infer(x))).value for x in held_out]
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = ort.InferenceSession(int8, options, providers=["CPUExecutionProvider"])
+        input_name = session.get_inputs()[0].name
+        medians = take_turns(
+            [reference.infer, engine.infer, lambda x: session.run(None, {input_name: x})], held_out, rounds
+        )
+    size = len(int8) / len(fp32)
     share = int8_macs_share(model.master, model.placement)
     return Row(name, share, float(np.mean(agreement)), size, medians[1] / medians[0], medians[2] / medians[0])
 

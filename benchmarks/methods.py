@@ -11,10 +11,8 @@ are no labels in YOLO's form.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -82,22 +80,19 @@ def compare(name: str, backend: Backend, advance: Callable[[], object]) -> Table
     metric = LABELLED.get(name, ("F1 against FP32", ""))[0]
     table = Table("method", "predicted noise, mean dB", "output SQNR, dB", metric, title=name)
     table.caption = f"as bytes: {kib_per_100(observed.histograms):.0f} KiB per 100 histograms"
-    with tempfile.TemporaryDirectory() as folder:
-        backend.build(observed.model.master, Path(folder) / "fp32.onnx", lambda *_: None)
-        with closing(backend.load(Path(folder) / "fp32.onnx")) as reference:
-            table.add_row("FP32", "", "", f"{score(reference, name, observed, reference):.4f}")
+    with closing(backend.load(backend.build(observed.model.reference).engine)) as reference:
+        table.add_row("FP32", "", "", f"{score(reference, name, observed, reference):.4f}")
+        advance()
+        for method in METHODS:
+            calibration = calibrate(observed.model, observed.histograms, method, observed.frames, observed.source)
+            graph = insert_qdq(observed.model.master, observed.model.placement, calibration.amax)
+            with closing(backend.load(backend.build(observed.model.request(graph, "int8")).engine)) as engine:
+                outputs = [(dict(engine.infer(x)), dict(reference.infer(x))) for x in observed.held_out]
+                sqnr = float(np.median([sqnr_db(*pair) for pair in outputs]))
+                result = score(engine, name, observed, reference)
+            noise = mean_noise_db(observed.histograms, method)
+            table.add_row(method, f"{noise:.1f}", f"{sqnr:.1f}", f"{result:.4f}")
             advance()
-            for method in METHODS:
-                calibration = calibrate(observed.model, observed.histograms, method, observed.frames, observed.source)
-                graph = insert_qdq(observed.model.master, observed.model.placement, calibration.amax)
-                backend.build(graph, Path(folder) / "int8.onnx", lambda *_: None)
-                with closing(backend.load(Path(folder) / "int8.onnx")) as engine:
-                    outputs = [(dict(engine.infer(x)), dict(reference.infer(x))) for x in observed.held_out]
-                    sqnr = float(np.median([sqnr_db(*pair) for pair in outputs]))
-                    result = score(engine, name, observed, reference)
-                noise = mean_noise_db(observed.histograms, method)
-                table.add_row(method, f"{noise:.1f}", f"{sqnr:.1f}", f"{result:.4f}")
-                advance()
     return table
 
 

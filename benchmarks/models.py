@@ -83,9 +83,9 @@ def observe(name: str, backend: Backend) -> Observed:
     """Run the reference engine of MODELS[name] over 2 * IMAGES images: even ones calibrate, odd ones compare."""
     keys, images = MODELS[name]
     spec = ModelSpec.model_validate({**keys, "path": DATA / str(keys["path"])})
-    model = open_model(spec, backend)
+    model = open_model(spec)
     collection, held_out = Collection(held_out_size=0), list[NDArray[np.float32]]()
-    with closing(backend.observer(model.master, model.placement.taps)) as observer:
+    with closing(backend.observer(model.reference, model.placement.taps)) as observer:
         task = VisionTask(spec, observer.inputs, observer.outputs)
         for number, (_, image) in enumerate(islice(read_images(parse_source(str(DATA / images))), 2 * IMAGES)):
             tensor, _ = task.preprocess(image)

@@ -1,9 +1,11 @@
-// Every CUDA kernel of tared: histograms of |x| counted where the tensors live, and the search for entropy thresholds.
+// Every CUDA kernel of tared: histograms of |x| counted where the tensors live, the search for entropy thresholds, and
+// the network input from a camera's frame.
 //
 // nvcc, NVRTC and, in the tests, g++ compile this very file (tests/cuda holds what g++ lacks). Its numbers are those of
-// calibrate/histogram.py and of the objective in calibrate/divergence.py. Two compiler settings matter and are the
-// defaults: subnormals are not flushed to zero (-ftz=false), and wherever a contracted multiply-add could change a
-// last bit the _rn intrinsics forbid it. engines/kernels.py launches the kernels and mirrors what is laid out below.
+// calibrate/histogram.py, of the objective in calibrate/divergence.py and of OpenCV's resize. Two compiler settings
+// matter and are the defaults: subnormals are not flushed to zero (-ftz=false), and wherever a contracted multiply-add
+// could change a last bit the _rn intrinsics forbid it. engines/kernels.py and, for frames, engines/preprocessing.py
+// launch the kernels and mirror what is laid out below.
 #include <cuda_fp16.h>
 
 #ifndef BITS
@@ -373,4 +375,62 @@ entropy_search(const u64* counts, const int* windows, double* divergence, int* c
     for (int distance = 16; distance > 0; distance /= 2)
         widest = max(widest, __shfl_down_sync(FULL_WARP, widest, distance));
     if (threadIdx.x % 32 == 0) atomicMax(&chosen[blockIdx.x], widest);
+}
+
+// ---- preprocessing ----------------------------------------------------------------------------------------
+
+constexpr int RGB = 1, GRAY = 2;                        // colours of a network input; 0 is BGR, the frame's own
+constexpr int BLUE = 3735, GREEN = 19235, RED = 9798;  // what they weigh in OpenCV's BGR2GRAY, of 2**15
+
+// Where a column or a row of the network input comes from: the first bytes of two pixels of a row, or two rows of the
+// frame, and what they weigh, of 2**11. Negative where there is but padding. TAP in engines/preprocessing.py.
+struct __align__(16) Tap {
+    int first, second, first_weight, second_weight;
+};
+
+// HEADER in engines/preprocessing.py. The taps of every column of the network input follow it, then those of every row.
+struct __align__(16) Transform {
+    int width, height;  // of the network input
+    int pad, color;
+    float gain[3], bias[3];  // by channel of the network input
+    int unused[2];
+};
+static_assert(sizeof(Tap) == 16 && sizeof(Transform) == 48, "the host packs them by hand");
+
+// One channel as OpenCV's INTER_LINEAR makes it of bytes, step by step and therefore to the last level: the horizontal
+// sums lose 4 bits, their products with the vertical weights 16 each, and the sum of these is rounded at the last 2.
+__device__ __forceinline__ int interpolate(const unsigned char* upper, const unsigned char* lower, const Tap& column,
+                                           const Tap& row) {
+    const int above = upper[column.first] * column.first_weight + upper[column.second] * column.second_weight;
+    const int below = lower[column.first] * column.first_weight + lower[column.second] * column.second_weight;
+    return (((above >> 4) * row.first_weight >> 16) + ((below >> 4) * row.second_weight >> 16) + 2) >> 2;
+}
+
+// A BGR frame, of rows that begin row_bytes apart, to the network input: (1, 3 or 1, height, width). One thread a pixel,
+// in as many blocks as that takes. Neighbours write next to each other, channel by channel; the frame's bytes they read
+// come from the cache, since every pixel of it is read by several threads, or else by every few threads one.
+extern "C" __global__ void __launch_bounds__(THREADS)
+preprocess(const Transform* transform, const unsigned char* frame, int row_bytes, float* input) {
+    const unsigned width = transform->width, pixels = width * transform->height;
+    const unsigned pixel = blockIdx.x * THREADS + threadIdx.x;
+    if (pixel >= pixels) return;
+    const Tap* taps = (const Tap*)(transform + 1);
+    const Tap column = taps[pixel % width], row = taps[width + pixel / width];
+    int levels[3] = {transform->pad, transform->pad, transform->pad};
+    if (column.first >= 0 && row.first >= 0) {
+        const unsigned char* upper = frame + (long long)row.first * row_bytes;
+        const unsigned char* lower = frame + (long long)row.second * row_bytes;
+#pragma unroll
+        for (int k = 0; k < 3; ++k) levels[k] = interpolate(upper + k, lower + k, column, row);
+    }
+    const int color = transform->color, channels = color == GRAY ? 1 : 3;
+    const int leading = color == GRAY  ? (levels[0] * BLUE + levels[1] * GREEN + levels[2] * RED + (1 << 14)) >> 15
+                      : color == RGB ? levels[2]
+                                     : levels[0];
+    const int ordered[3] = {leading, levels[1], color == RGB ? levels[0] : levels[2]};
+#pragma unroll
+    for (int k = 0; k < 3; ++k)
+        if (k < channels)
+            input[(u64)k * pixels + pixel] =
+                __fadd_rn(__fmul_rn((float)ordered[k], transform->gain[k]), transform->bias[k]);
 }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import onnx
@@ -13,9 +13,14 @@ from numpy.typing import NDArray
 
 from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram
+from engines.preprocessing import ImageTransform
 
 Array = NDArray[np.generic]
 Progress = Callable[[float, str], None]  # fraction done in [0, 1], what is being done
+
+
+def silent(_fraction: float, _doing: str) -> None:
+    """Progress nobody watches."""
 
 
 class EngineError(TaredError):
@@ -29,6 +34,48 @@ class TensorSpec:
     name: str
     dtype: np.dtype[np.generic]
     shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class ShapeRange:
+    """The shapes of one input in an optimization profile, each (batch, channels, height, width)."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+Profile = Mapping[str, ShapeRange]  # by input name
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """A graph to compile, and what a runtime has to know beside it.
+
+    graph: FP32, or with INT8 Q/DQ. precision: "int8" or "fp16" leave everything that is not quantised to the fastest
+    float type the runtime has, "fp32" does not. input_shape: where the graph leaves dimensions open and no profile
+    says more. amax: the largest |x| measured per tensor, for the range of FP16; tensors without one are trusted.
+    """
+
+    graph: onnx.ModelProto
+    precision: str = "fp32"
+    input_shape: tuple[int, ...] | None = None
+    profiles: tuple[Profile, ...] = ()
+    amax: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled engine: its bytes, further files for the artefact by name, and what its manifest shall say.
+
+    without_int8: nodes that read INT8 in the graph and that the runtime has no INT8 kernel for, with the reason. An
+    engine that has such nodes is no use: they are to be left float, and the graph built again.
+    """
+
+    engine: bytes
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    without_int8: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,6 +121,10 @@ class Observer(Protocol):
 
     def observe(self, batch: Array) -> Observation: ...
 
+    def infer(self, batch: Array) -> dict[str, Array]:
+        """The reference outputs alone, without what the histograms cost."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -90,46 +141,86 @@ class Backend(Protocol):
 
     @property
     def precisions(self) -> Sequence[str]:
-        """The float precisions this runtime executes beside int8, e.g. ("fp32",)."""
+        """The float precisions this runtime executes beside int8: the reference's first, the fastest last."""
         ...
 
     def describe(self) -> Mapping[str, str]:
         """Runtime name, version and whatever else makes an engine unusable elsewhere; part of the fingerprint."""
         ...
 
-    def build(
-        self, graph: onnx.ModelProto, path: Path, progress: Progress, input_shape: Sequence[int] | None = None
-    ) -> None:
-        """Compile the graph (FP32 or Q/DQ) into an engine file; `input_shape` settles dimensions it leaves open.
-
-        Raises EngineError; leaves no partial file.
-        """
+    def flags(self) -> Mapping[str, str]:
+        """What was asked of the builder beside the request, e.g. {"best": "True"}; part of the fingerprint too."""
         ...
 
-    def load(self, path: Path) -> Engine:
-        """Load a built engine file whose hash the store has verified."""
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
+        """Compile a graph. Raises EngineError, and whatever `progress` raises, which is how a build is cancelled."""
         ...
 
-    def observer(self, reference: onnx.ModelProto, taps: Sequence[str]) -> Observer:
-        """Open the float reference graph with histogram taps on the named tensors."""
+    def load(self, engine: bytes) -> Engine:
+        """Load an engine that `build` made and whose bytes the store has verified."""
+        ...
+
+    def observer(self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent) -> Observer:
+        """Open a float reference graph with histogram taps on the named tensors."""
         ...
 
 
-def open_backend(name: str, threads: int = 1) -> Backend:
-    """Open a runtime by name; `threads` bounds its CPU threads.
+@dataclass(frozen=True)
+class BackendOptions:
+    """How a runtime shall work on this machine.
+
+    threads: bound of its CPU threads. cache: folder for what makes the next build faster; None keeps nothing.
+    key: signs and verifies what is kept there. target: the GPU to build for, "sm86", on a machine that need not have
+    it: such an engine proves that the builder takes the model, and is never served. dla: build for this DLA core, with
+    the GPU for what it cannot run. best: search longest for the fastest kernels.
+    """
+
+    threads: int = 1
+    cache: Path | None = None
+    key: bytes | None = None
+    target: str | None = None
+    dla: int | None = None
+    best: bool = False
+
+
+def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
+    """Open a runtime by name.
 
     No silent fallback: a runtime that is missing is an EngineError (`backend.missing`) with its remedy.
     """
+    options = options or BackendOptions()
     if name == "onnxruntime":
         try:
             from engines.onnxruntime_backend import OnnxRuntimeBackend
         except ImportError as error:
             found = f"no usable onnxruntime package: {error}"
             raise EngineError("backend.missing", found, "its wheel", "pip install onnxruntime") from error
-        return OnnxRuntimeBackend(threads)
+        return OnnxRuntimeBackend(options)
+    if name == "tensorrt":
+        from engines.tensorrt_backend import TensorRtBackend
+
+        return TensorRtBackend(options)
     raise EngineError(
         "backend.missing",
         f"backend '{name}'",
-        "'onnxruntime', the one backend of this version",
-        "choose --backend onnxruntime",
+        "'onnxruntime' or 'tensorrt'",
+        "choose one of them with --backend",
     )
+
+
+@runtime_checkable
+class ImageEngine(Engine, Protocol):
+    """An engine that preprocesses frames itself, where its input lies."""
+
+    def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
+        """Run one BGR frame uint8 (frame_height, frame_width, 3), contiguous or a view. Outputs by name."""
+        ...
+
+
+@runtime_checkable
+class ProfiledEngine(Engine, Protocol):
+    """An engine that can tell what each of its layers takes."""
+
+    def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
+        """Median time in ms of every layer over some inferences of a batch, by the names of the layer table."""
+        ...

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engines.device_pool import DevicePool, PooledMemory
-from engines.kernels import Array, Buffer, DeviceError, Geometry, kernel_source
+from engines.kernels import Argument, Array, Buffer, DeviceError, Geometry, kernel_source
 
 _NVCC = "/usr/local/cuda/bin/nvcc"  # where JetPack has it; a service's PATH does not lead there
 _SEE_IT_RUN = "see whether `nvidia-smi` or `tegrastats` runs"
@@ -63,6 +63,27 @@ class Gpu:
         return self._attribute("MULTIPROCESSOR_COUNT")
 
     @property
+    def integrated(self) -> bool:
+        """Whether the GPU works in the host's memory, as on a Jetson."""
+        return self._attribute("INTEGRATED") == 1
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody uses."""
+        with self.current(), self.working("a device that tells its memory"):
+            return int(self.driver.mem_get_info()[0])
+
+    def describe(self) -> dict[str, str]:
+        """What an engine that was built here depends on: model, compute capability, multiprocessors, driver."""
+        version = self.driver.get_driver_version()
+        return {
+            "gpu": self._device.name(),
+            "sm": "{}.{}".format(*self._device.compute_capability()),
+            "multiprocessors": str(self.multiprocessors),
+            "cuda": f"{version // 1000}.{version % 1000 // 10}",
+        }
+
+    @property
     def most_shared_bytes(self) -> int:
         """Shared memory of one block, at most."""
         return self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
@@ -77,7 +98,7 @@ class Gpu:
         blocks: int = min(
             self._attribute("MAX_THREADS_PER_MULTIPROCESSOR") // threads,
             self._attribute("MAX_REGISTERS_PER_MULTIPROCESSOR") // (registers * threads // _WARP),
-            self._attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") // (shared + reserved),
+            self._attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") // max(shared + reserved, 1),
         )
         return self.multiprocessors * max(blocks, 1)
 
@@ -194,7 +215,7 @@ class CudaExecutor:
             (self._gpu.driver.Context if stream is None else stream).synchronize()
         return array
 
-    def launch(self, kernel: str, blocks: int, arguments: Sequence[Buffer | np.int32], stream: Any) -> None:
+    def launch(self, kernel: str, blocks: int, arguments: Sequence[Argument], stream: Any) -> None:
         """Raises DeviceError: `cuda.kernel` where not even one block fits this GPU, else as Gpu.working.
 
         A fault inside the kernel appears in one of the calls that follow, the next download at the latest.

@@ -76,6 +76,7 @@ class Geometry:
         return {
             "abs_histogram": self.counters * 4,
             "entropy_search": (self.bins + 1) * 8 + self.threads * 8 + filled,
+            "preprocess": 0,
         }
 
 
@@ -84,6 +85,9 @@ class Buffer(Protocol):
 
     @property
     def address(self) -> int: ...
+
+
+Argument = Buffer | np.int32 | np.uint64  # of a kernel; the last is an address of memory that is another's
 
 
 class Executor(Protocol):
@@ -114,7 +118,7 @@ class Executor(Protocol):
         """The buffer as an array of the shape and type it was made with; waits for the stream."""
         ...
 
-    def launch(self, kernel: str, blocks: int, arguments: Sequence[Buffer | np.int32], stream: object | None) -> None:
+    def launch(self, kernel: str, blocks: int, arguments: Sequence[Argument], stream: object | None) -> None:
         """Start a kernel by name with the geometry's threads and shared memory. Raises DeviceError."""
         ...
 

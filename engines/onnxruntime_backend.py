@@ -9,12 +9,9 @@ weights on every run.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -22,8 +19,19 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from calibrate.histogram import AbsHistogram, abs_histogram, merge
-from engines.backend import Array, EngineError, Observation, Progress, TensorSpec
-from engines.topology import tensor_types, trial_shape
+from engines.backend import (
+    Array,
+    BackendOptions,
+    BuildRequest,
+    Built,
+    EngineError,
+    Observation,
+    Progress,
+    TensorSpec,
+    silent,
+)
+from engines.taps import expose
+from engines.topology import trial_shape
 
 _DTYPES = {
     "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64,
@@ -36,14 +44,25 @@ _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 
 
 class OnnxRuntimeBackend:
-    """Backend with `threads` computing threads. Its engine file is the graph; loading optimises it."""
+    """Backend on the CPU. Its engine is the graph; loading optimises it."""
 
     name = "onnxruntime"
     engine_file = "engine.onnx"
     precisions: Sequence[str] = ("fp32",)
 
-    def __init__(self, threads: int = 1) -> None:
-        self._threads = threads
+    def __init__(self, options: BackendOptions | None = None) -> None:
+        """Raises EngineError `backend.option` for what only a GPU's runtime can do."""
+        options = options or BackendOptions()
+        self._threads = options.threads
+        asked = {"--target": options.target, "--dla": options.dla, "--best": options.best or None}
+        given = [name for name, value in asked.items() if value is not None]
+        if given:
+            raise EngineError(
+                "backend.option",
+                f"{' and '.join(given)} with backend onnxruntime",
+                "an option that ONNX Runtime on the CPU has",
+                "leave it out, or choose --backend tensorrt",
+            )
 
     def describe(self) -> Mapping[str, str]:
         return {
@@ -53,53 +72,47 @@ class OnnxRuntimeBackend:
             "machine": platform.machine(),
         }
 
-    def build(
-        self, graph: onnx.ModelProto, path: Path, progress: Progress, input_shape: Sequence[int] | None = None
-    ) -> None:
-        """Write the graph, under its name only once it has been loaded and has run on zeros.
+    def flags(self) -> Mapping[str, str]:
+        return {}
 
-        Raises EngineError: `engine.unsupported`, `engine.graph` or `engine.run` naming the node,
-        `engine.write`.
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
+        """The graph itself, once it has been loaded and has run on zeros.
+
+        Raises EngineError: `engine.unsupported`, `engine.graph` or `engine.run` naming the node.
         """
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            progress(0.0, "writing the graph")
-            with partial.open("wb") as file:
-                file.write(graph.SerializeToString())
-                file.flush()
-                os.fsync(file.fileno())
-            progress(0.3, "loading the graph")
-            engine = self.load(partial)
-            progress(0.7, "running it once")
-            image = engine.inputs[0]
-            engine.infer(np.zeros(input_shape or trial_shape(image.shape), image.dtype))
-            engine.close()
-            os.replace(partial, path)
-        except OSError as error:
-            remedy = "free disk space, or check the folder's permissions"
-            raise EngineError("engine.write", f"{path}: {error.strerror}", "a writable folder", remedy) from error
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+        progress(0.0, "loading the graph")
+        graph = request.graph.SerializeToString()
+        engine = self.load(graph)
+        progress(0.6, "running it once")
+        image = engine.inputs[0]
+        engine.infer(np.zeros(request.input_shape or trial_shape(image.shape), image.dtype))
+        engine.close()
         progress(1.0, "built")
+        return Built(graph)
 
-    def load(self, path: Path) -> OnnxRuntimeEngine:
-        """Raises EngineError: `engine.missing`, `engine.unreadable`, `engine.unsupported`, `engine.graph`."""
-        return OnnxRuntimeEngine(str(path), self._threads)
+    def load(self, engine: bytes) -> OnnxRuntimeEngine:
+        """Raises EngineError: `engine.unreadable`, `engine.unsupported`, `engine.graph`."""
+        return OnnxRuntimeEngine(engine, self._threads)
 
-    def observer(self, reference: onnx.ModelProto, taps: Sequence[str]) -> OnnxRuntimeObserver:
+    # ARG002: opening a session takes no time worth a progress report.
+    def observer(
+        self,
+        request: BuildRequest,
+        taps: Sequence[str],
+        progress: Progress = silent,  # noqa: ARG002
+    ) -> OnnxRuntimeObserver:
         """Raises EngineError: `observer.tap` (not a float32 tensor of the graph), and as `load`."""
-        return OnnxRuntimeObserver(reference, taps, self._threads)
+        return OnnxRuntimeObserver(request.graph, taps, self._threads)
 
 
 class OnnxRuntimeEngine:
-    """Engine on one session; `model` is a path or the serialised graph.
+    """Engine on one session; `model` is the serialised graph.
 
     `plans_memory`: one block for all activations of a run. It saves time where activations share its parts; an
     observer's do not, they are outputs, and the block would come on top of them.
     """
 
-    def __init__(self, model: str | bytes, threads: int, plans_memory: bool = True) -> None:
+    def __init__(self, model: bytes, threads: int, plans_memory: bool = True) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -119,16 +132,19 @@ class OnnxRuntimeEngine:
         self.batched = {value.name: value.shape[:1] == [batch] for value in session.get_outputs()}
         """Per output: does it declare the input's batch dimension as its first?"""
 
-    def infer(self, batch: Array) -> dict[str, Array]:
-        """Raises EngineError: `engine.batch` (other shape or dtype), `engine.run`, `engine.closed`."""
+    def infer(self, batch: Array, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """The outputs of these `names`, of all where there are none.
+
+        Raises EngineError: `engine.batch` (other shape or dtype), `engine.run`, `engine.closed`.
+        """
         if self._session is None:
             raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
         self._check(batch)
         try:
-            results: list[Array] = self._session.run(None, {self.inputs[0].name: batch})
+            results: list[Array] = self._session.run(names, {self.inputs[0].name: batch})
         except _FAILURES as error:
             raise _engine_error(error, "engine.run") from error
-        return dict(zip((output.name for output in self.outputs), results, strict=True))
+        return dict(zip(names or (output.name for output in self.outputs), results, strict=True))
 
     def close(self) -> None:
         self._session = None
@@ -158,23 +174,8 @@ class OnnxRuntimeObserver:
 
     def __init__(self, reference: onnx.ModelProto, taps: Sequence[str], threads: int) -> None:
         self.taps = tuple(taps)
-        graph = onnx.ModelProto()
-        graph.CopyFrom(reference)
-        types = tensor_types(reference)
-        present = {value.name for value in (*graph.graph.input, *graph.graph.output)}
-        for tap in self.taps:
-            found = types.get(tap)
-            if found is None or found.elem_type != onnx.TensorProto.FLOAT:
-                raise EngineError(
-                    "observer.tap",
-                    f"tap '{tap}'",
-                    "a float32 tensor of the reference graph",
-                    "place the taps on this very graph",
-                )
-            if tap not in present:
-                graph.graph.output.append(onnx.helper.make_tensor_value_info(tap, found.elem_type, None))
         self._outputs = [output.name for output in reference.graph.output]
-        self._engine = OnnxRuntimeEngine(graph.SerializeToString(), threads, plans_memory=False)
+        self._engine = OnnxRuntimeEngine(expose(reference, self.taps).SerializeToString(), threads, plans_memory=False)
         self.inputs = self._engine.inputs
         self.outputs = [output for output in self._engine.outputs if output.name in self._outputs]
         self._step = self._engine.inputs[0].shape[0] or 1
@@ -187,8 +188,7 @@ class OnnxRuntimeObserver:
         """
         histograms: dict[str, AbsHistogram] = {}
         parts: dict[str, list[Array]] = {name: [] for name in self._outputs}
-        for start in range(0, max(len(batch), 1), self._step):
-            image = batch[start : start + self._step]
+        for image in self._images(batch):
             tensors = {self._engine.inputs[0].name: image} | self._engine.infer(image)
             for tap in self.taps:
                 collected = abs_histogram(tensors[tap].astype(np.float32, copy=False))
@@ -196,6 +196,15 @@ class OnnxRuntimeObserver:
             for name in self._outputs:
                 parts[name].append(tensors[name])
         return Observation({name: self._joined(name, part) for name, part in parts.items()}, histograms)
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        """As `observe`, without the taps."""
+        runs = [self._engine.infer(image, self._outputs) for image in self._images(batch)]
+        return {name: self._joined(name, [run[name] for run in runs]) for name in self._outputs}
+
+    def _images(self, batch: Array) -> Iterator[Array]:
+        for start in range(0, max(len(batch), 1), self._step):
+            yield batch[start : start + self._step]
 
     def close(self) -> None:
         self._engine.close()
@@ -229,8 +238,6 @@ def _engine_error(error: Exception, code: str) -> EngineError:
     """Sort ONNX Runtime's exceptions; its text names the node and the operator."""
     kind = type(error).__name__
     found = _PREFIX.sub("", str(error)).strip()
-    if kind == "NoSuchFile":
-        return EngineError("engine.missing", found, "an engine file", "build the engine")
     if kind == "InvalidProtobuf":
         return EngineError("engine.unreadable", found, "a complete engine file", "build the engine again")
     if kind == "NotImplemented":

@@ -1,15 +1,15 @@
 """Artefacts on disk: written once, verified before use, made current by one atomic rename.
 
-An artefact is a directory with `manifest.json` and the files it names by SHA-256. The manifest carries a `seal`,
-the hash of its own other bytes, so that a changed byte in any file is found before a runtime sees it. The seal
-finds damage, not malice: whoever can write the store can reseal it.
+An artefact is a directory with `manifest.json` and the files it names by SHA-256. The manifest is sealed, and with a
+key signed (engines/seal.py), so that a changed byte in any file is found before a runtime sees it. An engine is code:
+what is loaded are the bytes that `Artefact.read_file` has verified, not what lies under their name a moment later.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +19,7 @@ from typing import Any
 
 from engines.backend import EngineError
 from engines.files import sync_folder
-
-SCHEMA = 1
-MANIFEST = "manifest.json"
+from engines.seal import MANIFEST, SCHEMA, canonical, check_files, damaged, open_regular, read_manifest, seal, sha256
 
 
 @dataclass(frozen=True)
@@ -34,17 +32,46 @@ class Artefact:
 
     @property
     def engine_path(self) -> Path:
-        """The engine file, which the manifest names under `engine`."""
+        """The engine file, which the manifest names under `engine`.
+
+        Raises EngineError (`artefact.damaged`) where it names none.
+        """
+        if self.manifest.get("engine") is None:
+            raise damaged(self.path / MANIFEST)
         return self.path / str(self.manifest["engine"])
+
+    def read_engine(self) -> bytes:
+        """The engine's bytes; raises as `engine_path` and `read_file`."""
+        return self.read_file(self.engine_path.name)
+
+    def read_file(self, name: str) -> bytes:
+        """A file of the artefact, byte for byte what the verified manifest names by hash.
+
+        Raises EngineError (`artefact.damaged`) when it was changed or replaced since the artefact was read.
+        """
+        file = self.path / name
+        try:
+            with open_regular(file, os.O_NOFOLLOW) as opened:
+                content = opened.read()
+        except OSError as error:
+            raise damaged(file) from error
+        if hashlib.sha256(content).hexdigest() != self.manifest["files"].get(name):
+            raise damaged(file)
+        return content
 
 
 def fingerprint(inputs: Mapping[str, Any]) -> str:
     """The artefact id: 16 hex digits over everything that went in. Builds are not byte-deterministic, inputs are."""
-    return hashlib.sha256(_canonical(inputs)).hexdigest()[:16]
+    return hashlib.sha256(canonical(inputs)).hexdigest()[:16]
 
 
-def write_artefact(destination: Path, inputs: Mapping[str, Any], fill: Callable[[Path], Mapping[str, Any]]) -> Artefact:
-    """Write an artefact directory where none is, all or nothing.
+def write_artefact(
+    destination: Path,
+    inputs: Mapping[str, Any],
+    fill: Callable[[Path], Mapping[str, Any]],
+    key: bytes | None = None,
+) -> Artefact:
+    """Write an artefact directory where none is, all or nothing; a key signs it.
 
     `fill` writes the files into the directory it is given and returns what else the manifest shall say. The
     directory appears under its name only when complete and on disk.
@@ -54,25 +81,24 @@ def write_artefact(destination: Path, inputs: Mapping[str, Any], fill: Callable[
     identity = fingerprint(inputs)
     with _staging(destination) as staging:
         facts = fill(staging)
-        files = {path.name: _sha256(path) for path in sorted(staging.iterdir())}
-        manifest = {"schema": SCHEMA, "id": identity, "inputs": dict(inputs), "files": files, **facts}
-        manifest["seal"] = hashlib.sha256(_canonical(manifest)).hexdigest()
-        (staging / MANIFEST).write_bytes(_canonical(manifest))
+        files = {path.name: sha256(path) for path in sorted(staging.iterdir())}
+        manifest = {**facts, "schema": SCHEMA, "id": identity, "inputs": dict(inputs), "files": files}
+        (staging / MANIFEST).write_bytes(seal(manifest, key))
         _sync(staging)
         staging.rename(destination)
         sync_folder(destination.parent)
     return Artefact(destination, identity, manifest)
 
 
-def find_artefact(destination: Path, inputs: Mapping[str, Any]) -> Artefact | None:
-    """The whole artefact of these inputs at `destination`, None when nothing is there.
+def find_artefact(destination: Path, inputs: Mapping[str, Any], key: bytes | None = None) -> Artefact | None:
+    """The whole artefact of these inputs at `destination`, with a key the signed one; None when nothing is there.
 
     Raises EngineError (`artefact.exists`) when something else is.
     """
-    if not destination.exists():
+    if not os.path.lexists(destination):
         return None
     try:
-        artefact = read_artefact(destination)
+        artefact = read_artefact(destination, key)
     except EngineError:
         artefact = None
     if artefact is not None and artefact.id == fingerprint(inputs):
@@ -85,55 +111,91 @@ def find_artefact(destination: Path, inputs: Mapping[str, Any]) -> Artefact | No
     )
 
 
-def read_artefact(path: Path) -> Artefact:
-    """Verify every byte of an artefact.
+def read_artefact(path: Path, key: bytes | None = None) -> Artefact:
+    """Verify every byte of an artefact, with a key also who made it.
 
-    Raises EngineError: `artefact.missing`, `artefact.schema` for one of a newer tared, `artefact.damaged` naming
-    the file.
+    Raises EngineError: `artefact.missing`, `artefact.unreadable`, `artefact.schema` for one of a newer tared,
+    `artefact.signature` for one that the key has not signed, `artefact.damaged` naming the file.
     """
-    resolved = path.resolve()
-    try:
-        written = (resolved / MANIFEST).read_bytes()
-    except OSError as error:
+    resolved = Path(os.path.realpath(path))
+    manifest = read_manifest(resolved, key)
+    check_files(resolved, manifest["files"])
+    return Artefact(resolved, manifest["id"], manifest)
+
+
+def check_runtime(artefact: Artefact, description: Mapping[str, str]) -> None:
+    """To be called before an artefact is loaded; description: what Backend.describe() says on this machine.
+
+    Raises EngineError: `artefact.verification` for an engine that was built only to prove that the builder takes the
+    model, `artefact.runtime` for one that was built for another runtime, naming the first field that differs.
+    """
+    if artefact.manifest.get("verification_only"):
         raise EngineError(
-            "artefact.missing", f"no {MANIFEST} in {path}", "an artefact directory", "make one with 'tared build'"
-        ) from error
-    manifest = _unseal(resolved, written)
-    for name, digest in manifest["files"].items():
-        file = resolved / name
-        if not file.is_file() or _sha256(file) != digest:
-            raise _damaged(file)
-    for extra in resolved.iterdir():
-        if extra.name != MANIFEST and extra.name not in manifest["files"]:
-            raise _damaged(extra)
-    return Artefact(resolved, str(manifest["id"]), manifest)
+            "artefact.verification",
+            f"{artefact.path}, built without the GPU it is for",
+            "an engine built on the board that serves it",
+            "build it on the board with 'tared build'",
+        )
+    built_for = artefact.manifest["inputs"].get("backend", {})
+    for field in (*description, *(field for field in built_for if field not in description)):
+        if built_for.get(field) != description.get(field):
+            raise EngineError(
+                "artefact.runtime",
+                f"{artefact.path} was built for {field} {built_for.get(field, 'unknown')}",
+                f"{field} {description.get(field, 'unknown')}, as this machine has it",
+                "it is built anew from its calibration: the daemon does so, elsewhere use 'tared build'",
+            )
 
 
 class Store:
-    """The artefacts of one daemon, with `current` and `previous` as symlinks."""
+    """The artefacts of one daemon, each in `artefacts/<id>`, with `current` and `previous` as symlinks.
 
-    def __init__(self, root: Path) -> None:
+    With a key, artefacts that it has not signed are refused. That does not stop whoever can write the store from
+    turning `current` back to an older artefact that it has signed.
+    """
+
+    def __init__(self, root: Path, key: bytes | None = None) -> None:
         """Open or create; what a process that is gone left unfinished is swept away."""
         self.root = root
-        (root / "artefacts").mkdir(parents=True, exist_ok=True)
-        for staging in (root / "artefacts").glob(".*.new"):
-            if not _is_alive(staging.suffixes[-2]):
+        self.key = key
+        self._artefacts = root / "artefacts"
+        self._artefacts.mkdir(parents=True, exist_ok=True)
+        for staging in self._artefacts.glob(".*.new"):
+            if _is_abandoned(staging.name):
                 shutil.rmtree(staging, ignore_errors=True)
 
     def place(self, inputs: Mapping[str, Any]) -> Path:
-        """Where the artefact of these inputs belongs. A damaged one in its place is removed: it can be built anew."""
-        path = self.root / "artefacts" / fingerprint(inputs)
-        if path.exists():
+        """Where the artefact of these inputs belongs. What cannot serve in its place is removed: it can be built anew.
+
+        Raises EngineError (`store.write`) when the disk refuses.
+        """
+        path = self._artefacts / fingerprint(inputs)
+        if os.path.lexists(path):
             try:
-                read_artefact(path)
+                self._read(path)
             except EngineError:
-                shutil.rmtree(path)
+                with self._writing():
+                    if path.is_dir() and not path.is_symlink():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
         return path
 
     def read(self, link: str) -> Artefact | None:
-        """The verified artefact behind `current` or `previous`, None when there is none; raises as read_artefact."""
+        """The verified artefact behind `current` or `previous`, None when there is none.
+
+        Raises as read_artefact, and `artefact.place` for one that is not in the directory of its id in this store.
+        """
         path = self.root / link
-        return read_artefact(path) if path.is_symlink() else None
+        return self._read(path) if path.is_symlink() else None
+
+    def _read(self, path: Path) -> Artefact:
+        artefact = read_artefact(path, self.key)
+        proper = Path(os.path.realpath(self._artefacts), artefact.id)
+        if artefact.path != proper:
+            found = f"artefact {artefact.id} in {artefact.path}"
+            raise EngineError("artefact.place", found, f"it in {proper}", "build it again, or roll back")
+        return artefact
 
     def promote(self, artefact: Artefact) -> None:
         """Make an artefact current; the one that was current becomes previous.
@@ -142,19 +204,20 @@ class Store:
         """
         current = self.root / "current"
         target = os.path.relpath(artefact.path, self.root)
-        try:
+        with self._writing():
             if current.is_symlink():
                 if os.readlink(current) == target:
                     return
                 self._link("previous", os.readlink(current))
             self._link("current", target)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            raise EngineError(
-                "store.write",
-                f"{self.root}: {error.strerror}",
-                "a writable store",
-                "check the disk and its permissions",
-            ) from error
+            found = f"{self.root}: {error.strerror}"
+            raise EngineError("store.write", found, "a writable store", "check the disk and its permissions") from error
 
     def _link(self, name: str, target: str) -> None:
         temporary = self.root / f".{name}.new"
@@ -164,9 +227,10 @@ class Store:
         sync_folder(self.root)
 
 
-def _is_alive(suffix: str) -> bool:
-    """Whether the process that made a staging directory, named in `suffix` as `.<pid>`, still runs."""
-    return Path("/proc", suffix[1:]).exists()
+def _is_abandoned(staging: str) -> bool:
+    """Whether the process that made a staging directory, and put its pid into the name, is gone."""
+    named = re.search(r"\.(\d+)\.new$", staging)
+    return named is not None and not Path("/proc", named[1]).exists()
 
 
 @contextmanager
@@ -186,49 +250,6 @@ def _staging(destination: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _unseal(path: Path, written: bytes) -> dict[str, Any]:
-    try:
-        manifest = json.loads(written)
-        seal = manifest.pop("seal")
-        sealed = hashlib.sha256(_canonical(manifest)).hexdigest()
-        whole = seal == sealed and written == _canonical({**manifest, "seal": seal})
-        schema = int(manifest["schema"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise _damaged(path / MANIFEST) from None
-    if not whole:
-        raise _damaged(path / MANIFEST)
-    if schema > SCHEMA:
-        raise EngineError(
-            "artefact.schema",
-            f"{path} has schema {schema}",
-            f"at most {SCHEMA}",
-            "update tared, or build the artefact again with this version",
-        )
-    return dict(manifest)
-
-
-def _damaged(file: Path) -> EngineError:
-    return EngineError(
-        "artefact.damaged",
-        f"{file} is not what was written",
-        "the bytes that the manifest names by hash",
-        "build the artefact again, or roll back",
-    )
-
-
-def _canonical(document: Mapping[str, Any]) -> bytes:
-    """One spelling per document: sorted keys, fixed indent. NaN is refused (ValueError)."""
-    return (json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _sync(directory: Path) -> None:

@@ -1,6 +1,7 @@
-"""PyCUDA as engines/cuda.py uses it, on the CPU: the kernels run in fibers, the rest is recorded.
+"""PyCUDA as engines/ uses it, on the CPU: the kernels run in fibers, memory is real, the rest is recorded.
 
 It answers what PyCUDA's own signatures and messages say, refuses what PyCUDA refuses, and can fail where a GPU would.
+It proves order, not truth: that calls come in an order which CUDA allows, not what CUDA answers to them.
 """
 
 from __future__ import annotations
@@ -8,18 +9,26 @@ from __future__ import annotations
 import ctypes
 import importlib.machinery
 import sys
-import warnings
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from fiber_executor import FiberBuffer, FiberExecutor
+from fake_allocations import DEVICEMAP, Allocation, PagelockedAllocation
+from fake_compiler import compile_kernels
+from fake_streams import Event, Queue, Stream
+from numpy.typing import DTypeLike
 
-from engines.kernels import Array, Geometry
+from engines.kernels import Array
 
 ORIN = {
     "capability": 87,
+    "INTEGRATED": 1,
+    "CLOCK_RATE": 1300500,
     "MULTIPROCESSOR_COUNT": 16,
     "MAX_THREADS_PER_MULTIPROCESSOR": 1536,
     "MAX_REGISTERS_PER_MULTIPROCESSOR": 65536,
@@ -29,12 +38,17 @@ ORIN = {
 T4 = {
     **ORIN,
     "capability": 75,
+    "INTEGRATED": 0,
+    "CLOCK_RATE": 1590000,
     "MULTIPROCESSOR_COUNT": 40,
     "MAX_THREADS_PER_MULTIPROCESSOR": 1024,
     "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 64 << 10,
     "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 64 << 10,
 }
-REGISTERS = 40  # of a thread, in both kernels
+NAMES = {87: "Orin", 75: "Tesla T4"}
+FIRST_HANDLE = 77
+CUDA_VERSION = (12, 6, 0)
+FREE_BYTES, TOTAL_BYTES = 3 << 30, 8 << 30
 
 
 class Error(Exception):
@@ -52,41 +66,28 @@ class CompileError(Error):
 class FakePycuda:
     """The package's modules; `fail` makes the call of that name raise, `calls` has every call's name and stream.
 
-    depth: contexts pushed. alive: memory by address. chatter: what nvcc says although it has nothing to complain of.
+    depth: contexts pushed by the calling thread. alive: device memory by address; mapped: page-locked memory that the
+    device sees too; pagelocked: what it does not. mistakes: what was dropped while no context was current, which PyCUDA
+    cannot free on most threads. chatter: what nvcc says although it has nothing to complain of.
     """
 
     def __init__(self, devices: int = 1, board: dict[str, int] = ORIN) -> None:
         self.calls: list[tuple[str, object]] = []
         self.fail: dict[str, Exception] = {}
-        self.depth = 0
         self.detached = 0
         self.chatter = ""
         self.attributes: dict[str, int] = {}
         self.alive: dict[int, Array] = {}
-        context = SimpleNamespace(push=self._push, detach=self._detach)
-        device = SimpleNamespace(
-            retain_primary_context=lambda: context,
-            get_attribute=lambda name: board[name],
-            compute_capability=lambda: divmod(board["capability"], 10),
-        )
+        self.mapped: dict[int, Array] = {}
+        self.pagelocked: dict[int, Array] = {}
+        self.mistakes: list[str] = []
+        self.device = _Device(self, board)
+        self._depths: dict[int, int] = {}
+        self._queues = {0: Queue()}
         self.driver = ModuleType("pycuda.driver")
-        self.driver.__dict__.update(
-            Error=Error,
-            MemoryError=MemoryError_,
-            CompileError=CompileError,
-            init=lambda: self.record("init", None),
-            Device=_device_class(devices, device),
-            Stream=lambda flags=0: _Stream(self, flags),
-            Context=SimpleNamespace(pop=self._pop, synchronize=lambda: self.work("synchronize", "everything")),
-            device_attribute=SimpleNamespace(**{name: name for name in board}),
-            function_attribute=SimpleNamespace(MAX_DYNAMIC_SHARED_SIZE_BYTES=8, NUM_REGS=4),
-            mem_alloc=self._allocate,
-            memcpy_htod_async=self._upload,
-            memcpy_dtoh_async=self._download,
-            memset_d8_async=self._fill,
-        )
+        self.driver.__dict__.update(self._driver(devices, board))
         self.compiler = ModuleType("pycuda.compiler")
-        self.compiler.SourceModule = self._compile  # type: ignore[attr-defined]
+        self.compiler.SourceModule = partial(compile_kernels, self)  # type: ignore[attr-defined]  # a module made here has no types
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Make `import pycuda` find this."""
@@ -97,6 +98,10 @@ class FakePycuda:
             module = getattr(self, name)
             setattr(package, name, module)
             monkeypatch.setitem(sys.modules, f"pycuda.{name}", module)
+
+    @property
+    def depth(self) -> int:
+        return self._depths.get(threading.get_ident(), 0)
 
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
@@ -111,47 +116,103 @@ class FakePycuda:
         assert self.depth > 0, f"{name} without a current context"
         self.record(name, stream)
 
-    def _push(self) -> None:
+    def watch(self, thing: object, what: str) -> None:
+        """Note it as a mistake if a thing of the context is dropped while none is current."""
+        weakref.finalize(thing, self._dropped, what).atexit = False
+
+    def room(self, address: int) -> int:
+        """Bytes from an address to the end of the memory that the device sees there; 0 where there is none."""
+        for start, memory in (*self.alive.items(), *self.mapped.items()):
+            if start <= address < start + memory.nbytes:
+                return start + memory.nbytes - address
+        return 0
+
+    def add_stream(self) -> int:
+        handle = FIRST_HANDLE + len(self._queues) - 1
+        self._queues[handle] = Queue()
+        return handle
+
+    def queue(self, handle: int) -> Queue:
+        """The work of a stream by its handle; 0 is the default one's."""
+        assert handle in self._queues, f"no stream of handle {handle}"
+        return self._queues[handle]
+
+    def later(self, stream: Stream | None, work: Callable[[], object]) -> None:
+        """Queue work on a stream, None being the default one."""
+        self.queue(0 if stream is None else stream.handle).put(work)
+
+    def settle(self) -> None:
+        """Do all work of all streams."""
+        for queue in list(self._queues.values()):
+            queue.run()
+
+    def _driver(self, devices: int, board: dict[str, int]) -> dict[str, Any]:
+        return {
+            "Error": Error,
+            "MemoryError": MemoryError_,
+            "CompileError": CompileError,
+            "init": lambda: self.record("init", None),
+            "get_version": lambda: CUDA_VERSION,
+            "get_driver_version": lambda: CUDA_VERSION[0] * 1000 + CUDA_VERSION[1] * 10,
+            "Device": _device_class(devices, self.device),
+            "Stream": partial(Stream, self),
+            "Event": partial(Event, self),
+            "Context": SimpleNamespace(pop=self._pop, synchronize=self._synchronize),
+            "device_attribute": SimpleNamespace(**{name: name for name in board}),
+            "function_attribute": SimpleNamespace(MAX_DYNAMIC_SHARED_SIZE_BYTES=8, NUM_REGS=4),
+            "host_alloc_flags": SimpleNamespace(PORTABLE=1, DEVICEMAP=DEVICEMAP, WRITECOMBINED=4),
+            "mem_alloc": partial(Allocation, self),
+            "mem_get_info": self._free_and_total,
+            "pagelocked_empty": self._pagelocked,
+            "memcpy_htod_async": self._upload,
+            "memcpy_dtoh_async": self._download,
+            "memset_d8_async": self._fill,
+        }
+
+    def push(self) -> None:
         assert self.detached == 0, "push of a context that was released"
         self.record("push", None)
-        self.depth += 1
+        self._depths[threading.get_ident()] = self.depth + 1
 
     def _pop(self) -> None:
-        self.depth -= 1
+        self._depths[threading.get_ident()] = self.depth - 1
         self.record("pop", None)
 
-    def _detach(self) -> None:
-        assert self.depth == 0, "released while it is current"
+    def detach(self) -> None:
+        assert not any(self._depths.values()), "released while it is current"
         self.detached += 1
 
-    def _allocate(self, nbytes: int) -> Any:
-        self.work("mem_alloc", None)
-        memory = np.full(nbytes + 256, 0xCD, np.uint8)
-        address = memory.ctypes.data + -memory.ctypes.data % 256
-        self.alive[address] = memory
-        return _Allocation(self, address)
+    def _dropped(self, what: str) -> None:
+        if self.depth == 0:
+            self.mistakes.append(f"{what} dropped without a current context")
 
-    def _upload(self, address: int, source: Array, stream: object) -> None:
+    def _synchronize(self) -> None:
+        self.work("synchronize", "everything")
+        self.settle()
+
+    def _free_and_total(self) -> tuple[int, int]:
+        self.work("mem_get_info", None)
+        return FREE_BYTES, TOTAL_BYTES
+
+    def _pagelocked(self, shape: Any, dtype: DTypeLike, order: str = "C", mem_flags: int = 0) -> Array:
+        self.work("pagelocked_empty", None)
+        assert order == "C"
+        return np.asarray(PagelockedAllocation(self, shape, np.dtype(dtype), mem_flags))
+
+    def _upload(self, address: int, source: Array, stream: Stream | None) -> None:
         self.work("memcpy_htod_async", stream)
-        ctypes.memmove(address, source.ctypes.data, source.nbytes)
+        assert self.room(address) >= source.nbytes, "an upload beyond the memory that is there"
+        self.later(stream, lambda: ctypes.memmove(address, source.ctypes.data, source.nbytes))
 
-    def _download(self, target: Array, address: int, stream: object) -> None:
+    def _download(self, target: Array, address: int, stream: Stream | None) -> None:
         self.work("memcpy_dtoh_async", stream)
-        ctypes.memmove(target.ctypes.data, address, target.nbytes)
+        assert self.room(address) >= target.nbytes, "a download from beyond the memory that is there"
+        self.later(stream, lambda: ctypes.memmove(target.ctypes.data, address, target.nbytes))
 
-    def _fill(self, address: int, value: int, nbytes: int, stream: object) -> None:
+    def _fill(self, address: int, value: int, nbytes: int, stream: Stream | None) -> None:
         self.work("memset_d8_async", stream)
-        ctypes.memset(address, value, nbytes)
-
-    def _compile(self, source: str, nvcc: str, options: list[str], no_extern_c: bool) -> Any:
-        self.work("compile", None)
-        assert no_extern_c
-        assert nvcc.endswith("nvcc")
-        if self.chatter:
-            warnings.warn(f"The CUDA compiler succeeded, but said the following:\n{self.chatter}", stacklevel=2)
-        values = dict(option[2:].split("=") for option in options if option.startswith("-D"))
-        executor = FiberExecutor(Geometry(int(values["BITS"]), int(values["TAIL"]), int(values["THREADS"])), source)
-        return SimpleNamespace(get_function=lambda name: _Function(self, executor, name))
+        assert self.room(address) >= nbytes, "a fill beyond the memory that is there"
+        self.later(stream, lambda: ctypes.memset(address, value, nbytes))
 
 
 def _device_class(devices: int, device: Any) -> type:
@@ -166,51 +227,23 @@ def _device_class(devices: int, device: Any) -> type:
     return Device
 
 
-class _Stream:
-    handle = 77
+class _Device:
+    """pycuda.driver.Device"""
 
-    def __init__(self, fake: FakePycuda, flags: int) -> None:
-        fake.work("stream", flags)
-        self._fake = fake
+    def __init__(self, fake: FakePycuda, board: dict[str, int]) -> None:
+        self._fake, self._board = fake, board
 
-    def synchronize(self) -> None:
-        self._fake.work("synchronize", self)
+    def name(self) -> str:
+        return NAMES[self._board["capability"]]
 
+    def compute_capability(self) -> tuple[int, int]:
+        return divmod(self._board["capability"], 10)
 
-class _Allocation:
-    def __init__(self, fake: FakePycuda, address: int) -> None:
-        self._fake, self._address = fake, address
+    def total_memory(self) -> int:
+        return TOTAL_BYTES
 
-    def __int__(self) -> int:
-        return self._address
+    def get_attribute(self, name: str) -> int:
+        return self._board[name]
 
-    def free(self) -> None:
-        self._fake.work("free", None)
-        del self._fake.alive[self._address]
-
-
-class _Function:
-    def __init__(self, fake: FakePycuda, executor: FiberExecutor, name: str) -> None:
-        self._fake, self._executor, self._name = fake, executor, name
-
-    def get_attribute(self, attribute: int) -> int:
-        self._fake.work("get_attribute", None)
-        assert attribute == 4
-        return REGISTERS
-
-    def set_attribute(self, attribute: int, value: int) -> None:
-        self._fake.work("set_attribute", None)
-        assert attribute == 8
-        self._fake.attributes[self._name] = value
-
-    def __call__(
-        self, *arguments: Any, grid: tuple[int, int], block: tuple[int, int, int], shared: int, stream: object
-    ) -> None:
-        self._fake.work(self._name, stream)
-        for number, argument in enumerate(arguments):
-            if not isinstance(argument, np.number):
-                raise TypeError(f"invalid type on parameter #{number} (0-based)")  # a plain int has no size
-        assert block == (self._executor.geometry.threads, 1, 1)
-        assert shared == self._executor.geometry.shared_bytes()[self._name]
-        wrapped = [a if isinstance(a, np.int32) else FiberBuffer(int(a), (), np.dtype("u1")) for a in arguments]
-        self._executor.launch(self._name, grid[0], wrapped)
+    def retain_primary_context(self) -> Any:
+        return SimpleNamespace(push=self._fake.push, detach=self._fake.detach)

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from engines.kernels import DeviceError, Geometry, kernel_source
 
 HEADERS = Path(__file__).parent / "cuda"
-KERNELS = ("abs_histogram", "entropy_search")
+KERNELS = ("abs_histogram", "entropy_search", "preprocess")
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 _STRICT = ["-std=c++20", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror"]
 _SANITIZER_DEFINES = {"": [], "thread": ["-DTHREAD_SANITIZER"], "address": ["-DADDRESS_SANITIZER"]}
@@ -94,14 +94,15 @@ class FiberExecutor:
         self,
         kernel: str,
         blocks: int,
-        arguments: Sequence[FiberBuffer | np.int32],
+        arguments: Sequence[FiberBuffer | np.int32 | np.uint64],
         stream: object | None = None,  # noqa: ARG002
         shared_bytes: int | None = None,
     ) -> None:
         shared = self.geometry.shared_bytes()[kernel] if shared_bytes is None else shared_bytes
         launch = _Launch(blocks, self.geometry.threads, shared, self._seed)
         values = [
-            ctypes.c_uint64(a.address) if isinstance(a, FiberBuffer) else ctypes.c_int32(int(a)) for a in arguments
+            ctypes.c_int32(int(a)) if isinstance(a, np.int32) else ctypes.c_uint64(getattr(a, "address", a))
+            for a in arguments
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         error = ctypes.create_string_buffer(256)

@@ -1,11 +1,15 @@
-"""What the kernels have to answer: the entropy search in NumPy, operation for operation; and data to break them."""
+"""What the kernels have to answer: entropy search and preprocessing in NumPy, step by step; and data to break them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.divergence import LEVELS
+from engines.preprocessing import ImageTransform
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -67,6 +71,61 @@ def _entropy_prefix(terms: Floats, threads: int) -> Floats:
     within = np.concatenate((np.zeros((threads, 1)), np.cumsum(shares, axis=1)), axis=1)
     before = np.concatenate(([0.0], np.cumsum(within[:, -1])[:-1]))
     return (before[:, None] + within[:, :-1]).reshape(-1)
+
+
+def preprocessed(transform: ImageTransform, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """preprocess of kernels.cu, a whole frame at a time: (1, C, height, width)."""
+    scaled = scaled_levels(frame, transform.inner_height, transform.inner_width)
+    canvas = np.full((transform.height, transform.width, 3), transform.pad, np.int64)
+    y, x = np.arange(transform.height) - transform.top, np.arange(transform.width) - transform.left
+    inside_y, inside_x = (y >= 0) & (y < len(scaled)), (x >= 0) & (x < scaled.shape[1])
+    canvas[np.ix_(inside_y, inside_x)] = scaled[np.ix_(y[inside_y], x[inside_x])]
+    if transform.color == "gray":
+        levels = (canvas @ np.array([3735, 19235, 9798]) + (1 << 14) >> 15)[np.newaxis]
+    else:
+        levels = canvas.transpose(2, 0, 1)[:: -1 if transform.color == "rgb" else 1]
+    gain, bias = (np.array(v, np.float32).reshape(-1, 1, 1) for v in (transform.gain, transform.bias))
+    return (levels.astype(np.float32) * gain + bias)[np.newaxis]
+
+
+def scaled_levels(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.int64]:
+    """OpenCV's INTER_LINEAR of a frame (H, W, C): horizontally, then vertically, with weights of 11 bits."""
+    x0, x1, left, right = _bilinear(frame.shape[1], width, shares_edges=False)
+    y0, y1, upper, lower = _bilinear(frame.shape[0], height, shares_edges=True)
+    levels = frame.astype(np.int64)
+    rows = levels[:, x0] * left[:, np.newaxis] + levels[:, x1] * right[:, np.newaxis] >> 4
+    above, below = (rows[y0].T * upper).T >> 16, (rows[y1].T * lower).T >> 16
+    return above + below + 2 >> 2
+
+
+def _bilinear(source: int, target: int, shares_edges: bool) -> tuple[Counts, Counts, Counts, Counts]:
+    """Per pixel of an axis: the two it comes from, and their weights of 2048."""
+    centre = ((np.arange(target) + 0.5) * (1.0 / (target / source)) - 0.5).astype(np.float32)
+    first = np.floor(centre).astype(np.int64)
+    fraction = centre - first.astype(np.float32)
+    if not shares_edges:
+        fraction = np.where((first < 0) | (first + 1 >= source), np.float32(0), fraction)
+    weights = [np.rint(part * np.float32(2048)).astype(np.int64) for part in (np.float32(1) - fraction, fraction)]
+    return first.clip(0, source - 1), (first + 1).clip(0, source - 1), *weights
+
+
+def transforms(rng: np.random.Generator, count: int, most: int) -> Iterator[ImageTransform]:
+    """Every colour and way of placing a frame, at sizes up to `most`; some frames are scaled, some are cut."""
+    for number in range(count):
+        frame_height, frame_width, height, width = (int(side) for side in rng.integers(1, most, 4))
+        inner_height, inner_width = frame_height, frame_width
+        if number % 4 < 3:  # stretched, letterboxed within the height, letterboxed within the width
+            inner_height = height if number % 4 < 2 else int(rng.integers(1, height + 1))
+            inner_width = width if number % 4 != 1 else int(rng.integers(1, width + 1))
+        centred = number % 2 == 1
+        top, left = ((height - inner_height) // 2, (width - inner_width) // 2) if centred else (0, 0)
+        color: Literal["bgr", "rgb", "gray"] = ("bgr", "rgb", "gray")[number % 3]
+        gain, bias = rng.normal(size=(2, 1 if color == "gray" else 3)).astype(np.float32).tolist()
+        pad = int(rng.integers(256))
+        yield ImageTransform(
+            frame_height, frame_width, inner_height, inner_width, top, left, height, width, pad, color,
+            tuple(gain), tuple(bias),
+        )  # fmt: skip
 
 
 def tensors(rng: np.random.Generator, size: int) -> dict[str, NDArray[np.float32]]:

@@ -18,10 +18,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # run as a file, by itself too:
 
 import numpy as np  # noqa: E402
 from fiber_executor import COMPILER, FiberExecutor, build, sanitizer_runtime  # noqa: E402
-from kernel_reference import divergences, extremes, histograms, tensors  # noqa: E402
+from kernel_reference import divergences, extremes, histograms, preprocessed, tensors, transforms  # noqa: E402
 
 from calibrate.histogram import abs_histogram  # noqa: E402
 from engines.kernels import DeviceError, DeviceHistograms, Geometry, kernel_source, search_entropy  # noqa: E402
+from engines.preprocessing import DevicePreprocess  # noqa: E402
 
 GEOMETRY = Geometry(11, 2, 64)  # few threads: sanitised fibers are slow
 CHECKS = (("", 0), ("", 7), ("", 11), ("thread", 0), ("thread", 7), ("address", 0))  # sanitizer, seed of the order
@@ -88,7 +89,7 @@ def trial(executor: FiberExecutor) -> str:
                     return f"wrong: {np.abs(found.counts - wanted.counts).sum()} counts of a histogram"
                 if (found.amax, found.zeros, found.nonfinite) != (wanted.amax, wanted.zeros, wanted.nonfinite):
                     return "wrong: amax, zeros or non-finite values"
-        return _entropy_trial(executor, rng)
+        return _entropy_trial(executor, rng) or _preprocessing_trial(executor, rng) or "right"
     except DeviceError as error:
         return f"refused: {error.found}"
 
@@ -104,7 +105,21 @@ def _entropy_trial(executor: FiberExecutor, rng: np.random.Generator) -> str:
             return "wrong: a divergence"
         if bins != np.flatnonzero(wanted <= wanted.min() + 1e-13)[-1]:
             return "wrong: the bins to keep"
-    return "right"
+    return ""
+
+
+def _preprocessing_trial(executor: FiberExecutor, rng: np.random.Generator) -> str:
+    preprocess = DevicePreprocess(executor)
+    for transform in transforms(rng, 24, 24):
+        rows = rng.integers(0, 256, (transform.frame_height, transform.frame_width + 3, 3), np.uint8)
+        frame = rows[:, : transform.frame_width]
+        wanted = preprocessed(transform, frame)
+        lying = executor.upload(rows.reshape(-1)[: rows.size - 9])  # the last row ends with its last pixel
+        made = executor.empty(wanted.shape, np.float32)
+        preprocess.run(transform, lying.address, made.address, row_bytes=rows.strides[0])
+        if executor.download(made).tobytes() != wanted.tobytes():
+            return "wrong: a network input"
+    return ""
 
 
 def main(arguments: list[str]) -> int:

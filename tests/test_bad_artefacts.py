@@ -9,6 +9,7 @@ import pytest
 from bench import Bench, build, calibrate, classifier
 
 from engines.onnxruntime_backend import OnnxRuntimeBackend
+from engines.seal import seal
 
 
 def test_a_calibration_of_another_model_is_refused(bench: Bench) -> None:
@@ -54,6 +55,42 @@ def test_a_damaged_artefact_is_refused_by_name_before_a_runtime_sees_it(
         file.write_bytes(damaged)
         for command in commands:
             assert bench.refuses(*command).startswith(f"artefact.damaged: {file} is not what was written")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": None},
+        {"files": {}},
+        {"files": ["engine.onnx"]},
+        {"engine": "../model.onnx"},
+        {"engine": ["engine.onnx"]},
+        {"inputs": "none"},
+        {"inputs": {"backend": ["onnxruntime"]}},
+        {"id": None},
+        {"schema": "new"},
+        {"schema": None},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_makes_no_sense_is_refused_though_its_seal_is_right(
+    bench: Bench, changes: dict[str, object]
+) -> None:
+    manifest = bench / "artefact" / "manifest.json"
+    document = json.loads(manifest.read_bytes())
+    del document["seal"]
+    manifest.write_bytes(seal({**document, **changes}, None))
+    said = bench.refuses("infer", bench / "artefact", "--frames", bench / "clip.avi")
+    assert said.startswith(f"artefact.damaged: {bench / 'artefact'}")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "engine.onnx", "calibration.json", "calibration.npz", "plan.json"])
+def test_a_link_in_an_artefact_is_refused_whatever_it_leads_to(bench: Bench, name: str) -> None:
+    file = bench / "artefact" / name
+    file.symlink_to(file.rename(bench / f"twin of {name}"))
+    said = bench.refuses("infer", bench / "artefact", "--frames", bench / "clip.avi")
+    assert said.startswith(("artefact.damaged: ", "artefact.unreadable: "))
+    assert str(file) in said
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,9 @@ def test_more_than_48_kib_of_shared_memory_is_asked_for(pycuda: FakePycuda) -> N
     gpu = Gpu()
     with gpu.current():
         CudaExecutor(gpu, Geometry(13, 2, 128))
-    assert pycuda.attributes == Geometry(13, 2, 128).shared_bytes()
+    needed = Geometry(13, 2, 128).shared_bytes()
+    assert pycuda.attributes == {kernel: nbytes for kernel, nbytes in needed.items() if nbytes > 48 << 10}
+    assert len(pycuda.attributes) == 2
 
 
 @pytest.mark.parametrize(

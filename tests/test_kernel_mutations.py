@@ -46,6 +46,7 @@ COUNTER = "counters[counter_of(fabsf(x) * tensor.scale)]"
 FIRST = "    __syncthreads();\n    for (int t = tensor_at"
 INSIDE = "if (index < tensor.elements) {\n"
 ELEMENT = "const float x = element(tensor, index);\n"
+SHOWN = "column.first >= 0 && row.first >= 0"
 
 
 def racing(name: str, old: str, new: str) -> Mutation:
@@ -93,6 +94,27 @@ MUTATIONS = [
     Mutation("shared arrays past their end", "partial + THREADS)", "partial + THREADS + 2)", ADDRESS, "after-poison"),
     Mutation("shared arrays that overlap", "(partial + THREADS)", "(partial + 1)"),
     Mutation("rounding to nearest", "__fadd_rd(y, 8388608.0f)", "(y + 8388608.0f)"),
+    Mutation("levels rounded down", "+ 2) >> 2;", ") >> 2;"),
+    Mutation("levels rounded once, of all their bits",
+             "(((above >> 4) * row.first_weight >> 16) + ((below >> 4) * row.second_weight >> 16) + 2) >> 2",
+             "(above * row.first_weight + below * row.second_weight + (1 << 21)) >> 22"),
+    Mutation("rows weighed the wrong way round", "(below >> 4) * row.second_weight", "(below >> 4) * row.first_weight"),
+    Mutation("the lower row read from the upper one", "lower[column.second]", "upper[column.second]"),
+    Mutation("the columns' taps taken for the rows'", "taps[width + pixel / width]", "taps[pixel / width]"),
+    Mutation("frames of any stride read as if packed", "(long long)row.second * row_bytes",
+             "(long long)row.second * (row_bytes - 9)"),
+    Mutation("padding left out above and below", SHOWN, "column.first >= 0", ADDRESS, "heap-buffer-overflow"),
+    Mutation("padding left out to the sides", SHOWN, "row.first >= 0"),
+    Mutation("a pixel too many", "if (pixel >= pixels) return;", "if (pixel > pixels) return;", ADDRESS,
+             "heap-buffer-overflow"),
+    Mutation("red for blue in the grey", "levels[0] * BLUE", "levels[2] * BLUE"),
+    Mutation("grey rounded down", " + (1 << 14)) >> 15", ") >> 15"),
+    Mutation("channels in the frame's order", "color == RGB ? levels[0] : levels[2]", "levels[2]"),
+    Mutation("three channels for grey", "color == GRAY ? 1 : 3", "3", ADDRESS, "heap-buffer-overflow"),
+    Mutation("one gain for all channels", "transform->gain[k]", "transform->gain[0]"),
+    Mutation("a product and a sum rounded once",
+             "__fadd_rn(__fmul_rn((float)ordered[k], transform->gain[k]), transform->bias[k])",
+             "fmaf((float)ordered[k], transform->gain[k], transform->bias[k])"),
 ]  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from agent.capture import Frame, FrameSlot
 from agent.loop import FrameLoop
 from agent.observer import Served
 from agent.vision import VisionTask
-from engines.backend import Array, TensorSpec
+from engines.backend import Array, Engine, TensorSpec
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 
@@ -45,11 +44,8 @@ class PlainTask(VisionTask):
     def __init__(self) -> None:
         pass
 
-    def preprocess(self, image: NDArray[np.uint8]) -> Any:
-        return image, None
-
-    def decode(self, outputs: Mapping[str, Array]) -> Any:
-        return next(iter(outputs))
+    def infer(self, engine: Engine, image: NDArray[np.uint8]) -> Any:
+        return next(iter(engine.infer(image))), None
 
 
 class Bench:

@@ -48,7 +48,7 @@ def test_defaults_need_only_path_and_task(tmp_path: Path) -> None:
 def test_reports_every_error_at_once(tmp_path: Path) -> None:
     text = (
         "path: a.onnx\ntask: detect\nlabels: absent.txt\nscore_threshold: 1.5\niou_treshold: 0.5\n"
-        "input: {color: gray, std: [0], mean: [1, 2, 3], pad: 300, scale: .inf}\n"
+        "input: {color: gray, std: [0], mean: [1, 2, 3], pad: 300, multiple: 32, scale: .inf}\n"
         "profiles: [{x: {min: [1,3,32,32], opt: [1,3,16,32], max: [1,3,32]}}]\n"
     )
     with pytest.raises(ConfigError) as caught:
@@ -63,6 +63,7 @@ def test_reports_every_error_at_once(tmp_path: Path) -> None:
         "input.std",
         "input.mean",
         "input.pad",
+        "input.multiple",
         "input.scale",
         "profiles.0.x.opt",
         "profiles.0.x.max",
@@ -130,3 +131,40 @@ def test_input_shape_refuses_what_the_profile_does_not_settle(tmp_path: Path) ->
         dynamic.input_shape(tensor(None, 3, 320, None))
     with pytest.raises(ConfigError, match="one image input"):
         fixed.input_shape(tensor(1, 10))
+
+
+NATIVE = "path: a.onnx\ntask: classify\ninput: {resize: native, multiple: 32}\n"
+
+
+def test_frames_have_one_size_unless_they_keep_their_own(tmp_path: Path) -> None:
+    one = load_model_spec(write(tmp_path, f"path: a.onnx\ntask: classify\ninput: {{resize: pad}}\n{PROFILE}"))
+    assert one.input_range(tensor(None, 3, None, None)) == ((1, 3, 416, 416),) * 2
+    many = load_model_spec(write(tmp_path, NATIVE + PROFILE))
+    assert many.input_range(tensor(None, 3, None, None)) == ((1, 3, 320, 320), (1, 3, 640, 640))
+    assert many.input_shape(tensor(None, 3, None, None)) == (1, 3, 416, 416)
+
+
+def test_frames_keep_their_size_only_within_a_profile(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"profiles: expected the least and the largest input.*got \(\)"):
+        load_model_spec(write(tmp_path, NATIVE))
+    elsewhere = load_model_spec(write(tmp_path, NATIVE + PROFILE.replace("{x:", "{y:")))
+    with pytest.raises(ConfigError, match="without a profile") as caught:
+        elsewhere.input_range(tensor(None, 3, None, None))
+    assert caught.value.code == "model.profile"
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 416, 416), (1, 3, None, 416), (1, 3, 416, None)])
+def test_frames_keep_their_size_only_where_height_and_width_are_open(
+    tmp_path: Path, shape: tuple[int | None, ...]
+) -> None:
+    spec = load_model_spec(write(tmp_path, NATIVE + PROFILE))
+    with pytest.raises(ConfigError, match="a model of open height and width") as caught:
+        spec.input_range(tensor(*shape))
+    assert caught.value.code == "model.input"
+
+
+def test_the_bounds_of_open_sizes_are_multiples_too(tmp_path: Path) -> None:
+    spec = load_model_spec(write(tmp_path, NATIVE + PROFILE.replace("640,640", "640,650")))
+    with pytest.raises(ConfigError, match="multiples of 32") as caught:
+        spec.input_range(tensor(None, 3, None, None))
+    assert caught.value.code == "model.profile"

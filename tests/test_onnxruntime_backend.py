@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +9,16 @@ from onnx import ModelProto, TensorProto, helper
 from zoo import Net, image, residual_net
 
 from calibrate.histogram import abs_histogram, merge_all
-from engines.backend import Backend, Engine, EngineError, Observer, TensorSpec, open_backend
+from engines.backend import (
+    Backend,
+    BackendOptions,
+    BuildRequest,
+    Engine,
+    EngineError,
+    Observer,
+    TensorSpec,
+    open_backend,
+)
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 
 OPEN = ("batch", 3, 8, 8)
@@ -20,16 +26,11 @@ OPEN = ("batch", 3, 8, 8)
 
 @pytest.fixture
 def backend() -> Backend:
-    return OnnxRuntimeBackend(1)
+    return OnnxRuntimeBackend()
 
 
-def silent(_fraction: float, _doing: str) -> None:
-    pass
-
-
-def built(backend: Backend, model: ModelProto, folder: Path) -> Engine:
-    backend.build(model, folder / backend.engine_file, silent)
-    return backend.load(folder / backend.engine_file)
+def built(backend: Backend, model: ModelProto) -> Engine:
+    return backend.load(backend.build(BuildRequest(model)).engine)
 
 
 def code_of(call: Callable[[], object]) -> str:
@@ -40,7 +41,7 @@ def code_of(call: Callable[[], object]) -> str:
 
 
 def test_opens_by_name_and_describes_itself() -> None:
-    described = open_backend("onnxruntime", 2).describe()
+    described = open_backend("onnxruntime", BackendOptions(threads=2)).describe()
     assert described["runtime"] == "onnxruntime"
     assert described["machine"]
 
@@ -48,72 +49,47 @@ def test_opens_by_name_and_describes_itself() -> None:
 # ---- building
 
 
-def test_builds_and_infers(backend: Backend, tmp_path: Path) -> None:
+def test_builds_and_infers(backend: Backend) -> None:
     progress: list[float] = []
-    backend.build(residual_net(), tmp_path / "engine.onnx", lambda fraction, _doing: progress.append(fraction))
+    engine = backend.build(BuildRequest(residual_net()), lambda fraction, _doing: progress.append(fraction))
     assert progress == sorted(progress)
     assert (progress[0], progress[-1]) == (0.0, 1.0)
-    assert [path.name for path in tmp_path.iterdir()] == ["engine.onnx"]
-    engine = backend.load(tmp_path / "engine.onnx")
-    assert engine.inputs == [TensorSpec("image", np.dtype(np.float32), (1, 3, 8, 8))]
-    assert engine.outputs == [TensorSpec("t9", np.dtype(np.float32), (1, 5))]
-    assert engine.infer(image(residual_net()))["t9"].shape == (1, 5)
+    loaded = backend.load(engine.engine)
+    assert loaded.inputs == [TensorSpec("image", np.dtype(np.float32), (1, 3, 8, 8))]
+    assert loaded.outputs == [TensorSpec("t9", np.dtype(np.float32), (1, 5))]
+    assert loaded.infer(image(residual_net()))["t9"].shape == (1, 5)
 
 
-def test_a_graph_that_does_not_load_leaves_nothing_behind(backend: Backend, tmp_path: Path) -> None:
+def test_a_graph_that_does_not_load(backend: Backend) -> None:
     model = residual_net()
     model.graph.node[1].op_type, model.graph.node[1].domain = "Frobnicate", "acme"
     model.opset_import.append(helper.make_opsetid("acme", 1))
     with pytest.raises(EngineError, match="Frobnicate"):
-        backend.build(model, tmp_path / "engine.onnx", silent)
-    assert list(tmp_path.iterdir()) == []
+        backend.build(BuildRequest(model))
 
 
-def test_a_graph_that_does_not_run_leaves_nothing_behind(backend: Backend, tmp_path: Path) -> None:
+def test_a_graph_that_does_not_run(backend: Backend) -> None:
     net = Net(OPEN)
     model = net.model(net.node("Reshape", "image", net.constant(np.array([5, 5]))))
     with pytest.raises(EngineError, match=r"engine\.run.*Reshape"):
-        backend.build(model, tmp_path / "engine.onnx", silent)
-    assert list(tmp_path.iterdir()) == []
+        backend.build(BuildRequest(model))
 
 
-def test_a_failed_build_keeps_the_engine_that_was_there(backend: Backend, tmp_path: Path) -> None:
-    path = tmp_path / "engine.onnx"
-    backend.build(residual_net(), path, silent)
-    before = path.read_bytes()
-    net = Net(OPEN)
-    broken = net.model(net.node("Reshape", "image", net.constant(np.array([5, 5]))))
-    assert code_of(lambda: backend.build(broken, path, silent)) == "engine.run"
-    assert path.read_bytes() == before
-
-
-def test_a_full_disk_leaves_nothing_behind(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(EngineError, match=r"engine\.write.*No space left"):
-        backend.build(residual_net(), tmp_path / "engine.onnx", silent)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_is_none(backend: Backend, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "gone" / "engine.onnx", tmp_path / "file" / "engine.onnx"):
-        assert code_of(lambda path=path: backend.build(residual_net(), path, silent)) == "engine.write"
+def test_what_only_a_gpu_can_do_is_refused() -> None:
+    assert code_of(lambda: OnnxRuntimeBackend(BackendOptions(target="sm86"))) == "backend.option"
+    with pytest.raises(EngineError, match="--dla and --best"):
+        OnnxRuntimeBackend(BackendOptions(dla=0, best=True))
 
 
 # ---- loading and inferring
 
 
-def test_loading_what_is_no_engine(backend: Backend, tmp_path: Path) -> None:
-    assert code_of(lambda: backend.load(tmp_path / "gone.onnx")) == "engine.missing"
-    (tmp_path / "junk.onnx").write_bytes(b"junk" * 100)
-    assert code_of(lambda: backend.load(tmp_path / "junk.onnx")) == "engine.unreadable"
+def test_loading_what_is_no_engine(backend: Backend) -> None:
+    assert code_of(lambda: backend.load(b"junk" * 100)) == "engine.unreadable"
 
 
-def test_open_batches_are_one_image_after_another(backend: Backend, tmp_path: Path) -> None:
-    engine = built(backend, residual_net(OPEN), tmp_path)
+def test_open_batches_are_one_image_after_another(backend: Backend) -> None:
+    engine = built(backend, residual_net(OPEN))
     assert engine.inputs[0].shape == (None, 3, 8, 8)
     batch = np.concatenate([image(residual_net(), seed) for seed in range(3)])
     singles = [engine.infer(batch[i : i + 1])["t9"] for i in range(3)]
@@ -131,13 +107,13 @@ def test_open_batches_are_one_image_after_another(backend: Backend, tmp_path: Pa
         np.zeros((1, 3, 8, 8), np.uint8),
     ],
 )
-def test_refuses_another_batch(batch: np.ndarray, backend: Backend, tmp_path: Path) -> None:
-    engine = built(backend, residual_net(), tmp_path)
+def test_refuses_another_batch(batch: np.ndarray, backend: Backend) -> None:
+    engine = built(backend, residual_net())
     assert code_of(lambda: engine.infer(batch)) == "engine.batch"
 
 
-def test_close_is_idempotent_and_final(backend: Backend, tmp_path: Path) -> None:
-    engine = built(backend, residual_net(), tmp_path)
+def test_close_is_idempotent_and_final(backend: Backend) -> None:
+    engine = built(backend, residual_net())
     engine.close()
     engine.close()
     assert code_of(lambda: engine.infer(image(residual_net()))) == "engine.closed"
@@ -147,7 +123,7 @@ def test_close_is_idempotent_and_final(backend: Backend, tmp_path: Path) -> None
 
 
 def observer(model: ModelProto, *taps: str) -> Observer:
-    return OnnxRuntimeBackend(1).observer(model, taps)
+    return OnnxRuntimeBackend().observer(BuildRequest(model), taps)
 
 
 def test_observes_inputs_outputs_and_what_lies_between() -> None:
@@ -212,7 +188,7 @@ def test_the_reference_is_not_changed() -> None:
     assert model.SerializeToString() == before
 
 
-def test_q_dq_runs_as_written(backend: Backend, tmp_path: Path) -> None:
+def test_q_dq_runs_as_written(backend: Backend) -> None:
     """Neither clipping nor rounding nor the float bias may move, whatever the processor's INT8 units do."""
     net = Net((1, 1, 1, 4))
     scale, zero = net.constant(np.array(0.5, np.float32)), net.constant(np.array(0, np.int8))
@@ -222,7 +198,7 @@ def test_q_dq_runs_as_written(backend: Backend, tmp_path: Path) -> None:
     conv = net.node("Conv", dequantised, weight, bias)
     model = net.model(net.node("DequantizeLinear", net.node("QuantizeLinear", conv, scale, zero), scale, zero), conv)
     batch = np.array([[[[1000.0, 1000.0, 0.25, 0.75]]]], np.float32)
-    outputs = built(backend, model, tmp_path).infer(batch)
+    outputs = built(backend, model).infer(batch)
     grid = np.clip(np.rint(batch[0, 0, 0] / 0.5), -128, 127) * 0.5
     expected = (grid[:-1] + grid[1:]) * 63.5 + np.float32(0.1)
     np.testing.assert_allclose(outputs[conv][0, 0, 0], expected, rtol=1e-6)

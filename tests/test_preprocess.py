@@ -99,6 +99,40 @@ def test_boxes_are_clipped_to_the_frame() -> None:
     assert geometry.to_frame(np.empty((0, 4), np.float32)).shape == (0, 4)
 
 
+@pytest.mark.parametrize(("anchor", "top", "left"), [("top-left", 0, 0), ("center", 1, -3)])
+def test_pad_keeps_the_pixels_and_cuts_what_lies_beyond(anchor: str, top: int, left: int) -> None:
+    frame = noise(6, 13)
+    tensor, geometry = Preprocessor(InputSpec(resize="pad", anchor=anchor, pad=9), (1, 3, 8, 8))(frame)
+    expected = np.full((8, 8, 3), 9, np.uint8)
+    expected[top : top + 6] = frame[:, -left : 8 - left]
+    assert np.array_equal(tensor[0], expected.transpose(2, 0, 1))
+    assert (geometry.scale_x, geometry.scale_y, geometry.top_px, geometry.left_px) == (1.0, 1.0, top, left)
+    assert geometry.to_frame(np.array([[0.0, 0.0, 8.0, 8.0]], np.float32)).tolist() == [[-left, 0.0, 8 - left, 6.0]]
+
+
+@pytest.mark.parametrize(
+    ("frame_size", "input_size"),
+    [((20, 30), (24, 32)), ((24, 32), (24, 32)), ((1, 33), (16, 40)), ((999, 7), (48, 16))],
+)
+def test_native_takes_the_frame_s_size_within_bounds(frame_size: tuple[int, int], input_size: tuple[int, int]) -> None:
+    preprocess = Preprocessor(InputSpec(resize="native", multiple=8, pad=9), (1, 3, 16, 16), (1, 3, 48, 64))
+    preprocess(noise(40, 40))
+    frame = noise(*frame_size)
+    tensor, geometry = preprocess(frame)
+    expected = np.full((*input_size, 3), 9, np.uint8)
+    kept = frame[: input_size[0], : input_size[1]]
+    expected[: kept.shape[0], : kept.shape[1]] = kept
+    assert np.array_equal(tensor[0], expected.transpose(2, 0, 1))
+    assert (geometry.scale_x, geometry.scale_y, geometry.top_px, geometry.left_px) == (1.0, 1.0, 0, 0)
+
+
+def test_frames_of_one_size_share_a_transform() -> None:
+    preprocess = Preprocessor(InputSpec(), (1, 3, 32, 32))
+    first, _ = preprocess.transform(noise(20, 30))
+    assert preprocess.transform(np.zeros((20, 30, 3), np.uint8))[0] is first
+    assert preprocess.transform(noise(30, 20))[0] != first
+
+
 @pytest.mark.parametrize(
     "frame",
     [

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from zoo import Net, by_name, image, residual_net, run
 
 from calibrate.plan import PrecisionPlan
-from engines.backend import EngineError
+from engines.backend import BuildRequest, EngineError
 from engines.calibration import calibrate_histograms
 from engines.graph import load_model
 from engines.onnxruntime_backend import OnnxRuntimeBackend
@@ -27,7 +27,7 @@ Images = list[NDArray[np.float32]]
 def quantise(model: ModelProto, images: Images, method: str = "max", plan: PrecisionPlan | None = None) -> ModelProto:
     """Calibrate on images and insert Q/DQ, as the product does."""
     placement = place(model)
-    observer = OnnxRuntimeBackend(1).observer(model, placement.taps)
+    observer = OnnxRuntimeBackend().observer(BuildRequest(model), placement.taps)
     histograms = observer.observe(np.concatenate(images)).histograms
     calibration = calibrate_histograms(
         histograms, placement.shared, model_sha256="", method=method, frames=len(images), source=""
@@ -178,15 +178,15 @@ def cifar(picture: NDArray[np.uint8]) -> NDArray[np.float32]:
     return normalised.astype(np.float32).transpose(2, 0, 1)[None]
 
 
-def test_resnet20_loses_at_most_half_a_point(shared_data: Path, tmp_path: Path) -> None:
+def test_resnet20_loses_at_most_half_a_point(shared_data: Path) -> None:
     model = prepare(load_model(shared_data / "cls_resnet20_cifar10_fp32.onnx"), run)
     train = [cifar(p) for _, p in pictures(shared_data / "img_cifar10_train_calib_500.zip")]
     test = pictures(shared_data / "img_cifar10_test_A_3000.zip")
     classes = sorted({name.split("/")[-2] for name, _ in test})
     labels = np.array([classes.index(name.split("/")[-2]) for name, _ in test])
     quantised = quantise(model, train[::2], "entropy")
-    OnnxRuntimeBackend(1).build(quantised, tmp_path / "engine.onnx", lambda _fraction, _doing: None)
-    engine = OnnxRuntimeBackend(1).load(tmp_path / "engine.onnx")
+    backend = OnnxRuntimeBackend()
+    engine = backend.load(backend.build(BuildRequest(quantised)).engine)
     starts = range(0, len(test), 100)
     batches = (np.concatenate([cifar(picture) for _, picture in test[i : i + 100]]) for i in starts)
     top1 = np.concatenate([engine.infer(batch)["logits"].argmax(axis=1) for batch in batches])
@@ -215,11 +215,11 @@ def test_ultraface_boxes_survive(shared_data: Path) -> None:
         ("face_ultraface_rfb_320", 25),
     ],
 )
-def test_real_models_build_and_run(name: str, floor_db: float, shared_data: Path, tmp_path: Path) -> None:
+def test_real_models_build_and_run(name: str, floor_db: float, shared_data: Path) -> None:
     model = prepare(load_model(shared_data / f"{name}_fp32.onnx"), run)
     batch = np.abs(image(model))
     quantised = quantise(model, [batch])
-    OnnxRuntimeBackend(1).build(quantised, tmp_path / "engine.onnx", lambda _fraction, _doing: None)
-    found = OnnxRuntimeBackend(1).load(tmp_path / "engine.onnx").infer(batch)
+    backend = OnnxRuntimeBackend()
+    found = backend.load(backend.build(BuildRequest(quantised)).engine).infer(batch)
     for output, expected in run(model, batch).items():
         assert sqnr_db(expected, found[output]) > floor_db

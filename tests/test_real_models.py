@@ -18,7 +18,7 @@ from agent.detections import Detections, LabelledBoxes, match
 from agent.fidelity import Fidelity, fidelity
 from agent.offline import open_engine
 from agent.vision import VisionTask
-from engines.backend import open_backend
+from engines.backend import BackendOptions, open_backend
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def first_frames(lab: Lab, clip: str, every: int) -> list[np.ndarray]:
 
 
 def labels_of(target: Path, images: list[np.ndarray]) -> list[set[str]]:
-    with open_engine(target, open_backend("onnxruntime", 2)) as (engine, spec):
+    with open_engine(target, open_backend("onnxruntime", BackendOptions(threads=2))) as (engine, spec):
         task = VisionTask(spec, engine.inputs, engine.outputs)
         found = [task.decode(engine.infer(task.preprocess(image)[0])) for image in images]
     return [{spec.label(int(number)) for number in frame.classes} for frame in found if isinstance(frame, Detections)]
@@ -104,7 +104,7 @@ def labels_of(target: Path, images: list[np.ndarray]) -> list[set[str]]:
 
 def fidelities(lab: Lab, name: str, clip: str) -> Iterator[Fidelity]:
     """Per frame, how far the INT8 artefact says what the float reference says."""
-    backend = open_backend("onnxruntime", 2)
+    backend = open_backend("onnxruntime", BackendOptions(threads=2))
     spec_path, artefact = targets(lab, name)
     with open_engine(spec_path, backend) as (reference, spec), open_engine(artefact, backend) as (engine, _):
         task = VisionTask(spec, reference.inputs, reference.outputs)

@@ -17,7 +17,7 @@ from agent.camera import parse_source, read_images
 from agent.model_spec import load_model_spec
 from agent.vision import VisionTask
 from calibrate.histogram import AbsHistogram, merge
-from engines.backend import open_backend
+from engines.backend import BackendOptions, open_backend
 
 
 @pytest.mark.slow
@@ -37,9 +37,9 @@ def test_memory_does_not_grow_with_the_number_of_frames(lab: Lab) -> None:
 
 
 def test_the_batch_size_never_changes_a_histogram(lab: Lab) -> None:
-    backend = open_backend("onnxruntime", 2)
-    model = open_model(load_model_spec(lab.spec("resnet20")), backend)
-    with closing(backend.observer(model.master, model.placement.taps)) as observer:
+    backend = open_backend("onnxruntime", BackendOptions(threads=2))
+    model = open_model(load_model_spec(lab.spec("resnet20")))
+    with closing(backend.observer(model.reference, model.placement.taps)) as observer:
         task = VisionTask(model.spec, observer.inputs, observer.outputs)
         images = itertools.islice(read_images(parse_source(str(lab.data / CIFAR_TRAIN))), 0, 480, 20)
         batch = np.concatenate([task.preprocess(image)[0] for _, image in images])

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines.backend import EngineError
-from engines.store import MANIFEST, Artefact, Store, find_artefact, fingerprint, read_artefact, write_artefact
+from engines.seal import MANIFEST, seal
+from engines.store import (
+    Artefact,
+    Store,
+    check_runtime,
+    find_artefact,
+    fingerprint,
+    read_artefact,
+    write_artefact,
+)
 
-INPUTS = {"model": "abc", "precision": "int8"}
+RUNTIME = {"runtime": "tensorrt", "version": "10.3.0", "gpu": "Orin", "compute_capability": "8.7"}
+INPUTS = {"model": "abc", "precision": "int8", "backend": RUNTIME}
+ENGINE = bytes(range(200))
+KEY = b"sixteen bytes ok"
 
 
 def fill(directory: Path) -> Mapping[str, Any]:
-    (directory / "engine.onnx").write_bytes(bytes(range(200)))
+    (directory / "engine.onnx").write_bytes(ENGINE)
     (directory / "plan.json").write_text("{}")
     return {"engine": "engine.onnx", "latency_ms": 1.5}
 
 
 def put(store: Store, number: int) -> Artefact:
     inputs = {**INPUTS, "number": number}
-    return write_artefact(store.place(inputs), inputs, fill)
+    return write_artefact(store.place(inputs), inputs, fill, store.key)
+
+
+def reseal(directory: Path, **changes: Any) -> None:
+    """What whoever can write the store can do: change the manifest, and seal it as tared does."""
+    document = json.loads((directory / MANIFEST).read_bytes())
+    del document["seal"]
+    (directory / MANIFEST).write_bytes(seal({**document, **changes}, None))
 
 
 def test_an_artefact_reads_back_with_all_it_was_given(tmp_path: Path) -> None:
@@ -33,7 +54,8 @@ def test_an_artefact_reads_back_with_all_it_was_given(tmp_path: Path) -> None:
     assert read.id == written.id == fingerprint(INPUTS)
     assert read.manifest["inputs"] == INPUTS
     assert read.manifest["latency_ms"] == 1.5
-    assert read.engine_path.read_bytes() == bytes(range(200))
+    assert read.engine_path.read_bytes() == read.read_engine() == written.read_engine() == ENGINE
+    assert read.read_file("plan.json") == b"{}"
     assert set(read.manifest["files"]) == {"engine.onnx", "plan.json"}
 
 
@@ -67,9 +89,10 @@ def test_missing_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_manifest_of_a_newer_schema_is_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as future:
         future.setattr("engines.store.SCHEMA", 2)
-        write_artefact(tmp_path / "a", INPUTS, fill)
-    with pytest.raises(EngineError, match=r"artefact\.schema.*schema 2"):
-        read_artefact(tmp_path / "a")
+        write_artefact(tmp_path / "a", INPUTS, lambda folder: {**fill(folder), "inputs": "moved"})
+    for key in (None, KEY):
+        with pytest.raises(EngineError, match=r"artefact\.schema.*schema 2"):
+            read_artefact(tmp_path / "a", key)
 
 
 def test_nothing_is_left_of_an_artefact_that_could_not_be_filled(tmp_path: Path) -> None:
@@ -88,8 +111,10 @@ def test_what_is_there_already_is_found_or_refused(tmp_path: Path) -> None:
     found = find_artefact(tmp_path / "a", INPUTS)
     assert found is not None
     assert found.id == written.id
-    with pytest.raises(EngineError, match=r"artefact\.exists"):
-        find_artefact(tmp_path / "a", {"model": "another"})
+    (tmp_path / "loop").symlink_to("loop")
+    for name, inputs, key in (("a", {"model": "another"}, None), ("a", INPUTS, KEY), ("loop", INPUTS, None)):
+        with pytest.raises(EngineError, match=r"artefact\.exists"):
+            find_artefact(tmp_path / name, inputs, key)
 
 
 def test_promote_and_roll_back_exchange_current_and_previous(tmp_path: Path) -> None:
@@ -128,11 +153,198 @@ def test_what_a_killed_process_left_unfinished_is_swept_away(tmp_path: Path) -> 
     assert alive.exists()
 
 
-def test_a_damaged_artefact_makes_room_for_a_new_build(tmp_path: Path) -> None:
+def test_what_no_process_of_tared_left_is_not_swept_away(tmp_path: Path) -> None:
+    Store(tmp_path)
+    strays = [tmp_path / "artefacts" / name for name in (".new", ".x.new", ".x.y.new", ".x.1x.new")]
+    for stray in strays:
+        stray.mkdir()
+    Store(tmp_path)
+    assert all(stray.exists() for stray in strays)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: (path / "engine.onnx").write_bytes(b""),
+        lambda path: (path / MANIFEST).unlink(),
+        lambda path: reseal(path, latency_ms=0.1),
+        lambda path: [path.rename(path.parent / "moved"), path.symlink_to("moved")],
+        lambda path: [path.rename(path.parent / "moved"), path.symlink_to("nowhere")],
+        lambda path: [path.rename(path.parent / "moved"), path.symlink_to(path.name)],
+        lambda path: [path.rename(path.parent / "moved"), path.write_text("a file")],
+    ],
+    ids=["engine", "manifest", "resealed", "link", "dangling link", "looping link", "file"],
+)
+def test_a_damaged_artefact_makes_room_for_a_new_build(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    store = Store(tmp_path, KEY)
+    artefact = put(store, 1)
+    damage(artefact.path)
+    again = put(store, 1)
+    assert (again.id, again.path) == (artefact.id, artefact.path)
+    store.promote(again)
+    assert store.read("current") == again
+
+
+def test_a_place_that_cannot_be_cleared_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     artefact = put(store, 1)
     (artefact.path / "engine.onnx").write_bytes(b"")
-    assert put(store, 1).id == artefact.id
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(EngineError, match=r"store\.write.*Operation not permitted"):
+        store.place(artefact.manifest["inputs"])
+
+
+def test_only_artefacts_of_the_stores_key_serve(tmp_path: Path) -> None:
+    unsigned = Store(tmp_path)
+    unsigned.promote(put(unsigned, 1))
+    store = Store(tmp_path, KEY)
+    with pytest.raises(EngineError, match=r"artefact\.signature"):
+        store.read("current")
+    store.promote(put(store, 1))
+    current = store.read("current")
+    assert current is not None
+    assert unsigned.read("current") == current
+    with pytest.raises(EngineError, match=r"artefact\.signature"):
+        Store(tmp_path, b"another key, long enough").read("current")
+
+
+def test_an_artefact_under_anothers_name_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path, KEY)
+    old, new = put(store, 1), put(store, 2)
+    store.promote(new)
+    new.path.rename(tmp_path / "aside")
+    old.path.rename(new.path)
+    with pytest.raises(
+        EngineError, match=rf"artefact\.place: artefact {old.id} in .*{new.id}; expected it in .*{old.id}"
+    ):
+        store.read("current")
+    assert put(store, 2).id == new.id  # room was made
+
+
+def test_an_artefact_outside_of_the_store_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store", KEY)
+    store.promote(put(Store(tmp_path / "elsewhere", KEY), 1))
+    with pytest.raises(EngineError, match=r"artefact\.place"):
+        store.read("current")
+
+
+def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for target in ("current", "previous", "artefacts/nothing", "artefacts"):
+        (tmp_path / "current").unlink(missing_ok=True)
+        (tmp_path / "current").symlink_to(target)
+        with pytest.raises(EngineError, match=r"artefact\.(missing|unreadable)"):
+            store.read("current")
+
+
+def test_turning_back_to_an_older_signed_artefact_is_not_prevented(tmp_path: Path) -> None:
+    """The documented limit of a signature: `current` itself is not signed."""
+    store = Store(tmp_path, KEY)
+    old, new = put(store, 1), put(store, 2)
+    store.promote(new)
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to(f"artefacts/{old.id}")
+    assert store.read("current") == old
+
+
+@pytest.mark.parametrize("name", ["engine.onnx", "plan.json"])
+def test_links_and_pipes_in_an_artefact_are_refused_even_with_the_right_bytes(tmp_path: Path, name: str) -> None:
+    file = write_artefact(tmp_path / "a", INPUTS, fill, KEY).path / name
+    twin = file.rename(tmp_path / "twin")
+    for place in (lambda: file.symlink_to(twin), lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):
+        place()
+        with pytest.raises(EngineError, match=rf"artefact\.damaged.*{name}"):
+            read_artefact(tmp_path / "a", KEY)
+        file.unlink()
+    shutil.copy(twin, file)
+    read_artefact(tmp_path / "a", KEY)
+
+
+@pytest.mark.parametrize("name", ["../twin", "/etc/hostname", "nothing", ".", "..", "", "nul\0", "engine.onnx/"])
+def test_a_manifest_names_only_files_in_its_directory(tmp_path: Path, name: str) -> None:
+    write_artefact(tmp_path / "a", INPUTS, fill)
+    (tmp_path / "twin").write_bytes(ENGINE)
+    files = {"plan.json": hashlib.sha256(b"{}").hexdigest(), "engine.onnx": hashlib.sha256(ENGINE).hexdigest()}
+    reseal(tmp_path / "a", files={**files, name: files["engine.onnx"]}, engine=name)
+    with pytest.raises(EngineError, match=r"artefact\.damaged"):
+        read_artefact(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda file: file.write_bytes(ENGINE + b"x"),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.unlink(),
+        lambda file: [file.rename(file.parents[1] / "twin"), file.symlink_to("../twin")],
+        lambda file: [file.unlink(), os.mkfifo(file)],
+        lambda file: file.parent.rename(file.parents[1] / "b"),
+    ],
+    ids=["bytes", "empty", "missing", "link", "pipe", "directory"],
+)
+def test_an_engine_replaced_after_it_was_verified_is_not_handed_out(
+    tmp_path: Path, replace: Callable[[Path], object]
+) -> None:
+    write_artefact(tmp_path / "a", INPUTS, fill, KEY)
+    artefact = read_artefact(tmp_path / "a", KEY)
+    replace(artefact.engine_path)
+    with pytest.raises(EngineError, match=r"artefact\.damaged.*engine\.onnx"):
+        artefact.read_engine()
+
+
+def test_only_files_that_the_manifest_names_are_handed_out(tmp_path: Path) -> None:
+    artefact = write_artefact(tmp_path / "a", INPUTS, fill)
+    (tmp_path / "outside").write_bytes(ENGINE)
+    for name in ("../outside", MANIFEST, "nothing"):
+        with pytest.raises(EngineError, match=r"artefact\.damaged"):
+            artefact.read_file(name)
+
+
+def test_an_artefact_without_an_engine_has_none_to_load(tmp_path: Path) -> None:
+    write_artefact(tmp_path / "a", INPUTS, lambda folder: {"files of": fill(folder)["latency_ms"]})
+    artefact = read_artefact(tmp_path / "a")
+    with pytest.raises(EngineError, match=r"artefact\.damaged.*manifest\.json"):
+        artefact.read_engine()
+
+
+def test_an_artefact_of_this_runtime_may_be_loaded(tmp_path: Path) -> None:
+    artefact = write_artefact(tmp_path / "a", INPUTS, lambda folder: {**fill(folder), "verification_only": False})
+    check_runtime(artefact, dict(reversed(RUNTIME.items())))
+
+
+@pytest.mark.parametrize(
+    ("here", "found", "expected"),
+    [
+        ({**RUNTIME, "version": "11.4.0"}, "version 10.3.0", "version 11.4.0"),
+        ({**RUNTIME, "gpu": "Thor", "compute_capability": "11.0"}, "gpu Orin", "gpu Thor"),
+        ({**RUNTIME, "dla": "0"}, "dla unknown", "dla 0"),
+        ({name: RUNTIME[name] for name in RUNTIME if name != "gpu"}, "gpu Orin", "gpu unknown"),
+    ],
+)
+def test_an_artefact_of_another_runtime_is_refused_by_the_first_difference(
+    tmp_path: Path, here: dict[str, str], found: str, expected: str
+) -> None:
+    artefact = write_artefact(tmp_path / "a", INPUTS, fill)
+    with pytest.raises(
+        EngineError, match=rf"artefact\.runtime: .* was built for {found}; expected {expected}, as this"
+    ):
+        check_runtime(artefact, here)
+
+
+def test_an_artefact_that_does_not_say_its_runtime_is_refused(tmp_path: Path) -> None:
+    artefact = write_artefact(tmp_path / "a", {"model": "abc"}, fill)
+    with pytest.raises(EngineError, match=r"artefact\.runtime: .* runtime unknown; expected runtime tensorrt"):
+        check_runtime(artefact, RUNTIME)
+
+
+def test_an_engine_built_to_prove_that_it_builds_is_never_loaded(tmp_path: Path) -> None:
+    artefact = write_artefact(tmp_path / "a", INPUTS, lambda folder: {**fill(folder), "verification_only": True})
+    with pytest.raises(EngineError, match=r"artefact\.verification: .*built without the GPU.*on the board"):
+        check_runtime(artefact, RUNTIME)
 
 
 def test_the_manifest_is_for_people_too(tmp_path: Path) -> None:

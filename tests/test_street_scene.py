@@ -182,19 +182,18 @@ def backend() -> Backend:
 
 
 @pytest.fixture(scope="module")
-def model(backend: Backend) -> Model:
-    return open_model(load_model_spec(MODEL_SPEC), backend)
+def model() -> Model:
+    return open_model(load_model_spec(MODEL_SPEC))
 
 
 def _frames(street: Street, first_ts: float, count: int, hour: float) -> list[Frame]:
     return [street.frame(first_ts + 1.1 * step, hour) for step in range(count)]
 
 
-def _f1(backend: Backend, model: Model, graph: onnx.ModelProto, path: Path, frames: list[Frame]) -> float:
+def _f1(backend: Backend, model: Model, graph: onnx.ModelProto, frames: list[Frame]) -> float:
     """F1 of class-aware matches at IoU 0.5 against the ground truth, in video pixels."""
-    backend.build(graph, path, lambda _share, _step: None)
     total = MatchCounts()
-    with closing(backend.load(path)) as engine:
+    with closing(backend.load(backend.build(model.request(graph)).engine)) as engine:
         vision = VisionTask(model.spec, engine.inputs, engine.outputs)
         for frame in frames:
             batch, geometry = vision.preprocess(frame.image)
@@ -212,7 +211,7 @@ def _f1(backend: Backend, model: Model, graph: onnx.ModelProto, path: Path, fram
 def _int8(backend: Backend, model: Model, frames: list[Frame]) -> onnx.ModelProto:
     """The model under INT8 scales calibrated on `frames`, every convolution quantised."""
     preprocess = Preprocessor(model.spec.input, (1, 3, INPUT_HEIGHT_PX, INPUT_WIDTH_PX))
-    with closing(backend.observer(model.master, model.placement.taps)) as observer:
+    with closing(backend.observer(model.reference, model.placement.taps)) as observer:
         seen = [observer.observe(preprocess(frame.image)[0]).histograms for frame in frames]
     merged = {tap: merge_all([histograms[tap] for histograms in seen]) for tap in seen[0]}
     calibration = calibrate_histograms(
@@ -223,14 +222,14 @@ def _int8(backend: Backend, model: Model, frames: list[Frame]) -> onnx.ModelProt
 
 @pytest.mark.slow
 def test_scales_of_the_night_fail_in_the_morning_and_new_ones_cure_it(
-    street: Street, backend: Backend, model: Model, tmp_path: Path
+    street: Street, backend: Backend, model: Model
 ) -> None:
     """What the sample is for. The margins are wide: forty frames decide a mean only to a few hundredths."""
     nights, mornings = (_frames(street, 0.3, 40, hour) for hour in (NIGHT, MORNING))
     of_night, of_morning = (_int8(backend, model, _frames(street, 60.0, 32, hour)) for hour in (NIGHT, MORNING))
 
     def f1(graph: onnx.ModelProto, frames: list[Frame]) -> float:
-        return _f1(backend, model, graph, tmp_path / "engine.onnx", frames)
+        return _f1(backend, model, graph, frames)
 
     night, morning = f1(model.master, nights), f1(model.master, mornings)
     assert min(night, morning) > 0.85

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from engines.seal import CREDENTIAL, find_key
+
 UNIT = Path(__file__).resolve().parents[1] / "systemd" / "tared.service"
+
+
+def read_unit() -> configparser.SectionProxy:
+    """The section [Service]."""
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the case of keys
+    unit.read(UNIT)
+    return unit["Service"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
@@ -24,9 +34,31 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_watchdog_is_fed_by_frames_and_may_restart() -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the case of keys
-    unit.read(UNIT)
-    assert unit["Service"]["Type"] == "notify"
-    assert int(unit["Service"]["WatchdogSec"]) > 0
-    assert unit["Service"]["Restart"] == "on-failure"
+    assert read_unit()["Type"] == "notify"
+    assert int(read_unit()["WatchdogSec"]) > 0
+    assert read_unit()["Restart"] == "on-failure"
+
+
+def test_without_a_key_file_the_unit_hands_over_what_is_read_as_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd.exec(5): SetCredential= is the default where LoadCredential= of the same name finds nothing."""
+    name, _, source = read_unit()["LoadCredential"].partition(":")
+    default_name, _, default = read_unit()["SetCredential"].partition(":")
+    assert (name, default_name) == (CREDENTIAL, CREDENTIAL)
+    assert Path(source).is_absolute()  # any other is looked for in /etc/credstore, which systemd 249 does not know
+    (tmp_path / name).write_text(default)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert find_key() is None
+
+
+def test_the_command_in_the_unit_makes_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = read_unit()["LoadCredential"].partition(":")[2]
+    commands = [line.partition("as root: ")[2] for line in UNIT.read_text().splitlines() if "/dev/urandom" in line]
+    assert len(commands) == 1
+    assert source in commands[0]
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    subprocess.run(["sh", "-c", commands[0].replace(source, str(tmp_path / "key"))], check=True)
+    key = find_key(tmp_path / "key")
+    assert key is not None
+    assert len(key) in (31, 32)  # the last of 32 random bytes may be a newline

@@ -72,8 +72,8 @@ def residual_net(shape: Shape = (1, 3, 8, 8)) -> ModelProto:
 
 def run(model: ModelProto, batch: Array) -> dict[str, Array]:
     """Outputs by name, on ONNX Runtime."""
-    with closing(OnnxRuntimeBackend(1).observer(model, ())) as observer:
-        return observer.observe(batch).outputs
+    with closing(OnnxRuntimeBackend().load(model.SerializeToString())) as engine:
+        return engine.infer(batch)
 
 
 def image(model: ModelProto, seed: int = 0) -> NDArray[np.float32]:

@@ -40,6 +40,8 @@ inline long long __double_as_longlong(double value) { return bits_as<long long>(
 
 // ---- arithmetic -------------------------------------------------------------------------------------------
 
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __dmul_rn(double a, double b) { return a * b; }

@@ -1,0 +1,270 @@
+"""How large the values of a tensor can get, and which nodes that takes out of float16's reach.
+
+float16 ends at 65504 and loses precision below 2**-14 (IEEE 754, binary16). A bound on |x| comes from a measurement,
+from an INT8 scale, from an operator whose results are bounded (sigmoid, softmax), or from the bounds of a node's
+inputs: a convolution cannot exceed sum|w| * max|x| + |b|, at the largest of its output channels. Where nothing is
+known, no bound is made up: such a tensor is trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+
+from calibrate.scale import MIN_SCALE
+from engines.operators import AVERAGE_OPS, MOVEMENT_OPS
+from engines.placement import COMPUTE_OPS
+from engines.topology import Topology, attribute
+
+HALF_MAX = 65504.0
+HALF_MIN_NORMAL = 2.0**-14
+HEADROOM = 4.0  # frames to come may be brighter than those measured
+INT8_REACH = 128  # QuantizeLinear saturates to [-128, 127]
+QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
+
+_UNIT_OPS = {"Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softsign", "Softmax", "Hardmax", "Sign", "Sin", "Cos"}
+_NO_LARGER_OPS = {  # |f(x)| <= |x|
+    *(MOVEMENT_OPS - {"Concat", "Pad", "Resize"}), *AVERAGE_OPS, "Relu", "ThresholdedRelu", "HardSwish", "Mish", "Gelu",
+    "Swish", "Abs", "Neg", "Identity", "Dropout", "Cast", "Expand", "Tile", "GatherElements", "GatherND", "TopK",
+    "GlobalMaxPool", "ReduceMax", "ReduceMin", "Trilu",
+}  # fmt: skip
+_LARGEST_OPS = {"Concat", "Max", "Min", "Mean", "Where", "Pad"}
+_SUM_OPS = {"Add", "Sub", "Sum"}
+
+Floats = NDArray[np.float64]
+
+
+def tensor_bounds(model: ModelProto, amax: Mapping[str, float]) -> dict[str, float]:
+    """An upper bound on |x| per float tensor; a tensor of which nothing is known is missing.
+
+    amax: the largest |x| measured, of all tensors or of some. The bounds hold as long as the measured tensors stay
+    within `HEADROOM` times that. NaN stands for a measurement that is none, and fits no limit.
+    """
+    return _Bounds(model, amax).known
+
+
+def beyond_half(model: ModelProto, amax: Mapping[str, float]) -> dict[str, str]:
+    """Per node that reads or makes what float16 cannot hold: why, naming the tensor.
+
+    That is: values that can exceed 65504; tensors measured to stay below 2**-14, and constants that do; INT8 tensors
+    whose scale s float16 cannot give, below `calibrate.scale.MIN_SCALE` or with 128 s beyond 65504. Q/DQ nodes
+    have no say of their own.
+    """
+    bounds = _Bounds(model, amax)
+    unfit = {name: bounds.overflow(name) for name, bound in bounds.known.items() if not bound <= HALF_MAX}
+    unfit |= {
+        name: f"'{name}' was measured at {largest:.3g}, below float16's full precision"
+        for name, largest in amax.items()
+        if 0.0 < largest < HALF_MIN_NORMAL
+    }
+    unfit |= dict(bounds.unfit_scales())
+    reasons = {}
+    for node in bounds.topology.nodes:
+        if node.op_type not in QDQ_OPS:
+            # A limit of Clip beyond float16 is no limit there: it is written as the largest float16.
+            inputs = node.input[:1] if node.op_type == "Clip" else node.input
+            found = [unfit[name] for name in (*inputs, *node.output) if name in unfit]
+            found += bounds.vanishing_constants(node)
+            if found:
+                reasons[node.name] = found[0]
+    return reasons
+
+
+class _Bounds:
+    """The bounds of one graph, derived node by node in its order."""
+
+    def __init__(self, model: ModelProto, amax: Mapping[str, float]) -> None:
+        self.topology = Topology(model)
+        self.amax = amax
+        self.constants = {
+            name: numpy_helper.to_array(tensor)
+            for name, tensor in self.topology.initializers.items()
+            if tensor.data_type in (TensorProto.FLOAT, TensorProto.INT8)
+        }
+        self.known: dict[str, float] = {}
+        for name, values in self.constants.items():
+            if values.dtype == np.float32:
+                self._learn(name, _largest(values[~np.isinf(values)]))  # float16 has infinities too
+        for name in self.topology.inputs:
+            self._learn(name, None)
+        for node in self.topology.nodes:
+            bound = self._derive(node)
+            for name in filter(None, node.output):
+                self._learn(name, bound)
+
+    def overflow(self, name: str) -> str:
+        """Why a tensor counts as beyond 65504."""
+        if name in self.constants:
+            return f"constant '{name}' holds {self.known[name]:.5g}, beyond float16"
+        if name in self.amax and not self.amax[name] * HEADROOM <= HALF_MAX:
+            return f"'{name}' was measured at {self.amax[name]:.5g}, and {HEADROOM:g} times that is beyond float16"
+        return f"'{name}' can reach {self.known[name]:.5g}, beyond float16"
+
+    def vanishing_constants(self, node: NodeProto) -> Iterator[str]:
+        """Constants of a node that float16 makes subnormal or zero: as a whole, or, of a divisor, any value."""
+        # What is added to a product vanishes beside it: bias (2), and shift and mean of a BatchNormalization.
+        added = (2, 3) if node.op_type in COMPUTE_OPS | {"BatchNormalization"} else ()
+        for index, name in enumerate(node.input):
+            values = self.constants.get(name)
+            if values is None or values.dtype != np.float32 or index in added or not values.any():
+                continue
+            sizes = np.abs(values[values != 0])
+            size = sizes.min() if node.op_type == "Div" and index == 1 else sizes.max()
+            if size < HALF_MIN_NORMAL:
+                yield f"its constant '{name}' is {size:.3g}, below float16's full precision"
+
+    def unfit_scales(self) -> Iterator[tuple[str, str]]:
+        """What such a scale quantises, and what it gives back, each with the reason."""
+        for node in self.topology.nodes:
+            scale = self.constants.get(node.input[1]) if node.op_type in QDQ_OPS else None
+            if scale is not None and not (scale.min() >= MIN_SCALE and INT8_REACH * scale.max() <= HALF_MAX):
+                extreme = scale.max() if scale.min() >= MIN_SCALE else scale.min()
+                name = node.input[0] if node.op_type == "QuantizeLinear" else node.output[0]
+                yield name, f"'{name}' has an INT8 scale of {extreme:.3g}, out of float16's reach"
+
+    def _learn(self, name: str, derived: float | None) -> None:
+        found = [] if derived is None or math.isnan(derived) else [derived]
+        if name in self.amax:
+            found.append(self.amax[name] * HEADROOM)
+        if found:
+            self.known[name] = min(found, key=lambda bound: -math.inf if math.isnan(bound) else bound)
+
+    def _derive(self, node: NodeProto) -> float | None:
+        """The bound on a node's outputs that follows from its inputs; None when none does."""
+        operator = node.op_type
+        if operator in _UNIT_OPS:
+            return 1.0
+        if operator in COMPUTE_OPS:
+            return self._product(node)
+        if operator == "DequantizeLinear":
+            return self._dequantised(node)
+        if operator == "BatchNormalization":
+            return self._normalised(node)
+        if operator == "Clip":
+            return self._clipped(node)
+        if operator in _LARGEST_OPS | _SUM_OPS | {"Mul", "PRelu"}:
+            read = {"Where": node.input[1:], "Pad": node.input[0:3:2]}.get(operator, node.input)
+        else:
+            read = node.input[:1]
+        bounds = [self.known[name] for name in read if name in self.known]
+        if not bounds or len(bounds) < sum(name != "" for name in read):
+            return None
+        if operator == "Div":
+            divisor = self.constants.get(node.input[1])
+            smallest = 0.0 if divisor is None else float(np.abs(divisor).min(initial=math.inf))
+            return bounds[0] / smallest if smallest > 0.0 else None
+        return _of_inputs(node, bounds)
+
+    def _product(self, node: NodeProto) -> float | None:
+        """Hoelder's inequality, row by row of the constant operand; it bounds every partial sum, too."""
+        constant = 0 if node.op_type == "MatMul" and self._weight(node.input[1]) is None else 1
+        weight, other = self._weight(node.input[constant]), self.known.get(node.input[1 - constant])
+        if weight is None or other is None:
+            return None
+        rows = _absolute_sums(node, weight, constant) * other
+        bias = node.input[2] if len(node.input) > 2 else ""
+        if bias and bias not in self.known:
+            return None
+        if node.op_type == "Gemm":
+            beta = abs(_number(node, "beta", 1.0)) * (self.known[bias] if bias else 0.0)
+            return float(rows.max(initial=0.0)) * abs(_number(node, "alpha", 1.0)) + beta
+        added = np.abs(self.constants[bias]) if bias in self.constants else self.known.get(bias, 0.0)
+        return float((rows + added).max(initial=0.0))
+
+    def _weight(self, name: str) -> Floats | None:
+        """A constant operand, dequantised where it is stored as INT8."""
+        if name in self.constants:
+            return self.constants[name].astype(np.float64)
+        maker = self.topology.producers.get(name)
+        if maker is None or maker.op_type != "DequantizeLinear":
+            return None
+        integers, scale = (self.constants.get(part) for part in maker.input[:2])
+        if integers is None or scale is None:
+            return None
+        along = [1] * integers.ndim
+        if scale.ndim:
+            along[int(_number(maker, "axis", 1))] = -1
+        return np.asarray(integers * scale.astype(np.float64).reshape(along))
+
+    def _dequantised(self, node: NodeProto) -> float | None:
+        weight, scale = self._weight(node.output[0]), self.constants.get(node.input[1])
+        if weight is not None:
+            return _largest(weight)
+        return None if scale is None else INT8_REACH * _largest(scale)
+
+    def _normalised(self, node: NodeProto) -> float | None:
+        bound, parameters = self.known.get(node.input[0]), [self.constants.get(name) for name in node.input[1:5]]
+        gamma, beta, mean, variance = (None if p is None else p.astype(np.float64) for p in parameters)
+        if bound is None or gamma is None or beta is None or mean is None or variance is None:
+            return None
+        gain = np.abs(gamma) / np.sqrt(variance + _number(node, "epsilon", 1e-5))
+        return float((gain * (bound + np.abs(mean)) + np.abs(beta)).max(initial=0.0))
+
+    def _clipped(self, node: NodeProto) -> float | None:
+        """Between both limits, and no larger than the input, save where a limit pushes outwards.
+
+        Limits beyond float16 tell nothing: exporters write the largest float32 for none.
+        """
+        names = [*node.input[1:3], "", ""][:2]
+        if any(name and name not in self.constants for name in names):
+            return None
+        low, high = (float(self.constants[name]) if name else None for name in names)
+        found = [] if low is None or high is None else [max(abs(low), abs(high))]
+        found = [limit for limit in found if limit <= HALF_MAX]
+        if node.input[0] in self.known:
+            found.append(max(self.known[node.input[0]], low or 0.0, -(high or 0.0)))
+        return min(found, default=None)
+
+
+def _of_inputs(node: NodeProto, bounds: Sequence[float]) -> float | None:
+    """Operators that need no more than the bounds of what they read."""
+    operator, largest = node.op_type, max(bounds)
+    if operator in _NO_LARGER_OPS | _LARGEST_OPS:
+        return largest
+    if operator in _SUM_OPS:
+        return sum(bounds)
+    if operator == "Mul":
+        return math.prod(bounds)
+    if operator == "Resize":  # cubic interpolation overshoots, and cropping fills in a value of its own
+        mode = attribute(node, "mode", b"nearest"), attribute(node, "coordinate_transformation_mode")
+        return None if mode[0] == b"cubic" or mode[1] == b"tf_crop_and_resize" else largest
+    if operator == "PRelu":
+        return bounds[0] * max(1.0, bounds[1])
+    functions = {
+        "LeakyRelu": lambda x: x * max(1.0, abs(_number(node, "alpha", 0.01))),
+        "Elu": lambda x: max(x, abs(_number(node, "alpha", 1.0))),
+        "Celu": lambda x: max(x, abs(_number(node, "alpha", 1.0))),
+        "Selu": lambda x: max(x, abs(_number(node, "alpha", 1.67326))) * abs(_number(node, "gamma", 1.0507)),
+        "Softplus": lambda x: x + math.log(2.0),
+        "Exp": lambda x: math.exp(min(x, 700.0)),
+        "Sqrt": math.sqrt,
+    }
+    return functions[operator](largest) if operator in functions else None
+
+
+def _absolute_sums(node: NodeProto, weight: Floats, constant: int) -> Floats:
+    """sum|w| over all that one output value adds up, per output channel."""
+    sizes = np.abs(weight)
+    if node.op_type == "Conv":  # (out, in / groups, ...)
+        return np.asarray(sizes.sum(axis=tuple(range(1, weight.ndim))))
+    if node.op_type == "ConvTranspose":  # (in, out / groups, ...): group g of the inputs makes group g of the outputs
+        groups = int(_number(node, "group", 1))
+        grouped = sizes.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+        return np.asarray(grouped.sum(axis=(1, 3))).reshape(-1)
+    if node.op_type == "Gemm":
+        return np.asarray(sizes.sum(axis=1 if attribute(node, "transB", 0) else 0))
+    inner = -1 if constant == 0 or weight.ndim == 1 else -2
+    return np.asarray(sizes.sum(axis=inner))
+
+
+def _largest(values: NDArray[np.generic]) -> float:
+    return float(np.abs(values.astype(np.float64)).max(initial=0.0))
+
+
+def _number(node: NodeProto, name: str, default: float) -> float:
+    value = attribute(node, name, default)
+    return float(value)  # type: ignore[arg-type]  # ONNX says number

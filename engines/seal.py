@@ -1,0 +1,213 @@
+"""What a manifest is worth: a seal against damage, and with a key a signature against whoever can write the store.
+
+The seal, a SHA-256, anybody can make anew. The signature, an HMAC-SHA256 (RFC 2104) over the manifest and with it over
+the hashes of all files, takes the key. Without a key signatures are ignored and a signed artefact loads like any other.
+With a key everything else is refused: unsigned, signed with another key, or changed and resealed.
+
+No signature prevents a rollback: an older artefact that this key has signed stays valid, and whoever can write the
+store can make it current again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from engines.backend import EngineError
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+CREDENTIAL = "tared-artefact-key"
+NO_KEY = b"none"  # the credential's default in systemd/tared.service; an empty one is a key file that got lost
+MIN_KEY_BYTES = 16
+PURPOSE = "artefact manifest"
+_MAKE_ONE = "make one: (umask 077; head -c 32 /dev/urandom > FILE)"
+
+
+def find_key(path: Path | None = None) -> bytes | None:
+    """The key that signs artefacts: from the file at `path`, or else from systemd's credential, None where neither is.
+
+    At least 16 bytes, binary or text; one newline at the end is not part of it. Outside $CREDENTIALS_DIRECTORY, whose
+    access systemd rules (systemd.exec(5)), only the owner may read the file.
+    Raises EngineError (`artefact.key`) for a key that is no key, and for a `path` where none is.
+    """
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    file_path = path or (Path(credentials, CREDENTIAL) if credentials else None)
+    if file_path is None:
+        return None
+    try:
+        with open_regular(file_path) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            key = file.read().removesuffix(b"\n")
+    except FileNotFoundError as error:
+        if path is None:
+            return None
+        raise _bad_key(f"no {path}", _MAKE_ONE) from error
+    except OSError as error:
+        raise _bad_key(f"{file_path}: {error.strerror}", "check the file and its permissions") from error
+    if path is None and key == NO_KEY:
+        return None
+    guarded = credentials and Path(os.path.realpath(file_path)).is_relative_to(os.path.realpath(credentials))
+    if mode & 0o077 and not guarded:
+        raise _bad_key(f"{file_path} with mode {mode:03o}, open to others than its owner", f"chmod 600 {file_path}")
+    if len(key) < MIN_KEY_BYTES:
+        raise _bad_key(f"{len(key)} bytes in {file_path}", _MAKE_ONE)
+    return key
+
+
+def sign(key: bytes, purpose: str, content: bytes) -> str:
+    """HMAC-SHA256 in hex. What is signed for one purpose, a line of text, is no signature for another."""
+    return hmac.new(key, purpose.encode() + b"\n" + content, hashlib.sha256).hexdigest()
+
+
+def is_signed(key: bytes, purpose: str, content: bytes, signature: object) -> bool:
+    """Whether `sign` made this signature; in constant time, and False for anything that is none."""
+    if not isinstance(signature, str) or not signature.isascii():
+        return False
+    return hmac.compare_digest(sign(key, purpose, content), signature)
+
+
+def seal(document: Mapping[str, Any], key: bytes | None) -> bytes:
+    """The bytes of a manifest file: the document, its `signature` where there is a key, and the `seal` over both."""
+    signed = dict(document)
+    if key is not None:
+        signed["signature"] = sign(key, PURPOSE, canonical(document))
+    return canonical({**signed, "seal": hashlib.sha256(canonical(signed)).hexdigest()})
+
+
+def read_manifest(directory: Path, key: bytes | None) -> dict[str, Any]:
+    """What was sealed in an artefact's directory, with a key only what it has signed. The files are not looked at.
+
+    Raises EngineError: `artefact.missing`, `artefact.unreadable`, `artefact.damaged`, `artefact.schema` for one of a
+    newer tared, `artefact.signature`.
+    """
+    file = directory / MANIFEST
+    try:
+        with open_regular(file, os.O_NOFOLLOW) as opened:
+            written = opened.read()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise EngineError(
+            "artefact.missing", f"no {MANIFEST} in {directory}", "an artefact directory", "make one with 'tared build'"
+        ) from error
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    document = _unseal(file, written)
+    signature = document.pop("signature", None)
+    if key is not None and not is_signed(key, PURPOSE, canonical(document), signature):
+        raise EngineError(
+            "artefact.signature",
+            f"{file} with {'no' if signature is None else 'another'} signature",
+            "one made with the key of this machine",
+            "build the artefact again here, or use the key that it was built with",
+        )
+    if not _is_manifest(document):
+        raise damaged(file)
+    return document
+
+
+def _unseal(file: Path, written: bytes) -> dict[str, Any]:
+    """The document in these bytes; its signature, where it has one, is still in it and not verified."""
+    try:
+        document: dict[str, Any] = json.loads(written)
+        found = document.pop("seal")
+        sealed = hashlib.sha256(canonical(document)).hexdigest()
+        whole = found == sealed and written == canonical({**document, "seal": found})
+        schema = int(document["schema"])
+    # RecursionError: lists in lists, deeper than any manifest's.
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise damaged(file) from None
+    if not whole:
+        raise damaged(file)
+    if schema > SCHEMA:
+        raise EngineError(
+            "artefact.schema",
+            f"{file.parent} has schema {schema}",
+            f"at most {SCHEMA}",
+            "update tared, or build the artefact again with this version",
+        )
+    return document
+
+
+def _is_manifest(document: Mapping[str, Any]) -> bool:
+    """Whether all is there that readers ask for. A seal does not promise it: anybody can seal anything."""
+    types = {"id": str, "inputs": dict, "files": dict}
+    return (
+        all(isinstance(document.get(name), kind) for name, kind in types.items())
+        and isinstance(document["inputs"].get("backend", {}), dict)
+        and document.get("engine") in (None, *document["files"])
+    )
+
+
+def check_files(directory: Path, files: Mapping[str, str]) -> None:
+    """Raises EngineError unless these files, name to SHA-256, are what lies in the directory beside its manifest.
+
+    `artefact.damaged` names the first that is not, by any difference; `artefact.unreadable`.
+    """
+    try:
+        found = set(os.listdir(directory))
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    for name in sorted({*files, *found} - {MANIFEST}):
+        # A name that is not found here, "../engine", leads elsewhere.
+        if name not in found or not _is_whole(directory / name, files.get(name)):
+            raise damaged(directory / name)
+
+
+def _is_whole(file: Path, digest: str | None) -> bool:
+    try:
+        return sha256(file) == digest
+    except OSError:
+        return False
+
+
+def damaged(file: Path) -> EngineError:
+    """The error for a file of an artefact that is missing, changed, or that nobody wrote there."""
+    return EngineError(
+        "artefact.damaged",
+        f"{file} is not what was written",
+        "the bytes that the manifest names by hash",
+        "build the artefact again, or roll back",
+    )
+
+
+def canonical(document: Mapping[str, Any]) -> bytes:
+    """One spelling per document: sorted keys, fixed indent. NaN is refused (ValueError)."""
+    return (json.dumps(document, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+
+
+def sha256(file: Path) -> str:
+    """Of a file's bytes, in hex. Raises OSError, for a link too: what it leads to may change once it was verified."""
+    digest = hashlib.sha256()
+    with open_regular(file, os.O_NOFOLLOW) as opened:
+        while block := opened.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def open_regular(file: Path, flags: int = 0) -> BinaryIO:
+    """Open for reading what is really a file: a pipe would block, a device never end. Raises OSError."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def _unreadable(file: Path, error: OSError) -> EngineError:
+    return EngineError(
+        "artefact.unreadable",
+        f"{file}: {error.strerror}",
+        "an artefact that can be read",
+        "check its permissions, or build it again",
+    )
+
+
+def _bad_key(found: str, remedy: str) -> EngineError:
+    return EngineError("artefact.key", found, f"a key of at least {MIN_KEY_BYTES} bytes for its owner alone", remedy)

@@ -1,0 +1,160 @@
+"""TensorRT 10, TensorRT 11 and TensorRT-RTX: the backend of a Jetson, and of PCs with an NVIDIA GPU.
+
+Everything is strongly typed: precision lives in the graph (engines/half.py), never in builder flags. The reference is
+FP32 with TF32 products: as many bits of mantissa as FP16, without its range, so that no first frame can overflow it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from engines.backend import BackendOptions, BuildRequest, Built, EngineError, Progress, silent
+from engines.board import board
+from engines.cuda import Gpu
+from engines.half import half_precision
+from engines.placement import COMPUTE_OPS
+from engines.topology import Topology
+from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine
+from engines.trt.dialect import open_dialect
+from engines.trt.engine import TensorRtEngine
+from engines.trt.layers import LAYERS_FILE, Layer, layers_from_inspector, layers_to_json, without_int8
+from engines.trt.observer import TensorRtObserver
+from engines.trt.profiles import profiles_for
+from engines.trt.reference import Reference, open_reference
+from engines.trt.session import Session
+
+_BOARD_FACTS = ("machine", "model", "l4t", "power_mode")  # what an engine's kernels, and their timings, depend on
+
+
+class TensorRtBackend:
+    """Backend on this machine's GPU; or, with a target, only its builder, on a machine that need not have one."""
+
+    name = "tensorrt"
+    engine_file = "engine.plan"
+    precisions: Sequence[str] = ("fp32", "fp16")
+
+    def __init__(self, options: BackendOptions | None = None) -> None:
+        """Raises EngineError as `open_dialect`, DeviceError as Gpu."""
+        self._options = options or BackendOptions()
+        self._dialect = open_dialect(crossing=self._options.target is not None)
+        self._gpu = _gpu() if self._options.target is None else None
+
+    def describe(self) -> Mapping[str, str]:
+        """Runtime and version; GPU, driver and board, or the target."""
+        described = {"runtime": self._dialect.release.module, "version": self._dialect.version}
+        if self._gpu is None:
+            return {**described, "target": str(self._options.target)}
+        here = board()
+        return {**described, **self._gpu.describe(), **{fact: here[fact] for fact in _BOARD_FACTS if fact in here}}
+
+    def flags(self) -> Mapping[str, str]:
+        chosen = {"dla": self._options.dla, "best": self._options.best or None}
+        return {name: str(value) for name, value in chosen.items() if value is not None}
+
+    def build(self, request: BuildRequest, progress: Progress = silent) -> Built:
+        """Raises EngineError as `half_precision`, `profiles_for` and `build_engine`."""
+        graph, facts = request.graph, dict[str, Any]()
+        if request.precision != "fp32":
+            half = half_precision(graph, request.amax)
+            graph, facts["float32"] = half.model, dict(half.floats)
+        quantised = _quantised(graph)
+        try:
+            built = self._build(graph, request, progress)
+        except MissingKernelError as error:
+            lacking = [node for node in quantised if node in error.layer]
+            if not lacking:
+                raise
+            return Built(b"", without_int8=dict.fromkeys(lacking, f"no INT8 kernel: {error.found}"))
+        layers = self._layers(built)
+        lacking_int8 = without_int8(layers, quantised) if self._dialect.release.times else {}
+        if self._gpu is None:
+            facts["verification_only"] = True
+        return Built(built.content, {LAYERS_FILE: layers_to_json(layers)}, facts, lacking_int8)
+
+    def load(self, engine: bytes) -> TensorRtEngine:
+        """Raises EngineError and DeviceError as Session; `engine.target` where there is only a builder."""
+        return TensorRtEngine(self._dialect, self._device(), engine)
+
+    def observer(self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent) -> TensorRtObserver:
+        """Raises EngineError as `open_reference`; `engine.target` where there is only a builder."""
+
+        def build(debug: Sequence[str], outputs: Sequence[str], told: Progress) -> bytes:
+            return self._build(request.graph, request, told, debug, outputs).content
+
+        folder = self._options.cache / "references" if self._options.cache is not None else None
+        reference = Reference(
+            self._dialect, self._device(), request, tuple(taps), build, self.describe(), folder, self._options.key
+        )
+        return open_reference(reference, progress)
+
+    def _device(self) -> Gpu:
+        if self._gpu is None:
+            raise EngineError(
+                "engine.target",
+                f"an engine for {self._options.target}, built without a GPU to prove that the builder takes the model",
+                "an engine of this machine's GPU",
+                "build it on the board that shall run it",
+            )
+        return self._gpu
+
+    def _build(
+        self,
+        graph: ModelProto,
+        request: BuildRequest,
+        progress: Progress,
+        debug: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+    ) -> BuiltEngine:
+        options = BuilderOptions(
+            self._options.target,
+            self._options.dla,
+            self._options.best,
+            self._timings(),
+            None if self._gpu is None or self._gpu.integrated else self._gpu.free_bytes,
+        )
+        return build_engine(
+            self._dialect, graph, profiles_for(graph, request), options, progress, debug=debug, outputs=outputs
+        )
+
+    def _layers(self, built: BuiltEngine) -> Sequence[Layer]:
+        """What the builder made: by the engine's own account where it can be loaded, else by the log's."""
+        if self._gpu is None:
+            return built.layers
+        session = Session(self._dialect, self._gpu, built.content, slots=0)
+        try:
+            return layers_from_inspector(session.information())
+        finally:
+            session.close()
+
+    def _timings(self) -> Path | None:
+        """Kernel timings, of one release on one GPU: others would be refused."""
+        if self._options.cache is None:
+            return None
+        described = self.describe()
+        return self._options.cache / f"{described['runtime']}-{described['version']}-sm{described.get('sm')}.timings"
+
+
+@functools.cache
+def _gpu() -> Gpu:
+    """This process's GPU, until it ends."""
+    gpu = Gpu()
+    atexit.register(gpu.close)
+    return gpu
+
+
+def _quantised(graph: ModelProto) -> list[str]:
+    """Names of the convolutions and matrix products that read INT8."""
+    topology = Topology(graph)
+    return [
+        node.name
+        for node in topology.nodes
+        if node.op_type in COMPUTE_OPS
+        and node.input[0] in topology.producers
+        and topology.producers[node.input[0]].op_type == "DequantizeLinear"
+    ]

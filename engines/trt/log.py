@@ -1,0 +1,86 @@
+"""TensorRT's log: the only place where it says why something failed, and without a GPU the only list of layers.
+
+It knows one logger per process: whichever was registered first gets every later message too.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from engines.trt.dialect import Dialect
+
+log = logging.getLogger(__name__)
+
+_MOST_MESSAGES = 200  # of each kind: a builder that fails over and over must not fill the memory
+
+
+@dataclass
+class Record:
+    """What was said while it was listened to.
+
+    errors: in order. verbose: the messages that begin with one of the prefixes asked for.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    errors: list[str] = field(default_factory=list)
+    verbose: list[str] = field(default_factory=list)
+
+    @property
+    def last_error(self) -> str:
+        """The last thing that went wrong, on one line; what caused it usually stands there too."""
+        return " ".join(self.errors[-1].split()) if self.errors else "nothing said why"
+
+
+class Messages:
+    """Receives the messages of one process and hands them to whoever listens. TensorRT calls from several threads."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._records: list[Record] = []
+        self._lock = threading.Lock()
+        self.logger = _logger(dialect, self.receive)
+
+    @contextmanager
+    def recorded(self, *prefixes: str) -> Iterator[Record]:
+        """Listen for the length of a `with`."""
+        record = Record(prefixes)
+        with self._lock:
+            self._records.append(record)
+        try:
+            yield record
+        finally:
+            with self._lock:
+                self._records.remove(record)
+
+    def receive(self, severity: str, message: str) -> None:
+        """One message; severity is the name of ILogger's constant."""
+        is_error = severity in ("ERROR", "INTERNAL_ERROR")
+        if is_error or severity == "WARNING":
+            log.debug("%s: %s", severity.lower(), message)  # an error is reported by whoever it made fail
+        with self._lock:
+            for record in self._records:
+                if is_error:
+                    record.errors[_MOST_MESSAGES:] = [message]
+                elif message.startswith(record.prefixes) and len(record.verbose) < _MOST_MESSAGES:
+                    record.verbose.append(message)
+
+
+@functools.cache
+def messages(dialect: Dialect) -> Messages:
+    """The log of this process, which lives as long as it does: engines call it until they are gone."""
+    return Messages(dialect)
+
+
+def _logger(dialect: Dialect, receive: Any) -> Any:
+    base = dialect.trt.ILogger
+
+    class Logger(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there
+        def log(self, severity: Any, message: str) -> None:
+            receive(str(severity).rpartition(".")[2], message)
+
+    return Logger()

@@ -1,0 +1,88 @@
+"""How far the builder is, as one fraction, and how it is stopped: TensorRT's progress monitor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engines.backend import Progress
+from engines.trt.dialect import Dialect
+
+
+@dataclass
+class _Phase:
+    """A phase under way: `done` of its `steps`."""
+
+    parent: str | None
+    steps: int
+    done: int = 0
+
+
+class BuildProgress:
+    """Phases nest: a phase's share of the whole is that of the step of its parent during which it runs.
+
+    What `progress` raises, a KeyboardInterrupt too, must not pass through TensorRT's C++: it is kept in `stopped`, the
+    builder is told to stop, and `reraise` raises it once the builder has returned.
+    """
+
+    def __init__(self, dialect: Dialect, progress: Progress) -> None:
+        self._progress = progress
+        self._phases: dict[str, _Phase] = {}
+        self._fraction = 0.0
+        self.stopped: BaseException | None = None
+        self.monitor = _monitor(dialect, self)
+
+    def start(self, phase: str, parent: str | None, steps: int) -> None:
+        self._phases[phase] = _Phase(parent, max(steps, 1))
+
+    def step(self, phase: str, step: int) -> bool:
+        """One step is done; False stops the builder."""
+        if phase in self._phases:
+            self._phases[phase].done = step + 1
+            self._tell(phase)
+        return self.stopped is None
+
+    def finish(self, phase: str) -> None:
+        """A phase is over, its last step too, which is not always told."""
+        if phase in self._phases:
+            self._phases[phase].done = self._phases[phase].steps
+            self._tell(phase)
+            del self._phases[phase]
+
+    def reraise(self) -> None:
+        """Raise what stopped the builder, if anything did."""
+        if self.stopped is not None:
+            raise self.stopped
+
+    def _tell(self, phase: str) -> None:
+        """Never less than before: a root phase may follow another."""
+        self._fraction = max(self._fraction, self._share(phase))
+        try:
+            self._progress(self._fraction, phase)
+        except BaseException as error:
+            self.stopped = error
+
+    def _share(self, name: str) -> float:
+        """The fraction of the root phase that is done, seen from a phase inside it."""
+        phase = self._phases[name]
+        share = min(phase.done / phase.steps, 1.0)
+        while phase.parent in self._phases:
+            phase = self._phases[phase.parent]
+            share = min((phase.done + share) / phase.steps, 1.0)
+        return share
+
+
+def _monitor(dialect: Dialect, progress: BuildProgress) -> Any:
+    base = dialect.trt.IProgressMonitor
+
+    class Monitor(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            progress.start(phase, parent, steps)
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            return progress.step(phase, step)
+
+        def phase_finish(self, phase: str) -> None:
+            progress.finish(phase)
+
+    return Monitor()

@@ -1,0 +1,131 @@
+"""The reference engine: built once per model and board, verified against ONNX Runtime, kept for the next start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engines.backend import BuildRequest, EngineError, Progress
+from engines.cuda import Gpu
+from engines.graph import canonical_hash, image_input
+from engines.store import find_artefact, fingerprint, write_artefact
+from engines.topology import Topology, trial_shape
+from engines.trt.dialect import Dialect
+from engines.trt.observer import TensorRtObserver
+from engines.trt.probes import ListeningProbe, OutputProbe, Probe
+
+log = logging.getLogger(__name__)
+
+_CHUNK = 16  # taps that one engine has as outputs: each lies in memory of its own while an image is observed
+_LISTENING, _OUTPUTS = "debug listener", "outputs"
+
+Names = Sequence[str]
+Marked = tuple[Names, Names]  # debug tensors, further outputs
+Build = Callable[[Names, Names, Progress], bytes]  # the engine of a graph with tensors so marked
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a reference engine follows from, and where it is kept.
+
+    build: builds the reference graph with tensors marked. described: what makes an engine unusable elsewhere. folder:
+    None keeps nothing.
+    """
+
+    dialect: Dialect
+    gpu: Gpu
+    request: BuildRequest
+    taps: tuple[str, ...]
+    build: Build
+    described: Mapping[str, str]
+    folder: Path | None
+    key: bytes | None
+
+
+def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver:
+    """The observer, from what is kept of an earlier start or else built and verified.
+
+    Raises EngineError as the builder and `TensorRtObserver.verify`, when no way to see the taps proved right.
+    """
+    inputs = {
+        "reference": canonical_hash(reference.request.graph),
+        "taps": list(reference.taps),
+        "profiles": [{name: vars(shapes) for name, shapes in p.items()} for p in reference.request.profiles],
+        "backend": dict(reference.described),
+    }
+    path = reference.folder / fingerprint(inputs) if reference.folder is not None else None
+    if path is not None and path.exists():
+        kept = find_artefact(path, inputs, reference.key)
+        if kept is not None:
+            engines = [kept.read_file(name) for name in kept.manifest["engines"]]
+            return _observer(reference, str(kept.manifest["way"]), engines)
+    way, engines, observer = _verified(reference, progress)
+    if path is not None:
+        write_artefact(path, inputs, partial(_fill, way, engines), reference.key)
+    return observer
+
+
+def _verified(reference: Reference, progress: Progress) -> tuple[str, list[bytes], TensorRtObserver]:
+    """The first way to see the taps that gives ONNX Runtime's values."""
+    inner = _inner_taps(reference)
+    ways: dict[str, list[Marked]] = {_LISTENING: [(inner, ())], _OUTPUTS: [((), chunk) for chunk in _chunks(inner)]}
+    problem: EngineError | None = None
+    for way, marked in ways.items():
+        built = [
+            reference.build(debug, outputs, _part(progress, index, len(marked)))
+            for index, (debug, outputs) in enumerate(marked)
+        ]
+        observer = _observer(reference, way, built)
+        try:
+            observer.verify(_image(reference.request))
+            return way, built, observer
+        except EngineError as error:
+            observer.close()
+            log.warning("event=observer way=%r problem=%r", way, str(error))
+            problem = error
+    assert problem is not None  # there are two ways, and neither returned
+    raise problem
+
+
+def _observer(reference: Reference, way: str, engines: Sequence[bytes]) -> TensorRtObserver:
+    dialect, gpu, taps = reference.dialect, reference.gpu, reference.taps
+    if way == _LISTENING:
+        probes: list[Probe] = [ListeningProbe(dialect, gpu, engines[0], taps)]
+    else:
+        chunks = _chunks(_inner_taps(reference))
+        probes = [OutputProbe(dialect, gpu, e, taps, chunk) for e, chunk in zip(engines, chunks, strict=True)]
+    return TensorRtObserver(reference.request.graph, taps, probes)
+
+
+def _inner_taps(reference: Reference) -> tuple[str, ...]:
+    """The taps that are neither inputs nor outputs of the model: these have to be marked."""
+    topology = Topology(reference.request.graph)
+    visible = {*topology.inputs, *topology.outputs}
+    return tuple(tap for tap in reference.taps if tap not in visible)
+
+
+def _chunks(taps: Sequence[str]) -> list[Sequence[str]]:
+    return [taps[start : start + _CHUNK] for start in range(0, max(len(taps), 1), _CHUNK)]
+
+
+def _part(progress: Progress, index: int, parts: int) -> Progress:
+    """The progress of one engine of several."""
+    return lambda fraction, doing: progress((index + fraction) / parts, doing)
+
+
+def _image(request: BuildRequest) -> np.typing.NDArray[np.float32]:
+    shape = request.input_shape or trial_shape(image_input(request.graph).shape)
+    return np.random.default_rng(0).random(shape, np.float32)
+
+
+def _fill(way: str, engines: Sequence[bytes], folder: Path) -> Mapping[str, Any]:
+    names = [f"reference.{index}.engine" for index in range(len(engines))]
+    for name, content in zip(names, engines, strict=True):
+        (folder / name).write_bytes(content)
+    return {"way": way, "engine": names[0], "engines": names}

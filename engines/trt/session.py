@@ -1,0 +1,235 @@
+"""A loaded engine with its memory: deserialised, its shapes chosen, frames queued on one stream and collected."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from engines.backend import Array, EngineError, TensorSpec
+from engines.cuda import Gpu
+from engines.memory import DeviceMemory, HostMemory
+from engines.trt.api import ICudaEngine, IExecutionContext
+from engines.trt.dialect import Dialect
+from engines.trt.log import messages
+
+Shape = tuple[int, ...]
+Range = tuple[Shape, Shape]  # smallest and largest shape of an optimization profile
+
+
+class Session:
+    """One engine, one execution context, one stream; one thread at a time.
+
+    Everything is allocated here, for the largest shapes of all profiles, and nothing in `start` and `finish`.
+    slots: batches under way at once, as the next is uploaded while one is computed. hidden: outputs that stay on the
+    device. Raises EngineError: `engine.unreadable` (damaged, of another release, or of another GPU: the log says
+    which), `engine.memory`, `engine.output` (an output whose size depends on values), DeviceError.
+    """
+
+    def __init__(
+        self, dialect: Dialect, gpu: Gpu, content: bytes, slots: int = 2, hidden: Collection[str] = ()
+    ) -> None:
+        self._dialect = dialect
+        self._gpu = gpu
+        self._log = messages(dialect)
+        with gpu.current():
+            self._runtime: Any = dialect.trt.Runtime(self._log.logger)
+            self.engine: ICudaEngine = self._deserialise(content)
+            self.context: IExecutionContext = self._create_context()
+            self.stream = gpu.stream()
+            self.inputs, outputs = self._specs()
+            self.outputs = [spec for spec in outputs if spec.name not in hidden]
+            self._tensors = (*self.inputs, *outputs)
+            self._image = self.inputs[0]
+            self._ranges = [self._range(index) for index in range(self.engine.num_optimization_profiles)]
+            sizes = self._largest()
+            self._slots = [_Slot(gpu, sizes, hidden) for _ in range(slots)]
+        self._selected: tuple[int, Shape] | None = None
+        self._shapes: dict[str, Shape] = {}
+        self._next = 0
+        self._closed = False
+
+    def start(self, batch: Array) -> int:
+        """Queue a batch; returns its ticket for `finish`. The batch may change as soon as this returns.
+
+        Raises EngineError: `engine.batch` (a shape no profile has, or another type), `engine.run`, `engine.closed`.
+        """
+        with self._gpu.current():
+            self.select(batch.shape, batch.dtype)
+            memory = self.free_slot().memory[self._image.name]
+            np.copyto(memory.array(batch.shape, batch.dtype), batch)
+            memory.upload(batch.nbytes, self.stream)
+            return self.enqueue()
+
+    def select(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> None:
+        """Make the engine ready for inputs of a shape; does nothing when it is."""
+        if self._closed:
+            raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
+        wanted = tuple(shape)
+        if self._selected is not None and self._selected[1] == wanted and dtype == self._image.dtype:
+            return
+        profile = self._profile_of(wanted, dtype)
+        if self._selected is None or self._selected[0] != profile:
+            self._use_profile(profile)
+        self._shapes = self._shapes_for(wanted)
+        self._selected = profile, wanted
+
+    def free_slot(self) -> _Slot:
+        """The slot whose input the next `enqueue` reads. RuntimeError when every slot's batch is still under way."""
+        slot = self._slots[self._next]
+        if slot.pending:
+            raise RuntimeError(f"{len(self._slots)} batches under way, and none of them finished")
+        return slot
+
+    def enqueue(self) -> int:
+        """Queue the engine on what lies in the free slot's input; its ticket. The context must be current."""
+        ticket, slot = self._next, self._slots[self._next]
+        for spec in self._tensors:
+            self.context.set_tensor_address(spec.name, slot.address(spec.name))
+        with self._log.recorded() as record:
+            done = self.context.execute_async_v3(self.stream.handle)
+        if not done:
+            remedy = "restart the process: after a fault its context is lost"
+            raise EngineError("engine.run", record.last_error, "an inference", remedy)
+        for spec in self.outputs:
+            slot.memory[spec.name].download(self._nbytes(spec), self.stream)
+        slot.finish_on(self.stream)
+        slot.shapes, self._next = self._shapes, (ticket + 1) % len(self._slots)
+        return ticket
+
+    def finish(self, ticket: int) -> dict[str, Array]:
+        """The outputs of a started batch, by name, in memory of their own. Waits for them."""
+        slot = self._slots[ticket]
+        with self._gpu.current(), self._gpu.working("an inference that ends"):
+            slot.event.synchronize()
+        slot.pending = False
+        return {
+            spec.name: slot.memory[spec.name].array(slot.shapes[spec.name], spec.dtype).copy() for spec in self.outputs
+        }
+
+    def device_address(self, ticket: int, name: str) -> int:
+        """Where an input or output of a started batch lies on the device, until the slot is used again."""
+        return self._slots[ticket].address(name)
+
+    def information(self) -> str:
+        """What the engine inspector says of every layer, in JSON."""
+        with self._gpu.current():
+            inspector = self.engine.create_engine_inspector()
+            return inspector.get_engine_information(self._dialect.trt.LayerInformationFormat.JSON)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way. The context must be current."""
+        with self._gpu.working("an engine that comes to rest"):
+            self.stream.synchronize()
+
+    def close(self) -> None:
+        """Free what belongs to the context while it is current: context before engine before runtime."""
+        if self._closed:
+            return
+        self._closed = True
+        with self._gpu.current():
+            self.settle()
+            self._slots.clear()
+            del self.context, self.engine, self._runtime, self.stream
+
+    def _deserialise(self, content: bytes) -> ICudaEngine:
+        with self._log.recorded() as record:
+            engine: ICudaEngine | None = self._runtime.deserialize_cuda_engine(content)
+        if engine is None:
+            raise EngineError(
+                "engine.unreadable",
+                record.last_error,
+                f"an engine of {self._dialect.name} for this GPU",
+                "build it again on this board",
+            )
+        return engine
+
+    def _create_context(self) -> IExecutionContext:
+        with self._log.recorded() as record:
+            context = self.engine.create_execution_context()
+        if context is None:
+            raise EngineError(
+                "engine.memory", record.last_error, "memory for the engine's activations", "free memory on the GPU"
+            )
+        return context
+
+    def _specs(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        inputs: list[TensorSpec] = []
+        outputs: list[TensorSpec] = []
+        trt = self._dialect.trt
+        for index in range(self.engine.num_io_tensors):
+            name = self.engine.get_tensor_name(index)
+            dtype = np.dtype(trt.nptype(self.engine.get_tensor_dtype(name)))
+            shape = tuple(size if size >= 0 else None for size in self.engine.get_tensor_shape(name))
+            is_input = self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
+            (inputs if is_input else outputs).append(TensorSpec(name, dtype, shape))
+        return inputs, outputs
+
+    def _range(self, profile: int) -> Range:
+        low, _, high = self.engine.get_tensor_profile_shape(self._image.name, profile)
+        return tuple(low), tuple(high)
+
+    def _largest(self) -> dict[str, int]:
+        """Bytes of every input and output at the largest shape of any profile."""
+        sizes = dict.fromkeys((spec.name for spec in self._tensors), 0)
+        for profile, (_, high) in enumerate(self._ranges):
+            self._use_profile(profile)
+            for name, shape in self._shapes_for(high).items():
+                spec = next(spec for spec in self._tensors if spec.name == name)
+                sizes[name] = max(sizes[name], int(np.prod(shape)) * spec.dtype.itemsize)
+        return sizes
+
+    def _profile_of(self, shape: Shape, dtype: np.dtype[np.generic]) -> int:
+        for index, (low, high) in enumerate(self._ranges):
+            fits = len(shape) == len(low) and all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
+            if fits and dtype == self._image.dtype:
+                return index
+        ranges = " or ".join(f"{list(low)} to {list(high)}" for low, high in self._ranges)
+        raise EngineError(
+            "engine.batch",
+            f"{dtype} {list(shape)}",
+            f"{self._image.dtype} {ranges} for input '{self._image.name}'",
+            "preprocess images for this engine's input, or add a profile to the model spec",
+        )
+
+    def _use_profile(self, profile: int) -> None:
+        if not self.context.set_optimization_profile_async(profile, self.stream.handle):
+            raise EngineError("engine.profile", f"profile {profile}", "one of the engine's", "build it again")
+        self.settle()
+
+    def _shapes_for(self, shape: Shape) -> dict[str, Shape]:
+        """The shape of every input and output for an input of `shape`."""
+        self.context.set_input_shape(self._image.name, shape)
+        shapes = {spec.name: tuple(self.context.get_tensor_shape(spec.name)) for spec in self._tensors}
+        for name, found in shapes.items():
+            if any(size < 0 for size in found):
+                raise EngineError(
+                    "engine.output",
+                    f"output '{name}' of shape {list(found)}, which depends on values",
+                    "outputs whose shapes follow from the input's",
+                    "export the model without NonZero and NonMaxSuppression; the decoder suppresses boxes",
+                )
+        return shapes
+
+    def _nbytes(self, spec: TensorSpec) -> int:
+        return int(np.prod(self._shapes[spec.name])) * spec.dtype.itemsize
+
+
+class _Slot:
+    """The memory of one batch under way, and the event that ends it."""
+
+    def __init__(self, gpu: Gpu, sizes: dict[str, int], hidden: Collection[str]) -> None:
+        self.memory = {name: HostMemory(gpu, nbytes) for name, nbytes in sizes.items() if name not in hidden}
+        self._hidden = {name: DeviceMemory(gpu, sizes[name]) for name in hidden}
+        self.event: Any = gpu.driver.Event()
+        self.shapes: dict[str, Shape] = {}
+        self.pending = False
+
+    def address(self, name: str) -> int:
+        return (self._hidden[name] if name in self._hidden else self.memory[name]).address
+
+    def finish_on(self, stream: Any) -> None:
+        """The batch is done when the stream is past this point."""
+        self.event.record(stream)
+        self.pending = True

@@ -1,0 +1,187 @@
+"""Frames of any size, observed as they are: a model of open height and width, from its calibration to its verdict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+import yaml
+from lab import tared
+from numpy.typing import NDArray
+from zoo import Net
+
+from agent.build import Model, open_model
+from agent.candidate import JobRequest, Outcome, write_job
+from agent.capture import Frame
+from agent.config import Config
+from agent.decode import open_decoder
+from agent.detections import Detections
+from agent.model_spec import load_model_spec
+from agent.observer import ObserverThread, Served
+from agent.schema import validate
+from agent.vision import VisionTask
+from calibrate.histogram import AbsHistogram, merge, to_bytes
+from engines.backend import open_backend
+from engines.calibration import load_calibration
+
+CELL = 8  # pixels; the stride of the model
+SIZES = {(16, 24): (16, 24), (24, 16): (24, 16), (40, 32): (40, 32), (12, 21): (16, 24), (80, 90): (64, 64)}
+"""(height, width) of five frames, and of the network inputs they become."""
+
+
+def cell_detector() -> onnx.ModelProto:
+    """Fully convolutional, in YOLOX's form: an object where an 8x8 cell is bright, as large as the cell."""
+    net = Net((1, 3, "height", "width"))
+    weight = np.zeros((6, 3, CELL, CELL), np.float32)
+    weight[4] = 1.0 / weight[4].size
+    bias = np.array([0.5, 0.5, 0.0, 0.0, 0.0, 1.0], np.float32)
+    cells = net.node("Conv", "image", net.constant(weight), net.constant(bias), strides=[CELL, CELL])
+    listed = net.node("Reshape", cells, net.constant(np.array([0, 6, -1])))
+    return net.model(net.node("Transpose", listed, perm=[0, 2, 1]))
+
+
+@pytest.fixture
+def spec_path(tmp_path: Path) -> Path:
+    onnx.save(cell_detector(), tmp_path / "cells.onnx")
+    shapes = {"min": [1, 3, 16, 16], "opt": [1, 3, 32, 32], "max": [1, 3, 64, 64]}
+    content = {
+        "path": "cells.onnx",
+        "task": "detect",
+        "decoder": "yolox",
+        "input": {"resize": "native", "multiple": CELL, "scale": 1 / 255},
+        "profiles": [{"image": shapes}],
+        "score_threshold": 0.6,
+    }
+    (tmp_path / "cells.yaml").write_text(yaml.safe_dump(content))
+    return tmp_path / "cells.yaml"
+
+
+@pytest.fixture
+def model(spec_path: Path) -> Model:
+    return open_model(load_model_spec(spec_path))
+
+
+def frame_of(height: int, width: int, row: int = 1, column: int = 0) -> NDArray[np.uint8]:
+    """Darkness, never the same, with one bright cell."""
+    frame = np.random.default_rng(height * width).integers(0, 60, (height, width, 3), dtype=np.uint8)
+    frame[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL] = 250
+    return frame
+
+
+def network_input(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.float32]:
+    canvas = np.full((height, width, 3), 114, np.uint8)
+    part = frame[:height, :width]
+    canvas[: part.shape[0], : part.shape[1]] = part
+    return canvas.transpose(2, 0, 1)[np.newaxis] * np.float32(1 / 255)
+
+
+def folder_of_frames(folder: Path) -> Path:
+    folder.mkdir()
+    for number, (height, width) in enumerate(SIZES):
+        cv2.imwrite(str(folder / f"{number}.png"), frame_of(height, width))
+    return folder
+
+
+def observed_one_by_one(model: Model) -> dict[str, AbsHistogram]:
+    merged: dict[str, AbsHistogram] = {}
+    with closing(open_backend("onnxruntime").observer(model.reference, model.placement.taps)) as observer:
+        for frame_size, input_size in SIZES.items():
+            tensor = network_input(frame_of(*frame_size), *input_size)
+            for name, histogram in observer.observe(tensor).histograms.items():
+                merged[name] = merge(merged[name], histogram) if name in merged else histogram
+    return merged
+
+
+def test_a_calibration_on_five_sizes_is_that_of_its_frames(spec_path: Path, model: Model, tmp_path: Path) -> None:
+    output = tmp_path / "calibration.json"
+    told = tared("calibrate", spec_path, "--frames", folder_of_frames(tmp_path / "frames"), "-o", output)
+    found = load_calibration(output).histograms
+    assert told["frames"] == len(SIZES)
+    wanted = observed_one_by_one(model)
+    assert found.keys() == wanted.keys()
+    assert all(to_bytes(found[name]) == to_bytes(wanted[name]) for name in wanted)
+    assert found["image"].total == sum(3 * height * width for height, width in SIZES.values())
+
+
+def test_boxes_lie_in_the_frame_at_any_size(spec_path: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    tared("infer", spec_path, "--frames", folder_of_frames(tmp_path / "frames"), "-o", results)
+    found = [json.loads(line)["detections"] for line in results.read_text().splitlines()]
+    boxes = [[detection["box"] for detection in detections] for detections in found]
+    assert boxes == [[[0.0, 8.0, 8.0, 12.0 if size == (12, 21) else 16.0]] for size in SIZES]
+
+
+def test_outputs_of_any_size_are_decoded_with_its_own_grid(model: Model) -> None:
+    """Also when frames of other sizes have been preprocessed since, as a candidate's judge has it."""
+    backend = open_backend("onnxruntime")
+    with closing(backend.load(backend.build(model.reference).engine)) as engine:
+        task = VisionTask(model.spec, engine.inputs, engine.outputs)
+        tensors = [task.preprocess(frame_of(*size, row=0, column=1))[0].copy() for size in SIZES]
+        assert [tensor.shape[2:] for tensor in tensors] == list(SIZES.values())
+        for tensor in reversed(tensors):
+            outputs = engine.infer(tensor)
+            found = task.decode(outputs, tensor.shape)
+            (wanted,) = open_decoder(model.spec, tensor.shape, engine.outputs)(outputs)
+            assert isinstance(found, Detections)
+            assert isinstance(wanted, Detections)
+            assert np.array_equal(found.boxes, wanted.boxes)
+            assert found.boxes.tolist() == [[8.0, 0.0, 16.0, 8.0]]
+
+
+def config_of(model: Model) -> Config:
+    content: dict[str, Any] = {
+        "model": model.spec.model_dump(mode="json"),
+        "camera": {"source": "clip.avi"},
+        "observe": {"held_out": 8, "period_s": 0.1},
+    }
+    return validate(Config, content, "test")
+
+
+def observed_in_turn(model: Model, frames: int) -> tuple[int, dict[str, AbsHistogram], list[NDArray[np.float32]]]:
+    """What an ObserverThread has collected after so many frames of sizes that take turns."""
+    observer = open_backend("onnxruntime").observer(model.reference, model.placement.taps)
+    thread = ObserverThread(observer, model.spec, config_of(model))
+    thread.start()
+    sizes = list(SIZES)
+    for number in range(frames):
+        before = thread.state()
+        served = Served(Frame(number, float(number), 0, frame_of(*sizes[number % len(sizes)])), "", {}, 0)
+        deadline = time.monotonic() + 10.0
+        while thread.state().collected + thread.state().telling == before.collected + before.telling:
+            thread.offer(served)
+            assert time.monotonic() < deadline, thread.error
+            time.sleep(0.001)
+    thread.stop()
+    thread.join(10.0)
+    assert thread.error is None
+    return thread.collected()
+
+
+def job_of(model: Model, folder: Path) -> JobRequest:
+    return JobRequest(
+        spec=model.spec.model_dump(mode="json"), model_sha256=model.sha256, backend="onnxruntime", threads=1,
+        method="max", frames=18, source="test", state_dir=str(folder / "state"), serving=None, max_loss=0.1, nice=5,
+    )  # fmt: skip
+
+
+def test_a_candidate_is_judged_on_held_out_frames_of_many_sizes(model: Model, tmp_path: Path) -> None:
+    frames, histograms, held_out = observed_in_turn(model, 24)
+    assert (frames, len(held_out)) == (18, 6)
+    assert {tensor.shape[2:] for tensor in held_out} == set(SIZES.values())
+    write_job(tmp_path / "job", job_of(model, tmp_path), histograms, held_out)
+    command = [sys.executable, "-m", "agent.candidate", str(tmp_path / "job")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    outcome = Outcome.from_message(json.loads(done.stdout.splitlines()[-1]))
+    assert outcome.error is None, outcome.error
+    assert outcome.verdict is not None
+    verdict = outcome.verdict
+    assert (verdict.accepted, verdict.frames, verdict.empty_frames, verdict.fidelity) == (True, 6, 0, 1.0)

@@ -1,0 +1,102 @@
+"""Two ways from a frame to the network input, the CPU's and the device's, that must not differ in a single bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import cv2
+import numpy as np
+import pytest
+from fiber_executor import COMPILER, FiberExecutor
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from kernel_reference import preprocessed, scaled_levels
+from numpy.typing import NDArray
+
+from agent.model_spec import InputSpec
+from agent.preprocess import Preprocessor
+from engines.kernels import Geometry
+from engines.preprocessing import DevicePreprocess
+
+SIDES = st.integers(1, 60)
+NORMALISED = {"mean": (123.7, 116.3, 103.5), "std": (58.4, 57.1, 57.4)}
+
+
+@pytest.fixture(scope="module")
+def executor() -> FiberExecutor:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
+    return FiberExecutor(Geometry(11, 2, 64))
+
+
+def noise(height: int, width: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def check(executor: FiberExecutor, spec: InputSpec, frame: NDArray[np.uint8], height: int, width: int) -> None:
+    """CPU, device and plain reference, on one frame."""
+    largest = (1, spec.channels, height + 16, width + 16) if spec.resize == "native" else None
+    preprocessor = Preprocessor(spec, (1, spec.channels, height, width), largest)
+    transform, geometry = preprocessor.transform(frame)
+    wanted, where = preprocessor(frame)
+    lying, made = executor.upload(frame), executor.empty(wanted.shape, np.float32)
+    DevicePreprocess(executor).run(transform, lying.address, made.address)
+    assert where == geometry
+    assert np.array_equal(executor.download(made), wanted)
+    assert np.array_equal(preprocessed(transform, frame), wanted)
+
+
+@pytest.mark.parametrize("resize", ["letterbox", "stretch", "pad", "native"])
+@pytest.mark.parametrize("anchor", ["top-left", "center"])
+@pytest.mark.parametrize("color", ["bgr", "rgb", "gray"])
+def test_they_are_equal(executor: FiberExecutor, resize: str, anchor: str, color: str) -> None:
+    numbers = {"mean": 127.0, "std": 128.0} if color == "gray" else NORMALISED
+    spec = InputSpec.model_validate(
+        {"resize": resize, "anchor": anchor, "color": color, "pad": 93, "scale": 0.7}
+        | {key: value if isinstance(value, tuple) else (value,) for key, value in numbers.items()}
+    )
+    for frame_height, frame_width in ((1, 1), (1, 37), (41, 1), (64, 96), (37, 53), (150, 90), (32, 48), (31, 49)):
+        check(executor, spec, noise(frame_height, frame_width), 32, 48)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    frame_height=SIDES,
+    frame_width=SIDES,
+    height=SIDES,
+    width=SIDES,
+    resize=st.sampled_from(["letterbox", "stretch", "pad", "native"]),
+    anchor=st.sampled_from(["top-left", "center"]),
+    color=st.sampled_from(["bgr", "rgb", "gray"]),
+    scale=st.floats(1e-3, 10.0),
+    mean=st.floats(-300.0, 300.0),
+    std=st.one_of(st.floats(0.01, 300.0), st.floats(-300.0, -0.01)),
+)
+@example(1, 1, 1, 1, "stretch", "center", "gray", 1.0, 0.0, 1.0)
+@example(60, 60, 1, 1, "letterbox", "center", "rgb", 1.0, 0.0, -1.0)
+def test_they_are_equal_whatever_the_sizes_and_numbers(
+    executor: FiberExecutor, frame_height: int, frame_width: int, height: int, width: int, resize: str, anchor: str,
+    color: str, scale: float, mean: float, std: float,
+) -> None:  # fmt: skip
+    spec = InputSpec.model_validate(
+        {"resize": resize, "anchor": anchor, "color": color, "scale": scale, "mean": (mean,), "std": (std,)}
+    )
+    check(executor, spec, noise(frame_height, frame_width), height, width)
+
+
+def test_the_reference_is_opencv_s_resize() -> None:
+    rng = np.random.default_rng(0)
+    for most, _ in itertools.product((6, 60, 400, 1500), range(25)):
+        frame_height, frame_width, height, width = rng.integers(1, most, 4)
+        frame = noise(frame_height, frame_width)
+        resized = cv2.resize(frame, (int(width), int(height)), interpolation=cv2.INTER_LINEAR)
+        assert np.array_equal(scaled_levels(frame, height, width), resized)
+
+
+def test_a_grey_level_is_that_of_opencv_for_every_colour() -> None:
+    preprocessor = Preprocessor(InputSpec(color="gray", resize="stretch"), (1, 1, 256, 256))
+    green, red = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8))
+    for blue in range(256):
+        frame = np.stack((np.full_like(green, blue), green, red), axis=-1)
+        levels = preprocessed(preprocessor.transform(frame)[0], frame)[0, 0]
+        assert np.array_equal(levels, cv2.cvtColor(frame, cv2.COLOR_BGR2GRAY))

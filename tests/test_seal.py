@@ -1,0 +1,322 @@
+"""Seals and signatures: what was changed, resealed, swapped or signed by another is refused; and the key itself."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.backend import EngineError
+from engines.seal import CREDENTIAL, MANIFEST, NO_KEY, canonical, find_key, is_signed, read_manifest, seal, sign
+from engines.store import check_runtime, read_artefact, write_artefact
+
+KEY = b"sixteen bytes ok"
+OTHER_KEY = b"sixteen bytes no"
+INPUTS = {"model": "abc", "precision": "int8", "backend": {"runtime": "tensorrt", "version": "10.3.0"}}
+MANIFEST_BODY: dict[str, Any] = {
+    "schema": 1,
+    "id": "0123456789abcdef",
+    "inputs": INPUTS,
+    "files": {"engine.plan": "ab" * 32, "plan.json": "cd" * 32},
+    "engine": "engine.plan",
+    "latency_ms": {"p50": 1.5},
+    "verification_only": False,
+}
+BARE = {**MANIFEST_BODY, "files": {}, "engine": None}  # of an artefact that has no file
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def fill(directory: Path) -> Mapping[str, Any]:
+    (directory / "engine.plan").write_bytes(bytes(range(200)))
+    (directory / "plan.json").write_text("{}")
+    return {"engine": "engine.plan", "latency_ms": 1.5}
+
+
+def reseal(directory: Path, **changes: Any) -> None:
+    """What whoever can write the store can do: change the manifest, and seal it as tared does."""
+    document = json.loads((directory / MANIFEST).read_bytes())
+    del document["seal"]
+    (directory / MANIFEST).write_bytes(seal({**document, **changes}, None))
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of everything in a document that is no container."""
+    if not isinstance(value, dict):
+        return [path]
+    return [leaf for name, inner in value.items() for leaf in leaves(inner, (*path, name))]
+
+
+def changed_at(document: Mapping[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(dict(document))
+    holder = changed
+    for name in path[:-1]:
+        holder = holder[name]
+    holder[path[-1]] = value
+    return changed
+
+
+@pytest.fixture(name="artefact")
+def signed_artefact(tmp_path: Path) -> Path:
+    return write_artefact(tmp_path / "a", INPUTS, fill, KEY).path
+
+
+def test_what_the_key_has_signed_loads_with_it_and_without(artefact: Path) -> None:
+    with_key, without = read_artefact(artefact, KEY), read_artefact(artefact)
+    assert with_key.manifest == without.manifest
+    assert with_key.read_engine() == bytes(range(200))
+
+
+def test_the_written_manifest_is_the_read_one(tmp_path: Path) -> None:
+    for name, key in (("signed", KEY), ("unsigned", None)):
+        written = write_artefact(tmp_path / name, INPUTS, fill, key)
+        assert read_artefact(tmp_path / name, key).manifest == written.manifest
+
+
+def test_unsigned_and_otherwise_signed_artefacts_are_refused(tmp_path: Path, artefact: Path) -> None:
+    write_artefact(tmp_path / "unsigned", INPUTS, fill)
+    with pytest.raises(
+        EngineError, match=r"artefact\.signature: .*/unsigned/manifest\.json with no signature; expected"
+    ):
+        read_artefact(tmp_path / "unsigned", KEY)
+    with pytest.raises(EngineError, match=r"artefact\.signature: .*/a/manifest\.json with another signature; expected"):
+        read_artefact(artefact, OTHER_KEY)
+
+
+@pytest.mark.parametrize("signature", [None, "", "ü" * 64, "\ud800", 7, [], {}, "0" * 64, KEY.hex()])
+def test_what_is_no_signature_is_refused(artefact: Path, signature: object) -> None:
+    reseal(artefact, signature=signature)
+    with pytest.raises(EngineError, match=r"artefact\.signature"):
+        read_artefact(artefact, KEY)
+    assert read_artefact(artefact).read_engine() == bytes(range(200))
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_every_flipped_bit_of_a_manifest_is_found(artefact: Path, key: bytes | None) -> None:
+    file = artefact / MANIFEST
+    whole = file.read_bytes()
+    for position in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[position // 8] ^= 1 << position % 8
+        file.write_bytes(flipped)
+        with pytest.raises(EngineError, match=r"artefact\.damaged: .*/manifest\.json is not what was written"):
+            read_manifest(artefact, key)
+
+
+@pytest.mark.parametrize("name", ["engine.plan", "plan.json"])
+def test_a_changed_file_whose_new_hash_is_sealed_is_refused(artefact: Path, name: str) -> None:
+    (artefact / name).write_bytes(b"an engine is code")
+    with pytest.raises(EngineError, match=rf"artefact\.damaged.*{name}"):
+        read_artefact(artefact, KEY)
+    files = json.loads((artefact / MANIFEST).read_bytes())["files"]
+    reseal(artefact, files={**files, name: hashlib.sha256(b"an engine is code").hexdigest()})
+    assert read_artefact(artefact).path == artefact  # a seal alone proves nothing
+    with pytest.raises(EngineError, match=r"artefact\.signature"):
+        read_artefact(artefact, KEY)
+
+
+def test_the_signature_of_another_artefact_is_refused(tmp_path: Path, artefact: Path) -> None:
+    other = write_artefact(tmp_path / "b", {**INPUTS, "precision": "fp16"}, fill, KEY).path
+    signatures = [json.loads((path / MANIFEST).read_bytes())["signature"] for path in (artefact, other)]
+    reseal(artefact, signature=signatures[1])
+    reseal(other, signature=signatures[0])
+    for path in (artefact, other):
+        with pytest.raises(EngineError, match=r"artefact\.signature"):
+            read_artefact(path, KEY)
+        read_artefact(path)
+
+
+@settings(deadline=None, max_examples=300)
+@given(leaf=st.sampled_from(leaves(MANIFEST_BODY)), value=JSON)
+def test_any_field_changed_and_resealed_is_refused_with_a_key(leaf: tuple[str, ...], value: Any) -> None:
+    changed = changed_at(MANIFEST_BODY, leaf, value)
+    same = canonical(changed) == canonical(MANIFEST_BODY)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / MANIFEST).write_bytes(seal(MANIFEST_BODY, KEY))
+        reseal(folder, **changed)
+        if same:
+            assert read_manifest(folder, KEY) == MANIFEST_BODY
+            return
+        # The schema is looked at first: a newer tared may sign otherwise. What is none is damage.
+        codes = {"schema": {"artefact.schema", "artefact.damaged", "artefact.signature"}}
+        with pytest.raises(EngineError) as refusal:
+            read_manifest(folder, KEY)
+        assert refusal.value.code in codes.get(leaf[0], {"artefact.signature"})
+
+
+@settings(deadline=None, max_examples=300)
+@given(leaf=st.sampled_from([(name,) for name in BARE] + leaves(BARE)), value=JSON)
+def test_no_resealed_manifest_crashes_its_reader(leaf: tuple[str, ...], value: Any) -> None:
+    changed = changed_at(BARE, leaf, value)
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / MANIFEST).write_bytes(seal(changed, None))
+        try:
+            artefact = read_artefact(Path(name))
+        except EngineError:
+            return
+        assert artefact.manifest == changed
+        with pytest.raises(EngineError, match=r"artefact\.damaged"):
+            artefact.read_engine()
+        with pytest.raises(EngineError, match=r"artefact\.(runtime|verification)"):
+            check_runtime(artefact, {"runtime": "none"})
+
+
+@settings(deadline=None)
+@given(document=st.dictionaries(st.text().filter(lambda name: name not in {"seal", "signature"}), JSON))
+def test_a_sealed_document_reads_back_as_it_was(document: dict[str, Any]) -> None:
+    document = {**document, **MANIFEST_BODY}
+    for key in (None, KEY):
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / MANIFEST).write_bytes(seal(document, key))
+            assert read_manifest(Path(name), key) == document
+
+
+@pytest.mark.parametrize(
+    "written",
+    [b"", b"{}", b"[]", b"null", b"7", b"\xff\xfe", b"{", b"[" * 100_000, b'{"a":' * 100_000, b'{"seal": NaN}'],
+    ids=["empty", "object", "list", "null", "number", "utf-16", "cut", "deep lists", "deep objects", "nan"],
+)
+@pytest.mark.parametrize("key", [KEY, None])
+def test_what_is_no_manifest_is_damaged(tmp_path: Path, written: bytes, key: bytes | None) -> None:
+    (tmp_path / MANIFEST).write_bytes(written)
+    with pytest.raises(EngineError, match=r"artefact\.damaged"):
+        read_manifest(tmp_path, key)
+
+
+def test_another_spelling_of_a_manifest_is_damaged(artefact: Path) -> None:
+    document = json.loads((artefact / MANIFEST).read_bytes())
+    (artefact / MANIFEST).write_text(json.dumps(document))
+    with pytest.raises(EngineError, match=r"artefact\.damaged"):
+        read_artefact(artefact, KEY)
+
+
+def test_a_manifest_that_is_no_file_is_refused_at_once(artefact: Path) -> None:
+    manifest = artefact / MANIFEST
+    elsewhere = manifest.rename(artefact.parent / "elsewhere.json")
+    for place in (os.mkfifo, os.mkdir, lambda path: os.symlink(elsewhere, path), lambda path: os.symlink(path, path)):
+        place(manifest)
+        with pytest.raises(EngineError, match=r"artefact\.unreadable: .*/manifest\.json: "):
+            read_artefact(artefact, KEY)
+        if manifest.is_dir():
+            manifest.rmdir()
+        else:
+            manifest.unlink()
+
+
+def test_a_signature_for_one_purpose_is_none_for_another() -> None:
+    signature = sign(KEY, "kernel timings", b"content")
+    assert is_signed(KEY, "kernel timings", b"content", signature)
+    assert not is_signed(KEY, "artefact manifest", b"content", signature)
+    assert not is_signed(KEY, "kernel timings", b"content ", signature)
+    assert not is_signed(OTHER_KEY, "kernel timings", b"content", signature)
+    assert not is_signed(KEY, "kernel timings", b"content", signature.upper())
+
+
+def write_key(path: Path, content: bytes, mode: int = 0o600) -> Path:
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+@pytest.fixture(name="credentials")
+def credentials_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What systemd makes for a service."""
+    (tmp_path / "credentials").mkdir()
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
+    return tmp_path / "credentials"
+
+
+@pytest.fixture(name="outside")
+def outside_of_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+
+
+@pytest.mark.usefixtures("outside")
+def test_without_file_and_credential_there_is_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_key() is None
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "")
+    assert find_key() is None
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert find_key() is None
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (KEY, KEY),
+        (KEY + b"\n", KEY),
+        (KEY + b"\n\n", KEY + b"\n"),
+        (b"\x00" + KEY + b"\xff", b"\x00" + KEY + b"\xff"),
+        (b" " + KEY, b" " + KEY),
+    ],
+)
+def test_a_key_is_the_bytes_of_its_file_without_one_newline(tmp_path: Path, content: bytes, key: bytes) -> None:
+    assert find_key(write_key(tmp_path / "key", content)) == key
+
+
+def test_the_credential_is_the_key_unless_a_file_is_named(tmp_path: Path, credentials: Path) -> None:
+    write_key(credentials / CREDENTIAL, KEY, 0o440)  # systemd's ACL for the service shows as the group's right
+    assert find_key() == KEY
+    assert find_key(credentials / CREDENTIAL) == KEY
+    assert find_key(write_key(tmp_path / "key", OTHER_KEY)) == OTHER_KEY
+
+
+def test_the_units_default_is_no_key_but_a_lost_one_is_an_error(credentials: Path) -> None:
+    write_key(credentials / CREDENTIAL, NO_KEY)
+    assert find_key() is None
+    with pytest.raises(EngineError, match=r"artefact\.key: 4 bytes"):
+        find_key(credentials / CREDENTIAL)  # named, it is asked for
+    write_key(credentials / CREDENTIAL, b"")
+    with pytest.raises(EngineError, match=r"artefact\.key: 0 bytes"):
+        find_key()
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.parametrize("content", [b"", b"\n", KEY[:15], KEY[:15] + b"\n"])
+def test_a_short_key_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = write_key(tmp_path / "key", content)
+    with pytest.raises(
+        EngineError, match=r"artefact\.key: \d+ bytes in .*; expected a key of at least 16 bytes .*head -c"
+    ):
+        find_key(file)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o666, 0o610])
+def test_a_key_that_others_may_use_is_refused_outside_of_systemds_folder(
+    tmp_path: Path, credentials: Path, mode: int
+) -> None:
+    file = write_key(tmp_path / "key", KEY, mode)
+    with pytest.raises(EngineError, match=rf"artefact\.key: .* with mode {mode:o}.*; chmod 600 {file}"):
+        find_key(file)
+    (credentials / CREDENTIAL).symlink_to(file)  # a link from there leads out of there
+    with pytest.raises(EngineError, match=r"artefact\.key: .* with mode"):
+        find_key()
+    file.chmod(0o400)
+    assert find_key(file) == find_key() == KEY
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_key_file_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"artefact\.key: no .*/nowhere; .*umask 077"):
+        find_key(tmp_path / "nowhere")
+    with pytest.raises(EngineError, match=r"artefact\.key: .*not a regular file"):
+        find_key(tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(EngineError, match=r"artefact\.key: .*not a regular file"):
+        find_key(tmp_path / "pipe")
+    with pytest.raises(EngineError, match=r"artefact\.key: /dev/zero: not a regular file"):
+        find_key(Path("/dev/zero"))

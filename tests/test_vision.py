@@ -1,0 +1,95 @@
+"""From a frame to a prediction, whoever preprocesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fiber_executor import COMPILER, FiberExecutor
+from numpy.typing import NDArray
+from zoo import Net
+
+from agent.errors import ConfigError
+from agent.model_spec import ModelSpec
+from agent.vision import VisionTask
+from engines.backend import Array, BuildRequest, Engine, ImageEngine, TensorSpec, open_backend
+from engines.kernels import Geometry
+from engines.preprocessing import DevicePreprocess, ImageTransform
+
+SPEC: dict[str, Any] = {
+    "path": Path("model.onnx"),
+    "task": "raw",
+    "input": {"color": "rgb", "anchor": "center", "mean": [123.7, 116.3, 103.5], "std": [58.4, 57.1, 57.4]},
+}
+PROFILES = [{"image": {"min": [1, 3, 8, 8], "opt": [1, 3, 24, 32], "max": [1, 3, 40, 48]}}]
+
+
+class DeviceEngine:
+    """An engine that preprocesses, as one on a GPU does: here both run on the CPU."""
+
+    def __init__(self, engine: Engine) -> None:
+        if COMPILER is None:
+            pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
+        self._engine = engine
+        self._executor = FiberExecutor(Geometry(11, 2, 64))
+        self._preprocess = DevicePreprocess(self._executor)
+        self.inputs: list[TensorSpec] = list(engine.inputs)
+        self.outputs: list[TensorSpec] = list(engine.outputs)
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        raise AssertionError(f"a network input {batch.shape} for an engine that takes frames")
+
+    def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
+        lying = self._executor.upload(frame)
+        made = self._executor.empty((1, len(transform.gain), transform.height, transform.width), np.float32)
+        self._preprocess.run(transform, lying.address, made.address)
+        return self._engine.infer(self._executor.download(made))
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+ONE_SIZE, ANY_SIZE = (1, 3, 24, 32), (1, 3, "height", "width")
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Of a model of this input shape."""
+    net = Net(request.param)
+    graph = net.model(net.node("Relu", net.conv("image", 3, 4)))
+    backend = open_backend("onnxruntime")
+    with closing(backend.load(backend.build(BuildRequest(graph, input_shape=(1, 3, 24, 32))).engine)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("engine", "resize"),
+    [(ONE_SIZE, "letterbox"), (ONE_SIZE, "stretch"), (ONE_SIZE, "pad"), (ANY_SIZE, "letterbox"), (ANY_SIZE, "native")],
+    indirect=["engine"],
+)
+def test_an_engine_that_preprocesses_answers_the_same(engine: Engine, resize: str) -> None:
+    content = {**SPEC, "input": {**SPEC["input"], "resize": resize}, "profiles": PROFILES}
+    spec = ModelSpec.model_validate(content)
+    device = DeviceEngine(engine)
+    task = VisionTask(spec, engine.inputs, engine.outputs)
+    assert isinstance(device, ImageEngine)
+    assert not isinstance(engine, ImageEngine)
+    for height, width in ((24, 32), (17, 51), (60, 9), (17, 51)):
+        frame = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        expected, where = task.infer(engine, frame)
+        found, geometry = task.infer(device, frame)
+        assert geometry == where
+        assert isinstance(expected, dict)
+        assert isinstance(found, dict)
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("engine", [ONE_SIZE, ANY_SIZE], indirect=True)
+def test_a_spec_that_does_not_fit_is_refused_before_the_first_frame(engine: Engine) -> None:
+    gray = ModelSpec.model_validate({**SPEC, "input": {"color": "gray"}, "profiles": PROFILES})
+    with pytest.raises(ConfigError, match="for color 'gray'"):
+        VisionTask(gray, engine.inputs, engine.outputs)
