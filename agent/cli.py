@@ -20,6 +20,7 @@ from calibrate.errors import TaredError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_WIDEST = 48  # of the doctor's findings: longer ones push their remedies aside
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,9 +129,11 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_dict(findings)))
     else:
+        width = max(len(finding.found) for finding in findings if len(finding.found) <= _WIDEST)
         for finding in findings:
             mark = "ok" if finding.ok else "MISSING" if finding.needed else "no"
-            print(f"{mark:8} {finding.name:18} {finding.found:24} {'' if finding.ok else finding.remedy}".rstrip())
+            remedy = "" if finding.ok else f"-> {finding.remedy}"
+            print(f"{mark:8} {finding.name:18} {finding.found:{width}}  {remedy}".rstrip())
     return 0 if healthy(findings) else 1
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import platform
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
 
 from calibrate.collect import COMPILED
+from calibrate.errors import TaredError
 from engines.board import board
+from engines.cuda import DRIVER, Gpu, nvcc_path
+from engines.kernels import DeviceError
+from engines.trt.dialect import open_dialect
 
 _MIN_FREE_BYTES = 1 << 30
 
@@ -39,8 +45,7 @@ def examine() -> list[Finding]:
         _opencv(),
         _gstreamer(),
         _package("amqtt", needed=False, remedy="pip install 'tared[demo]', or name your broker as mqtt.host"),
-        _package("tensorrt", needed=False, remedy="on a Jetson: create the venv with --system-site-packages"),
-        _package("pycuda", needed=False, remedy="on a Jetson: pip install 'tared[jetson]'"),
+        *_tensorrt(),
         _memory(),
         _disk(),
     ]
@@ -73,6 +78,47 @@ def _package(name: str, *, needed: bool, remedy: str) -> Finding:
         return Finding(name, importlib.metadata.version(name), True, needed)
     except importlib.metadata.PackageNotFoundError:  # JetPack installs modules without metadata
         return Finding(name, "installed", True, needed)
+
+
+def _tensorrt() -> list[Finding]:
+    """The runtime, the GPU and the compiler that backend tensorrt needs, and what they amount to."""
+    runtime = _tried("tensorrt", lambda: open_dialect().name)
+    gpu = _tried("gpu", _gpu)
+    compiler = nvcc_path()
+    remedy = "install the CUDA toolkit's nvcc (JetPack: sudo apt install nvidia-jetpack)"
+    nvcc = Finding("nvcc", compiler or "not found", compiler is not None, False, "" if compiler else remedy)
+    crossing = _tried("builder", lambda: open_dialect(crossing=True).name)
+    if runtime.ok and gpu.ok and nvcc.ok:
+        amount = Finding("backend tensorrt", "ready", True, False)
+    elif crossing.ok:
+        found = "builds only: tared build --offline"
+        amount = Finding("backend tensorrt", found, False, False, "to run engines it needs a GPU, PyCUDA and nvcc")
+    else:
+        lacking = ", ".join(finding.name for finding in (runtime, gpu, nvcc) if not finding.ok)
+        amount = Finding("backend tensorrt", f"no {lacking}", False, False, "onnxruntime serves on the CPU meanwhile")
+    return [runtime, gpu, nvcc, amount]
+
+
+def _tried(name: str, look: Callable[[], str]) -> Finding:
+    """What a look finds, or why it finds nothing."""
+    try:
+        return Finding(name, look(), True, False)
+    except TaredError as error:
+        return Finding(name, error.found, False, False, error.remedy)
+
+
+def _gpu() -> str:
+    """The GPU in words. Without a driver nothing else needs to be installed to know that there is none."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError as error:
+        raise DeviceError(
+            "cuda.driver", "no NVIDIA driver", DRIVER, "nothing to do on a machine without an NVIDIA GPU"
+        ) from error
+    with Gpu() as gpu:
+        told = gpu.describe()
+        memory = "shared memory" if gpu.integrated else f"{_gib(gpu.free_bytes)} free"
+    return f"{told['gpu']}, sm {told['sm']}, CUDA {told['cuda']}, {memory}"
 
 
 def _histograms() -> Finding:

@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 from engines.device_pool import DevicePool, PooledMemory
 from engines.kernels import Argument, Array, Buffer, DeviceError, Geometry, kernel_source
 
+DRIVER = "libcuda.so.1"
 _NVCC = "/usr/local/cuda/bin/nvcc"  # where JetPack has it; a service's PATH does not lead there
 _SEE_IT_RUN = "see whether `nvidia-smi` or `tegrastats` runs"
 _PLAIN_SHARED_BYTES = 48 << 10  # a block gets more only if its kernel has asked for it
@@ -251,6 +252,11 @@ class CudaExecutor:
         return function
 
 
+def nvcc_path() -> str | None:
+    """The compiler of kernels.cu; None where there is none."""
+    return shutil.which("nvcc") or shutil.which(_NVCC)
+
+
 def _driver() -> Any:
     """pycuda.driver, initialised."""
     if importlib.util.find_spec("pycuda") is None:
@@ -259,7 +265,7 @@ def _driver() -> Any:
         from pycuda import driver
     except ImportError as error:  # its extension module links against the driver
         raise DeviceError(
-            "cuda.driver", _first_line(error), "the NVIDIA driver's libcuda.so.1", "install the driver, or JetPack"
+            "cuda.driver", _first_line(error), f"the NVIDIA driver's {DRIVER}", "install the driver, or JetPack"
         ) from error
     try:
         driver.init()
@@ -291,7 +297,7 @@ def _compiled(gpu: Gpu, geometry: Geometry) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA compiler succeeded", UserWarning)
             return compiler.SourceModule(
-                kernel_source(), nvcc=shutil.which("nvcc") or _NVCC, options=options, no_extern_c=True
+                kernel_source(), nvcc=nvcc_path() or _NVCC, options=options, no_extern_c=True
             )
     except (gpu.driver.CompileError, OSError) as error:
         raise DeviceError("cuda.compiler", _first_line(error), "nvcc to compile kernels.cu", remedy) from error

@@ -62,6 +62,11 @@ def beyond_half(model: ModelProto, amax: Mapping[str, float]) -> dict[str, str]:
         if 0.0 < largest < HALF_MIN_NORMAL
     }
     unfit |= dict(bounds.unfit_scales())
+    unfit |= {
+        name: f"'{name}' reaches {least:.5g} or more, beyond float16: what is made from it was measured so large"
+        for name, least in bounds.reached().items()
+        if name not in bounds.known and not least <= HALF_MAX
+    }
     reasons = {}
     for node in bounds.topology.nodes:
         if node.op_type not in QDQ_OPS:
@@ -125,6 +130,28 @@ class _Bounds:
                 extreme = scale.max() if scale.min() >= MIN_SCALE else scale.min()
                 name = node.input[0] if node.op_type == "QuantizeLinear" else node.output[0]
                 yield name, f"'{name}' has an INT8 scale of {extreme:.3g}, out of float16's reach"
+
+    def reached(self) -> dict[str, float]:
+        """What tensors must reach, unmeasured themselves, for a measured tensor behind them to get so large."""
+        least = {name: largest * HEADROOM for name, largest in self.amax.items()}
+        for node in reversed(self.topology.nodes):
+            values = [least[name] for name in node.output if name in least]
+            read = node.input if node.op_type in _SUM_OPS | {"Mul"} else node.input[:1]
+            unknown = {name for name in read if name not in self.known}
+            if not values or len(unknown) != 1:
+                continue
+            others = [self.known[name] for name in read if name in self.known]
+            if node.op_type in _NO_LARGER_OPS | {"Clip", "LeakyRelu", "Resize"}:
+                value = max(values)
+            elif node.op_type in _SUM_OPS:
+                value = max(values) - sum(others)
+            elif node.op_type == "Mul" and 0.0 < math.prod(others):
+                value = max(values) / math.prod(others)
+            else:
+                continue
+            name = unknown.pop()
+            least[name] = max(value, least.get(name, 0.0))
+        return least
 
     def _learn(self, name: str, derived: float | None) -> None:
         found = [] if derived is None or math.isnan(derived) else [derived]
@@ -201,8 +228,8 @@ class _Bounds:
         gamma, beta, mean, variance = (None if p is None else p.astype(np.float64) for p in parameters)
         if bound is None or gamma is None or beta is None or mean is None or variance is None:
             return None
-        gain = np.abs(gamma) / np.sqrt(variance + _number(node, "epsilon", 1e-5))
-        return float((gain * (bound + np.abs(mean)) + np.abs(beta)).max(initial=0.0))
+        gain = gamma / np.sqrt(variance + _number(node, "epsilon", 1e-5))
+        return float((np.abs(gain) * bound + np.abs(beta - gain * mean)).max(initial=0.0))
 
     def _clipped(self, node: NodeProto) -> float | None:
         """Between both limits, and no larger than the input, save where a limit pushes outwards.

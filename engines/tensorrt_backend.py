@@ -116,6 +116,7 @@ class TensorRtBackend:
             self._options.dla,
             self._options.best,
             self._timings(),
+            self._options.key,
             None if self._gpu is None or self._gpu.integrated else self._gpu.free_bytes,
         )
         return build_engine(

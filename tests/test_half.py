@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from zoo import Net, by_name, image, residual_net
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from zoo import Net, by_name, residual_net
 
 from engines.backend import EngineError
 from engines.graph import load_model
@@ -180,7 +181,7 @@ def quantise(model: ModelProto, batches: Batches) -> tuple[ModelProto, dict[str,
     return insert_qdq(model, placement, amax), amax
 
 
-def batches_for(model: ModelProto, count: int = 8) -> Batches:
+def batches_for(model: ModelProto, count: int = 64) -> Batches:
     """Images in [0, 1) of the model's input shape; open sizes are 8, the batch 1."""
     dims = model.graph.input[0].type.tensor_type.shape.dim
     sizes = [dim.dim_value or (8 if axis else 1) for axis, dim in enumerate(dims)]
@@ -329,7 +330,8 @@ def foreign_net() -> ModelProto:
     x = net.node("Conv", net.node("Celu", net.conv("image", 4, 4)), net.weight(4, 4, 1, 1))
     rows = net.node("Reshape", x, net.constant(np.array([1, 4, 16], np.int64)))
     boxes = net.node("Transpose", rows, perm=[0, 2, 1])
-    chosen = net.node("NonMaxSuppression", boxes, rows, net.constant(np.array([3], np.int64)))
+    best, overlap = net.constant(np.array([3], np.int64)), net.constant(np.array([1], np.float32))
+    chosen = net.node("NonMaxSuppression", boxes, rows, best, overlap)
     return net.model(net.node("Cast", chosen, to=FLOAT))
 
 
@@ -375,7 +377,7 @@ def test_what_stays_float32_and_why(make: Callable[[], ModelProto], expected: di
     assert list(form.floats) == list(expected)  # in graph order
     for name, reason in form.floats.items():
         assert expected[name] in reason
-    batches = batches_for(model)
+    batches = batches_for(model, 4)
     assert noise_db(run(model, batches), run(form.model, batches)) < -45
 
 
@@ -410,3 +412,166 @@ def test_a_map_beyond_float16_keeps_its_layers_float32(measured: tuple[str, ...]
     assert_well_formed(int8, quantised)
     assert int8.floats.keys() == form.floats.keys() == {"Conv_t0", "Relu_t1", "Conv_t2"}
     assert noise_db(expected, run(int8.model, batches)) < -30
+
+
+def test_a_tensor_and_a_weight_that_both_kinds_read_exist_in_both_types() -> None:
+    net = Net((1, 4, 8, 8))
+    x = net.node("Relu", "image")
+    weight = net.weight(4, 4, 1, 1)
+    loud = net.constant(np.full((4, 4, 1, 1), 1e5, np.float32))
+    bias = net.constant(np.zeros(4, np.float32))
+    outputs = [net.node("Conv", x, weight, bias), net.node("Conv", x, loud, bias), net.node("Conv", x, weight)]
+    model = net.model(*outputs)
+    batches = batches_for(model)
+    graph, amax = quantise(model, batches)
+    for master_graph, limit in ((model, -60), (graph, -30)):
+        form = half_precision(master_graph, amax)
+        assert_well_formed(form, master_graph)
+        assert form.floats.keys() - {"Relu_t0"} == {"Conv_t2"}
+        assert noise_db(run(model, batches), run(form.model, batches)) < limit
+    nodes = by_name(form.model)
+    assert nodes["Conv_t1"].input[0] == nodes["Conv_t3"].input[0] == "t0.dequantised"
+    assert nodes["Conv_t2"].input[0] == "t0.dequantised.float"
+    assert nodes["t0.int8"].input[0] == "t0"
+    values = {t.name: numpy_helper.to_array(t) for t in form.model.graph.initializer}
+    assert values["t0.scale"].dtype == np.float16
+    assert values["t0.scale"] == values["t0.scale.float"]  # one grid, whoever reads it
+    assert values["c2"].dtype == np.float16
+    assert values["c2.float"].dtype == np.float32
+
+
+def test_names_that_are_taken_are_left_alone() -> None:
+    net = Net((1, 4, 8, 8))
+    x = net.conv("image", 4, 4)
+    model = net.model(net.node("Relu", x), net.conv(x, 4, 2))
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = model.graph.node[2].input[0] = "image.half"
+    model.graph.node[1].name = "image.cast"
+    form = half_precision(model, {})
+    assert_well_formed(form, model)
+    batches = batches_for(model, 4)
+    assert noise_db(run(model, batches), run(form.model, batches)) < -60
+
+
+def test_inferred_types_that_a_graph_carries_follow() -> None:
+    model = onnx.shape_inference.infer_shapes(residual_net())
+    form = half_precision(model, {})
+    assert_well_formed(form, model)
+    declared = {value.name: value.type.tensor_type.elem_type for value in form.model.graph.value_info}
+    assert len(declared) == len(model.graph.value_info)
+    assert set(declared.values()) == {HALF}
+
+
+# ---- opsets
+
+
+def test_qdq_is_raised_to_the_opset_with_float16_scales() -> None:
+    model = classifier_net()  # its ReduceMean has the axes as attribute before opset 18
+    graph, amax = quantise(model, batches_for(model))
+    form = half_precision(graph, amax)
+    assert form.model.opset_import[0].version == MIN_OPSET
+    assert by_name(form.model)["ReduceMean_t4"].input[1:]
+    assert all(node.name for node in form.model.graph.node)
+
+
+def test_other_opsets_stay() -> None:
+    assert half_precision(residual_net(), {}).model.opset_import[0].version == 13
+    newer = residual_net()
+    newer.opset_import[0].version = 21
+    assert half_precision(quantise(newer, batches_for(newer))[0], {}).model.opset_import[0].version == 21
+
+
+def test_refuses_qdq_that_cannot_be_raised() -> None:
+    graph, _ = quantise(residual_net(), batches_for(residual_net()))
+    graph.graph.node[-1].op_type = "Frobnicate"
+    with pytest.raises(EngineError, match=r"model\.opset: opset 13, which onnx cannot raise.*Frobnicate"):
+        half_precision(graph, {})
+
+
+def test_refuses_a_graph_whose_shapes_contradict_one_another() -> None:
+    model = residual_net()
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 7
+    with pytest.raises(EngineError, match=r"model\.half"):
+        half_precision(model, {})
+
+
+# ---- NVIDIA's builder
+
+
+def built_layers(model: ModelProto) -> dict[str, set[str]]:
+    """Per ONNX node the types in which the builder's matrix kernels read their largest operand."""
+    trt = pytest.importorskip("tensorrt_rtx")
+
+    class Log(trt.ILogger):  # type: ignore[misc]  # no type information
+        def __init__(self) -> None:
+            super().__init__()
+            self.messages: list[str] = []
+
+        def log(self, _severity: object, message: str) -> None:
+            self.messages.append(message)
+
+    log = Log()
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    assert parser.parse(model.SerializeToString()), [parser.get_error(i).desc() for i in range(parser.num_errors)]
+    config = builder.create_builder_config()
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(trt.ComputeCapability.SM86, 0)
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    shape = tuple(network.get_input(0).shape)
+    if -1 in shape:
+        fixed = tuple(size if size > 0 else (8 if axis else 1) for axis, size in enumerate(shape))
+        profile = builder.create_optimization_profile()
+        profile.set_shape(network.get_input(0).name, fixed, fixed, fixed)
+        config.add_optimization_profile(profile)
+    assert builder.build_serialized_network(network, config) is not None, log.messages[-3:]
+    listing = next(message for message in log.messages if message.startswith("Layers:"))
+    found: dict[str, set[str]] = {}
+    for line in listing.splitlines():
+        if re.search("LayerType: (correlation|runtime_fusion|gemm|convolution|matrix)", line):
+            constants = line.partition("Constants:")[2].partition("Outputs:")[0]
+            operands = re.findall(r"Dimensions: \[([\d,]*)\].*?Datatype: (\w+)", constants)
+            if operands:  # else a product of two activations
+                weight = max(operands, key=lambda operand: np.prod([int(size) for size in operand[0].split(",")]))
+                for name in re.findall(r"\[ONNX Layer: ([^\]]*)\]", line):
+                    found.setdefault(name, set()).add(weight[1])
+    return found
+
+
+def assert_built_as_written(form: HalfForm) -> int:
+    """The number of convolutions that were found in the builder's listing, each with weights of the right type."""
+    layers = built_layers(form.model)
+    quantised = {node.output[0] for node in form.model.graph.node if node.op_type == "DequantizeLinear"}
+    judged = 0
+    for node in form.model.graph.node:
+        if node.op_type in ("Conv", "ConvTranspose") and node.name in layers:
+            expected = "Int8" if node.input[1] in quantised else "Float" if node.name in form.floats else "Half"
+            assert layers[node.name] == {expected}, node.name
+            judged += 1
+    return judged
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_tensorrt_builds_what_is_written(name: str, precision: str) -> None:
+    model = NETS[name]()
+    graph, amax = quantise(model, batches_for(model))
+    layers = assert_built_as_written(half_precision(graph if precision == "int8" else model, amax))
+    assert layers > 0 or name == "attention"  # which has none
+
+
+def test_tensorrt_computes_in_float32_what_must_be() -> None:
+    model = loud_net()
+    form = half_precision(model, measure(model, batches_for(model), ("image",)))
+    assert form.floats.keys() >= {"Conv_t0", "Conv_t2"}
+    assert assert_built_as_written(form) == 3
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_tensorrt_builds_real_models_as_written(model_name: str, precision: str, shared_data: Path) -> None:
+    model = master(shared_data / f"{model_name}_fp32.onnx")
+    quantised, amax = quantise(model, real_batches(model, model_name))
+    form = half_precision(quantised if precision == "int8" else model, amax)
+    convolutions = sum(node.op_type == "Conv" for node in model.graph.node)
+    assert assert_built_as_written(form) > 0.9 * convolutions

@@ -121,14 +121,17 @@ def test_through_pycuda_it_runs_on_the_caller_s_stream(monkeypatch: pytest.Monke
         pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
     pycuda = FakePycuda()
     pycuda.install(monkeypatch)
-    frame, made = pixels(CAMERA), np.empty((1, 3, 128, 128), np.float32)
+    frame = pixels(CAMERA)
     with Gpu() as gpu, gpu.current():
         stream, executor = gpu.stream(), CudaExecutor(gpu, GEOMETRY)
+        lying, made = executor.upload(frame, stream), executor.empty((1, 3, 128, 128), np.float32)
         preprocess = DevicePreprocess(executor)
         pycuda.calls.clear()
-        for _ in range(2):  # memory that is another's: here, the arrays' own
-            preprocess.run(CAMERA, frame.ctypes.data, made.ctypes.data, stream)
+        for _ in range(2):
+            preprocess.run(CAMERA, lying.address, made.address, stream)
+        found = executor.download(made, stream)
+        queued = [(name, on is stream) for name, on in pycuda.calls if name != "mem_alloc"]
+        assert queued[:3] == [("memcpy_htod_async", True), ("preprocess", True), ("preprocess", True)]
+        del lying, made, preprocess
         executor.close()
-    queued = [call for call in pycuda.calls if call[0] != "mem_alloc"]
-    assert queued[:3] == [("memcpy_htod_async", stream), ("preprocess", stream), ("preprocess", stream)]
-    assert np.array_equal(made, preprocessed(CAMERA, frame))
+    assert np.array_equal(found, preprocessed(CAMERA, frame))

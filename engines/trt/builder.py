@@ -12,13 +12,13 @@ import psutil
 from onnx import ModelProto
 
 from engines.backend import EngineError, Profile, Progress
-from engines.files import replace_files
 from engines.trt.api import Builder, CrossConfig, CrossTensorRt, IBuilderConfig
 from engines.trt.dialect import Dialect
 from engines.trt.layers import LISTING, Layer, layers_from_log
 from engines.trt.log import Record, messages
 from engines.trt.network import Network, parse
 from engines.trt.progress import BuildProgress
+from engines.trt.timings import keep_timings, start_timings
 
 _LEAST_WORKSPACE_BYTES = 64 << 20
 _MOST_LEVEL, _MOST_TIMINGS = 5, 8  # builder optimisation level (3 by default), and runs averaged per kernel (1)
@@ -31,14 +31,16 @@ class BuilderOptions:
     """How to build.
 
     target: GPU to build for, "sm86", None for this machine's. dla: core of a deep learning accelerator, with the GPU
-    for what it cannot run. best: try every kernel long. timing_cache: file of kernel timings, read and kept up to date.
-    free_bytes: memory of the GPU that nobody uses; of a board, which shares its memory, None suffices.
+    for what it cannot run. best: try every kernel long. timing_cache: file of kernel timings, read and kept up to date,
+    signed with the key. free_bytes: memory of the GPU that nobody uses; of a board, which shares its memory, None
+    suffices.
     """
 
     target: str | None = None
     dla: int | None = None
     best: bool = False
     timing_cache: Path | None = None
+    key: bytes | None = None
     free_bytes: int | None = None
 
 
@@ -85,7 +87,8 @@ def build_engine(
     told.reraise()
     if built is None or built.nbytes == 0:
         raise _failure(dialect, record)
-    _keep_timings(dialect, config, options.timing_cache)
+    if dialect.release.times and options.timing_cache is not None:
+        keep_timings(config, options.timing_cache, options.key)
     return BuiltEngine(bytes(built), layers_from_log(record.verbose[-1]) if record.verbose else ())
 
 
@@ -116,8 +119,8 @@ def _config(dialect: Dialect, builder: Builder, profiles: Sequence[Profile], opt
         _aim(dialect, config, options.target)
     for profile in profiles:
         _add_profile(builder, config, profile)
-    if dialect.release.times:
-        _start_timings(config, options.timing_cache)
+    if dialect.release.times and options.timing_cache is not None:
+        start_timings(config, options.timing_cache, options.key)
     return config
 
 
@@ -146,21 +149,6 @@ def _add_profile(builder: Builder, config: IBuilderConfig, shapes: Profile) -> N
     for name, bounds in shapes.items():
         profile.set_shape(name, bounds.min, bounds.opt, bounds.max)
     config.add_optimization_profile(profile)
-
-
-def _start_timings(config: IBuilderConfig, path: Path | None) -> None:
-    """Begin with the kernel timings of earlier builds; a file that this machine cannot use is as good as none."""
-    content = path.read_bytes() if path is not None and path.is_file() else b""
-    cache = config.create_timing_cache(content) or config.create_timing_cache(b"")
-    if cache is not None:
-        config.set_timing_cache(cache, False)
-
-
-def _keep_timings(dialect: Dialect, config: IBuilderConfig, path: Path | None) -> None:
-    cache = config.get_timing_cache() if dialect.release.times and path is not None else None
-    if cache is not None and path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_files({path: bytes(cache.serialize())})
 
 
 def _failure(dialect: Dialect, record: Record) -> EngineError:

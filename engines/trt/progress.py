@@ -55,7 +55,9 @@ class BuildProgress:
             raise self.stopped
 
     def _tell(self, phase: str) -> None:
-        """Never less than before: a root phase may follow another."""
+        """Never less than before: a root phase may follow another. After a stop TensorRT still ends its phases."""
+        if self.stopped is not None:
+            return
         self._fraction = max(self._fraction, self._share(phase))
         try:
             self._progress(self._fraction, phase)

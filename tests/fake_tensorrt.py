@@ -1,0 +1,154 @@
+"""TensorRT's Python bindings as engines/trt uses them, on the CPU and on tests/fake_pycuda.py.
+
+Graphs run for real, through ONNX Runtime, on the bytes at the addresses that were set: whole flows, from the builder
+to a swap, run with true numbers. Whatever breaks one of TensorRT's or CUDA's rules is refused as TensorRT refuses it
+(None or False, and a line in the log), or where it would crash or corrupt, with an AssertionError that `assert_order`
+repeats: TensorRT's callbacks swallow exceptions, so the first one may never arrive.
+
+A fake proves order, not truth: that the calls come in an order which the rules allow. What TensorRT computes, which
+kernels it has and how fast they are only a GPU tells. The messages, the phases of the builder and what it refuses were
+read off TensorRT-RTX 1.7.1, the signatures and values off the bindings of 10.3, 10.13 and 11.4.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import fake_tensorrt_types as types
+import pytest
+from fake_pycuda import FakePycuda
+from fake_tensorrt_builder import Builder
+from fake_tensorrt_engine import Runtime
+from fake_tensorrt_network import OnnxParser
+from fake_tensorrt_types import Severity
+
+from engines.kernels import Array
+
+_DIFFERENT_LOGGER = (
+    "The logger passed into createInfer{what} differs from one already registered for an existing builder, runtime, or "
+    "refitter. So the current new logger is ignored"
+)
+
+
+class FakeTensorRt:
+    """One TensorRT with its GPU.
+
+    How it can be made to fail: fail["build" | "deserialize" | "context" | "profile" | "execute"] is the error to log.
+    unsupported: operators that the parser refuses. without_kernel: nodes that the builder has no INT8 kernel for, and
+    nothing else either; without_int8: nodes that it runs in float although they are quantised. spoil: by debug tensor,
+    what the listener gets instead of its value; None, and it is not called.
+
+    What it has seen: timed, the layers whose kernels the last build timed, so not those in its timing cache; freed,
+    which of "context", "engine" and "runtime" were freed, in order; mistakes, the broken rules.
+    """
+
+    def __init__(self, pycuda: FakePycuda, version: str = "10.3.0", module: str = "tensorrt") -> None:
+        self.pycuda = pycuda
+        self.name, self.version = module, version
+        self.fail: dict[str, str] = {}
+        self.unsupported = {"Unique", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
+        self.without_kernel: set[str] = set()
+        self.without_int8: set[str] = set()
+        self.spoil: dict[str, Callable[[Array], Array | None]] = {}
+        self.dla_cores = 2
+        self.timed: list[str] = []
+        self.made: list[str] = []
+        self.freed: list[str] = []
+        self.mistakes: list[str] = []
+        self._logger: Any = None
+        self.module = ModuleType(module)
+        self.module.__dict__.update(
+            types.namespace(self.is_cross, self.is_always_typed),
+            __version__=version,
+            Builder=partial(Builder, self),
+            OnnxParser=partial(OnnxParser, self),
+            Runtime=partial(Runtime, self),
+        )
+
+    @property
+    def is_cross(self) -> bool:
+        """TensorRT-RTX, which builds for other GPUs."""
+        return self.name == "tensorrt_rtx"
+
+    @property
+    def is_always_typed(self) -> bool:
+        """Networks are strongly typed whether the flag is set or not."""
+        return self.is_cross or int(self.version.partition(".")[0]) >= 11
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Make this the one TensorRT that `import` and `find_spec` know."""
+        for other in ("tensorrt", "tensorrt_rtx"):
+            monkeypatch.setitem(sys.modules, other, None)
+        self.module.__spec__ = importlib.machinery.ModuleSpec(self.name, None)
+        monkeypatch.setitem(sys.modules, self.name, self.module)
+
+    def register(self, logger: Any, what: str) -> None:
+        """One logger per process: the first."""
+        if not isinstance(logger, types.ILogger):
+            raise TypeError(f"{what}: incompatible constructor arguments: {logger!r}")
+        if self._logger is None:
+            self._logger = logger
+        elif logger is not self._logger:
+            self.log(Severity.WARNING, _DIFFERENT_LOGGER.format(what=what))
+
+    def log(self, severity: Severity, message: str) -> None:
+        """As the bindings do, without a word when the logger itself fails."""
+        try:
+            self._logger.log(severity, message)
+        except BaseException as error:
+            self.mistakes.append(f"the logger raised {error!r}")
+
+    def error(self, message: str) -> None:
+        self.log(Severity.ERROR, message)
+
+    def fails(self, step: str) -> bool:
+        """Whether a step is made to fail; says why in the log."""
+        if step in self.fail:
+            self.error(self.fail[step])
+        return step in self.fail
+
+    def require(self, holds: object, rule: str) -> None:
+        """Refuse what TensorRT does not survive, and remember it."""
+        if not holds:
+            self.mistakes.append(rule)
+            raise AssertionError(rule)
+
+    def require_context(self, call: str) -> None:
+        self.require(self.pycuda.depth > 0, f"{call} without a current CUDA context")
+
+    def watch(self, thing: object, what: str, on_free: Callable[[], None] = lambda: None) -> None:
+        """Note when a thing is freed, and whether a CUDA context was current then."""
+        self.made.append(what)
+        weakref.finalize(thing, self._free, what, on_free).atexit = False
+
+    def assert_order(self) -> None:
+        """No rule was broken, and everything was freed while a CUDA context was current."""
+        mistakes = [*self.mistakes, *self.pycuda.mistakes]
+        assert mistakes == [], mistakes
+        assert sorted(self.freed) == sorted(self.made), f"{self.made} were made and {self.freed} freed"
+
+    def _free(self, what: str, on_free: Callable[[], None]) -> None:
+        self.freed.append(what)
+        if self.pycuda.depth == 0:
+            self.mistakes.append(f"{what} freed without a current CUDA context")
+        on_free()
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    version: str = "10.3.0",
+    module: str = "tensorrt",
+    pycuda: FakePycuda | None = None,
+) -> FakeTensorRt:
+    """A TensorRT of a version, and a PyCUDA, for this test."""
+    pycuda = pycuda or FakePycuda()
+    pycuda.install(monkeypatch)
+    fake = FakeTensorRt(pycuda, version, module)
+    fake.install(monkeypatch)
+    return fake

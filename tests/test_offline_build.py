@@ -1,0 +1,93 @@
+"""`tared build --backend tensorrt --target sm86 --offline` and `tared inspect`, on the sample and on real models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lab import CIFAR_TRAIN, COCO, FACES, Lab
+from worlds import make_world
+
+from agent.cli import main
+from engines.store import read_artefact
+from examples.street.render import render_video
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
+
+ROOT = Path(__file__).resolve().parents[1]
+OFFLINE = ("--backend", "tensorrt", "--target", "sm86", "--offline")
+FRAMES = {"resnet20": CIFAR_TRAIN, "fastestdet": COCO, "ultraface": FACES, "yolox_nano": COCO}
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
+    assert main([*map(str, arguments), "--json"]) == 0
+    told: dict[str, object] = json.loads(capsys.readouterr().out)
+    return told
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_real_models_build(
+    name: str, lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec, calibration = lab.spec(name), tmp_path / "calibration.json"
+    command(capsys, "calibrate", spec, "--frames", lab.data / FRAMES[name], "--count", 4, "-o", calibration)
+    built = command(capsys, "build", spec, *OFFLINE, "--calibration", calibration, "-o", tmp_path / "int8")
+    assert built["precision"] == "int8"
+    assert built["int8_macs_share"] == 1.0
+    told = command(capsys, "inspect", tmp_path / "int8", "--layers")
+    layers = told["layers"]
+    assert isinstance(layers, list)
+    computing = [layer for layer in layers if layer["kind"] in ("correlation", "gemm") and layer["nodes"]]
+    assert computing
+    assert all("Int8" in (*layer["inputs"], *layer["constants"]) for layer in computing)
+    # Without a calibration it is the runtime's fastest float, in a folder named for it.
+    assert command(capsys, "build", spec, *OFFLINE)["artefact"] == str(tmp_path / f"{spec.stem}-fp16")
+
+
+def test_the_sample_builds(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = ROOT / "examples/street/model.yaml"
+    frames = render_video(tmp_path / "street.avi", 8)
+    capsys.readouterr()
+    command(capsys, "calibrate", spec, "--frames", frames, "-o", "calibration.json")
+    built = command(capsys, "build", spec, *OFFLINE, "--calibration", "calibration.json")
+    assert (built["precision"], built["int8_macs_share"]) == ("int8", 1.0)
+    assert read_artefact(Path(str(built["artefact"]))).manifest["verification_only"] is True
+
+
+def test_an_offline_engine_is_never_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_world(tmp_path, lambda _: 0.5, 1.0)
+    command(capsys, "build", "model.yaml", *OFFLINE, "-o", "engine")
+    for arguments in (["infer", "engine", "--frames", "clip.avi"], ["evaluate", "engine", "--dataset", "clip.avi"]):
+        assert main(arguments) == 2
+        assert "error: artefact.verification: " in capsys.readouterr().err
+
+
+def test_what_does_not_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_world(tmp_path, lambda _: 0.5, 1.0)
+    for given in (["--offline"], ["--target", "sm86"]):
+        assert main(["build", str(tmp_path / "model.yaml"), "--backend", "tensorrt", *given]) == 2
+        assert "error: cli.arguments: " in capsys.readouterr().err
+    assert main(["build", str(tmp_path / "model.yaml"), "--offline", "--target", "sm86"]) == 2
+    assert "error: backend.option: --target with backend onnxruntime" in capsys.readouterr().err
+
+
+def test_inspect_says_what_was_made_of_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_world(tmp_path, lambda _: 0.5, 1.0)
+    command(capsys, "build", "model.yaml", *OFFLINE, "-o", "engine")
+    assert main(["inspect", "engine", "--layers"]) == 0
+    shown = capsys.readouterr().out
+    assert "verification_only  True" in shown
+    assert "correlation" in shown
+    command(capsys, "build", "model.yaml", "-o", "plain")
+    assert command(capsys, "inspect", "plain")["precision"] == "fp32"
+    assert main(["inspect", "plain", "--layers"]) == 2
+    assert "error: inspect.layers: an engine of onnxruntime" in capsys.readouterr().err

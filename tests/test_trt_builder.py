@@ -1,0 +1,217 @@
+"""The builder half of the TensorRT backend, with NVIDIA's own builder, which needs no GPU to build for one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper
+from zoo import Net, residual_net
+
+from calibrate.plan import PrecisionPlan
+from engines.backend import BackendOptions, BuildRequest, Built, EngineError, ShapeRange, open_backend
+from engines.placement import place
+from engines.qdq import insert_qdq
+from engines.tensorrt_backend import TensorRtBackend
+from engines.trt.builder import BuilderOptions, build_engine
+from engines.trt.dialect import open_dialect
+from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
+
+OPEN = ("n", 3, "h", "w")
+TARGETS = ("sm80", "sm86", "sm89")
+
+
+def backend(target: str = "sm86", **options: object) -> TensorRtBackend:
+    opened = open_backend("tensorrt", BackendOptions(target=target, **options))  # type: ignore[arg-type]  # of BackendOptions
+    assert isinstance(opened, TensorRtBackend)
+    return opened
+
+
+def code_of(call: Callable[[], object]) -> EngineError:
+    with pytest.raises(EngineError) as caught:
+        call()
+    assert all((caught.value.found, caught.value.expected, caught.value.remedy))
+    return caught.value
+
+
+def layers_of(built: Built) -> list[Layer]:
+    return layers_from_json(built.files[LAYERS_FILE])
+
+
+def int8(model: ModelProto) -> BuildRequest:
+    """The model under Q/DQ wherever it may be, as if every tensor reached 4."""
+    placement = place(model)
+    amax = dict.fromkeys(placement.taps, 4.0)
+    return BuildRequest(insert_qdq(model, placement, amax), "int8", amax=amax)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_int8_reaches_the_matrix_products_and_convolutions(target: str) -> None:
+    net = Net((1, 16, 32, 32))
+    x = net.node("Relu", net.conv("image", 16, 32))
+    x = net.node("Relu", net.node("Add", net.conv(x, 32, 32), x))
+    flat = net.node("Flatten", net.node("GlobalAveragePool", x))
+    model = net.model(net.node("MatMul", net.node("Gemm", flat, net.weight(32, 64), net.weight(64)), net.weight(64, 8)))
+    built = backend(target).build(int8(model))
+    assert built.facts["verification_only"] is True
+    assert len(built.engine) > 1000
+    layers = layers_of(built)
+    for node in model.graph.node:
+        if node.op_type in ("Conv", "Gemm", "MatMul"):
+            own = [layer for layer in layers if node.name in layer.nodes]
+            assert any("Int8" in (*layer.inputs, *layer.constants) for layer in own), node.name
+    float32 = [layer for layer in layers if {*layer.inputs, *layer.outputs} == {"Float"} and layer.nodes]
+    assert float32 == []  # image and result are float32 outside, and cast where they come in and go out
+
+
+def test_three_types_in_one_net() -> None:
+    net = Net((1, 16, 16, 16))
+    loud = net.node("Mul", net.conv("image", 16, 16), net.constant(np.array(3e5, np.float32)))
+    calm = net.node("Relu", net.node("Div", loud, net.constant(np.array(3e5, np.float32))))
+    model = net.model(net.conv(net.node("Relu", net.conv(calm, 16, 16)), 16, 8))
+    convs = [node.name for node in model.graph.node if node.op_type == "Conv"]
+    placement = place(model, PrecisionPlan({convs[1]: "to have all three"}))
+    amax = dict.fromkeys(placement.taps, 4.0)
+    request = BuildRequest(insert_qdq(model, placement, amax), "int8", amax={**amax, calm: 4.0})
+    built = backend().build(request)
+    assert any("Mul" in name for name in built.facts["float32"])
+    types = {kind for layer in layers_of(built) for kind in (*layer.inputs, *layer.outputs)}
+    assert {"Int8", "Half", "Float"} <= types
+
+
+def test_a_dynamic_model_with_two_profiles() -> None:
+    near = {"image": ShapeRange((1, 3, 32, 32), (1, 3, 64, 64), (2, 3, 64, 96))}
+    far = {"image": ShapeRange((1, 3, 128, 128), (4, 3, 128, 128), (4, 3, 256, 256))}
+    request = int8(residual_net(OPEN))
+    one = backend().build(BuildRequest(request.graph, "int8", profiles=(near,)))
+    two = backend().build(BuildRequest(request.graph, "int8", profiles=(near, far)))
+    assert len(layers_of(two)) > len(layers_of(one))  # every profile has kernels of its own
+
+
+def test_progress_only_ever_grows_and_ends_whole() -> None:
+    told: list[float] = []
+    backend().build(int8(residual_net()), lambda fraction, _doing: told.append(fraction))
+    assert told == sorted(told)
+    assert len(set(told)) > 10
+    assert (told[0] < 0.1, told[-1]) == (True, 1.0)
+
+
+def test_what_progress_raises_stops_the_builder() -> None:
+    told: list[float] = []
+
+    def impatient(fraction: float, _doing: str) -> None:
+        told.append(fraction)
+        if fraction > 0.3:
+            raise TimeoutError("enough")
+
+    with pytest.raises(TimeoutError, match="enough"):
+        backend().build(int8(residual_net()), impatient)
+    assert told[-1] < 1.0
+    assert len([fraction for fraction in told if fraction > 0.3]) == 1  # it was not asked again
+
+
+def test_an_interrupt_stops_the_builder() -> None:
+    """The signal arrives while C++ runs, and must come out as Python's own interrupt."""
+    fired = threading.Event()
+
+    def interrupted(fraction: float, _doing: str) -> None:
+        if fraction > 0.3 and not fired.is_set():
+            fired.set()
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        backend().build(int8(residual_net()), interrupted)
+
+
+@pytest.mark.parametrize(
+    ("profile", "found"),
+    [
+        ({"photo": ShapeRange((1, 3, 8, 8), (1, 3, 8, 8), (1, 3, 8, 8))}, "'photo'"),
+        ({}, "no input"),
+        ({"image": ShapeRange((1, 3, 8), (1, 3, 8), (1, 3, 8))}, "[1, 3, 8]"),
+        ({"image": ShapeRange((1, 4, 8, 8), (1, 4, 8, 8), (1, 4, 8, 8))}, "[1, 4, 8, 8]"),
+        ({"image": ShapeRange((1, 3, 0, 8), (1, 3, 8, 8), (1, 3, 8, 8))}, "[1, 3, 0, 8]"),
+        ({"image": ShapeRange((2, 3, 8, 8), (1, 3, 8, 8), (2, 3, 8, 8))}, "(2, 3, 8, 8)"),
+    ],
+)
+def test_profiles_that_do_not_fit(profile: dict[str, ShapeRange], found: str) -> None:
+    error = code_of(lambda: backend().build(BuildRequest(residual_net(OPEN), profiles=(profile,))))
+    assert error.code == "engine.profile"
+    assert found in error.found
+
+
+def test_an_operator_it_does_not_have_is_named_with_its_node() -> None:
+    net = Net()
+    unique = net.node("Unique", net.node("Relu", "image"))
+    error = code_of(lambda: backend().build(BuildRequest(net.model(unique))))
+    assert error.code == "engine.unsupported"
+    assert "operator Unique in node 'Unique_t1', number 1 of the graph" in error.found
+
+
+def test_an_operator_that_only_the_builder_refuses() -> None:
+    """NonMaxSuppression parses, and fails later: the builder's silence has to become its log's words."""
+    net = Net((1, 3, 10, 4))
+    boxes = net.node("Squeeze", net.node("ReduceMax", "image", axes=[1]), net.constant(np.array([1])))
+    scores = net.node("Transpose", net.node("ReduceMax", boxes, axes=[2]), perm=[0, 2, 1])
+    limits = net.constant(np.array([5])), net.constant(np.array([0.5], np.float32))
+    model = net.model(net.node("NonMaxSuppression", boxes, scores, *limits))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    error = code_of(lambda: backend().build(BuildRequest(model)))
+    assert error.code in ("engine.build", "engine.unsupported")
+    assert "NonMaxSuppression" in error.found or "NMS" in error.found
+
+
+def test_double_precision_is_refused() -> None:
+    net = Net()
+    model = net.model(net.node("Relu", "image"))
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    assert code_of(lambda: backend().build(BuildRequest(model))).code == "engine.double"
+
+
+def test_types_that_do_not_meet_are_told_with_their_node() -> None:
+    net = Net()
+    model = net.model(net.conv("image", 3, 4))
+    model.graph.initializer[0].CopyFrom(
+        helper.make_tensor(model.graph.initializer[0].name, TensorProto.FLOAT16, (4, 3, 3, 3), np.ones(108, np.float16))
+    )
+    error = code_of(lambda: backend().build(BuildRequest(model)))
+    assert error.code == "engine.graph"
+    assert "operator Conv in node 'Conv_t0'" in error.found
+    assert "must be of same type" in error.found
+
+
+def test_targets_and_accelerators() -> None:
+    error = code_of(lambda: backend("sm12").build(BuildRequest(residual_net())))
+    assert (error.code, "sm86" in error.expected) == ("engine.target", True)
+    error = code_of(lambda: backend(dla=0).build(BuildRequest(residual_net())))
+    assert (error.code, "DLA core 0 with tensorrt_rtx 1.7" in error.found) == ("engine.dla", True)
+
+
+def test_a_builder_alone_loads_nothing(tmp_path: Path) -> None:
+    alone = backend(cache=tmp_path)
+    built = alone.build(BuildRequest(residual_net()))
+    assert code_of(lambda: alone.load(built.engine)).code == "engine.target"
+    assert code_of(lambda: alone.observer(BuildRequest(residual_net()), ())).code == "engine.target"
+    assert alone.describe() == {"runtime": "tensorrt_rtx", "version": alone.describe()["version"], "target": "sm86"}
+    assert (alone.flags(), backend(best=True).flags()) == ({}, {"best": "True"})
+
+
+def test_taps_are_marked_where_they_are_made() -> None:
+    """As the reference engine marks them: a debug tensor, or a further output, for every tap."""
+    model = residual_net()
+    taps = [tap for tap in place(model).taps if tap != "image"]
+    dialect, options = open_dialect(crossing=True), BuilderOptions("sm86")
+    plain = build_engine(dialect, model, (), options, lambda *_: None)
+    debug = build_engine(dialect, model, (), options, lambda *_: None, debug=taps)
+    outputs = build_engine(dialect, model, (), options, lambda *_: None, outputs=taps)
+    assert len(debug.content) < 1.1 * len(plain.content)  # as many outputs would be more
+    assert {kind for layer in outputs.layers for kind in layer.outputs} == {"Float"}
+    error = code_of(lambda: build_engine(dialect, model, (), options, lambda *_: None, debug=["nowhere"]))
+    assert error.code == "engine.tensor"
