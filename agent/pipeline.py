@@ -13,7 +13,7 @@ from agent.loop import FrameLoop
 from agent.observer import ObserverThread, Served
 from agent.telemetry import LoopMeter
 from agent.vision import VisionTask
-from engines.backend import Engine, open_backend
+from engines.backend import Engine, Progress, open_backend
 
 _JOIN_S = 10.0  # longer than any frame takes; a thread that still runs then is a daemon thread
 
@@ -22,6 +22,7 @@ class Pipeline:
     """Built stopped. `meter` is sampled for telemetry, `run_meter` once for the summary.
 
     on_camera is called in the capture thread with the error when a live camera is lost, with None when it is back.
+    preparing hears how far the reference engine is, where that has to be built first.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Pipeline:
         engine: Engine,
         frame_limit: int,
         on_camera: Callable[[CameraError | None], None],
+        preparing: Progress,
     ) -> None:
         policy = config.camera.policy
         self._slot = FrameSlot(policy == "every-frame" or (policy == "auto" and not source.live))
@@ -42,7 +44,7 @@ class Pipeline:
         self.served = 0
         # One thread: the observer's own, whose low priority then holds for all of its work.
         backend = open_backend(config.backend, config.backend_options(threads=1))
-        reference = backend.observer(model.reference, model.placement.taps)
+        reference = backend.observer(model.reference, model.placement.taps, preparing)
         self.observer = ObserverThread(reference, model.spec, config)
         task = VisionTask(model.spec, engine.inputs, engine.outputs)
         self.loop = FrameLoop(self._slot, engine_id, engine, task, [self._count, self.observer.offer])

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.build import Model, build_artefact, check_calibration
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
-from engines.backend import Backend, Engine, EngineError, silent
+from engines.backend import Backend, Engine, EngineError, Progress, silent
 from engines.calibration import Calibration, load_calibration
 from engines.store import Artefact, Store, check_runtime, read_artefact
 
@@ -39,7 +39,7 @@ class Service:
         """The artefact in service, None for the reference."""
         return None if self.degraded else self.serving.path
 
-    def start(self, on_error: Callable[[TaredError], None]) -> Engine:
+    def start(self, on_error: Callable[[TaredError], None], progress: Progress = silent) -> Engine:
         """Load `current`, or else `previous`, or else the reference; each that cannot serve goes to on_error.
 
         One that was built for another runtime, board or GPU is built anew from its own calibration.
@@ -49,7 +49,7 @@ class Service:
                 artefact = self._store.read(link)
                 if artefact is None:
                     continue
-                self.serving = self._of_this_machine(artefact, on_error)
+                self.serving = self._of_this_machine(link, artefact, on_error, progress)
                 engine, self.calibration = self.load(self.serving)
                 return engine
             except TaredError as error:
@@ -58,7 +58,7 @@ class Service:
             self.model,
             self._backend,
             self._store.place,
-            silent,
+            progress,
             calibration=None,
             precision=self._backend.precisions[0],
             key=self._store.key,
@@ -79,7 +79,9 @@ class Service:
         check_calibration(self.model, calibration)
         return self._backend.load(artefact.read_engine()), calibration
 
-    def _of_this_machine(self, artefact: Artefact, on_error: Callable[[TaredError], None]) -> Artefact:
+    def _of_this_machine(
+        self, link: str, artefact: Artefact, on_error: Callable[[TaredError], None], progress: Progress
+    ) -> Artefact:
         """The artefact, or another of the same calibration and plan where this one was built elsewhere."""
         try:
             check_runtime(artefact, self._backend.describe())
@@ -92,13 +94,13 @@ class Service:
             self.model,
             self._backend,
             self._store.place,
-            silent,
+            progress,
             calibration=load_calibration(artefact.path / "calibration.json"),
             plan=PrecisionPlan(artefact.manifest["inputs"].get("plan", {})),
             precision=artefact.manifest["inputs"]["precision"],
             key=self._store.key,
         )
-        self._store.promote(rebuilt)
+        self._store.replace(link, rebuilt)
         return rebuilt
 
     def previous(self) -> Artefact | None:

@@ -23,6 +23,7 @@ from agent.pipeline import Pipeline
 from agent.reporting import Reporter
 from agent.service import Service
 from agent.signals import handling_signals
+from agent.starting import Starting
 from agent.summary import RunSummary
 from engines.backend import Backend
 from engines.seal import find_key
@@ -55,16 +56,18 @@ class Supervisor:
         source = parse_source(config.camera.source)
         reporter = self._reporter = Reporter(config.state_dir, link, birth)
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
-        engine = self._service.start(reporter.error)
-        self._pipeline = Pipeline(
-            config,
-            source,
-            model,
-            self._service.serving.id,
-            engine,
-            frame_limit,
-            lambda error: self._posted.put(lambda: self._on_camera(error)),
-        )
+        with progress("preparing", 100) as bar:
+            engine = self._service.start(reporter.error, Starting("engine", reporter, bar))
+            self._pipeline = Pipeline(
+                config,
+                source,
+                model,
+                self._service.serving.id,
+                engine,
+                frame_limit,
+                lambda error: self._posted.put(lambda: self._on_camera(error)),
+                Starting("reference", reporter, bar),
+            )
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put)
         self._desk = CommandDesk(self._operations.handlers, lambda result: link.send(result) if link else None)
         length = source_length(source)

@@ -177,7 +177,7 @@ class BackendOptions:
 
     threads: int = 1
     cache: Path | None = None
-    key: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
     target: str | None = None
     dla: int | None = None
     best: bool = False

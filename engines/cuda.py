@@ -240,7 +240,7 @@ class CudaExecutor:
         self._pool.clear()
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], source: Array | None = None) -> CudaBuffer:
-        with self._gpu.working("device memory for histograms"):
+        with self._gpu.working("device memory"):
             memory = self._pool.take(int(np.prod(shape)) * dtype.itemsize)
         return CudaBuffer(memory, shape, dtype, source)
 

@@ -26,12 +26,11 @@ import onnx
 import onnx.version_converter
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from calibrate.scale import MIN_SCALE
 from engines.backend import EngineError
 from engines.operators import MOVEMENT_OPS
 from engines.passes import constants_to_initializers, name_nodes
 from engines.placement import COMPUTE_OPS
-from engines.ranges import HALF_MAX, INT8_REACH, QDQ_OPS, beyond_half
+from engines.ranges import HALF_MAX, QDQ_OPS, beyond_half, scale_fits
 from engines.topology import Topology, all_nodes, subgraphs, tensor_types
 
 MIN_OPSET = 19  # the first whose Q/DQ takes float16 scales
@@ -123,7 +122,7 @@ def _round_scales(model: ModelProto) -> None:
         if node.op_type == "QuantizeLinear" and node.input[1] in topology.initializers:
             tensor = topology.initializers[node.input[1]]
             scale = numpy_helper.to_array(tensor)
-            if scale.min() >= MIN_SCALE and INT8_REACH * scale.max() <= HALF_MAX:
+            if scale_fits(scale):
                 tensor.CopyFrom(numpy_helper.from_array(scale.astype(np.float16).astype(np.float32), tensor.name))
 
 

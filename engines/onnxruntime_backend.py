@@ -88,7 +88,7 @@ class OnnxRuntimeBackend:
         engine.infer(np.zeros(request.input_shape or trial_shape(image.shape), image.dtype))
         engine.close()
         progress(1.0, "built")
-        return Built(graph)
+        return Built(graph, facts={"portable": True})
 
     def load(self, engine: bytes) -> OnnxRuntimeEngine:
         """Raises EngineError: `engine.unreadable`, `engine.unsupported`, `engine.graph`."""

@@ -79,6 +79,11 @@ def beyond_half(model: ModelProto, amax: Mapping[str, float]) -> dict[str, str]:
     return reasons
 
 
+def scale_fits(scale: NDArray[np.float32]) -> bool:
+    """Whether float16 can give the INT8 scales of a tensor, and all that they dequantise to."""
+    return bool(scale.min() >= MIN_SCALE and INT8_REACH * scale.max() <= HALF_MAX)
+
+
 class _Bounds:
     """The bounds of one graph, derived node by node in its order."""
 
@@ -126,7 +131,7 @@ class _Bounds:
         """What such a scale quantises, and what it gives back, each with the reason."""
         for node in self.topology.nodes:
             scale = self.constants.get(node.input[1]) if node.op_type in QDQ_OPS else None
-            if scale is not None and not (scale.min() >= MIN_SCALE and INT8_REACH * scale.max() <= HALF_MAX):
+            if scale is not None and not scale_fits(scale):
                 extreme = scale.max() if scale.min() >= MIN_SCALE else scale.min()
                 name = node.input[0] if node.op_type == "QuantizeLinear" else node.output[0]
                 yield name, f"'{name}' has an INT8 scale of {extreme:.3g}, out of float16's reach"
@@ -145,7 +150,7 @@ class _Bounds:
                 value = max(values)
             elif node.op_type in _SUM_OPS:
                 value = max(values) - sum(others)
-            elif node.op_type == "Mul" and 0.0 < math.prod(others):
+            elif node.op_type == "Mul" and math.prod(others) > 0.0:
                 value = max(values) / math.prod(others)
             else:
                 continue
@@ -192,15 +197,13 @@ class _Bounds:
         weight, other = self._weight(node.input[constant]), self.known.get(node.input[1 - constant])
         if weight is None or other is None:
             return None
-        rows = _absolute_sums(node, weight, constant) * other
+        alpha, beta = (_number(node, name, 1.0) if node.op_type == "Gemm" else 1.0 for name in ("alpha", "beta"))
+        rows = _absolute_sums(node, weight, constant) * other * abs(alpha)
         bias = node.input[2] if len(node.input) > 2 else ""
         if bias and bias not in self.known:
             return None
-        if node.op_type == "Gemm":
-            beta = abs(_number(node, "beta", 1.0)) * (self.known[bias] if bias else 0.0)
-            return float(rows.max(initial=0.0)) * abs(_number(node, "alpha", 1.0)) + beta
         added = np.abs(self.constants[bias]) if bias in self.constants else self.known.get(bias, 0.0)
-        return float((rows + added).max(initial=0.0))
+        return float((rows + abs(beta) * added).max(initial=0.0))
 
     def _weight(self, name: str) -> Floats | None:
         """A constant operand, dequantised where it is stored as INT8."""

@@ -137,6 +137,8 @@ def check_runtime(artefact: Artefact, description: Mapping[str, str]) -> None:
             "build it on the board with 'tared build'",
         )
     built_for = artefact.manifest["inputs"].get("backend", {})
+    if artefact.manifest.get("portable"):  # a graph: any release on any machine compiles it when it is loaded
+        built_for, description = ({"runtime": str(told.get("runtime"))} for told in (built_for, description))
     for field in (*description, *(field for field in built_for if field not in description)):
         if built_for.get(field) != description.get(field):
             raise EngineError(
@@ -210,6 +212,11 @@ class Store:
                     return
                 self._link("previous", os.readlink(current))
             self._link("current", target)
+
+    def replace(self, link: str, artefact: Artefact) -> None:
+        """Let `current` or `previous` lead to another artefact: the same engine, built anew. Raises as `promote`."""
+        with self._writing():
+            self._link(link, os.path.relpath(artefact.path, self.root))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from engines.board import board
 from engines.cuda import Gpu
 from engines.half import half_precision
 from engines.placement import COMPUTE_OPS
+from engines.store import Store
 from engines.topology import Topology
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine
 from engines.trt.dialect import open_dialect
@@ -87,10 +88,9 @@ class TensorRtBackend:
         def build(debug: Sequence[str], outputs: Sequence[str], told: Progress) -> bytes:
             return self._build(request.graph, request, told, debug, outputs).content
 
-        folder = self._options.cache / "references" if self._options.cache is not None else None
-        reference = Reference(
-            self._dialect, self._device(), request, tuple(taps), build, self.describe(), folder, self._options.key
-        )
+        cache = self._options.cache
+        store = Store(cache / "references", self._options.key) if cache is not None else None
+        reference = Reference(self._dialect, self._device(), request, tuple(taps), build, self.describe(), store)
         return open_reference(reference, progress)
 
     def _device(self) -> Gpu:

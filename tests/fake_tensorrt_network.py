@@ -113,8 +113,9 @@ class INetworkDefinition:
 class ParserError:
     """Printed as TensorRT prints it: with the name of the kind, which code() gives as number or enumeration."""
 
-    def __init__(self, index: int, node: NodeProto, kind: str, reason: str) -> None:
-        self._index, self._node, self._kind, self._reason = index, node, kind, reason
+    def __init__(self, kind: str, reason: str, function: str, index: int = -1, node: NodeProto | None = None) -> None:
+        self._kind, self._reason, self._function = kind, reason, function
+        self._index, self._node = index, node or NodeProto()
 
     def desc(self) -> str:
         return self._reason
@@ -129,8 +130,8 @@ class ParserError:
         return str(self._node.op_type)
 
     def __str__(self) -> str:
-        where = f"In node {self._index} with name: {self._node.name} and operator: {self._node.op_type}"
-        return f"{where} (check{self._node.op_type}): {self._kind}: {self._reason}"
+        where = f"In node {self._index} with name: {self._node.name} and operator: {self._node.op_type} "
+        return f"{where if self._index >= 0 else ''}({self._function}): {self._kind}: {self._reason}"
 
 
 class OnnxParser:
@@ -155,24 +156,26 @@ class OnnxParser:
         try:
             graph = ModelProto.FromString(model)
         except DecodeError:
-            self._world.error("Failed to parse the ONNX model.")
-            return False
-        for index, node in enumerate(graph.graph.node):
-            if node.op_type in self._world.unsupported:
-                self._errors.append(ParserError(index, node, "UNSUPPORTED_NODE", "false"))
-        if not self._errors:
-            self._check_types(graph)
+            reason = "Failed to parse the ONNX model."
+            self._errors.append(ParserError("MODEL_DESERIALIZE_FAILED", reason, "deserializeOnnxModel"))
+        else:
+            self._check_nodes(graph)
         for error in self._errors:
             self._world.error(f"ModelImporter.cpp: ERROR: {error}")
         if not self._errors:
             self._network.fill(self, graph)
         return not self._errors
 
-    def _check_types(self, graph: ModelProto) -> None:
-        """Strongly typed: what ONNX's type inference refuses, and where."""
+    def _check_nodes(self, graph: ModelProto) -> None:
+        """Operators that there are, and, strongly typed, no node that ONNX's type inference refuses."""
+        for index, node in enumerate(graph.graph.node):
+            if node.op_type in self._world.unsupported:
+                error = ParserError("UNSUPPORTED_NODE", "false", f"check{node.op_type}", index, node)
+                self._errors.append(error)
         try:
             onnx.shape_inference.infer_shapes(graph, check_type=True, strict_mode=True, data_prop=True)
-        except onnx.shape_inference.InferenceError as error:
-            named = [(index, node) for index, node in enumerate(graph.graph.node) if node.name in str(error)]
-            index, node = named[0] if named else (0, graph.graph.node[0])
-            self._errors.append(ParserError(index, node, "INVALID_NODE", " ".join(str(error).split())))
+        except onnx.shape_inference.InferenceError as raised:
+            named = [(index, node) for index, node in enumerate(graph.graph.node) if node.name in str(raised)]
+            index, node = named[0] if named else (-1, NodeProto())
+            reason = " ".join(str(raised).split())
+            self._errors.append(ParserError("INVALID_NODE", reason, "parseNode", index, node))

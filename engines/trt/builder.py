@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -40,7 +40,7 @@ class BuilderOptions:
     dla: int | None = None
     best: bool = False
     timing_cache: Path | None = None
-    key: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
     free_bytes: int | None = None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from engines.backend import BuildRequest, EngineError, Progress
 from engines.cuda import Gpu
 from engines.graph import canonical_hash, image_input
-from engines.store import find_artefact, fingerprint, write_artefact
+from engines.store import Store, find_artefact, write_artefact
 from engines.topology import Topology, trial_shape
 from engines.trt.dialect import Dialect
 from engines.trt.observer import TensorRtObserver
@@ -34,7 +34,7 @@ Build = Callable[[Names, Names, Progress], bytes]  # the engine of a graph with 
 class Reference:
     """What a reference engine follows from, and where it is kept.
 
-    build: builds the reference graph with tensors marked. described: what makes an engine unusable elsewhere. folder:
+    build: builds the reference graph with tensors marked. described: what makes an engine unusable elsewhere. store:
     None keeps nothing.
     """
 
@@ -44,8 +44,7 @@ class Reference:
     taps: tuple[str, ...]
     build: Build
     described: Mapping[str, str]
-    folder: Path | None
-    key: bytes | None
+    store: Store | None
 
 
 def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver:
@@ -59,15 +58,18 @@ def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver
         "profiles": [{name: vars(shapes) for name, shapes in p.items()} for p in reference.request.profiles],
         "backend": dict(reference.described),
     }
-    path = reference.folder / fingerprint(inputs) if reference.folder is not None else None
-    if path is not None and path.exists():
-        kept = find_artefact(path, inputs, reference.key)
-        if kept is not None:
-            engines = [kept.read_file(name) for name in kept.manifest["engines"]]
-            return _observer(reference, str(kept.manifest["way"]), engines)
+    if reference.store is None:
+        return _verified(reference, progress)[2]
+    path, key = reference.store.place(inputs), reference.store.key
+    kept = find_artefact(path, inputs, key)
+    if kept is not None:
+        engines = [kept.read_file(name) for name in kept.manifest["engines"]]
+        return _observer(reference, str(kept.manifest["way"]), engines)
     way, engines, observer = _verified(reference, progress)
-    if path is not None:
-        write_artefact(path, inputs, partial(_fill, way, engines), reference.key)
+    try:
+        write_artefact(path, inputs, partial(_fill, way, engines), key)
+    except EngineError as error:  # a full disk costs the next start its time, and no more
+        log.warning("event=observer problem=%r", str(error))
     return observer
 
 
