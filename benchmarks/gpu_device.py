@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gpu_timing import Run
-from engines.cuda import CudaExecutor, Gpu
+from engines.cuda import Gpu
+from engines.cuda_executor import CudaExecutor
 from engines.kernels import Geometry
 
 _GATE_BYTES = 2 << 30

@@ -1,4 +1,4 @@
-"""The GPU through PyCUDA: its primary context, streams, and the Executor of kernels.cu. PyCUDA is imported here only.
+"""The GPU through PyCUDA: its primary context, its streams, its compiler. PyCUDA is imported here only.
 
 Imported when a Gpu is opened, not before: a machine without PyCUDA or driver gets an error that names the remedy.
 """
@@ -10,19 +10,13 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import DTypeLike
-
-from engines.device_pool import DevicePool, PooledMemory
-from engines.kernels import Argument, Array, Buffer, DeviceError, Geometry, kernel_source
+from engines.kernels import DeviceError
 
 DRIVER = "libcuda.so.1"
 _NVCC = "/usr/local/cuda/bin/nvcc"  # where JetPack has it; a service's PATH does not lead there
 _SEE_IT_RUN = "see whether `nvidia-smi` or `tegrastats` runs"
-_PLAIN_SHARED_BYTES = 48 << 10  # a block gets more only if its kernel has asked for it
 _RESERVED_SHARED_BYTES = 1 << 10  # of a block, for the system's use, from compute capability 8 on
 _WARP, _REGISTERS_TOGETHER = 32, 256  # a warp's registers come in so many at once
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for what others put on the default stream
@@ -144,6 +138,22 @@ class Gpu:
             remedy = "restart the process: after a fault its context is lost"
             raise DeviceError("cuda.launch", _first_line(error), expected, remedy) from error
 
+    def compile(self, source: str, options: Sequence[str]) -> Any:
+        """A CUDA source as a module for this device, whose context must be current.
+
+        nvcc may mention what is no trouble, that a board will soon be too old for it, say: PyCUDA makes that a warning.
+        Raises DeviceError (`cuda.compiler`).
+        """
+        from pycuda import compiler
+
+        remedy = "install the CUDA toolkit's nvcc; set PYCUDA_CACHE_DIR to a folder that can be written"
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The CUDA compiler succeeded", UserWarning)
+                return compiler.SourceModule(source, nvcc=nvcc_path() or _NVCC, options=options, no_extern_c=True)
+        except (self.driver.CompileError, OSError) as error:
+            raise DeviceError("cuda.compiler", _first_line(error), "nvcc to compile kernels.cu", remedy) from error
+
     def _leave(self) -> None:
         try:
             self.driver.Context.pop()
@@ -153,103 +163,6 @@ class Gpu:
 
     def _attribute(self, name: str) -> int:
         return int(self._device.get_attribute(getattr(self.driver.device_attribute, name)))
-
-
-@dataclass(frozen=True)
-class CudaBuffer:
-    """Device memory from the executor's pool; back in it with the last reference, dropped on any thread."""
-
-    memory: PooledMemory
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    source: Array | None = None  # what an upload may still be reading
-
-    @property
-    def address(self) -> int:
-        return int(self.memory.allocation)
-
-
-class CudaExecutor:
-    """Executor on a Gpu, whose context must be current in every call, `close` too, and when the executor is dropped.
-
-    Memory comes from a pool. Compiling takes nvcc and some seconds the first time; PyCUDA keeps the result in the
-    user's cache (PYCUDA_CACHE_DIR overrules where). Raises DeviceError `cuda.compiler`; any use, as Gpu.working.
-    """
-
-    def __init__(self, gpu: Gpu, geometry: Geometry | None = None) -> None:
-        self.geometry = geometry or Geometry()
-        self._gpu = gpu
-        self._pool = DevicePool(gpu.driver.mem_alloc, gpu.driver.MemoryError)
-        shared = self.geometry.shared_bytes()
-        with gpu.working("kernels that load"):
-            module = _compiled(gpu, self.geometry)
-            self._functions = {name: self._function(module, name) for name in shared}
-            self._resident = {
-                name: gpu.resident_blocks(function, self.geometry.threads, shared[name])
-                for name, function in self._functions.items()
-            }
-
-    def resident_blocks(self, kernel: str) -> int:
-        return self._resident[kernel]
-
-    def upload(self, array: Array, stream: Any) -> CudaBuffer:
-        buffer = self._allocate(array.shape, array.dtype, np.ascontiguousarray(array))
-        if array.nbytes:
-            with self._gpu.working("an upload"):
-                self._gpu.driver.memcpy_htod_async(buffer.address, buffer.source, stream)
-        return buffer
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> CudaBuffer:
-        return self._allocate(shape, np.dtype(dtype))
-
-    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: Any) -> CudaBuffer:
-        buffer = self.empty(shape, dtype)
-        with self._gpu.working("memory set to zero"):
-            self._gpu.driver.memset_d8_async(buffer.address, 0, _nbytes(buffer), stream)
-        return buffer
-
-    def download(self, buffer: Buffer, stream: Any) -> Array:
-        assert isinstance(buffer, CudaBuffer)  # one of this executor's
-        array: Array = np.empty(buffer.shape, buffer.dtype)
-        with self._gpu.working("a download, after kernels without a fault"):
-            self._gpu.driver.memcpy_dtoh_async(array, buffer.address, stream)
-            (self._gpu.driver.Context if stream is None else stream).synchronize()
-        return array
-
-    def launch(self, kernel: str, blocks: int, arguments: Sequence[Argument], stream: Any) -> None:
-        """Raises DeviceError: `cuda.kernel` where not even one block fits this GPU, else as Gpu.working.
-
-        A fault inside the kernel appears in one of the calls that follow, the next download at the latest.
-        """
-        values = [np.intp(a.address) if isinstance(a, CudaBuffer) else a for a in arguments]
-        block = (self.geometry.threads, 1, 1)
-        shared = self.geometry.shared_bytes()[kernel]
-        if self._resident[kernel] == 0:
-            raise DeviceError(
-                "cuda.kernel",
-                f"at most {self._gpu.most_shared_bytes} bytes of shared memory for a block",
-                f"{shared} for one of {kernel}",
-                "choose fewer bins or tail octaves",
-            )
-        with self._gpu.working(f"a launch of {kernel}, {blocks} blocks of {block[0]} threads and {shared} bytes"):
-            self._functions[kernel](*values, grid=(blocks, 1), block=block, shared=shared, stream=stream)
-
-    def close(self) -> None:
-        """Give kernels and memory back to the GPU, for good; buffers still alive keep theirs."""
-        self._functions.clear()  # and with the last of them the module
-        self._pool.clear()
-
-    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], source: Array | None = None) -> CudaBuffer:
-        with self._gpu.working("device memory"):
-            memory = self._pool.take(int(np.prod(shape)) * dtype.itemsize)
-        return CudaBuffer(memory, shape, dtype, source)
-
-    def _function(self, module: Any, name: str) -> Any:
-        function = module.get_function(name)
-        shared = self.geometry.shared_bytes()[name]
-        if _PLAIN_SHARED_BYTES < shared <= self._gpu.most_shared_bytes:
-            function.set_attribute(self._gpu.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
-        return function
 
 
 def nvcc_path() -> str | None:
@@ -282,29 +195,6 @@ def _device(driver: Any, ordinal: int) -> Any:
             "cuda.device", f"{count} CUDA devices", f"a device number {ordinal}", "choose one that is there"
         )
     return driver.Device(ordinal)
-
-
-def _compiled(gpu: Gpu, geometry: Geometry) -> Any:
-    """kernels.cu as a module for the current device.
-
-    nvcc may mention what is no trouble, that a board will soon be too old for it, say: PyCUDA makes that a warning.
-    """
-    from pycuda import compiler
-
-    options = ["-O3", "-std=c++17", *(f"-D{name}={value}" for name, value in geometry.defines().items())]
-    remedy = "install the CUDA toolkit's nvcc; set PYCUDA_CACHE_DIR to a folder that can be written"
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA compiler succeeded", UserWarning)
-            return compiler.SourceModule(
-                kernel_source(), nvcc=nvcc_path() or _NVCC, options=options, no_extern_c=True
-            )
-    except (gpu.driver.CompileError, OSError) as error:
-        raise DeviceError("cuda.compiler", _first_line(error), "nvcc to compile kernels.cu", remedy) from error
-
-
-def _nbytes(buffer: CudaBuffer) -> int:
-    return int(np.prod(buffer.shape)) * buffer.dtype.itemsize
 
 
 def _first_line(error: Exception) -> str:

@@ -256,8 +256,7 @@ class _Typing:
                 continue
             inputs = [name for name in node.input if self.is_float(name) and name not in self.topology.initializers]
             makers = [self.topology.producers.get(name) for name in inputs]  # None: the graph's input
-            fixed = [maker for maker in makers if maker is None or maker.op_type != "DequantizeLinear"]
-            if fixed and all(maker is None or maker.name in self.floats for maker in fixed):
+            if all(maker is None or maker.name in self.floats for maker in makers):
                 self.floats[node.name] = "it lies between tensors that are float32"
 
 

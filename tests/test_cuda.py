@@ -13,7 +13,8 @@ from fake_pycuda import ORIN, T4, CompileError, Error, FakePycuda, MemoryError_
 from fiber_executor import COMPILER
 
 from calibrate.histogram import abs_histogram
-from engines.cuda import CudaExecutor, Gpu
+from engines.cuda import Gpu
+from engines.cuda_executor import CudaExecutor
 from engines.kernels import DeviceError, DeviceHistograms, Geometry, search_entropy
 
 SMALL = Geometry(11, 2, 128)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from calibrate.divergence import LEVELS
 from calibrate.histogram import AbsHistogram, abs_histogram
 from calibrate.threshold import entropy_window, find_amax
-from engines.cuda import CudaExecutor, Gpu
+from engines.cuda import Gpu
+from engines.cuda_executor import CudaExecutor
 from engines.kernels import Buffer, DeviceError, DeviceHistograms, Executor, Geometry, search_entropy
 
 Array = NDArray[np.generic]

@@ -16,7 +16,8 @@ from kernel_reference import preprocessed, transforms
 from numpy.typing import NDArray
 from test_kernels import opened_gpu
 
-from engines.cuda import CudaExecutor, Gpu
+from engines.cuda import Gpu
+from engines.cuda_executor import CudaExecutor
 from engines.kernels import Argument, Executor, Geometry
 from engines.preprocessing import HEADER, TAP, DevicePreprocess, ImageTransform
 

@@ -221,6 +221,7 @@ def chain_of_four(operator: str = "Relu") -> ModelProto:
         ({"t2": HALF_MAX / HEADROOM + 1}, dict.fromkeys(["Conv_t2", "Softmax_t3"], "'t2' was measured at 16377")),
         ({"t2": math.inf}, dict.fromkeys(["Conv_t2", "Softmax_t3"], "'t2' was measured at inf")),
         ({"t2": math.nan}, dict.fromkeys(["Conv_t2", "Softmax_t3"], "'t2' was measured at nan")),
+        ({"image": 1.0, "t2": math.nan}, dict.fromkeys(["Conv_t2", "Softmax_t3"], "'t2' was measured at nan")),
         ({"t2": 1e-6}, dict.fromkeys(["Conv_t2", "Softmax_t3"], "'t2' was measured at 1e-06, below")),
         ({"t1": 0.0, "t3": 1e9}, {}),
         (
@@ -240,14 +241,33 @@ def test_what_measurements_take_beyond_float16(amax: dict[str, float], expected:
         assert expected[name] in reason
 
 
-@pytest.mark.parametrize("operator", ["Add", "Sub", "Mul"])
-def test_a_measured_result_speaks_for_the_operand_nobody_measured(operator: str) -> None:
+@pytest.mark.parametrize(
+    ("operator", "amax", "conv_is_beyond"),
+    [
+        ("Add", {"t1": 0.0, "t2": 17e3}, True),
+        ("Add", {"t1": 1e3, "t2": 17e3}, False),  # 17e3 - 1e3 is what the convolution must have reached
+        ("Sub", {"t1": 1e3, "t2": 18e3}, True),
+        ("Mul", {"t1": 1 / HEADROOM, "t2": 17e3}, True),
+        ("Mul", {"t1": 2 / HEADROOM, "t2": 17e3}, False),
+        ("Mul", {"t1": 0.001, "t2": 200.0}, True),
+        ("Max", {"t1": 0.0, "t2": 17e3}, False),  # not examined
+    ],
+)
+def test_a_measured_result_speaks_for_the_operand_nobody_measured(
+    operator: str, amax: dict[str, float], conv_is_beyond: bool
+) -> None:
     net = Net(SHAPE)
-    x = net.conv("image", 4, 4)
-    gate = net.node("Sigmoid", x)
-    model = net.model(net.node(operator, x, gate))
-    assert beyond_half(model, {"t2": 2e4}).keys() == {"Conv_t0", "Sigmoid_t1", f"{operator}_t2"}
-    assert not beyond_half(model, {"t2": 1e4})
+    model = net.model(net.node(operator, net.conv("image", 4, 4), net.node("Relu", "image")))
+    assert ("Conv_t0" in beyond_half(model, amax)) == conv_is_beyond
+
+
+def test_an_output_left_out_has_no_bound() -> None:
+    net = Net(SHAPE)
+    best = net.node("TopK", net.node("Sigmoid", "image"), net.constant(np.array([1])), outputs=2)
+    net.nodes[-1].output[0] = ""
+    padded = net.node("Pad", "image", net.constant(np.array([1, 1])), "", net.constant(np.array([3])))
+    model = net.model(net.node("Cast", f"{best}_1", to=TensorProto.FLOAT), padded, opset=18)
+    assert padded not in tensor_bounds(model, {})
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.backend import Array
-from engines.cuda import CudaExecutor, Gpu
+from engines.cuda import Gpu
+from engines.cuda_executor import CudaExecutor
 from engines.memory import HostMemory
 from engines.preprocessing import DevicePreprocess, ImageTransform
 from engines.trt.dialect import Dialect

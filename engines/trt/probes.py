@@ -11,7 +11,8 @@ import numpy as np
 
 from calibrate.histogram import AbsHistogram
 from engines.backend import Array, TensorSpec
-from engines.cuda import CudaExecutor, Gpu
+from engines.cuda import Gpu
+from engines.cuda_executor import CudaExecutor
 from engines.trt.dialect import Dialect
 from engines.trt.listener import TapHistograms, TapListener
 from engines.trt.session import Session

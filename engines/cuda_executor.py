@@ -1,0 +1,118 @@
+"""The Executor of kernels.cu on a GPU: launches, and the memory that they read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from engines.cuda import Gpu
+from engines.device_pool import DevicePool, PooledMemory
+from engines.kernels import Argument, Array, Buffer, DeviceError, Geometry, kernel_source
+
+_PLAIN_SHARED_BYTES = 48 << 10  # a block gets more only if its kernel has asked for it
+
+
+@dataclass(frozen=True)
+class CudaBuffer:
+    """Device memory from the executor's pool; back in it with the last reference, dropped on any thread."""
+
+    memory: PooledMemory
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    source: Array | None = None  # what an upload may still be reading
+
+    @property
+    def address(self) -> int:
+        return int(self.memory.allocation)
+
+
+class CudaExecutor:
+    """Executor on a Gpu, whose context must be current in every call, `close` too, and when the executor is dropped.
+
+    Memory comes from a pool. Compiling takes nvcc and some seconds the first time; PyCUDA keeps the result in the
+    user's cache (PYCUDA_CACHE_DIR overrules where). Raises DeviceError `cuda.compiler`; any use, as Gpu.working.
+    """
+
+    def __init__(self, gpu: Gpu, geometry: Geometry | None = None) -> None:
+        self.geometry = geometry or Geometry()
+        self._gpu = gpu
+        self._pool = DevicePool(gpu.driver.mem_alloc, gpu.driver.MemoryError)
+        shared = self.geometry.shared_bytes()
+        with gpu.working("kernels that load"):
+            defines = [f"-D{name}={value}" for name, value in self.geometry.defines().items()]
+            module = gpu.compile(kernel_source(), ["-O3", "-std=c++17", *defines])
+            self._functions = {name: self._function(module, name) for name in shared}
+            self._resident = {
+                name: gpu.resident_blocks(function, self.geometry.threads, shared[name])
+                for name, function in self._functions.items()
+            }
+
+    def resident_blocks(self, kernel: str) -> int:
+        return self._resident[kernel]
+
+    def upload(self, array: Array, stream: Any) -> CudaBuffer:
+        buffer = self._allocate(array.shape, array.dtype, np.ascontiguousarray(array))
+        if array.nbytes:
+            with self._gpu.working("an upload"):
+                self._gpu.driver.memcpy_htod_async(buffer.address, buffer.source, stream)
+        return buffer
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> CudaBuffer:
+        return self._allocate(shape, np.dtype(dtype))
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, stream: Any) -> CudaBuffer:
+        buffer = self.empty(shape, dtype)
+        with self._gpu.working("memory set to zero"):
+            self._gpu.driver.memset_d8_async(buffer.address, 0, _nbytes(buffer), stream)
+        return buffer
+
+    def download(self, buffer: Buffer, stream: Any) -> Array:
+        assert isinstance(buffer, CudaBuffer)  # one of this executor's
+        array: Array = np.empty(buffer.shape, buffer.dtype)
+        with self._gpu.working("a download, after kernels without a fault"):
+            self._gpu.driver.memcpy_dtoh_async(array, buffer.address, stream)
+            (self._gpu.driver.Context if stream is None else stream).synchronize()
+        return array
+
+    def launch(self, kernel: str, blocks: int, arguments: Sequence[Argument], stream: Any) -> None:
+        """Raises DeviceError: `cuda.kernel` where not even one block fits this GPU, else as Gpu.working.
+
+        A fault inside the kernel appears in one of the calls that follow, the next download at the latest.
+        """
+        values = [np.intp(a.address) if isinstance(a, CudaBuffer) else a for a in arguments]
+        block = (self.geometry.threads, 1, 1)
+        shared = self.geometry.shared_bytes()[kernel]
+        if self._resident[kernel] == 0:
+            raise DeviceError(
+                "cuda.kernel",
+                f"at most {self._gpu.most_shared_bytes} bytes of shared memory for a block",
+                f"{shared} for one of {kernel}",
+                "choose fewer bins or tail octaves",
+            )
+        with self._gpu.working(f"a launch of {kernel}, {blocks} blocks of {block[0]} threads and {shared} bytes"):
+            self._functions[kernel](*values, grid=(blocks, 1), block=block, shared=shared, stream=stream)
+
+    def close(self) -> None:
+        """Give kernels and memory back to the GPU, for good; buffers still alive keep theirs."""
+        self._functions.clear()  # and with the last of them the module
+        self._pool.clear()
+
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], source: Array | None = None) -> CudaBuffer:
+        with self._gpu.working("device memory"):
+            memory = self._pool.take(int(np.prod(shape)) * dtype.itemsize)
+        return CudaBuffer(memory, shape, dtype, source)
+
+    def _function(self, module: Any, name: str) -> Any:
+        function = module.get_function(name)
+        shared = self.geometry.shared_bytes()[name]
+        if _PLAIN_SHARED_BYTES < shared <= self._gpu.most_shared_bytes:
+            function.set_attribute(self._gpu.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        return function
+
+
+def _nbytes(buffer: CudaBuffer) -> int:
+    return int(np.prod(buffer.shape)) * buffer.dtype.itemsize
