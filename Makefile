@@ -4,6 +4,7 @@
 # make soak        the longer trials (see benchmarks/RESULTS.md)
 # make sanitize    kernels.cu on the CPU under ThreadSanitizer and AddressSanitizer (needs g++)
 # make gpu-check   on a machine with a GPU: its tests, compute-sanitizer, the benchmark
+# make bindings    NVIDIA's Python bindings of TensorRT, for the test that looks up every call; `make test` makes them
 # make wheelhouse  what gpu-check needs where there is no network: make wheelhouse PYTHON=3.12
 # make lock        pins today's versions of all dependencies
 
@@ -13,14 +14,14 @@ BIN := $(VENV)/bin
 SAMPLE := var/sample
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test check soak sanitize lock clean broker wheelhouse gpu-check
+.PHONY: run test check soak sanitize lock clean broker bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@rm -rf var/state  # every run of the sample starts on a blank board
 	@$(BIN)/tared run -c config.yaml
 
-test: $(VENV)/.test broker
+test: $(VENV)/.test broker bindings
 	@$(BIN)/python -m pytest
 
 check: $(VENV)/.test
@@ -54,6 +55,10 @@ broker:
 	@command -v mosquitto >/dev/null || [ -x /usr/sbin/mosquitto ] || \
 	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y mosquitto mosquitto-clients >/dev/null; } || \
 	  echo "mosquitto is not installed and cannot be: the broker tests run on amqtt"
+
+# 4 MB from the package index, once. Without it their test is skipped, and the line that says so names the reason.
+bindings: $(VENV)/.test
+	@$(BIN)/python tests/trt_bindings.py
 
 $(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
 	@$(BIN)/python -m examples.street.render -o $(SAMPLE)

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.build import Model, build_artefact, calibrate, open_model
+from agent.config import backend_options
 from agent.errors import AgentError
 from agent.fidelity import Fidelity, fidelity
 from agent.model_spec import ModelSpec
@@ -30,7 +31,7 @@ from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from calibrate.errors import CalibrationError, TaredError
 from calibrate.histogram import AbsHistogram
-from engines.backend import Backend, BackendOptions, Engine, open_backend
+from engines.backend import Backend, Engine, open_backend
 from engines.calibration import load_histograms, save_histograms
 from engines.seal import find_key
 from engines.store import Store, read_artefact
@@ -54,6 +55,7 @@ class JobRequest:
     model_sha256: str
     backend: str
     threads: int
+    dla: int | None
     method: str
     frames: int
     source: str
@@ -132,7 +134,7 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
     request = JobRequest(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
     emit({"step": "CALIBRATING", "percent": 40})
     key, state = find_key(), Path(request.state_dir)
-    backend = open_backend(request.backend, BackendOptions(request.threads, state / "cache", key))
+    backend = open_backend(request.backend, backend_options(state, request.threads, request.dla))
     model = open_model(ModelSpec.model_validate(request.spec))
     if model.sha256 != request.model_sha256:
         raise CalibrationError(

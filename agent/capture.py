@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from agent.backoff import Backoff
 from agent.camera import Image, Source, read_images
 from agent.errors import CameraError
+from engines.trace import spanned
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class CaptureThread(threading.Thread):
     def _pump(self, backoff: Backoff) -> None:
         started = time.monotonic()
         first_ts: float | None = None
-        for ts, image in read_images(self._source):
+        for ts, image in spanned("capture", read_images(self._source)):
             backoff.reset()
             self._tell(None)
             first_ts = ts if first_ts is None else first_ts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from agent.arguments import Parser, command, number
 from agent.cli_offline import add_offline
 from agent.errors import ConfigError
 from calibrate.errors import TaredError
+from engines.trace import start_tracing
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -28,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which cleans up; the daemon sets its own
     try:
         options = _parser().parse_args(arguments)
+        if os.environ.get("TARED_NVTX"):
+            start_tracing()
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except ConfigError as error:  # lists the errors of a file, one per line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Mapping
@@ -98,7 +99,8 @@ class Config(Strict):
     camera: CameraConfig
     backend: str = "onnxruntime"
     threads: int = Field(default=1, ge=1, le=64)
-    state_dir: Path = Path("var")
+    dla: int | None = Field(default=None, ge=0)
+    state_dir: Path = Field(default_factory=lambda: Path(os.environ.get("STATE_DIRECTORY") or "var"))
     observe: ObserveConfig = ObserveConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     drift: DriftConfig = DriftConfig()
@@ -108,7 +110,12 @@ class Config(Strict):
 
     def backend_options(self, threads: int | None = None) -> BackendOptions:
         """How the runtime shall work; `threads` other than the configured ones where a thread of ours needs them."""
-        return BackendOptions(threads or self.threads, self.state_dir / "cache", find_key())
+        return backend_options(self.state_dir, threads or self.threads, self.dla)
+
+
+def backend_options(state_dir: Path, threads: int, dla: int | None) -> BackendOptions:
+    """How the runtime shall work in a daemon and its child. Raises EngineError (`artefact.key`)."""
+    return BackendOptions(threads, state_dir / "cache", find_key(), dla=dla)
 
 
 def load_config(path: Path) -> Config:

@@ -26,6 +26,7 @@ from calibrate.evidence import ConfidenceSequence, Interval
 from calibrate.histogram import AbsHistogram
 from engines.backend import Observer
 from engines.calibration import Calibration
+from engines.trace import span
 
 _NICE = 10  # of the thread: the frame path goes first
 _HISTORY = 10_000
@@ -154,7 +155,8 @@ class ObserverThread(threading.Thread):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             while (served := self._take()) is not None:
-                self._observe(served)
+                with span("observe"):
+                    self._observe(served)
                 with self._handover:
                     self._busy = False
         except BaseException as error:

@@ -132,6 +132,7 @@ class Recalibration:
             model_sha256=self._model.sha256,
             backend=self._config.backend,
             threads=self._config.threads,
+            dla=self._config.dla,
             method=job.method,
             frames=frames,
             source=self._config.camera.name,

@@ -12,6 +12,7 @@ from agent.decode import Decoder, Prediction, open_decoder
 from agent.model_spec import ModelSpec
 from agent.preprocess import Geometry, Preprocessor
 from engines.backend import Array, Engine, ImageEngine, TensorSpec
+from engines.trace import span
 
 _OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating
 
@@ -37,11 +38,17 @@ class VisionTask:
         An engine that preprocesses does it itself; every other gets what `preprocess` makes.
         """
         if not isinstance(engine, ImageEngine):
-            tensor, geometry = self.preprocess(image)
-            return self.decode(engine.infer(tensor)), geometry
+            with span("preprocess"):
+                tensor, geometry = self.preprocess(image)
+            with span("infer"):
+                outputs = engine.infer(tensor)
+            with span("decode"):
+                return self.decode(outputs), geometry
         transform, geometry = self._preprocess.transform(image)
-        outputs = engine.infer_image(image, transform)
-        return self.decode(outputs, (1, len(transform.gain), transform.height, transform.width)), geometry
+        with span("infer"):  # preprocessing is one of its kernels
+            outputs = engine.infer_image(image, transform)
+        with span("decode"):
+            return self.decode(outputs, (1, len(transform.gain), transform.height, transform.width)), geometry
 
     def preprocess(self, image: NDArray[np.uint8]) -> tuple[NDArray[np.float32], Geometry]:
         """BGR uint8 (H, W, 3) to the network input (1, C, h, w), which the next call may overwrite."""

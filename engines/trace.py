@@ -5,24 +5,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
-from engines.backend import EngineError
+from calibrate.errors import TaredError
+
+Item = TypeVar("Item", bound=tuple[object, ...])
 
 _NOTHING = nullcontext()
 _annotate: Callable[[str], AbstractContextManager[Any]] | None = None
 
 
 def start_tracing() -> None:
-    """From here on ranges are told. Raises EngineError (`trace.missing`) without the package nvtx."""
+    """From here on ranges are told. Raises TaredError (`trace.missing`) without the package nvtx."""
     global _annotate
     try:
         import nvtx
     except ImportError as error:
-        raise EngineError("trace.missing", "no package nvtx", "it, for TARED_NVTX", "pip install nvtx") from error
+        raise TaredError("trace.missing", "no package nvtx", "it, for TARED_NVTX", "pip install nvtx") from error
     _annotate = nvtx.annotate
+
+
+def spanned(name: str, items: Iterable[Item]) -> Iterator[Item]:
+    """The items, each waited for in a range of its own."""
+    iterator = iter(items)
+    while True:
+        with span(name):
+            item = next(iterator, None)
+        if item is None:
+            return
+        yield item
 
 
 def span(name: str) -> AbstractContextManager[Any]:

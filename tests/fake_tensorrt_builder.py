@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fake_tensorrt_config import IBuilderConfig, IOptimizationProfile, Shape
+from fake_tensorrt_config import CrossBuilderConfig, IBuilderConfig, IOptimizationProfile, Shape
 from fake_tensorrt_layers import Row, listing, log_listing
 from fake_tensorrt_network import INetworkDefinition
 from fake_tensorrt_plan import Plan, input_shapes
@@ -27,7 +27,7 @@ class Builder:
         return INetworkDefinition(self._world, flags)
 
     def create_builder_config(self) -> IBuilderConfig:
-        return IBuilderConfig(self._world)
+        return (CrossBuilderConfig if self._world.is_cross else IBuilderConfig)(self._world)
 
     def create_optimization_profile(self) -> IOptimizationProfile:
         return IOptimizationProfile()

@@ -51,7 +51,7 @@ class IBuilderConfig:
 
     __slots__ = (
         *("DLA_core", "_cache", "_monitor", "_world", "avg_timing_iterations", "builder_optimization_level"),
-        *("capabilities", "default_device_type", "flags", "limits", "num_compute_capabilities", "profiles"),
+        *("default_device_type", "flags", "limits", "profiles"),
         "profiling_verbosity",
     )
 
@@ -65,9 +65,6 @@ class IBuilderConfig:
         self.flags = {BuilderFlag.TF32}
         self.limits: dict[MemoryPoolType, int] = {}
         self.profiles: list[IOptimizationProfile] = []
-        self.capabilities: dict[int, ComputeCapability] = {}
-        if world.is_cross:
-            self.num_compute_capabilities = 0
 
     @property
     def progress_monitor(self) -> IProgressMonitor | None:
@@ -122,8 +119,18 @@ class IBuilderConfig:
     def get_timing_cache(self) -> ITimingCache | None:
         return self._cache
 
+
+class CrossBuilderConfig(IBuilderConfig):
+    """IBuilderConfig of TensorRT-RTX. capabilities: what to build for, none being the GPU that is here."""
+
+    __slots__ = ("capabilities", "num_compute_capabilities")
+
+    def __init__(self, world: FakeTensorRt) -> None:
+        super().__init__(world)
+        self.num_compute_capabilities = 0
+        self.capabilities: dict[int, ComputeCapability] = {}
+
     def set_compute_capability(self, capability: ComputeCapability, index: int) -> bool:
-        self._world.require(self._world.is_cross, f"set_compute_capability in {self._world.name}")
         if not 0 <= index < self.num_compute_capabilities:
             return False
         self.capabilities[index] = ComputeCapability(capability)

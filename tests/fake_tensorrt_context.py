@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from fake_allocations import ALIGNMENT, UNWRITTEN, allocate
-from fake_tensorrt_plan import Shape
+from fake_tensorrt_config import Shape
 from fake_tensorrt_types import NUMPY, DataType, Dims, IDebugListener, IProfiler, TensorLocation
 
 from engines.kernels import Array

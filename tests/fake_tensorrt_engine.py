@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fake_tensorrt_config import Shape
 from fake_tensorrt_context import IExecutionContext
 from fake_tensorrt_layers import Row, inspector_json, listing
-from fake_tensorrt_plan import Plan, Program, Shape
+from fake_tensorrt_plan import Plan, Program
 from fake_tensorrt_types import DataType, Dims, LayerInformationFormat, Severity, TensorIOMode
 from onnx import ModelProto
 

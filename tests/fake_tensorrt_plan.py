@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from fake_tensorrt_config import CrossBuilderConfig, IBuilderConfig, Shape
 from fake_tensorrt_types import NUMPY, ONNX, DataType, ProfilingVerbosity
 from onnx import ModelProto
 
@@ -18,10 +19,8 @@ from engines.kernels import Array
 
 if TYPE_CHECKING:
     from fake_tensorrt import FakeTensorRt
-    from fake_tensorrt_config import IBuilderConfig
     from fake_tensorrt_network import INetworkDefinition
 
-Shape = tuple[int, ...]
 _MAGIC = b"ptrt"
 _VALUE_DEPENDENT_OPS = {"NonZero", "NonMaxSuppression", "Unique", "Compress"}  # their outputs' sizes are data
 
@@ -47,7 +46,7 @@ class Plan:
     @staticmethod
     def of(world: FakeTensorRt, network: INetworkDefinition, config: IBuilderConfig) -> Plan:
         major, minor = world.pycuda.device.compute_capability()
-        chosen = [int(capability) for capability in config.capabilities.values()]
+        chosen = [int(each) for each in config.capabilities.values()] if isinstance(config, CrossBuilderConfig) else []
         return Plan(
             (world.name, world.version),
             chosen[0] if chosen else 10 * major + minor,

@@ -24,6 +24,11 @@ class TensorRtEngine(Session):
         self._preprocess: DevicePreprocess | None = None
         self._transform: ImageTransform | None = None
         self._frames: list[HostMemory] = []
+        try:
+            self.quicken()
+        except BaseException:
+            self.close()
+            raise
 
     def infer(self, batch: Array) -> dict[str, Array]:
         """Raises EngineError and DeviceError as `start`."""

@@ -19,6 +19,7 @@ def layer_times_ms(dialect: Dialect, session: Session, batch: Array, runs: int) 
     """
     times: dict[str, list[float]] = {}
     profiler = _profiler(dialect, times)
+    session.drop_graphs()
     session.context.profiler = profiler
     for _ in range(_WARM_UP + runs):
         session.finish(session.start(batch))

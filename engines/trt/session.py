@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from engines.backend import Array, EngineError, TensorSpec
 from engines.cuda import Gpu
+from engines.cuda_graph import CudaGraph, faster_graph
 from engines.memory import DeviceMemory, HostMemory
 from engines.trt.api import ICudaEngine, IExecutionContext
 from engines.trt.dialect import Dialect
@@ -85,6 +87,36 @@ class Session:
     def enqueue(self) -> int:
         """Queue the engine on what lies in the free slot's input; its ticket. The context must be current."""
         ticket, slot = self._next, self._slots[self._next]
+        if slot.graph is None:
+            self._execute(slot)
+        else:
+            slot.graph.launch()
+        for spec in self.outputs:
+            slot.memory[spec.name].download(self._nbytes(spec), self.stream)
+        slot.finish_on(self.stream)
+        slot.shapes, self._next = self._shapes, (ticket + 1) % len(self._slots)
+        return ticket
+
+    def quicken(self) -> None:
+        """Run an engine of one shape before it serves: kernels are loaded, and captured where that is faster."""
+        (low, high), *others = self._ranges
+        if others or low != high:
+            return
+        with self._gpu.current():
+            self.select(low, self._image.dtype)
+            for slot in self._slots:
+                self._execute(slot)
+                self.settle()
+                slot.graph = faster_graph(self.stream, partial(self._execute, slot))
+
+    def drop_graphs(self) -> None:
+        """Go on without captured graphs, inside which no layer can be told from another."""
+        with self._gpu.current():
+            self.settle()
+            for slot in self._slots:
+                slot.drop_graph()
+
+    def _execute(self, slot: _Slot) -> None:
         for spec in self._tensors:
             self.context.set_tensor_address(spec.name, slot.address(spec.name))
         with self._log.recorded() as record:
@@ -92,11 +124,6 @@ class Session:
         if not done:
             remedy = "restart the process: after a fault its context is lost"
             raise EngineError("engine.run", record.last_error, "an inference", remedy)
-        for spec in self.outputs:
-            slot.memory[spec.name].download(self._nbytes(spec), self.stream)
-        slot.finish_on(self.stream)
-        slot.shapes, self._next = self._shapes, (ticket + 1) % len(self._slots)
-        return ticket
 
     def finish(self, ticket: int) -> dict[str, Array]:
         """The outputs of a started batch, by name, in memory of their own. Waits for them."""
@@ -129,7 +156,7 @@ class Session:
             return
         self._closed = True
         with self._gpu.current():
-            self.settle()
+            self.drop_graphs()
             self._slots.clear()
             del self.context, self.engine, self._runtime, self.stream
 
@@ -225,6 +252,12 @@ class _Slot:
         self.event: Any = gpu.driver.Event()
         self.shapes: dict[str, Shape] = {}
         self.pending = False
+        self.graph: CudaGraph | None = None
+
+    def drop_graph(self) -> None:
+        if self.graph is not None:
+            self.graph.close()
+            self.graph = None
 
     def address(self, name: str) -> int:
         return (self._hidden[name] if name in self._hidden else self.memory[name]).address
