@@ -228,13 +228,14 @@ def _device_class(devices: int, device: Any) -> type:
 
 
 class _Device:
-    """pycuda.driver.Device"""
+    """pycuda.driver.Device. model: its name."""
 
     def __init__(self, fake: FakePycuda, board: dict[str, int]) -> None:
         self._fake, self._board = fake, board
+        self.model = NAMES[board["capability"]]
 
     def name(self) -> str:
-        return NAMES[self._board["capability"]]
+        return self.model
 
     def compute_capability(self) -> tuple[int, int]:
         return divmod(self._board["capability"], 10)

@@ -12,7 +12,6 @@ from fake_pycuda import FakePycuda
 from numpy.typing import NDArray
 
 
-
 @pytest.fixture
 def pycuda() -> FakePycuda:
     fake = FakePycuda()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from engines.backend import Array, EngineError, TensorSpec
 from engines.cuda import Gpu
-from engines.cuda_graph import CudaGraph, faster_graph
-from engines.memory import DeviceMemory, HostMemory
-from engines.trt.api import ICudaEngine, IExecutionContext
+from engines.cuda_graph import faster_graph
+from engines.trt.api import ICudaEngine, IExecutionContext, Runtime
 from engines.trt.dialect import Dialect
 from engines.trt.log import messages
+from engines.trt.slot import Shape, Slot
 
-Shape = tuple[int, ...]
 Range = tuple[Shape, Shape]  # smallest and largest shape of an optimization profile
 
 
@@ -35,22 +34,29 @@ class Session:
         self._dialect = dialect
         self._gpu = gpu
         self._log = messages(dialect)
-        with gpu.current():
-            self._runtime: Any = dialect.trt.Runtime(self._log.logger)
-            self.engine: ICudaEngine = self._deserialise(content)
-            self.context: IExecutionContext = self._create_context()
-            self.stream = gpu.stream()
-            self.inputs, outputs = self._specs()
-            self.outputs = [spec for spec in outputs if spec.name not in hidden]
-            self._tensors = (*self.inputs, *outputs)
-            self._image = self.inputs[0]
-            self._ranges = [self._range(index) for index in range(self.engine.num_optimization_profiles)]
-            sizes = self._largest()
-            self._slots = [_Slot(gpu, sizes, hidden) for _ in range(slots)]
         self._selected: tuple[int, Shape] | None = None
         self._shapes: dict[str, Shape] = {}
         self._next = 0
         self._closed = False
+        with gpu.current():
+            try:
+                self._open(content, slots, hidden)
+            except BaseException:
+                self._release()
+                raise
+
+    def _open(self, content: bytes, slots: int, hidden: Collection[str]) -> None:
+        self._runtime: Runtime = self._dialect.trt.Runtime(self._log.logger)
+        self.engine: ICudaEngine = self._deserialise(content)
+        self.stream = self._gpu.stream()
+        self.context: IExecutionContext = self._create_context()
+        self.inputs, outputs = self._specs()
+        self.outputs = [spec for spec in outputs if spec.name not in hidden]
+        self._tensors = (*self.inputs, *outputs)
+        self._image = self.inputs[0]
+        self._ranges = [self._range(index) for index in range(self.engine.num_optimization_profiles)]
+        sizes = self._largest()
+        self._slots = [Slot(self._gpu, sizes, hidden) for _ in range(slots)]
 
     def start(self, batch: Array) -> int:
         """Queue a batch; returns its ticket for `finish`. The batch may change as soon as this returns.
@@ -77,7 +83,7 @@ class Session:
         self._shapes = self._shapes_for(wanted)
         self._selected = profile, wanted
 
-    def free_slot(self) -> _Slot:
+    def free_slot(self) -> Slot:
         """The slot whose input the next `enqueue` reads. RuntimeError when every slot's batch is still under way."""
         slot = self._slots[self._next]
         if slot.pending:
@@ -116,7 +122,7 @@ class Session:
             for slot in self._slots:
                 slot.drop_graph()
 
-    def _execute(self, slot: _Slot) -> None:
+    def _execute(self, slot: Slot) -> None:
         for spec in self._tensors:
             self.context.set_tensor_address(spec.name, slot.address(spec.name))
         with self._log.recorded() as record:
@@ -156,9 +162,20 @@ class Session:
             return
         self._closed = True
         with self._gpu.current():
-            self.drop_graphs()
-            self._slots.clear()
-            del self.context, self.engine, self._runtime, self.stream
+            try:
+                self.drop_graphs()
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        """Drop what there is, users before what they use. The context must be current."""
+        self._slots = []
+        with suppress(AttributeError):  # it was not opened any further
+            del self.stream
+            del self.context
+        with suppress(AttributeError):
+            del self.engine
+        del self._runtime
 
     def _deserialise(self, content: bytes) -> ICudaEngine:
         with self._log.recorded() as record:
@@ -241,28 +258,3 @@ class Session:
 
     def _nbytes(self, spec: TensorSpec) -> int:
         return int(np.prod(self._shapes[spec.name])) * spec.dtype.itemsize
-
-
-class _Slot:
-    """The memory of one batch under way, and the event that ends it."""
-
-    def __init__(self, gpu: Gpu, sizes: dict[str, int], hidden: Collection[str]) -> None:
-        self.memory = {name: HostMemory(gpu, nbytes) for name, nbytes in sizes.items() if name not in hidden}
-        self._hidden = {name: DeviceMemory(gpu, sizes[name]) for name in hidden}
-        self.event: Any = gpu.driver.Event()
-        self.shapes: dict[str, Shape] = {}
-        self.pending = False
-        self.graph: CudaGraph | None = None
-
-    def drop_graph(self) -> None:
-        if self.graph is not None:
-            self.graph.close()
-            self.graph = None
-
-    def address(self, name: str) -> int:
-        return (self._hidden[name] if name in self._hidden else self.memory[name]).address
-
-    def finish_on(self, stream: Any) -> None:
-        """The batch is done when the stream is past this point."""
-        self.event.record(stream)
-        self.pending = True

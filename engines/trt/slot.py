@@ -1,0 +1,39 @@
+"""What one batch under way needs: memory for inputs and outputs, its end as an event, perhaps a captured graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from engines.cuda import Gpu
+from engines.cuda_graph import CudaGraph
+from engines.memory import DeviceMemory, HostMemory
+
+Shape = tuple[int, ...]
+
+
+class Slot:
+    """The memory of one batch under way, and the event that ends it."""
+
+    def __init__(self, gpu: Gpu, sizes: Mapping[str, int], hidden: Collection[str]) -> None:
+        self.memory = {name: HostMemory(gpu, nbytes) for name, nbytes in sizes.items() if name not in hidden}
+        self._hidden = {name: DeviceMemory(gpu, sizes[name]) for name in hidden}
+        self.event: Any = gpu.driver.Event()
+        self.shapes: dict[str, Shape] = {}
+        self.pending = False
+        self.graph: CudaGraph | None = None
+
+    def drop_graph(self) -> None:
+        """The engine is queued kernel by kernel again. The context must be current."""
+        if self.graph is not None:
+            self.graph.close()
+            self.graph = None
+
+    def address(self, name: str) -> int:
+        """Where the GPU finds an input or output."""
+        return (self._hidden[name] if name in self._hidden else self.memory[name]).address
+
+    def finish_on(self, stream: Any) -> None:
+        """The batch is done when the stream is past this point."""
+        self.event.record(stream)
+        self.pending = True

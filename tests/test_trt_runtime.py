@@ -1,0 +1,315 @@
+"""The runtime half of the TensorRT backend on a fake that keeps TensorRT's and CUDA's rules and computes for real."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from fake_pycuda import ORIN, FakePycuda
+from fake_tensorrt import FakeTensorRt, install
+from numpy.typing import NDArray
+from onnx import ModelProto
+from zoo import Net, image, residual_net, run
+
+import engines.tensorrt_backend as tensorrt_backend
+from engines.backend import BackendOptions, BuildRequest, EngineError, ImageEngine, ProfiledEngine, ShapeRange
+from engines.kernels import DeviceError
+from engines.placement import place
+from engines.preprocessing import ImageTransform
+from engines.qdq import insert_qdq
+from engines.tensorrt_backend import TensorRtBackend
+from engines.trt.layers import layers_from_json
+
+OPEN = ("n", 3, "h", "w")
+PC = {**ORIN, "INTEGRATED": 0}
+
+
+@pytest.fixture(params=["a board", "a PC"], autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[FakeTensorRt]:
+    """A process with TensorRT: on a board, whose memory is one, and on a PC."""
+    installed = install(monkeypatch, pycuda=FakePycuda(board=ORIN if request.param == "a board" else PC))
+    tensorrt_backend._gpu.cache_clear()
+    yield installed
+    installed.assert_order()
+    tensorrt_backend._gpu.cache_clear()
+
+
+def net() -> ModelProto:
+    return residual_net((1, 3, 8, 8))
+
+
+def wide_net() -> ModelProto:
+    """Open batch, height and width."""
+    net = Net(OPEN)
+    return net.model(net.conv(net.node("Relu", net.conv("image", 3, 4)), 4, 2))
+
+
+PROFILES = (
+    {"image": ShapeRange((1, 3, 8, 8), (1, 3, 16, 16), (2, 3, 24, 32))},
+    {"image": ShapeRange((1, 3, 40, 40), (1, 3, 48, 48), (1, 3, 64, 64))},
+)
+
+
+def int8(model: ModelProto) -> BuildRequest:
+    placement = place(model)
+    amax = dict.fromkeys(placement.taps, 4.0)
+    return BuildRequest(insert_qdq(model, placement, amax), "int8", amax=amax)
+
+
+def code_of(error: EngineError | DeviceError) -> str:
+    assert all((error.found, error.expected, error.remedy))
+    return error.code
+
+
+# ---- engines
+
+
+def test_an_engine_gives_what_the_graph_gives() -> None:
+    backend = TensorRtBackend()
+    built = backend.build(BuildRequest(net()))
+    with closing(backend.load(built.engine)) as engine:
+        for seed in range(3):
+            found = engine.infer(image(net(), seed))
+            np.testing.assert_allclose(found["t9"], run(net(), image(net(), seed))["t9"], rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_are_the_callers_own() -> None:
+    backend = TensorRtBackend()
+    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
+        first = engine.infer(image(net(), 0))["t9"]
+        kept = first.copy()
+        for seed in range(1, 4):
+            engine.infer(image(net(), seed))
+        assert np.array_equal(first, kept)
+
+
+def test_two_batches_may_be_under_way_and_no_third() -> None:
+    backend = TensorRtBackend()
+    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
+        tickets = [engine.start(image(net(), seed)) for seed in range(2)]
+        with pytest.raises(RuntimeError, match="2 batches under way"):
+            engine.start(image(net(), 2))
+        for seed, ticket in enumerate(tickets):
+            np.testing.assert_allclose(
+                engine.finish(ticket)["t9"], run(net(), image(net(), seed))["t9"], rtol=1e-4, atol=1e-5
+            )
+
+
+def test_the_half_form_comes_near_the_graph_it_was_made_from() -> None:
+    backend, request = TensorRtBackend(), int8(net())
+    batch = image(net())
+    for precision, graph in (("int8", request.graph), ("fp16", net())):
+        built = backend.build(BuildRequest(graph, precision, amax=request.amax))
+        reference = run(graph, batch)["t9"]
+        with closing(backend.load(built.engine)) as engine:
+            assert engine.outputs[0].dtype == np.float32
+            error = np.abs(engine.infer(batch)["t9"] - reference).max() / np.abs(reference).max()
+            assert 0.0 < error < 0.02
+
+
+def test_any_shape_of_any_profile_and_no_other() -> None:
+    backend = TensorRtBackend()
+    built = backend.build(BuildRequest(wide_net(), profiles=PROFILES))
+    rng = np.random.default_rng(0)
+    with closing(backend.load(built.engine)) as engine:
+        assert engine.inputs[0].shape == (None, 3, None, None)
+        for shape in ((1, 3, 8, 8), (2, 3, 24, 32), (1, 3, 64, 40), (1, 3, 16, 9), (1, 3, 16, 9), (1, 3, 40, 40)):
+            batch = rng.normal(size=shape).astype(np.float32)
+            expected = run(wide_net(), batch)
+            for name, found in engine.infer(batch).items():
+                np.testing.assert_allclose(found, expected[name], rtol=1e-4, atol=1e-4)
+        for shape in ((1, 3, 7, 8), (3, 3, 8, 8), (1, 3, 32, 32), (1, 3, 65, 64), (2, 3, 40, 40), (3, 8, 8)):
+            with pytest.raises(EngineError, match=r"engine\.batch.*\[1, 3, 8, 8\] to \[2, 3, 24, 32\] or "):
+                engine.infer(np.zeros(shape, np.float32))
+        with pytest.raises(EngineError, match=r"engine\.batch.*float64"):
+            engine.infer(np.zeros((1, 3, 8, 8), np.float64))
+
+
+def test_nothing_is_allocated_for_a_frame(fake: FakeTensorRt) -> None:
+    backend = TensorRtBackend()
+    built = backend.build(BuildRequest(wide_net(), profiles=PROFILES))
+    with closing(backend.load(built.engine)) as engine:
+        shapes = ((1, 3, 8, 8), (1, 3, 64, 64), (2, 3, 24, 32)) * 3
+        before = fake.pycuda.names()
+        for shape in shapes:
+            engine.infer(np.zeros(shape, np.float32))
+        calls = fake.pycuda.names()[len(before) :]
+        assert not {"mem_alloc", "pagelocked_empty", "stream", "event"} & set(calls)
+        copies = [call for call in calls if call.startswith("memcpy")]
+        assert (copies == []) == tensorrt_backend._gpu().integrated
+
+
+def test_a_camera_frame_is_preprocessed_where_the_input_lies() -> None:
+    backend = TensorRtBackend()
+    frame = np.random.default_rng(0).integers(0, 256, (5, 9, 3), dtype=np.uint8)
+    transform = ImageTransform(5, 9, 4, 8, 0, 0, 8, 8, 114, "rgb", (1 / 255,) * 3, (0.0,) * 3)
+    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
+        assert isinstance(engine, ImageEngine)
+        found = engine.infer_image(frame, transform)
+        tensor = preprocessed(frame, transform)
+        np.testing.assert_allclose(found["t9"], run(net(), tensor)["t9"], rtol=1e-4, atol=1e-5)
+        larger = np.random.default_rng(1).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        second = ImageTransform(16, 16, 8, 8, 0, 0, 8, 8, 114, "bgr", (1.0,) * 3, (0.0,) * 3)
+        found = engine.infer_image(larger, second)
+        np.testing.assert_allclose(found["t9"], run(net(), preprocessed(larger, second))["t9"], rtol=1e-4, atol=1e-3)
+
+
+def preprocessed(frame: NDArray[np.uint8], transform: ImageTransform) -> NDArray[np.float32]:
+    """OpenCV's letterbox, by hand."""
+    canvas = np.full((transform.height, transform.width, 3), transform.pad, np.uint8)
+    inner = cv2.resize(frame, (transform.inner_width, transform.inner_height), interpolation=cv2.INTER_LINEAR)
+    canvas[: transform.inner_height, : transform.inner_width] = inner
+    ordered = canvas[:, :, ::-1] if transform.color == "rgb" else canvas
+    return (ordered.transpose(2, 0, 1)[None] * np.float32(transform.gain[0])).astype(np.float32)
+
+
+def test_an_engine_made_in_one_thread_serves_and_ends_in_another() -> None:
+    backend = TensorRtBackend()
+    engine = backend.load(backend.build(BuildRequest(net())).engine)
+    other = backend.load(backend.build(BuildRequest(net())).engine)
+    problems: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            engine.infer(image(net()))
+            other.infer(image(net()))  # a swap: both alive, the old one closed by whoever used it
+            engine.close()
+            other.infer(image(net()))
+            other.close()
+            other.close()
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join(30)
+    assert problems == []
+    with pytest.raises(EngineError, match=r"engine\.closed"):
+        engine.infer(image(net()))
+
+
+# ---- what goes wrong
+
+
+def test_plans_that_cannot_be_loaded() -> None:
+    backend = TensorRtBackend()
+    engine = backend.build(BuildRequest(net())).engine
+    for plan in (engine[: len(engine) // 2], b"", b"junk" * 100):
+        with pytest.raises(EngineError, match=r"engine\.unreadable") as caught:
+            backend.load(plan)
+        assert code_of(caught.value) == "engine.unreadable"
+        assert "build it again on this board" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("step", "said", "code"),
+    [
+        ("deserialize", "Version tag does not match", "engine.unreadable"),
+        ("context", "Error Code 2: OutOfMemory", "engine.memory"),
+    ],
+)
+def test_loading_that_fails_says_why(fake: FakeTensorRt, step: str, said: str, code: str) -> None:
+    backend = TensorRtBackend()
+    engine = backend.build(BuildRequest(net())).engine
+    fake.fail[step] = said
+    with pytest.raises(EngineError) as caught:
+        backend.load(engine)
+    assert code_of(caught.value) == code
+    assert said in caught.value.found
+
+
+def test_an_inference_that_fails_is_an_error_and_no_hang(fake: FakeTensorRt) -> None:
+    backend = TensorRtBackend()
+    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
+        fake.fail["execute"] = "Cuda Runtime (an illegal memory access was encountered)"
+        with pytest.raises(EngineError, match=r"engine\.run.*illegal memory access.*restart the process"):
+            engine.infer(image(net()))
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("Error Code 2: OutOfMemory (Requested size was 8589934592 bytes.)", "engine.memory"),
+        ("Error Code 10: Internal Error (Could not find any implementation for node Softmax_3.)", "engine.kernel"),
+        ("Error Code 9: Internal Error (something else)", "engine.build"),
+    ],
+)
+def test_a_build_that_fails_says_why(fake: FakeTensorRt, said: str, code: str) -> None:
+    fake.fail["build"] = said
+    with pytest.raises(EngineError) as caught:
+        TensorRtBackend().build(BuildRequest(net()))
+    assert code_of(caught.value) == code
+    assert said.split("(")[0].strip() in caught.value.found
+
+
+# ---- INT8 that the runtime does not have
+
+
+def test_nodes_without_int8_kernels_are_named(fake: FakeTensorRt) -> None:
+    backend, request = TensorRtBackend(), int8(net())
+    convs = [node.name for node in request.graph.graph.node if node.op_type == "Conv"]
+    assert backend.build(request).without_int8 == {}
+    fake.without_int8 = {convs[1]}
+    assert set(backend.build(request).without_int8) == {convs[1]}
+    fake.without_kernel, fake.without_int8 = {convs[2]}, set()
+    built = backend.build(request)
+    assert (set(built.without_int8), built.engine) == ({convs[2]}, b"")
+
+
+def test_the_layers_are_the_engines_own() -> None:
+    backend, request = TensorRtBackend(), int8(net())
+    layers = layers_from_json(backend.build(request).files["layers.json"])
+    read = {node: layer.precision for layer in layers for node in layer.nodes}
+    assert all(read[node.name] == "Int8" for node in request.graph.graph.node if node.op_type == "Conv")
+
+
+def test_layer_times() -> None:
+    backend = TensorRtBackend()
+    built = backend.build(BuildRequest(net()))
+    with closing(backend.load(built.engine)) as engine:
+        assert isinstance(engine, ProfiledEngine)
+        times = engine.layer_times_ms(image(net()), runs=5)
+        assert times
+        assert all(value >= 0.0 for value in times.values())
+        assert engine.infer(image(net()))  # and serves on
+
+
+# ---- what is kept
+
+
+def test_kernel_timings_are_kept_and_only_read_when_whole(fake: FakeTensorRt, tmp_path: Path) -> None:
+    backend = TensorRtBackend(BackendOptions(cache=tmp_path))
+    backend.build(BuildRequest(net()))
+    timed = list(fake.timed)
+    assert timed
+    backend.build(BuildRequest(net()))
+    assert fake.timed == []  # all in the cache
+    (file,) = tmp_path.glob("*.timings")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    backend.build(BuildRequest(net()))
+    assert fake.timed == timed  # damaged: not shown to TensorRT
+    keyed = TensorRtBackend(BackendOptions(cache=tmp_path, key=b"k" * 32))
+    keyed.build(BuildRequest(net()))
+    assert fake.timed == timed  # not signed by this key
+    keyed.build(BuildRequest(net()))
+    assert fake.timed == []
+
+
+def test_what_makes_an_engine_unusable_elsewhere_is_described() -> None:
+    described = TensorRtBackend().describe()
+    assert described["runtime"] == "tensorrt"
+    assert {"version", "gpu", "sm", "multiprocessors", "cuda", "machine"} <= set(described)
+
+
+def test_a_machine_without_pycuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pycuda" else real(name))
+    with pytest.raises(DeviceError, match=r"cuda\.pycuda.*pip install 'tared\[jetson\]'"):
+        TensorRtBackend()
