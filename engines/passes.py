@@ -61,20 +61,30 @@ def drop_initializer_inputs(model: ModelProto) -> ModelProto:
     return model
 
 
-def raise_opset(model: ModelProto) -> ModelProto:
-    """Raise the standard opset to 13 with onnx.version_converter; newer models stay as they are."""
-    version = next(opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx"))
-    if version >= MIN_OPSET:
+def raise_opset(model: ModelProto, target: int = MIN_OPSET, otherwise: str = "") -> ModelProto:
+    """Raise the standard opset with onnx.version_converter; models of the target opset or a newer one stay as they are.
+
+    otherwise: what else helps, for the remedy. Raises EngineError: `model.opset` (onnx cannot convert the model).
+    """
+    version = standard_opset(model)
+    if version >= target:
         return model
     try:
-        return onnx.version_converter.convert_version(model, MIN_OPSET)
+        raised = onnx.version_converter.convert_version(model, target)
+        onnx.checker.check_model(raised)
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
         raise EngineError(
             "model.opset",
             f"opset {version}, which onnx cannot raise ({error})",
-            f"opset {MIN_OPSET} or later",
-            f"export the model again with opset {MIN_OPSET} or later",
+            f"opset {target} or later",
+            f"export the model again with opset {target} or later{otherwise}",
         ) from error
+    return raised
+
+
+def standard_opset(model: ModelProto) -> int:
+    """The version of ONNX's own operators that a model asks for."""
+    return next(int(opset.version) for opset in model.opset_import if opset.domain in ("", "ai.onnx"))
 
 
 def constants_to_initializers(model: ModelProto) -> ModelProto:

@@ -9,33 +9,31 @@ known, no bound is made up: such a tensor is trusted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from calibrate.scale import MIN_SCALE
-from engines.operators import AVERAGE_OPS, MOVEMENT_OPS
+from engines.half_bounds import (
+    LARGEST_OPS,
+    NO_LARGER_OPS,
+    SUM_OPS,
+    UNIT_OPS,
+    Floats,
+    absolute_sums,
+    bound_of_inputs,
+    number,
+)
 from engines.placement import COMPUTE_OPS
-from engines.topology import Topology, attribute
+from engines.topology import Topology
 
 HALF_MAX = 65504.0
 HALF_MIN_NORMAL = 2.0**-14
 HEADROOM = 4.0  # frames to come may be brighter than those measured
 INT8_REACH = 128  # QuantizeLinear saturates to [-128, 127]
 QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
-
-_UNIT_OPS = {"Sigmoid", "HardSigmoid", "Tanh", "Erf", "Softsign", "Softmax", "Hardmax", "Sign", "Sin", "Cos"}
-_NO_LARGER_OPS = {  # |f(x)| <= |x|
-    *(MOVEMENT_OPS - {"Concat", "Pad", "Resize"}), *AVERAGE_OPS, "Relu", "ThresholdedRelu", "HardSwish", "Mish", "Gelu",
-    "Swish", "Abs", "Neg", "Identity", "Dropout", "Cast", "Expand", "Tile", "GatherElements", "GatherND", "TopK",
-    "GlobalMaxPool", "ReduceMax", "ReduceMin", "Trilu",
-}  # fmt: skip
-_LARGEST_OPS = {"Concat", "Max", "Min", "Mean", "Where", "Pad"}
-_SUM_OPS = {"Add", "Sub", "Sum"}
-
-Floats = NDArray[np.float64]
 
 
 def tensor_bounds(model: ModelProto, amax: Mapping[str, float]) -> dict[str, float]:
@@ -141,14 +139,14 @@ class _Bounds:
         least = {name: largest * HEADROOM for name, largest in self.amax.items()}
         for node in reversed(self.topology.nodes):
             values = [least[name] for name in node.output if name in least]
-            read = node.input if node.op_type in _SUM_OPS | {"Mul"} else node.input[:1]
+            read = node.input if node.op_type in SUM_OPS | {"Mul"} else node.input[:1]
             unknown = {name for name in read if name not in self.known}
             if not values or len(unknown) != 1:
                 continue
             others = [self.known[name] for name in read if name in self.known]
-            if node.op_type in _NO_LARGER_OPS | {"Clip", "LeakyRelu", "Resize"}:
+            if node.op_type in NO_LARGER_OPS | {"Clip", "LeakyRelu", "Resize"}:
                 value = max(values)
-            elif node.op_type in _SUM_OPS:
+            elif node.op_type in SUM_OPS:
                 value = max(values) - sum(others)
             elif node.op_type == "Mul" and math.prod(others) > 0.0:
                 value = max(values) / math.prod(others)
@@ -168,7 +166,7 @@ class _Bounds:
     def _derive(self, node: NodeProto) -> float | None:
         """The bound on a node's outputs that follows from its inputs; None when none does."""
         operator = node.op_type
-        if operator in _UNIT_OPS:
+        if operator in UNIT_OPS:
             return 1.0
         if operator in COMPUTE_OPS:
             return self._product(node)
@@ -178,7 +176,7 @@ class _Bounds:
             return self._normalised(node)
         if operator == "Clip":
             return self._clipped(node)
-        if operator in _LARGEST_OPS | _SUM_OPS | {"Mul", "PRelu"}:
+        if operator in LARGEST_OPS | SUM_OPS | {"Mul", "PRelu"}:
             read = {"Where": node.input[1:], "Pad": node.input[0:3:2]}.get(operator, node.input)
         else:
             read = node.input[:1]
@@ -189,7 +187,7 @@ class _Bounds:
             divisor = self.constants.get(node.input[1])
             smallest = 0.0 if divisor is None else float(np.abs(divisor).min(initial=math.inf))
             return bounds[0] / smallest if smallest > 0.0 else None
-        return _of_inputs(node, bounds)
+        return bound_of_inputs(node, bounds)
 
     def _product(self, node: NodeProto) -> float | None:
         """Hoelder's inequality, row by row of the constant operand; it bounds every partial sum, too."""
@@ -197,8 +195,8 @@ class _Bounds:
         weight, other = self._weight(node.input[constant]), self.known.get(node.input[1 - constant])
         if weight is None or other is None:
             return None
-        alpha, beta = (_number(node, name, 1.0) if node.op_type == "Gemm" else 1.0 for name in ("alpha", "beta"))
-        rows = _absolute_sums(node, weight, constant) * other * abs(alpha)
+        alpha, beta = (number(node, name, 1.0) if node.op_type == "Gemm" else 1.0 for name in ("alpha", "beta"))
+        rows = absolute_sums(node, weight, constant) * other * abs(alpha)
         bias = node.input[2] if len(node.input) > 2 else ""
         if bias and bias not in self.known:
             return None
@@ -217,7 +215,7 @@ class _Bounds:
             return None
         along = [1] * integers.ndim
         if scale.ndim:
-            along[int(_number(maker, "axis", 1))] = -1
+            along[int(number(maker, "axis", 1))] = -1
         return np.asarray(integers * scale.astype(np.float64).reshape(along))
 
     def _dequantised(self, node: NodeProto) -> float | None:
@@ -231,7 +229,7 @@ class _Bounds:
         gamma, beta, mean, variance = (None if p is None else p.astype(np.float64) for p in parameters)
         if bound is None or gamma is None or beta is None or mean is None or variance is None:
             return None
-        gain = gamma / np.sqrt(variance + _number(node, "epsilon", 1e-5))
+        gain = gamma / np.sqrt(variance + number(node, "epsilon", 1e-5))
         return float((np.abs(gain) * bound + np.abs(beta - gain * mean)).max(initial=0.0))
 
     def _clipped(self, node: NodeProto) -> float | None:
@@ -250,51 +248,5 @@ class _Bounds:
         return min(found, default=None)
 
 
-def _of_inputs(node: NodeProto, bounds: Sequence[float]) -> float | None:
-    """Operators that need no more than the bounds of what they read."""
-    operator, largest = node.op_type, max(bounds)
-    if operator in _NO_LARGER_OPS | _LARGEST_OPS:
-        return largest
-    if operator in _SUM_OPS:
-        return sum(bounds)
-    if operator == "Mul":
-        return math.prod(bounds)
-    if operator == "Resize":  # cubic interpolation overshoots, and cropping fills in a value of its own
-        mode = attribute(node, "mode", b"nearest"), attribute(node, "coordinate_transformation_mode")
-        return None if mode[0] == b"cubic" or mode[1] == b"tf_crop_and_resize" else largest
-    if operator == "PRelu":
-        return bounds[0] * max(1.0, bounds[1])
-    functions = {
-        "LeakyRelu": lambda x: x * max(1.0, abs(_number(node, "alpha", 0.01))),
-        "Elu": lambda x: max(x, abs(_number(node, "alpha", 1.0))),
-        "Celu": lambda x: max(x, abs(_number(node, "alpha", 1.0))),
-        "Selu": lambda x: max(x, abs(_number(node, "alpha", 1.67326))) * abs(_number(node, "gamma", 1.0507)),
-        "Softplus": lambda x: x + math.log(2.0),
-        "Exp": lambda x: math.exp(min(x, 700.0)),
-        "Sqrt": math.sqrt,
-    }
-    return functions[operator](largest) if operator in functions else None
-
-
-def _absolute_sums(node: NodeProto, weight: Floats, constant: int) -> Floats:
-    """sum|w| over all that one output value adds up, per output channel."""
-    sizes = np.abs(weight)
-    if node.op_type == "Conv":  # (out, in / groups, ...)
-        return np.asarray(sizes.sum(axis=tuple(range(1, weight.ndim))))
-    if node.op_type == "ConvTranspose":  # (in, out / groups, ...): group g of the inputs makes group g of the outputs
-        groups = int(_number(node, "group", 1))
-        grouped = sizes.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
-        return np.asarray(grouped.sum(axis=(1, 3))).reshape(-1)
-    if node.op_type == "Gemm":
-        return np.asarray(sizes.sum(axis=1 if attribute(node, "transB", 0) else 0))
-    inner = -1 if constant == 0 or weight.ndim == 1 else -2
-    return np.asarray(sizes.sum(axis=inner))
-
-
 def _largest(values: NDArray[np.generic]) -> float:
     return float(np.abs(values.astype(np.float64)).max(initial=0.0))
-
-
-def _number(node: NodeProto, name: str, default: float) -> float:
-    value = attribute(node, name, default)
-    return float(value)  # type: ignore[arg-type]  # ONNX says number

@@ -48,6 +48,7 @@ T4 = {
 NAMES = {87: "Orin", 75: "Tesla T4"}
 FIRST_HANDLE = 77
 CUDA_VERSION = (12, 6, 0)
+NOT_CAPTURED = {"synchronize", "event_synchronize", "mem_alloc", "pagelocked_empty", "free", "compile"}
 FREE_BYTES, TOTAL_BYTES = 3 << 30, 8 << 30
 
 
@@ -81,6 +82,7 @@ class FakePycuda:
         self.mapped: dict[int, Array] = {}
         self.pagelocked: dict[int, Array] = {}
         self.mistakes: list[str] = []
+        self.spoiled_captures: list[Queue] = []
         self.device = _Device(self, board)
         self._depths: dict[int, int] = {}
         self._queues = {0: Queue()}
@@ -112,9 +114,13 @@ class FakePycuda:
             raise self.fail[name]
 
     def work(self, name: str, stream: object) -> None:
-        """A call that PyCUDA refuses, or the driver, unless a context is current."""
+        """A call that PyCUDA refuses, or the driver, unless a context is current; while a stream is captured, most."""
         assert self.depth > 0, f"{name} without a current context"
         self.record(name, stream)
+        captured = [queue for queue in self._queues.values() if queue.captured is not None]
+        if captured and name in NOT_CAPTURED:
+            self.spoiled_captures += captured
+            raise Error(f"{name} failed: operation not permitted when stream is capturing")
 
     def watch(self, thing: object, what: str) -> None:
         """Note it as a mistake if a thing of the context is dropped while none is current."""
@@ -122,7 +128,7 @@ class FakePycuda:
 
     def room(self, address: int) -> int:
         """Bytes from an address to the end of the memory that the device sees there; 0 where there is none."""
-        for start, memory in (*self.alive.items(), *self.mapped.items()):
+        for start, memory in (*self.alive.copy().items(), *self.mapped.copy().items()):
             if start <= address < start + memory.nbytes:
                 return start + memory.nbytes - address
         return 0

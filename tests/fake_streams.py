@@ -17,15 +17,22 @@ if TYPE_CHECKING:
 
 
 class Queue:
-    """The work of one stream, in order. It is kept when the stream is dropped: CUDA finishes it, too."""
+    """The work of one stream, in order. It is kept when the stream is dropped: CUDA finishes it, too.
+
+    captured: what is put while the stream is captured as a graph, and then not done; None when it is not.
+    """
 
     def __init__(self) -> None:
         self.queued = 0
+        self.captured: list[Callable[[], object]] | None = None
         self._done = 0
         self._work: deque[Callable[[], object]] = deque()
         self._lock = threading.RLock()
 
     def put(self, work: Callable[[], object]) -> None:
+        if self.captured is not None:
+            self.captured.append(work)
+            return
         self._work.append(work)
         self.queued += 1
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
-from fake_allocations import ALIGNMENT, UNWRITTEN, allocate
+from fake_allocations import ALIGNMENT
+from fake_streams import Queue
 from fake_tensorrt_config import Shape
-from fake_tensorrt_types import NUMPY, DataType, Dims, IDebugListener, IProfiler, TensorLocation
+from fake_tensorrt_inference import Inference
+from fake_tensorrt_types import NUMPY, Dims, IDebugListener, IProfiler
 
 from engines.kernels import Array
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from fake_tensorrt_engine import ICudaEngine
 
 _USAGE = "IExecutionContext::{}: Error Code 3: API Usage Error (Parameter check failed, {})"
-
-_capsule = ctypes.pythonapi.PyCapsule_New
-_capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class IExecutionContext:
@@ -38,7 +36,7 @@ class IExecutionContext:
         self._listens = False
         self._profiler: IProfiler | None = None
         self._alone = threading.Lock()
-        self._pending: list[str] = []
+        self._pending: dict[int, tuple[Queue, int]] = {}
         self._scratch: dict[str, Array] = {}
         world.watch(self, "context", _Ending(world, self._pending, self._scratch))
 
@@ -97,83 +95,50 @@ class IExecutionContext:
             return True
 
     def set_debug_listener(self, listener: IDebugListener) -> bool:
-        with self._call("set_debug_listener"):
+        with self._one_at_a_time("set_debug_listener"):
             if not isinstance(listener, IDebugListener):
                 raise TypeError(f"set_debug_listener(): incompatible function arguments: {listener!r}")
             self._listener = listener
             return True
 
     def set_all_tensors_debug_state(self, flag: bool) -> bool:
-        with self._call("set_all_tensors_debug_state"):
+        with self._one_at_a_time("set_all_tensors_debug_state"):
             self._listens = flag
             return True
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        with self._call("execute_async_v3"):
-            if self._world.fails("execute"):
-                return False
-            if not self._is_settled():
-                return self._refuse("enqueueV3", "condition: allInputDimensionsSpecified.")
-            shapes = {**self._shapes, **self._program.shapes(self._shapes)}
-            for name in self._engine.names:
-                if not self._addresses.get(name):
-                    return self._refuse("enqueueV3", f"condition: an address is set for tensor {name}.")
-                self._check_memory(name, shapes[name])
-            self._enqueue(stream_handle, shapes)
-            return True
+        """Callbacks run inside; whatever keeps their frames alive keeps no reference to this, for TensorRT has none."""
+        alone, world = self._alone, self._world
+        world.require_context("execute_async_v3")
+        world.require(alone.acquire(blocking=False), "execute_async_v3 while another call is under way")
+        try:
+            inference = self._prepare(stream_handle)
+            del self
+            if inference is not None:
+                inference.enqueue()
+            return inference is not None
+        finally:
+            alone.release()
 
-    def _enqueue(self, handle: int, shapes: dict[str, Shape]) -> None:
-        queue = self._world.pycuda.queue(handle)
-        addresses, program, pending = dict(self._addresses), self._program, self._pending
-        read = {name: (addresses[name], shapes[name]) for name in program.inputs}
-        written = {name: addresses[name] for name in program.outputs}
-        results: dict[str, Array] = {}
-
-        def compute() -> None:
-            results.update(program.run({name: _read(*where, program.types[name]) for name, where in read.items()}))
-
-        def write() -> None:
-            for name, address in written.items():
-                _write(address, results[name])
-            pending.pop()
-
-        pending.append("an inference")
-        queue.put(compute)
-        if self._listener is not None and self._listens:
-            for name in program.debug:
-                self._hand_out(name, shapes[name], results, handle)
-        queue.put(write)
-        if self._profiler is not None:  # waits, as TensorRT does then
-            queue.run()
-            for index, row in enumerate(self._engine.rows()):
-                self._profiler.report_layer_time(row.name, 0.01 * (index + 1))
-
-    def _hand_out(self, name: str, shape: Shape, results: dict[str, Array], handle: int) -> None:
-        """Show the listener a debug tensor: in memory that holds it when the stream is there, and only for the call."""
-        world, kind = self._world, self._program.types[name]
-        spoil = world.spoil.get(name, _as_it_is)
-        if spoil(np.zeros(shape, NUMPY[kind])) is None:
-            return
-        memory = self._memory_for(name, int(np.prod(shape)) * np.dtype(NUMPY[kind]).itemsize)
-        address = memory.ctypes.data
-        queue = world.pycuda.queue(handle)
-        queue.put(lambda: _write(address, np.asarray(spoil(results[name]), NUMPY[kind])))
-        with suppress(BaseException):  # swallowed, and success reported, as by the bindings
-            capsule = _capsule(address, None, None)
-            self._listener.process_debug_tensor(capsule, TensorLocation.DEVICE, kind, Dims(shape), name, handle)  # type: ignore[union-attr]  # there is one, or nobody asks
-        queue.put(lambda: memory.fill(UNWRITTEN))
-
-    def _memory_for(self, name: str, nbytes: int) -> Array:
-        if name not in self._scratch or self._scratch[name].nbytes != nbytes:
-            self._world.pycuda.settle()
-            self._forget(name)
-            self._scratch[name] = allocate(max(nbytes, 1))
-            self._world.pycuda.alive[self._scratch[name].ctypes.data] = self._scratch[name]
-        return self._scratch[name]
-
-    def _forget(self, name: str) -> None:
-        if name in self._scratch:
-            del self._world.pycuda.alive[self._scratch.pop(name).ctypes.data]
+    def _prepare(self, handle: int) -> Inference | None:
+        """What is to be done; None where TensorRT refuses it."""
+        if self._world.fails("execute"):
+            return None
+        if not self._is_settled():
+            self._refuse("enqueueV3", "condition: allInputDimensionsSpecified.")
+            return None
+        shapes = {**self._shapes, **self._program.shapes(self._shapes)}
+        for name in self._engine.names:
+            if not self._addresses.get(name):
+                self._refuse("enqueueV3", f"condition: an address is set for tensor {name}.")
+                return None
+            self._check_memory(name, shapes[name])
+        layers = [row.name for row in self._engine.rows()] if self._profiler is not None else []
+        listener = self._listener if self._listens else None
+        return Inference(
+            *(self._world, self._program, handle, shapes, dict(self._addresses), self._pending, self._scratch),
+            *(listener, self._profiler, layers),
+        )
 
     def _is_settled(self) -> bool:
         return self._shapes.keys() == self._program.inputs.keys()
@@ -192,8 +157,14 @@ class IExecutionContext:
 
     @contextmanager
     def _call(self, call: str) -> Iterator[None]:
-        """A context is for one thread at a time, and not for its own callbacks."""
+        """What may reach the device; whatever only notes something on the host needs no CUDA context."""
         self._world.require_context(call)
+        with self._one_at_a_time(call):
+            yield
+
+    @contextmanager
+    def _one_at_a_time(self, call: str) -> Iterator[None]:
+        """A context is for one thread at a time, and not for its own callbacks."""
         self._world.require(self._alone.acquire(blocking=False), f"{call} while another call is under way")
         try:
             yield
@@ -204,26 +175,11 @@ class IExecutionContext:
 class _Ending:
     """What the end of an execution context means, without a reference to it."""
 
-    def __init__(self, world: FakeTensorRt, pending: list[str], scratch: dict[str, Array]) -> None:
+    def __init__(self, world: FakeTensorRt, pending: dict[int, tuple[Queue, int]], scratch: dict[str, Array]) -> None:
         self._world, self._pending, self._scratch = world, pending, scratch
 
     def __call__(self) -> None:
-        if self._pending:
+        if not all(queue.is_done(mark) for queue, mark in self._pending.values()):
             self._world.mistakes.append("context freed while its stream was not done")
         for memory in self._scratch.values():
             del self._world.pycuda.alive[memory.ctypes.data]
-
-
-def _read(address: int, shape: Shape, kind: DataType) -> Array:
-    values: Array = np.empty(shape, NUMPY[kind])
-    ctypes.memmove(values.ctypes.data, address, values.nbytes)
-    return values
-
-
-def _write(address: int, values: Array) -> None:
-    contiguous = np.ascontiguousarray(values)
-    ctypes.memmove(address, contiguous.ctypes.data, contiguous.nbytes)
-
-
-def _as_it_is(values: Array) -> Array | None:
-    return values

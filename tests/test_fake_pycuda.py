@@ -8,8 +8,11 @@ import threading
 import numpy as np
 import pytest
 from fake_allocations import UNWRITTEN
+from fake_cuda_graphs import FakeCudaGraphs
 from fake_pycuda import FakePycuda
 from numpy.typing import NDArray
+
+from engines.cuda_graph import CudaGraph
 
 
 @pytest.fixture
@@ -124,6 +127,41 @@ def test_a_context_is_current_on_one_thread_only(pycuda: FakePycuda) -> None:
     assert pycuda.depth == 1
     with pytest.raises(AssertionError, match="released while it is current"):
         pycuda.detach()
+
+
+def test_a_captured_stream_does_its_work_when_the_graph_is_launched(
+    pycuda: FakePycuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = FakeCudaGraphs(pycuda)
+    graphs.install(monkeypatch)
+    stream = pycuda.driver.Stream(1)
+    memory, address = on_device(pycuda, 4)
+    source = np.full(4, 1, np.uint8)
+    graph = CudaGraph(stream, lambda: pycuda.driver.memcpy_htod_async(address, source, stream))
+    stream.synchronize()
+    np.testing.assert_array_equal(read(address, 4), UNWRITTEN)
+    for value in (2, 3):
+        source[:] = value
+        graph.launch()
+        np.testing.assert_array_equal(read(address, 4), UNWRITTEN if value == 2 else 2)
+        stream.synchronize()
+        np.testing.assert_array_equal(read(address, 4), value)
+    graph.close()
+    assert (graphs.launches, [each.users for each in graphs.graphs]) == (2, [0])
+    with pytest.raises(AssertionError, match="was destroyed"):
+        graph.launch()
+    del memory
+
+
+def test_waiting_and_allocating_cannot_be_captured(pycuda: FakePycuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = FakeCudaGraphs(pycuda)
+    graphs.install(monkeypatch)
+    stream = pycuda.driver.Stream(1)
+    for work in (stream.synchronize, lambda: pycuda.driver.mem_alloc(4)):
+        with pytest.raises(RuntimeError, match="cuStreamEndCapture: 901"):
+            CudaGraph(stream, work)
+        stream.synchronize()
+    assert graphs.graphs == []
 
 
 def read(address: int, nbytes: int) -> NDArray[np.uint8]:

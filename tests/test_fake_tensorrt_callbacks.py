@@ -93,6 +93,23 @@ def test_what_a_listener_raises_is_swallowed(bound: Flow) -> None:
     bound.fake.assert_order()
 
 
+def test_an_error_that_a_listener_keeps_keeps_no_context(bound: Flow) -> None:
+    """Its traceback holds the frames that called it; TensorRT's own are no Python frames."""
+    kept: list[Exception] = []
+
+    def hear(name: str, _address: int) -> None:
+        try:
+            raise ValueError(name)
+        except ValueError as error:
+            kept.append(error)
+
+    Ears(bound, hear)
+    assert bound.run()
+    bound.close()
+    assert len(kept) == 2
+    bound.fake.assert_order()
+
+
 def test_debug_tensors_can_be_spoiled(bound: Flow) -> None:
     seen: list[NDArray[np.float32]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Collection
 from math import prod
 from typing import Any
@@ -15,6 +16,8 @@ from engines.cuda import Gpu
 from engines.cuda_executor import CudaExecutor
 from engines.kernels import DeviceHistograms
 from engines.trt.dialect import Dialect
+
+log = logging.getLogger(__name__)
 
 _POINTER = ctypes.pythonapi.PyCapsule_GetPointer
 _POINTER.restype, _POINTER.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
@@ -45,7 +48,7 @@ class TapListener:
         self._nptype = dialect.trt.nptype
         self._on_device = dialect.trt.TensorLocation.DEVICE
         self._gpu = gpu
-        self._count = histograms.count
+        self._count: Any = histograms.count
         self._stream = stream
         self._copied: Collection[str] = ()
         self._error: BaseException | None = None
@@ -64,13 +67,19 @@ class TapListener:
             found = f"{type(self._error).__name__} while the taps were counted: {self._error}"
             raise EngineError("observer.listener", found, "a histogram of every tap", "report it") from self._error
 
+    def close(self) -> None:
+        """Let go of what belongs to the GPU, and of the listener, which holds this. The context must be current."""
+        self.begin()
+        self._stream = self._count = self.listener = None
+
     def _receive(self, capsule: Any, location: Any, dtype: Any, shape: Any, name: str, stream: int) -> None:
         try:
             if location != self._on_device:
                 raise TypeError(f"tensor '{name}' at {location}, expected on the device")
             self._take(_address(capsule), np.dtype(self._nptype(dtype)), tuple(shape), name, stream)
         except BaseException as error:
-            self._error = self._error or error
+            log.debug("event=listener", exc_info=error)
+            self._error = self._error or error.with_traceback(None)  # whose frames would keep the engine alive
 
     def _take(self, address: int, dtype: np.dtype[np.generic], shape: tuple[int, ...], name: str, stream: int) -> None:
         if dtype != np.float32:

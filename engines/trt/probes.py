@@ -95,7 +95,8 @@ class ListeningProbe(_TappedSession):
         super().__init__(dialect, gpu, content, taps)
         self._listener = TapListener(dialect, gpu, self._histograms, self.stream)
         self._listening: bool | None = None
-        self.context.set_debug_listener(self._listener.listener)
+        with gpu.current():
+            self.context.set_debug_listener(self._listener.listener)
 
     def see(self, image: Array, copied: Collection[str] = ()) -> Sight:
         """Raises EngineError and DeviceError as `Session.start` and `TapListener.raise_error`."""
@@ -111,9 +112,17 @@ class ListeningProbe(_TappedSession):
         self._listen(False)
         return super().infer(image)
 
+    def close(self) -> None:
+        """Free everything, idempotent."""
+        if not self._closed:
+            with self._gpu.current():
+                self._listener.close()
+        super().close()
+
     def _listen(self, on: bool) -> None:
         if on != self._listening:
-            self.context.set_all_tensors_debug_state(on)
+            with self._gpu.current():
+                self.context.set_all_tensors_debug_state(on)
             self._listening = on
 
 

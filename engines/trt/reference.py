@@ -77,7 +77,6 @@ def _verified(reference: Reference, progress: Progress) -> tuple[str, list[bytes
     """The first way to see the taps that gives ONNX Runtime's values."""
     inner = _inner_taps(reference)
     ways: dict[str, list[Marked]] = {_LISTENING: [(inner, ())], _OUTPUTS: [((), chunk) for chunk in _chunks(inner)]}
-    problem: EngineError | None = None
     for way, marked in ways.items():
         built = [
             reference.build(debug, outputs, _part(progress, index, len(marked)))
@@ -86,13 +85,13 @@ def _verified(reference: Reference, progress: Progress) -> tuple[str, list[bytes
         observer = _observer(reference, way, built)
         try:
             observer.verify(_image(reference.request))
-            return way, built, observer
+            break
         except EngineError as error:
             observer.close()
             log.warning("event=observer way=%r problem=%r", way, str(error))
-            problem = error
-    assert problem is not None  # there are two ways, and neither returned
-    raise problem
+            if way == _OUTPUTS:
+                raise
+    return way, built, observer
 
 
 def _observer(reference: Reference, way: str, engines: Sequence[bytes]) -> TensorRtObserver:
@@ -122,7 +121,9 @@ def _part(progress: Progress, index: int, parts: int) -> Progress:
 
 
 def _image(request: BuildRequest) -> np.typing.NDArray[np.float32]:
-    shape = request.input_shape or trial_shape(image_input(request.graph).shape)
+    image = image_input(request.graph)
+    opt = request.profiles[0][image.name].opt if request.profiles else None
+    shape = request.input_shape or opt or trial_shape(image.shape)
     return np.random.default_rng(0).random(shape, np.float32)
 
 

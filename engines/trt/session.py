@@ -170,12 +170,14 @@ class Session:
     def _release(self) -> None:
         """Drop what there is, users before what they use. The context must be current."""
         self._slots = []
-        with suppress(AttributeError):  # it was not opened any further
-            del self.stream
+        with suppress(AttributeError):  # each of them only if it came that far
             del self.context
         with suppress(AttributeError):
+            del self.stream
+        with suppress(AttributeError):
             del self.engine
-        del self._runtime
+        with suppress(AttributeError):
+            del self._runtime
 
     def _deserialise(self, content: bytes) -> ICudaEngine:
         with self._log.recorded() as record:
