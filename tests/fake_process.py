@@ -1,0 +1,29 @@
+"""The fakes as the TensorRT and PyCUDA of a whole process, and of the processes that it starts.
+
+With tests/fake_machine and tests on PYTHONPATH `import tensorrt` and `import pycuda` find them. What each process got
+wrong stands, when it ends, in a file of its own in the folder FAKE_MISTAKES.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+from pathlib import Path
+
+from fake_pycuda import FakePycuda
+from fake_tensorrt import FakeTensorRt
+
+PYCUDA = FakePycuda()
+TENSORRT = FakeTensorRt(PYCUDA, os.environ.get("FAKE_VERSION", "10.3.0"))
+
+
+def _tell() -> None:
+    gc.collect()
+    mistakes = [*TENSORRT.mistakes, *PYCUDA.mistakes]
+    if TENSORRT.made:
+        report = f"{len(TENSORRT.made)} made, {len(TENSORRT.freed)} freed\n" + "\n".join(mistakes)
+        Path(os.environ["FAKE_MISTAKES"], str(os.getpid())).write_text(report)
+
+
+atexit.register(_tell)

@@ -1,0 +1,99 @@
+"""`tared run --backend tensorrt` as a process, with its child, on the fakes: the main job on a GPU that is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from worlds import World, make_world
+
+from engines.store import Store
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the processes of this test tell what they got wrong."""
+    folder = tmp_path / "mistakes"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (TESTS / "fake_machine", TESTS))))
+    monkeypatch.setenv("FAKE_MISTAKES", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def board(folder: Path, seconds: float) -> World:
+    world = make_world(folder, lambda ts: 0.06 if ts < 60.0 else 1.0, seconds)
+    world.config["backend"] = "tensorrt"
+    return world
+
+
+def check(mistakes: Path, processes: int) -> None:
+    """No process broke a rule, and each freed what it made."""
+    reports = [path.read_text().splitlines() for path in mistakes.iterdir()]
+    assert len(reports) == processes
+    for told, *broken in reports:
+        assert broken == []
+        assert re.fullmatch(r"(\d+) made, \1 freed", told)
+
+
+def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, mistakes: Path) -> None:
+    world = board(tmp_path / "world", 160.0)
+    summary, _ = world.run()
+    assert summary["frames"] == 1600
+    assert summary["dropped"] == {}
+    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"]
+    assert summary["swaps"][1]["fidelity"] > summary["swaps"][1]["fidelity_before"]
+    check(mistakes, 3)  # the daemon, and a child for every candidate
+    current = Store(world.state_dir).read("current")
+    assert current is not None
+    assert current.manifest["inputs"]["backend"]["runtime"] == "tensorrt"
+    assert current.manifest["inputs"]["backend"]["gpu"]
+    assert {"engine.plan", "layers.json", "calibration.json"} <= set(current.manifest["files"])
+
+
+def test_another_release_builds_its_engine_anew_from_the_same_calibration(
+    tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = board(tmp_path / "world", 60.0)
+    first, _ = world.run()
+    (swap,) = first["swaps"]
+    again, _ = world.run()
+    assert again["swaps"] == []
+    assert again["artefact"] == first["artefact"]
+    monkeypatch.setenv("FAKE_VERSION", "10.13.3.9")
+    updated, said = world.run()
+    assert updated["swaps"] == []
+    assert updated["artefact"] != first["artefact"]
+    assert "artefact.runtime" in said
+    assert "was built for version 10.3.0" in said
+    old, new = (json.loads(Path(run["artefact"], "manifest.json").read_text()) for run in (first, updated))
+    assert old["inputs"]["calibration"] == new["inputs"]["calibration"]
+    assert swap["artefact"] == old["id"]
+    check(mistakes, 4)
+
+
+def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path) -> None:
+
+    board(tmp_path, 2.0)
+
+    def tared(*arguments: object) -> dict[str, object]:
+        command = [sys.executable, "-m", "agent.cli", *map(str, arguments), "--backend", "tensorrt", "--json"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        told: dict[str, object] = json.loads(done.stdout)
+        return told
+
+    assert tared("calibrate", "model.yaml", "--frames", "clip.avi", "-o", "calibration.json")["frames"] == 20
+    assert tared("build", "model.yaml", "--calibration", "calibration.json", "-o", "engine")["int8_macs_share"] == 1.0
+    assert tared("infer", "engine", "--frames", "clip.avi", "-o", "results.jsonl")["frames"] == 20
+    layers = tared("inspect", "engine", "--layers", "--time")["layers"]
+    assert isinstance(layers, list)
+    assert any(layer["time_ms"] is not None for layer in layers)
+    check(mistakes, 4)
