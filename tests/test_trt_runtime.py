@@ -232,6 +232,14 @@ def test_an_inference_that_fails_is_an_error_and_no_hang(fake: FakeTensorRt) -> 
             engine.infer(image(net()))
 
 
+def test_an_engine_that_cannot_run_at_all_gives_its_memory_back(fake: FakeTensorRt) -> None:
+    backend = TensorRtBackend()
+    engine = backend.build(BuildRequest(net())).engine
+    fake.fail["execute"] = "Cuda Runtime (out of memory)"
+    with pytest.raises(EngineError, match=r"engine\.run"):
+        backend.load(engine)
+
+
 @pytest.mark.parametrize(
     ("said", "code"),
     [

@@ -34,6 +34,7 @@ class Session:
         self._dialect = dialect
         self._gpu = gpu
         self._log = messages(dialect)
+        self._slots: list[Slot] = []
         self._selected: tuple[int, Shape] | None = None
         self._shapes: dict[str, Shape] = {}
         self._next = 0
@@ -169,7 +170,8 @@ class Session:
 
     def _release(self) -> None:
         """Drop what there is, users before what they use. The context must be current."""
-        self._slots = []
+        for slot in self._slots:
+            slot.close()
         with suppress(AttributeError):  # each of them only if it came that far
             del self.context
         with suppress(AttributeError):

@@ -29,6 +29,12 @@ class Slot:
             self.graph.close()
             self.graph = None
 
+    def close(self) -> None:
+        """Give everything back now: an error under way may still hold this. The context must be current."""
+        self.memory.clear()
+        self._hidden.clear()
+        self.event = None
+
     def address(self, name: str) -> int:
         """Where the GPU finds an input or output."""
         return (self._hidden[name] if name in self._hidden else self.memory[name]).address

@@ -1,6 +1,9 @@
-"""Everything that needs a GPU, in one command: the tests, compute-sanitizer over a part of them, and the benchmark.
+"""Everything that needs a GPU, in one command.
 
-    make gpu-check [PYTHON=python3] [STEPS="tests memcheck racecheck benchmark"] [OUT=var/gpu-check]
+The kernels' tests, compute-sanitizer over a part of them, the benchmark, and the TensorRT backend on whatever TensorRT is
+installed: build, observe, infer, swap, against ONNX Runtime.
+
+    make gpu-check [PYTHON=python3] [STEPS="tests memcheck racecheck benchmark tensorrt"] [OUT=var/gpu-check]
 
 Needs an NVIDIA GPU with its driver, nvcc, g++, and Python 3.10 or later with numpy. PyCUDA and pytest come from
 wheelhouse/ (`make wheelhouse` fills it on another machine; then neither network nor pip nor venv is used here), else
@@ -24,15 +27,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu.environment import ROOT, Environment, prepare, require_compilers, require_device
+from gpu.environment import ROOT, Environment, has_module, prepare, require_compilers, require_device
 from gpu.errors import GpuCheckError
 
 PASSED, FAILED, CANNOT_START = 0, 1, 2
-STEPS = ("tests", "memcheck", "racecheck", "benchmark")
+STEPS = ("tests", "memcheck", "racecheck", "benchmark", "tensorrt")
+# What the TensorRT backend needs beside PyCUDA; the GPU machine has to bring it, most weighs too much to carry.
+_BACKEND_NEEDS = ("onnx", "onnxruntime", "psutil")
+_RUNTIMES = ("tensorrt", "tensorrt_rtx")
 # Without tests/conftest.py, whose fixtures need all of tared's dependencies.
 PYTEST = ("-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--noconftest", "-m", "gpu")
 # Under compute-sanitizer a kernel runs up to a hundred times slower: both kernels, all geometries, but not all tests.
-_SANITIZED = "float_edges or small_tensors or last_bit"
+_SANITIZED = "float_edges or small_tensors or last_bit or small_frames"
+_BACKEND_TESTS = ROOT / "tests/test_trt_gpu.py"
 _LIMIT_S = 570.0
 TIMED_OUT = 124  # as timeout(1) has it
 
@@ -80,6 +87,11 @@ def planned(name: str, environment: Environment) -> Step:
         return Step(name, tests)
     if name == "benchmark":
         return Step(name, (sys.executable, "-m", "benchmarks.gpu_histogram"))
+    if name == "tensorrt":
+        lacking = [module for module in _BACKEND_NEEDS if not has_module(module, environment)]
+        if not any(has_module(module, environment) for module in _RUNTIMES):
+            lacking.append(" or ".join(_RUNTIMES))
+        return Step(name, (sys.executable, *PYTEST, "-rA", str(_BACKEND_TESTS)), lacking=" and ".join(lacking))
     sanitizer = shutil.which("compute-sanitizer", path=environment["PATH"])
     if sanitizer is None:
         return Step(name, (), lacking="compute-sanitizer")
@@ -88,7 +100,8 @@ def planned(name: str, environment: Environment) -> Step:
 
 def gpu_tests(folder: Path) -> list[str]:
     """The files with a test marked gpu; the others would be imported for nothing, with all they import."""
-    return [str(path) for path in sorted(folder.glob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    files = [path for path in sorted(folder.glob("test_*.py")) if path != _BACKEND_TESTS]
+    return [str(path) for path in files if "mark.gpu" in path.read_text(encoding="utf-8")]
 
 
 def run_steps(steps: Iterable[Step], environment: Environment, out: Path) -> int:

@@ -127,6 +127,12 @@ def problem_with(environment: Environment) -> str:
     return _last_line(done.stderr) if done.returncode else ""
 
 
+def has_module(name: str, environment: Environment) -> bool:
+    """Whether this Python finds a module under these variables."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"
+    return _python(code, environment).returncode == 0
+
+
 def _install_from_index(site: Path) -> None:
     print(f"no wheelhouse: installing {', '.join(FROM_INDEX)} with pip, a few minutes", flush=True)
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site), *FROM_INDEX]
