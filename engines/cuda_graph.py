@@ -14,6 +14,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from calibrate.errors import TaredError
+
 log = logging.getLogger(__name__)
 
 _ROUNDS = 15  # of both, in turns
@@ -64,7 +66,7 @@ def faster_graph(stream: Any, work: Callable[[], object]) -> CudaGraph | None:
         return None
     try:
         graph = CudaGraph(stream, work)
-    except RuntimeError as error:
+    except (RuntimeError, TaredError) as error:  # the driver's word, or that of what cannot be captured
         log.info("event=cuda_graph kept=False reason=%r", str(error))
         return None
     plain_s, graph_s = [], []

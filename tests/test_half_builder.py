@@ -1,0 +1,155 @@
+"""The float16 form as NVIDIA's builder takes it, by the backend's own path: every layer computes in the type written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from half_zoo import (
+    MODELS,
+    NETS,
+    batches_for,
+    concat_net,
+    loud_net,
+    master,
+    measure,
+    quantise,
+    real_batches,
+    silu_net,
+    upsampling_net,
+)
+from onnx import ModelProto
+from zoo import Net, Shape, residual_net
+
+from calibrate.plan import PrecisionPlan
+from engines.backend import BackendOptions, BuildRequest, Built, Profile, ShapeRange
+from engines.placement import COMPUTE_OPS, place
+from engines.qdq import insert_qdq
+from engines.tensorrt_backend import TensorRtBackend
+from engines.topology import Topology
+from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
+
+TARGETS = ("sm80", "sm86", "sm89")
+PRECISIONS = ("fp16", "int8")
+# "kgen" layers hold what is fused around products, and very small products; which of the two is not told.
+COMPUTING = {"correlation", "deconv", "gemm", "runtime_fusion"}
+
+
+def build(
+    graph: ModelProto,
+    precision: str,
+    amax: Mapping[str, float],
+    target: str = "sm86",
+    profiles: tuple[Profile, ...] = (),
+) -> Built:
+    dims = graph.graph.input[0].type.tensor_type.shape.dim
+    shape = tuple(dim.dim_value or (8 if axis else 1) for axis, dim in enumerate(dims))
+    request = BuildRequest(graph, precision, input_shape=shape, profiles=profiles, amax=amax)
+    return TensorRtBackend(BackendOptions(target=target)).build(request)
+
+
+def computing_layers(built: Built) -> list[Layer]:
+    return [layer for layer in layers_from_json(built.files[LAYERS_FILE]) if layer.kind in COMPUTING]
+
+
+def assert_built_as_written(graph: ModelProto, built: Built) -> dict[str, str]:
+    """The type that each convolution and matrix product found in the listing computes in, by its node's name."""
+    layers, floats, topology = computing_layers(built), built.facts["float32"], Topology(graph)
+    for layer in layers:
+        assert "Float" not in layer.inputs or floats.keys() & set(layer.nodes), layer
+    found = {}
+    for node in topology.nodes:
+        if node.op_type not in COMPUTE_OPS:
+            continue
+        makers = [topology.producers.get(name) for name in node.input[:2]]
+        quantised = all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers)
+        # The builder has no INT8 kernel for a ConvTranspose: it dequantises, and computes in the float type.
+        is_int8 = quantised and node.op_type != "ConvTranspose"
+        expected = "Int8" if is_int8 else "Float" if node.name in floats else "Half"
+        own = [layer for layer in layers if node.name in layer.nodes]
+        assert own or not quantised, node.name
+        for layer in own:
+            assert layer.precision == expected, (node.name, layer)
+            assert is_int8 == ("Int8" in layer.inputs), (node.name, layer)
+            found[node.name] = expected
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", NETS)
+def test_every_graph_is_built_as_written(name: str, precision: str, target: str) -> None:
+    model = NETS[name]()
+    quantised, amax = quantise(model, batches_for(model))
+    graph = quantised if precision == "int8" else model
+    found = assert_built_as_written(graph, build(graph, precision, amax, target))
+    assert ("Int8" in found.values()) == (precision == "int8")
+
+
+OPEN_NETS: dict[str, tuple[Callable[[Shape], ModelProto], int]] = {
+    "residual": (residual_net, 3),
+    "concat": (concat_net, 4),
+    "upsampling": (upsampling_net, 4),
+    "silu": (silu_net, 4),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", OPEN_NETS)
+def test_both_profiles_of_an_open_graph_are_built_as_written(name: str, precision: str, target: str) -> None:
+    make, channels = OPEN_NETS[name]
+    model = make(("n", channels, "h", "w"))
+    near, far = (
+        {"image": ShapeRange((1, channels, *least), (1, channels, *usual), (4, channels, *most))}
+        for least, usual, most in (((8, 8), (16, 16), (32, 48)), ((64, 64), (128, 128), (128, 160)))
+    )
+    quantised, amax = quantise(model, batches_for(model, 4))
+    graph = quantised if precision == "int8" else model
+    one, two = (build(graph, precision, amax, target, profiles) for profiles in ((near,), (near, far)))
+    assert assert_built_as_written(graph, two) == assert_built_as_written(graph, one)
+    assert len(computing_layers(two)) == 2 * len(computing_layers(one))  # every profile has kernels of its own
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_three_types_in_one_graph(target: str) -> None:
+    """INT8; a convolution that the plan leaves float; and two that float16 cannot hold."""
+    net = Net((1, 4, 8, 8))
+    calm = net.node("Relu", net.conv("image", 4, 4))
+    outputs = [net.conv(calm, 4, 4), net.conv(calm, 4, 2)]
+    loud = net.node("Relu", net.conv(net.node("Mul", "image", net.constant(np.array(5e4, np.float32))), 4, 4))
+    model = net.model(*outputs, net.conv(loud, 4, 2))
+    floats = PrecisionPlan({name: "to have all three" for name in ("Conv_t3", "Conv_t5", "Conv_t7")})
+    placement = place(model, floats)
+    amax = measure(model, batches_for(model), [*placement.taps, calm, loud])
+    graph = insert_qdq(model, placement, amax)
+    found = assert_built_as_written(graph, build(graph, "int8", amax, target))
+    assert found == {"Conv_t0": "Int8", "Conv_t2": "Int8", "Conv_t3": "Half", "Conv_t5": "Float", "Conv_t7": "Float"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_map_beyond_float16_is_computed_in_float32(precision: str, target: str) -> None:
+    model = loud_net()
+    quantised, amax = quantise(model, batches_for(model))
+    graph = quantised if precision == "int8" else model
+    built = build(graph, precision, amax, target)
+    assert built.facts["float32"].keys() == {"Conv_t0", "Relu_t1", "Conv_t2"}
+    calm = {"Conv_t0": "Float", "Conv_t2": "Float", "Conv_t3": "Half"}
+    expected = calm if precision == "fp16" else dict.fromkeys(calm, "Int8")
+    assert assert_built_as_written(graph, built) == expected
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_real_models_are_built_as_written(model_name: str, precision: str, shared_data: Path) -> None:
+    model = master(shared_data / f"{model_name}_fp32.onnx")
+    quantised, amax = quantise(model, real_batches(model, model_name))
+    graph = quantised if precision == "int8" else model
+    found = assert_built_as_written(graph, build(graph, precision, amax))
+    assert len(found) > 0.9 * sum(node.op_type in COMPUTE_OPS for node in model.graph.node)
