@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from agent.errors import AgentError
 if TYPE_CHECKING:  # the commands import what they need when they run: `tared send` should not wait for OpenCV
     from engines.backend import Backend
 
+_WIDE = 180  # columns of a table that is piped on
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..."
 
 
@@ -100,7 +102,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(inspection.as_dict()))
     else:
-        print_inspection(inspection, Console())
+        print_inspection(inspection, Console(width=None if sys.stdout.isatty() else _WIDE))
     return 0
 
 

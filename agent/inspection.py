@@ -16,6 +16,7 @@ from engines.backend import Backend, EngineError, ProfiledEngine
 from engines.store import Artefact, check_runtime, read_artefact
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json, with_times
 
+_OURS = (".int8", ".dequantised", ".cast", ".half", ".float")  # nodes that engines/qdq.py and half.py put in
 _FACTS = ("model_name", "int8_macs_share", "engine_bytes")
 
 
@@ -80,12 +81,18 @@ def print_inspection(inspection: Inspection, console: Console) -> None:
     if inspection.layers is None:
         return
     timed = any(layer.time_ms is not None for layer in inspection.layers)
-    table = Table("layer", "type", "precision", "format", *(["ms"] if timed else []), "computes")
+    table = Table("computes", "type", "reads", "writes", *(["ms"] if timed else []), "format", box=None)
     for layer in inspection.layers:
         time_ms = "" if layer.time_ms is None else f"{layer.time_ms:.4f}"
-        shown = (layer.name, layer.kind, layer.precision, layer.format, *([time_ms] if timed else []))
-        table.add_row(*shown, ", ".join(layer.nodes))
+        reads, writes = layer.precision, "/".join(dict.fromkeys(layer.outputs))
+        table.add_row(_computed(layer), layer.kind, reads, writes, *([time_ms] if timed else []), layer.format)
     console.print(table)
+
+
+def _computed(layer: Layer) -> str:
+    """The model's nodes in a layer, by name; where there are none but our own, the layer's name."""
+    nodes = [node for node in layer.nodes if not node.endswith(_OURS)]
+    return ", ".join(nodes) or layer.name
 
 
 def _unable(code: str, found: str) -> TaredError:

@@ -5,7 +5,7 @@
 Needs ../shared/data (or $TARED_SHARED/data). 64 images calibrate by the default method, every layer INT8; SQNR is the
 worst output's, the median over 64 other images. All graphs run on ONNX Runtime's CPU, unoptimised, and every float16
 tensor is rounded as it is made (`rounded`). Sums inside an operator are float32, as on tensor cores that accumulate in
-float32. Where INT8 kernels multiply integers, this rounds what DequantizeLinear gives: TensorRT loses less there.
+float32. What DequantizeLinear gives is rounded too, where an INT8 kernel multiplies the integers themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The float16 form as NVIDIA's builder takes it, by the backend's own path: every layer computes in the type written."""
+"""The float16 form in NVIDIA's builder, by the backend's own path: every layer computes in the type written."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_three_types_in_one_graph(target: str) -> None:
     outputs = [net.conv(calm, 4, 4), net.conv(calm, 4, 2)]
     loud = net.node("Relu", net.conv(net.node("Mul", "image", net.constant(np.array(5e4, np.float32))), 4, 4))
     model = net.model(*outputs, net.conv(loud, 4, 2))
-    floats = PrecisionPlan({name: "to have all three" for name in ("Conv_t3", "Conv_t5", "Conv_t7")})
+    floats = PrecisionPlan(dict.fromkeys(("Conv_t3", "Conv_t5", "Conv_t7"), "to have all three"))
     placement = place(model, floats)
     amax = measure(model, batches_for(model), [*placement.taps, calm, loud])
     graph = insert_qdq(model, placement, amax)
