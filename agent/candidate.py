@@ -55,7 +55,6 @@ class JobRequest:
     model_sha256: str
     backend: str
     threads: int
-    dla: int | None
     method: str
     frames: int
     source: str
@@ -63,6 +62,7 @@ class JobRequest:
     serving: str | None
     max_loss: float
     nice: int
+    dla: int | None = None
 
 
 @dataclass(frozen=True)

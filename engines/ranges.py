@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from calibrate.scale import MIN_SCALE
-from engines.half_bounds import (
+from engines.operator_bounds import (
     LARGEST_OPS,
     NO_LARGER_OPS,
     SUM_OPS,

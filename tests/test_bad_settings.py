@@ -8,6 +8,8 @@ import pytest
 from bench import Bench, build, calibrate, tared
 from worlds import SPEC
 
+from engines.trt import dialect
+
 DETECTOR = {"path": "model.onnx", "task": "detect", "decoder": "yolox"}
 CONFIG: dict[str, Any] = {"model": "model.yaml", "camera": {"source": "clip.avi"}, "state_dir": "state"}
 
@@ -84,8 +86,14 @@ def test_a_daemon_that_cannot_serve_says_why_and_ends(bench: Bench, changes: dic
     assert said.startswith(f"error: {code}: ")
 
 
-@pytest.mark.parametrize("name", ["tensorrt", "magic"])
-def test_a_missing_runtime_is_refused_by_every_command(bench: Bench, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("tensorrt", "no package tensorrt or tensorrt_rtx; expected tensorrt 10.x, "), ("magic", "backend 'magic'; ")],
+)
+def test_a_missing_runtime_is_refused_by_every_command(
+    bench: Bench, name: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialect.importlib.util, "find_spec", lambda _: None)
     commands: list[list[object]] = [
         calibrate(bench),
         build(bench),
@@ -93,9 +101,12 @@ def test_a_missing_runtime_is_refused_by_every_command(bench: Bench, name: str) 
         ["evaluate", bench / "artefact", "--dataset", bench.folder],
     ]
     for command in commands:
-        assert bench.refuses(*command, "--backend", name).startswith(f"backend.missing: backend '{name}'; expected ")
-    done = tared("run", "-c", bench.write("config.yaml", CONFIG), "--backend", name)
-    assert Bench.error(done.returncode, done.stdout, done.stderr).startswith("backend.missing: ")
+        assert bench.refuses(*command, "--backend", name).startswith(f"backend.missing: {found}")
+
+
+def test_the_daemon_refuses_a_backend_that_nobody_knows(bench: Bench) -> None:
+    done = tared("run", "-c", bench.write("config.yaml", CONFIG), "--backend", "magic")
+    assert Bench.error(done.returncode, done.stdout, done.stderr).startswith("backend.missing: backend 'magic'; ")
 
 
 def test_a_precision_that_the_runtime_lacks_is_refused(bench: Bench) -> None:
@@ -104,7 +115,7 @@ def test_a_precision_that_the_runtime_lacks_is_refused(bench: Bench) -> None:
 
 
 def test_int8_without_a_calibration_is_refused(bench: Bench) -> None:
-    said = bench.refuses("build", bench / "model.yaml", "-o", bench / "new")
+    said = bench.refuses("build", bench / "model.yaml", "--precision", "int8", "-o", bench / "new")
     assert said.startswith("calibration.missing: ")
     assert "tared calibrate" in said
 

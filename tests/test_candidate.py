@@ -117,7 +117,6 @@ def request(model: Model, folder: Path, serving: Path | None = None, **changes: 
         "model_sha256": model.sha256,
         "backend": "onnxruntime",
         "threads": 1,
-        "dla": None,
         "method": "max",
         "frames": 16,
         "source": "test",

@@ -1,7 +1,7 @@
 """Everything that needs a GPU, in one command.
 
-The kernels' tests, compute-sanitizer over a part of them, the benchmark, and the TensorRT backend on whatever TensorRT is
-installed: build, observe, infer, swap, against ONNX Runtime.
+The kernels' tests, compute-sanitizer over a part of them, the benchmark, and the TensorRT backend on whatever TensorRT
+is installed: build, observe, infer, swap, against ONNX Runtime.
 
     make gpu-check [PYTHON=python3] [STEPS="tests memcheck racecheck benchmark tensorrt"] [OUT=var/gpu-check]
 
