@@ -81,11 +81,13 @@ def print_inspection(inspection: Inspection, console: Console) -> None:
     if inspection.layers is None:
         return
     timed = any(layer.time_ms is not None for layer in inspection.layers)
-    table = Table("computes", "type", "reads", "writes", *(["ms"] if timed else []), "format", box=None)
+    table = Table("computes", "type", "reads", "writes", *(["ms"] if timed else []), "format", "tactic", box=None)
     for layer in inspection.layers:
         time_ms = "" if layer.time_ms is None else f"{layer.time_ms:.4f}"
         reads, writes = layer.precision, "/".join(dict.fromkeys(layer.outputs))
-        table.add_row(_computed(layer), layer.kind, reads, writes, *([time_ms] if timed else []), layer.format)
+        table.add_row(
+            _computed(layer), layer.kind, reads, writes, *([time_ms] if timed else []), layer.format, layer.tactic
+        )
     console.print(table)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from engines.topology import Topology
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine
 from engines.trt.dialect import open_dialect
 from engines.trt.engine import TensorRtEngine
-from engines.trt.layers import LAYERS_FILE, Layer, layers_from_inspector, layers_to_json, without_int8
+from engines.trt.layers import LAYERS_FILE, Layer, layers_from_inspector, layers_to_json, with_times, without_int8
 from engines.trt.observer import TensorRtObserver
+from engines.trt.profiler import layer_times_ms
 from engines.trt.profiles import profiles_for
 from engines.trt.reference import Reference, open_reference
 from engines.trt.session import Session
@@ -127,11 +129,11 @@ class TensorRtBackend:
         """What the builder made: by the engine's own account where it can be loaded, else by the log's."""
         if self._gpu is None:
             return built.layers
-        session = Session(self._dialect, self._gpu, built.content, slots=0)
-        try:
-            return layers_from_inspector(session.information())
-        finally:
-            session.close()
+        with closing(Session(self._dialect, self._gpu, built.content, slots=1 if self._options.best else 0)) as session:
+            layers = layers_from_inspector(session.information())
+            if not self._options.best:
+                return layers
+            return with_times(layers, layer_times_ms(self._dialect, session, session.zeros()))
 
     def _timings(self) -> Path | None:
         """Kernel timings, of one release on one GPU: others would be refused."""

@@ -37,6 +37,21 @@ except EngineError as error:
 """
 
 
+_START = """
+import json
+from engines.backend import EngineError
+from engines.trt.dialect import open_dialect
+from engines.trt.log import messages
+dialect, codes = open_dialect(), []
+for factory in (dialect.trt.Builder, dialect.trt.Runtime):
+    try:
+        messages(dialect).create(factory)
+    except EngineError as error:
+        codes.append(error.code)
+print(json.dumps(codes))
+"""
+
+
 @pytest.fixture(scope="module", params=RELEASES)
 def release(request: pytest.FixtureRequest) -> str:
     """A release whose bindings are there."""
@@ -123,6 +138,13 @@ def test_the_dialect_of_true_bindings(release: str, tmp_path: Path) -> None:
     assert f".so.{major}: cannot open shared object file" in found
 
 
+def test_bindings_for_which_cuda_does_not_start(release: str, tmp_path: Path) -> None:
+    """The stub's null pointer is what TensorRT gives where the driver is too old for it."""
+    package(tmp_path, "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n")
+    variables = environment(release, tmp_path / "stubs", tmp_path)
+    assert open_in_a_process(variables, _START) == ["backend.cuda", "backend.cuda"]
+
+
 def test_a_release_that_is_too_old(tmp_path: Path) -> None:
     package(tmp_path, "__version__ = '8.5.2.2'\n")
     found = open_in_a_process({**os.environ, "PYTHONPATH": str(tmp_path)})
@@ -192,11 +214,11 @@ def package(folder: Path, content: str) -> None:
     (folder / "tensorrt" / "__init__.py").write_text(content)
 
 
-def open_in_a_process(variables: dict[str, str]) -> Sequence[Any]:
-    """What open_dialect finds, or how it fails."""
+def open_in_a_process(variables: dict[str, str], script: str = _OPEN) -> Sequence[Any]:
+    """What open_dialect finds, or how it fails; or what another script prints."""
     path = os.pathsep.join((variables["PYTHONPATH"], str(ROOT)))
     done = subprocess.run(
-        [sys.executable, "-c", _OPEN],
+        [sys.executable, "-c", script],
         env={**variables, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -288,6 +288,33 @@ def test_layer_times() -> None:
         assert engine.infer(image(net()))  # and serves on
 
 
+def test_best_times_the_layers_it_has_chosen() -> None:
+    layers = layers_from_json(
+        TensorRtBackend(BackendOptions(best=True)).build(BuildRequest(net())).files["layers.json"]
+    )
+    assert any(layer.time_ms is not None and layer.tactic for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("version", "has_dla"), [("10.3.0", True), ("10.13.3.9", False), ("11.4.0", False), ("11.4.1", True)]
+)
+def test_accelerators_are_refused_by_name_where_the_release_has_none(
+    monkeypatch: pytest.MonkeyPatch, version: str, has_dla: bool
+) -> None:
+    other = install(monkeypatch, version)
+    tensorrt_backend._gpu.cache_clear()
+    backend = TensorRtBackend(BackendOptions(dla=1))
+    assert backend.flags() == {"dla": "1"}
+    if has_dla:
+        assert backend.build(BuildRequest(net())).engine
+        with pytest.raises(EngineError, match=r"engine\.build.*DLA core 7"):
+            TensorRtBackend(BackendOptions(dla=7)).build(BuildRequest(net()))
+    else:
+        with pytest.raises(EngineError, match=rf"engine\.dla.*DLA core 1 with tensorrt {version}"):
+            backend.build(BuildRequest(net()))
+    other.assert_order()
+
+
 # ---- what is kept
 
 

@@ -76,7 +76,7 @@ def build_engine(
     log says, `engine.target` and `engine.dla`; and whatever `progress` raises, after the builder has stopped.
     """
     log = messages(dialect)
-    builder = dialect.trt.Builder(log.logger)
+    builder = log.create(dialect.trt.Builder)
     network = parse(dialect, builder, graph)
     _mark(dialect, network, debug, outputs)
     config = _config(dialect, builder, profiles, options)

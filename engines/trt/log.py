@@ -8,12 +8,15 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from engines.backend import EngineError
 from engines.trt.dialect import Dialect
+
+Made = TypeVar("Made")
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class Messages:
     def __init__(self, dialect: Dialect) -> None:
         self._records: list[Record] = []
         self._lock = threading.Lock()
+        self._name = dialect.name
         self.logger = _logger(dialect, self.receive)
 
     @contextmanager
@@ -56,6 +60,19 @@ class Messages:
         finally:
             with self._lock:
                 self._records.remove(record)
+
+    def create(self, factory: Callable[[Any], Made]) -> Made:
+        """A Builder or a Runtime. Raises EngineError (`backend.cuda`) where CUDA does not start for it."""
+        with self.recorded() as record:
+            try:
+                return factory(self.logger)
+            except TypeError as error:  # what the bindings make of the null pointer that it is then
+                raise EngineError(
+                    "backend.cuda",
+                    f"{self._name} does not start: {record.last_error}",
+                    "a GPU, and a driver as new as its CUDA",
+                    "see what `tared doctor` finds; update JetPack or the driver",
+                ) from error
 
     def receive(self, severity: str, message: str) -> None:
         """One message; severity is the name of ILogger's constant."""

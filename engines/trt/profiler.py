@@ -12,7 +12,7 @@ from engines.trt.session import Session
 _WARM_UP = 3  # runs that nobody counts: clocks rise, kernels are loaded
 
 
-def layer_times_ms(dialect: Dialect, session: Session, batch: Array, runs: int) -> dict[str, float]:
+def layer_times_ms(dialect: Dialect, session: Session, batch: Array, runs: int = 20) -> dict[str, float]:
     """Median time in ms of every layer, by its name, over `runs` inferences of one batch.
 
     TensorRT waits for every layer meanwhile: their sum is more than an inference takes that nobody watches.

@@ -16,7 +16,7 @@ from engines.trt.dialect import Dialect
 from engines.trt.log import messages
 from engines.trt.slot import Shape, Slot
 
-Range = tuple[Shape, Shape]  # smallest and largest shape of an optimization profile
+Range = tuple[Shape, Shape, Shape]  # smallest, best and largest shape of an optimization profile
 
 
 class Session:
@@ -47,7 +47,7 @@ class Session:
                 raise
 
     def _open(self, content: bytes, slots: int, hidden: Collection[str]) -> None:
-        self._runtime: Runtime = self._dialect.trt.Runtime(self._log.logger)
+        self._runtime: Runtime = self._log.create(self._dialect.trt.Runtime)
         self.engine: ICudaEngine = self._deserialise(content)
         self.stream = self._gpu.stream()
         self.context: IExecutionContext = self._create_context()
@@ -106,7 +106,7 @@ class Session:
 
     def quicken(self) -> None:
         """Run an engine of one shape before it serves: kernels are loaded, and captured where that is faster."""
-        (low, high), *others = self._ranges
+        (low, _, high), *others = self._ranges
         if others or low != high:
             return
         with self._gpu.current():
@@ -145,6 +145,10 @@ class Session:
     def device_address(self, ticket: int, name: str) -> int:
         """Where an input or output of a started batch lies on the device, until the slot is used again."""
         return self._slots[ticket].address(name)
+
+    def zeros(self) -> Array:
+        """A batch of zeros of the shape that the first profile is tuned for."""
+        return np.zeros(self._ranges[0][1], self._image.dtype)
 
     def information(self) -> str:
         """What the engine inspector says of every layer, in JSON."""
@@ -215,13 +219,13 @@ class Session:
         return inputs, outputs
 
     def _range(self, profile: int) -> Range:
-        low, _, high = self.engine.get_tensor_profile_shape(self._image.name, profile)
-        return tuple(low), tuple(high)
+        low, best, high = self.engine.get_tensor_profile_shape(self._image.name, profile)
+        return tuple(low), tuple(best), tuple(high)
 
     def _largest(self) -> dict[str, int]:
         """Bytes of every input and output at the largest shape of any profile."""
         sizes = dict.fromkeys((spec.name for spec in self._tensors), 0)
-        for profile, (_, high) in enumerate(self._ranges):
+        for profile, (_, _, high) in enumerate(self._ranges):
             self._use_profile(profile)
             for name, shape in self._shapes_for(high).items():
                 spec = next(spec for spec in self._tensors if spec.name == name)
@@ -229,11 +233,11 @@ class Session:
         return sizes
 
     def _profile_of(self, shape: Shape, dtype: np.dtype[np.generic]) -> int:
-        for index, (low, high) in enumerate(self._ranges):
+        for index, (low, _, high) in enumerate(self._ranges):
             fits = len(shape) == len(low) and all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
             if fits and dtype == self._image.dtype:
                 return index
-        ranges = " or ".join(f"{list(low)} to {list(high)}" for low, high in self._ranges)
+        ranges = " or ".join(f"{list(low)} to {list(high)}" for low, _, high in self._ranges)
         raise EngineError(
             "engine.batch",
             f"{dtype} {list(shape)}",
