@@ -172,7 +172,7 @@ class BackendOptions:
     threads: bound of its CPU threads. cache: folder for what makes the next build faster; None keeps nothing.
     key: signs and verifies what is kept there. target: the GPU to build for, "sm86", on a machine that need not have
     it: such an engine proves that the builder takes the model, and is never served. dla: build for this DLA core, with
-    the GPU for what it cannot run. best: search longest for the fastest kernels.
+    the GPU for what it cannot run, FP32 engines among them. best: search longest for the fastest kernels.
     """
 
     threads: int = 1

@@ -7,13 +7,15 @@ from pathlib import Path
 
 _MODEL = Path("/proc/device-tree/model")
 _RELEASE = Path("/etc/nv_tegra_release")
+_DRIVER = Path("/proc/driver/nvidia/version")
 _POWER = Path("/var/lib/nvpmodel/status")  # "pmode:0002": what `nvpmodel -q` reports, readable without root
 
 
 def board() -> dict[str, str]:
-    """Machine and system; on a Jetson also model name, L4T release and power mode, where they can be read."""
+    """Machine and system; NVIDIA's driver; of a Jetson its model name, L4T release and power mode, where readable."""
     facts = {"machine": platform.machine(), "system": platform.platform()}
-    for name, text in (("model", _read(_MODEL)), ("l4t", _read(_RELEASE)), ("power_mode", _read(_POWER))):
+    files = {"model": _MODEL, "l4t": _RELEASE, "driver": _DRIVER, "power_mode": _POWER}
+    for name, text in ((name, _read(path)) for name, path in files.items()):
         if text:
             facts[name] = text.partition("\n")[0].strip("\0 ")
     return facts

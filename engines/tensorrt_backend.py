@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +21,7 @@ from engines.board import board
 from engines.cuda import Gpu
 from engines.half import half_precision
 from engines.placement import COMPUTE_OPS
-from engines.store import Store
+from engines.store import Store, fingerprint
 from engines.topology import Topology
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine
 from engines.trt.dialect import open_dialect
@@ -32,7 +33,7 @@ from engines.trt.profiles import profiles_for
 from engines.trt.reference import Reference, open_reference
 from engines.trt.session import Session
 
-_BOARD_FACTS = ("machine", "model", "l4t", "power_mode")  # what an engine's kernels, and their timings, depend on
+_BOARD_FACTS = ("machine", "model", "l4t", "driver", "power_mode")  # what kernels, and their timings, depend on
 
 
 class TensorRtBackend:
@@ -70,7 +71,7 @@ class TensorRtBackend:
         try:
             built = self._build(graph, request, progress)
         except MissingKernelError as error:
-            lacking = [node for node in quantised if node in error.layer]
+            lacking = [node for node in quantised if _names(error.layer, node)]
             if not lacking:
                 raise
             return Built(b"", without_int8=dict.fromkeys(lacking, f"no INT8 kernel: {error.found}"))
@@ -115,7 +116,7 @@ class TensorRtBackend:
     ) -> BuiltEngine:
         options = BuilderOptions(
             self._options.target,
-            self._options.dla,
+            self._options.dla if request.precision != "fp32" else None,  # the accelerators have no FP32
             self._options.best,
             self._timings(),
             self._options.key,
@@ -136,11 +137,11 @@ class TensorRtBackend:
             return with_times(layers, layer_times_ms(self._dialect, session, session.zeros()))
 
     def _timings(self) -> Path | None:
-        """Kernel timings, of one release on one GPU: others would be refused."""
+        """Kernel timings, of one release on one GPU in one power mode: others would be refused, or wrong."""
         if self._options.cache is None:
             return None
         described = self.describe()
-        return self._options.cache / f"{described['runtime']}-{described['version']}-sm{described.get('sm')}.timings"
+        return self._options.cache / f"{described['runtime']}-{described['version']}-{fingerprint(described)}.timings"
 
 
 @functools.cache
@@ -149,6 +150,11 @@ def _gpu() -> Gpu:
     gpu = Gpu()
     atexit.register(gpu.close)
     return gpu
+
+
+def _names(layer: str, node: str) -> bool:
+    """Whether a layer's name, made of those of its nodes, has this one in it: "a_1 + b" has no "a"."""
+    return re.search(rf"(?<![\w/.:-]){re.escape(node)}(?![\w/.:-])", layer) is not None
 
 
 def _quantised(graph: ModelProto) -> list[str]:

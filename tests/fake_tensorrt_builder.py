@@ -23,6 +23,10 @@ class Builder:
         world.register(logger, "Builder")
         self._world = world
 
+    @property
+    def num_DLA_cores(self) -> int:
+        return self._world.dla_cores
+
     def create_network(self, flags: int = 0) -> INetworkDefinition:
         return INetworkDefinition(self._world, flags)
 

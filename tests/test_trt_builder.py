@@ -190,7 +190,7 @@ def test_types_that_do_not_meet_are_told_with_their_node() -> None:
 def test_targets_and_accelerators() -> None:
     error = code_of(lambda: backend("sm12").build(BuildRequest(residual_net())))
     assert (error.code, "sm86" in error.expected) == ("engine.target", True)
-    error = code_of(lambda: backend(dla=0).build(BuildRequest(residual_net())))
+    error = code_of(lambda: backend(dla=0).build(BuildRequest(residual_net(), "fp16")))
     assert (error.code, "DLA core 0 with tensorrt_rtx 1.7" in error.found) == ("engine.dla", True)
 
 

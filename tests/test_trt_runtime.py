@@ -306,12 +306,13 @@ def test_accelerators_are_refused_by_name_where_the_release_has_none(
     backend = TensorRtBackend(BackendOptions(dla=1))
     assert backend.flags() == {"dla": "1"}
     if has_dla:
-        assert backend.build(BuildRequest(net())).engine
-        with pytest.raises(EngineError, match=r"engine\.build.*DLA core 7"):
-            TensorRtBackend(BackendOptions(dla=7)).build(BuildRequest(net()))
+        assert backend.build(BuildRequest(net(), "fp16")).engine
+        with pytest.raises(EngineError, match=r"engine\.dla.*DLA core 7 on a board with 2"):
+            TensorRtBackend(BackendOptions(dla=7)).build(BuildRequest(net(), "fp16"))
     else:
         with pytest.raises(EngineError, match=rf"engine\.dla.*DLA core 1 with tensorrt {version}"):
-            backend.build(BuildRequest(net()))
+            backend.build(BuildRequest(net(), "fp16"))
+        assert backend.build(BuildRequest(net())).engine  # FP32 is for the GPU
     other.assert_order()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -22,8 +23,11 @@ from engines.trt.timings import keep_timings, start_timings
 
 _LEAST_WORKSPACE_BYTES = 64 << 20
 _MOST_LEVEL, _MOST_TIMINGS = 5, 8  # builder optimisation level (3 by default), and runs averaged per kernel (1)
-_NO_KERNEL = re.compile(r"[Cc]ould not find any implementation for node (.+?)(?: due to|\.? ?\(|\.\s|\.?$)")
-_NO_MEMORY = ("out of memory", "outofmemory", "cudaerrormemoryallocation", "insufficient memory", "bad_alloc")
+_SIGNALS_S = 0.2  # how often an interrupt is looked for, where waiting does not end by itself
+_NO_KERNEL = re.compile(r"[Cc]ould not find any implementation for node (.+?)(?: due to|\.? ?\(|\.?\)|\.\s|\.?$)")
+_NO_MEMORY = re.compile(  # TensorRT's own spellings, "insuficient" among them
+    r"out ?of ?memory|MemoryAllocation|insuff?icient (memory|workspace)|bad_alloc|could not be allocated", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -75,16 +79,50 @@ def build_engine(
     `parse`, MissingKernelError, `engine.tensor` (no such tensor to mark), `engine.memory`, `engine.build` with what the
     log says, `engine.target` and `engine.dla`; and whatever `progress` raises, after the builder has stopped.
     """
+    told = BuildProgress(dialect, progress)
+    built = _in_a_thread(lambda: _build(dialect, graph, profiles, options, told, debug, outputs), told)
+    told.reraise()
+    assert built is not None  # or it would have said why
+    return built
+
+
+def _in_a_thread(build: Callable[[], BuiltEngine], told: BuildProgress) -> BuiltEngine | None:
+    """Build beside the calling thread, where signals arrive.
+
+    Inside TensorRT Python would raise an interrupt in whichever callback comes next, and the bindings swallow it.
+    """
+    results: list[BuiltEngine] = []
+    done = threading.Event()
+
+    def work() -> None:
+        with told.stopping():
+            results.append(build())
+        done.set()
+
+    threading.Thread(target=work, name="builder", daemon=True).start()
+    while not done.is_set():
+        with told.stopping():
+            done.wait(_SIGNALS_S)
+    return results[0] if results else None
+
+
+def _build(
+    dialect: Dialect,
+    graph: ModelProto,
+    profiles: Sequence[Profile],
+    options: BuilderOptions,
+    told: BuildProgress,
+    debug: Sequence[str],
+    outputs: Sequence[str],
+) -> BuiltEngine:
     log = messages(dialect)
     builder = log.create(dialect.trt.Builder)
     network = parse(dialect, builder, graph)
     _mark(dialect, network, debug, outputs)
     config = _config(dialect, builder, profiles, options)
-    told = BuildProgress(dialect, progress)
     config.progress_monitor = told.monitor
     with log.recorded(LISTING) as record:
         built = builder.build_serialized_network(network.definition, config)
-    told.reraise()
     if built is None or built.nbytes == 0:
         raise _failure(dialect, record)
     if dialect.release.times and options.timing_cache is not None:
@@ -107,14 +145,14 @@ def _config(dialect: Dialect, builder: Builder, profiles: Sequence[Profile], opt
     trt = dialect.trt
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # names and types of layers, some kilobytes
-    free = options.free_bytes or psutil.virtual_memory().available
+    free = psutil.virtual_memory().available if options.free_bytes is None else options.free_bytes
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, max(free // 4, _LEAST_WORKSPACE_BYTES))
     config.set_memory_pool_limit(trt.MemoryPoolType.TACTIC_DRAM, max(free // 2, _LEAST_WORKSPACE_BYTES))
     if options.best:
         config.builder_optimization_level = _MOST_LEVEL
         config.avg_timing_iterations = _MOST_TIMINGS
     if options.dla is not None:
-        _use_dla(dialect, config, options.dla)
+        _use_dla(dialect, builder, config, options.dla)
     if options.target is not None:
         _aim(dialect, config, options.target)
     for profile in profiles:
@@ -124,11 +162,14 @@ def _config(dialect: Dialect, builder: Builder, profiles: Sequence[Profile], opt
     return config
 
 
-def _use_dla(dialect: Dialect, config: IBuilderConfig, core: int) -> None:
+def _use_dla(dialect: Dialect, builder: Builder, config: IBuilderConfig, core: int) -> None:
     if not dialect.has_dla:
         raise EngineError(
             "engine.dla", f"DLA core {core} with {dialect.name}", "a release with DLA support", "build for the GPU"
         )
+    if core >= builder.num_DLA_cores:
+        found = f"DLA core {core} on a board with {builder.num_DLA_cores}"
+        raise EngineError("engine.dla", found, "one of the board's", "choose another, or build for the GPU")
     config.default_device_type = dialect.trt.DeviceType.DLA
     config.DLA_core = core
     config.set_flag(dialect.trt.BuilderFlag.GPU_FALLBACK)
@@ -148,17 +189,19 @@ def _add_profile(builder: Builder, config: IBuilderConfig, shapes: Profile) -> N
     profile = builder.create_optimization_profile()
     for name, bounds in shapes.items():
         profile.set_shape(name, bounds.min, bounds.opt, bounds.max)
-    config.add_optimization_profile(profile)
+    if config.add_optimization_profile(profile) < 0:
+        raise EngineError("engine.profile", f"{shapes}", "a profile that the builder takes", "correct the model spec")
 
 
 def _failure(dialect: Dialect, record: Record) -> EngineError:
     """Why there is no engine: the builder returns None, and its log has the reason."""
     said = record.last_error
-    for message in record.errors:
-        missing = _NO_KERNEL.search(message)
-        if missing:
-            return MissingKernelError(missing[1], " ".join(message.split()))
-        if any(words in message.lower() for words in _NO_MEMORY):
-            remedy = "end other programs, add swap, or build with smaller profiles; the engine in service serves on"
-            return EngineError("engine.memory", f"{dialect.name} ran out of memory: {said}", "memory to build", remedy)
+    short = next((text for text in (*record.errors, *record.warnings) if _NO_MEMORY.search(text)), None)
+    if short is not None:  # a kernel that needs more memory than there is counts as missing, too
+        remedy = "end other programs, add swap, or build with smaller profiles; the engine in service serves on"
+        found = f"{dialect.name} ran out of memory: {' '.join(short.split())}"
+        return EngineError("engine.memory", found, "memory to build", remedy)
+    missing = next((match for match in map(_NO_KERNEL.search, record.errors) if match), None)
+    if missing is not None:
+        return MissingKernelError(missing[1], said)
     return EngineError("engine.build", said, f"a graph that {dialect.name} builds", "see the layer that it names")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram
 from engines.backend import Array, EngineError
 from engines.cuda import Gpu
@@ -62,7 +63,11 @@ class TapListener:
         self.found, self.values = {}, {}
 
     def raise_error(self) -> None:
-        """Raise what went wrong while tensors arrived. Raises EngineError (`observer.listener`)."""
+        """Raise what went wrong while tensors arrived: an interrupt and errors of ours as they are, else EngineError
+        (`observer.listener`).
+        """
+        if isinstance(self._error, TaredError) or not isinstance(self._error, Exception | None):
+            raise self._error
         if self._error is not None:
             found = f"{type(self._error).__name__} while the taps were counted: {self._error}"
             raise EngineError("observer.listener", found, "a histogram of every tap", "report it") from self._error

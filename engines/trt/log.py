@@ -27,11 +27,12 @@ _MOST_MESSAGES = 200  # of each kind: a builder that fails over and over must no
 class Record:
     """What was said while it was listened to.
 
-    errors: in order. verbose: the messages that begin with one of the prefixes asked for.
+    errors, warnings: in order. verbose: the messages that begin with one of the prefixes asked for.
     """
 
     prefixes: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     verbose: list[str] = field(default_factory=list)
 
     @property
@@ -83,6 +84,8 @@ class Messages:
             for record in self._records:
                 if is_error:
                     record.errors[_MOST_MESSAGES:] = [message]
+                elif severity == "WARNING":
+                    record.warnings[_MOST_MESSAGES:] = [message]
                 elif message.startswith(record.prefixes) and len(record.verbose) < _MOST_MESSAGES:
                     record.verbose.append(message)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +51,14 @@ class BuildProgress:
             self._tell(phase)
             del self._phases[phase]
 
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """What a `with` raises stops the builder at its next step, and goes no further; the first reason counts."""
+        try:
+            yield
+        except BaseException as error:
+            self.stopped = self.stopped or error
+
     def reraise(self) -> None:
         """Raise what stopped the builder, if anything did."""
         if self.stopped is not None:
@@ -59,10 +69,8 @@ class BuildProgress:
         if self.stopped is not None:
             return
         self._fraction = max(self._fraction, self._share(phase))
-        try:
+        with self.stopping():
             self._progress(self._fraction, phase)
-        except BaseException as error:
-            self.stopped = error
 
     def _share(self, name: str) -> float:
         """The fraction of the root phase that is done, seen from a phase inside it."""
