@@ -36,6 +36,9 @@ class Gpu:
     def __init__(self, ordinal: int = 0) -> None:
         self.driver = _driver()
         self._device = _device(self.driver, ordinal)
+        self._modules: dict[tuple[str, ...], Any] = {}
+        # Of a module: nvcc's, and the driver's for code that it does not take. Other errors come from earlier faults.
+        self._refusals = (self.driver.CompileError, self.driver.LogicError, self.driver.RuntimeError)
         try:
             self._context = self._device.retain_primary_context()
         except self.driver.Error as error:
@@ -49,6 +52,9 @@ class Gpu:
 
     def close(self) -> None:
         """Release the context, outside every `current`; a second time does nothing. A fault may have done it before."""
+        if self._context is not None and self._modules:
+            with suppress(DeviceError), self.current():
+                self._modules.clear()
         context, self._context = self._context, None
         if context is not None:
             context.detach()
@@ -139,20 +145,24 @@ class Gpu:
             raise DeviceError("cuda.launch", _first_line(error), expected, remedy) from error
 
     def compile(self, source: str, options: Sequence[str]) -> Any:
-        """A CUDA source as a module for this device, whose context must be current.
+        """A CUDA source as a module for this device, whose context must be current; compiled once, and kept.
 
         nvcc may mention what is no trouble, that a board will soon be too old for it, say: PyCUDA makes that a warning.
         Raises DeviceError (`cuda.compiler`).
         """
         from pycuda import compiler
 
-        remedy = "install the CUDA toolkit's nvcc; set PYCUDA_CACHE_DIR to a folder that can be written"
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "The CUDA compiler succeeded", UserWarning)
-                return compiler.SourceModule(source, nvcc=nvcc_path() or _NVCC, options=options, no_extern_c=True)
-        except (self.driver.CompileError, OSError) as error:
-            raise DeviceError("cuda.compiler", _first_line(error), "nvcc to compile kernels.cu", remedy) from error
+        key = (source, *options)
+        if key not in self._modules:
+            remedy = "install the nvcc of this driver's CUDA; set PYCUDA_CACHE_DIR to a folder that can be written"
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "The CUDA compiler succeeded", UserWarning)
+                    made = compiler.SourceModule(source, nvcc=nvcc_path() or _NVCC, options=options, no_extern_c=True)
+            except (*self._refusals, OSError) as error:
+                raise DeviceError("cuda.compiler", _first_line(error), "nvcc to compile kernels.cu", remedy) from error
+            self._modules[key] = made
+        return self._modules[key]
 
     def _leave(self) -> None:
         try:
@@ -176,10 +186,13 @@ def _driver() -> Any:
         raise DeviceError("cuda.pycuda", "no PyCUDA", "the package pycuda", "pip install 'tared[jetson]'")
     try:
         from pycuda import driver
-    except ImportError as error:  # its extension module links against the driver
-        raise DeviceError(
-            "cuda.driver", _first_line(error), f"the NVIDIA driver's {DRIVER}", "install the driver, or JetPack"
-        ) from error
+    except ImportError as error:  # its extension module links against the driver, and a CUDA's libraries
+        found = _first_line(error)
+        if DRIVER.partition(".")[0] in found:
+            remedy = "install the driver, or JetPack"
+            raise DeviceError("cuda.driver", found, f"the NVIDIA driver's {DRIVER}", remedy) from error
+        remedy = "build it anew: pip install --force-reinstall --no-cache-dir --no-binary pycuda pycuda"
+        raise DeviceError("cuda.pycuda", found, "a PyCUDA that was built for this machine's CUDA", remedy) from error
     try:
         driver.init()
     except driver.Error as error:

@@ -176,12 +176,16 @@ class Store:
             try:
                 self._read(path)
             except EngineError:
-                with self._writing():
-                    if path.is_dir() and not path.is_symlink():
-                        shutil.rmtree(path)
-                    else:
-                        path.unlink()
+                self.discard(path)
         return path
+
+    def discard(self, path: Path) -> None:
+        """Remove what lies where an artefact belongs: it can be built anew. Raises EngineError (`store.write`)."""
+        with self._writing():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def read(self, link: str) -> Artefact | None:
         """The verified artefact behind `current` or `previous`, None when there is none.

@@ -64,6 +64,14 @@ class CompileError(Error):
     """pycuda.driver.CompileError"""
 
 
+class LogicError(Error):
+    """pycuda.driver.LogicError"""
+
+
+class RuntimeError_(Error):
+    """pycuda.driver.RuntimeError"""
+
+
 class FakePycuda:
     """The package's modules; `fail` makes the call of that name raise, `calls` has every call's name and stream.
 
@@ -157,6 +165,8 @@ class FakePycuda:
             "Error": Error,
             "MemoryError": MemoryError_,
             "CompileError": CompileError,
+            "LogicError": LogicError,
+            "RuntimeError": RuntimeError_,
             "init": lambda: self.record("init", None),
             "get_version": lambda: CUDA_VERSION,
             "get_driver_version": lambda: CUDA_VERSION[0] * 1000 + CUDA_VERSION[1] * 10,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,17 +115,29 @@ def test_what_progress_raises_stops_the_builder() -> None:
     assert len([fraction for fraction in told if fraction > 0.3]) == 1  # it was not asked again
 
 
-def test_an_interrupt_stops_the_builder() -> None:
-    """The signal arrives while C++ runs, and must come out as Python's own interrupt."""
-    fired = threading.Event()
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.15])
+def test_an_interrupt_stops_the_builder(delay_s: float) -> None:
+    """The signal arrives at any time while C++ runs, and comes out as Python's own interrupt."""
+    net = Net((1, 16, 32, 32))
+    x = "image"
+    for _ in range(60):
+        x = net.node("Relu", net.conv(x, 16, 16))
+    request, opened = int8(net.model(x)), backend()
 
-    def interrupted(fraction: float, _doing: str) -> None:
-        if fraction > 0.3 and not fired.is_set():
-            fired.set()
-            signal.raise_signal(signal.SIGINT)
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        backend().build(int8(residual_net()), interrupted)
+    def build() -> None:
+        signal.setitimer(signal.ITIMER_REAL, delay_s or 1e-6)
+        opened.build(request)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -194,80 +193,7 @@ def test_an_engine_made_in_one_thread_serves_and_ends_in_another() -> None:
         engine.infer(image(net()))
 
 
-# ---- what goes wrong
-
-
-def test_plans_that_cannot_be_loaded() -> None:
-    backend = TensorRtBackend()
-    engine = backend.build(BuildRequest(net())).engine
-    for plan in (engine[: len(engine) // 2], b"", b"junk" * 100):
-        with pytest.raises(EngineError, match=r"engine\.unreadable") as caught:
-            backend.load(plan)
-        assert code_of(caught.value) == "engine.unreadable"
-        assert "build it again on this board" in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("step", "said", "code"),
-    [
-        ("deserialize", "Version tag does not match", "engine.unreadable"),
-        ("context", "Error Code 2: OutOfMemory", "engine.memory"),
-    ],
-)
-def test_loading_that_fails_says_why(fake: FakeTensorRt, step: str, said: str, code: str) -> None:
-    backend = TensorRtBackend()
-    engine = backend.build(BuildRequest(net())).engine
-    fake.fail[step] = said
-    with pytest.raises(EngineError) as caught:
-        backend.load(engine)
-    assert code_of(caught.value) == code
-    assert said in caught.value.found
-
-
-def test_an_inference_that_fails_is_an_error_and_no_hang(fake: FakeTensorRt) -> None:
-    backend = TensorRtBackend()
-    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
-        fake.fail["execute"] = "Cuda Runtime (an illegal memory access was encountered)"
-        with pytest.raises(EngineError, match=r"engine\.run.*illegal memory access.*restart the process"):
-            engine.infer(image(net()))
-
-
-def test_an_engine_that_cannot_run_at_all_gives_its_memory_back(fake: FakeTensorRt) -> None:
-    backend = TensorRtBackend()
-    engine = backend.build(BuildRequest(net())).engine
-    fake.fail["execute"] = "Cuda Runtime (out of memory)"
-    with pytest.raises(EngineError, match=r"engine\.run"):
-        backend.load(engine)
-
-
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [
-        ("Error Code 2: OutOfMemory (Requested size was 8589934592 bytes.)", "engine.memory"),
-        ("Error Code 10: Internal Error (Could not find any implementation for node Softmax_3.)", "engine.kernel"),
-        ("Error Code 9: Internal Error (something else)", "engine.build"),
-    ],
-)
-def test_a_build_that_fails_says_why(fake: FakeTensorRt, said: str, code: str) -> None:
-    fake.fail["build"] = said
-    with pytest.raises(EngineError) as caught:
-        TensorRtBackend().build(BuildRequest(net()))
-    assert code_of(caught.value) == code
-    assert said.split("(")[0].strip() in caught.value.found
-
-
-# ---- INT8 that the runtime does not have
-
-
-def test_nodes_without_int8_kernels_are_named(fake: FakeTensorRt) -> None:
-    backend, request = TensorRtBackend(), int8(net())
-    convs = [node.name for node in request.graph.graph.node if node.op_type == "Conv"]
-    assert backend.build(request).without_int8 == {}
-    fake.without_int8 = {convs[1]}
-    assert set(backend.build(request).without_int8) == {convs[1]}
-    fake.without_kernel, fake.without_int8 = {convs[2]}, set()
-    built = backend.build(request)
-    assert (set(built.without_int8), built.engine) == ({convs[2]}, b"")
+# ---- layers
 
 
 def test_the_layers_are_the_engines_own() -> None:
@@ -342,10 +268,3 @@ def test_what_makes_an_engine_unusable_elsewhere_is_described() -> None:
     described = TensorRtBackend().describe()
     assert described["runtime"] == "tensorrt"
     assert {"version", "gpu", "sm", "multiprocessors", "cuda", "machine"} <= set(described)
-
-
-def test_a_machine_without_pycuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pycuda" else real(name))
-    with pytest.raises(DeviceError, match=r"cuda\.pycuda.*pip install 'tared\[jetson\]'"):
-        TensorRtBackend()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,21 +12,26 @@ from engines.cuda import Gpu
 from engines.cuda_executor import CudaExecutor
 from engines.memory import HostMemory
 from engines.preprocessing import DevicePreprocess, ImageTransform
+from engines.trace import span
 from engines.trt.dialect import Dialect
 from engines.trt.profiler import layer_times_ms
 from engines.trt.session import Session
 
 
 class TensorRtEngine(Session):
-    """ImageEngine: a frame's bytes are uploaded as they are, a quarter of what its float32 input weighs."""
+    """ImageEngine: a frame's bytes are uploaded as they are, a quarter of what its float32 input weighs.
+
+    Raises EngineError and DeviceError as Session; DeviceError (`cuda.compiler`) where the kernels cannot be compiled.
+    """
 
     def __init__(self, dialect: Dialect, gpu: Gpu, content: bytes) -> None:
         super().__init__(dialect, gpu, content)
-        self._executor: CudaExecutor | None = None
-        self._preprocess: DevicePreprocess | None = None
         self._transform: ImageTransform | None = None
         self._frames: list[HostMemory] = []
         try:
+            with gpu.current():  # here and not at the first frame, which would wait for nvcc
+                self._executor = CudaExecutor(gpu)
+                self._preprocess: DevicePreprocess | None = DevicePreprocess(self._executor)
             self.quicken()
         except BaseException:
             self.close()
@@ -41,17 +48,20 @@ class TensorRtEngine(Session):
     def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
         """Queue a BGR frame uint8 (H, W, 3), preprocessed where the input lies; its ticket for `finish`.
 
-        Raises EngineError and DeviceError as `start`, DeviceError (`cuda.compiler`) where the kernel cannot be built.
+        Raises EngineError and DeviceError as `start`.
         """
         with self._gpu.current():
             image = self.inputs[0]
             channels = 1 if transform.color == "gray" else 3
             self.select((1, channels, transform.height, transform.width), image.dtype)
-            preprocess = self._prepared(transform)
-            slot, memory = self.free_slot(), self._frames[self._next]
-            np.copyto(memory.array(frame.shape, np.uint8), frame)
-            memory.upload(frame.nbytes, self.stream)
-            preprocess.run(transform, memory.address, slot.address(image.name), self.stream)
+            slot = self.free_slot()
+            assert self._preprocess is not None  # until it is closed, and then `select` has refused
+            with span("preprocess"):
+                self._make_room(transform)
+                memory = self._frames[self._next]
+                np.copyto(memory.array(frame.shape, np.uint8), frame)
+                memory.upload(frame.nbytes, self.stream)
+                self._preprocess.run(transform, memory.address, slot.address(image.name), self.stream)
             return self.enqueue()
 
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
@@ -60,23 +70,26 @@ class TensorRtEngine(Session):
 
     def close(self) -> None:
         """Free everything, idempotent."""
-        if self._executor is not None and not self._closed:
-            with self._gpu.current():
-                self.settle()
-                self._frames.clear()
-                self._preprocess = None
-                self._executor.close()
-                self._executor = None
-        super().close()
+        try:
+            if not self._closed:
+                with self._gpu.current():
+                    self._release_frames()
+        finally:
+            super().close()
 
-    def _prepared(self, transform: ImageTransform) -> DevicePreprocess:
-        """The kernel, with memory for frames of this size; what a transform needs is made once."""
-        if self._preprocess is None:
-            self._executor = CudaExecutor(self._gpu)
-            self._preprocess = DevicePreprocess(self._executor)
+    def _release_frames(self) -> None:
+        try:
+            self.settle()
+        finally:
+            self._frames.clear()
+            self._preprocess = None
+            with suppress(AttributeError):  # where it could not be compiled
+                self._executor.close()
+
+    def _make_room(self, transform: ImageTransform) -> None:
+        """Memory for frames of this size, made once for each."""
         if transform != self._transform:
             self.settle()  # frames of another size may still be read
             nbytes = transform.frame_height * transform.frame_width * 3
             self._frames = [HostMemory(self._gpu, nbytes) for _ in self._slots]
             self._transform = transform
-        return self._preprocess

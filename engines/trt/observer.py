@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 from onnx import ModelProto
@@ -75,8 +76,9 @@ class TensorRtObserver:
 
     def close(self) -> None:
         """Free every engine, idempotent."""
-        for probe in self._probes:
-            probe.close()
+        with ExitStack() as stack:  # each of them, whatever another raises
+            for probe in self._probes:
+                stack.callback(probe.close)
 
     def _see(self, image: Array, copied: Collection[str] = ()) -> Sight:
         sights = [probe.see(image, copied) for probe in self._probes]
@@ -91,7 +93,7 @@ class TensorRtObserver:
             self._elements[shape] = element_counts(self._reference, shape, self.taps)
         for tap, expected in self._elements[shape].items():
             found = _values(histograms[tap]) if tap in histograms else 0
-            if tap not in histograms or expected not in (None, found):
+            if found == 0 or expected not in (None, found):
                 raise EngineError(
                     "observer.taps",
                     f"{found} values of tensor '{tap}'",

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from calibrate.histogram import AbsHistogram
-from engines.backend import Array, TensorSpec
+from engines.backend import Array, EngineError, TensorSpec
 from engines.cuda import Gpu
 from engines.cuda_executor import CudaExecutor
 from engines.trt.dialect import Dialect
@@ -54,8 +54,12 @@ class _TappedSession(Session):
         super().__init__(dialect, gpu, content, slots=1, hidden=hidden)
         visible = {spec.name for spec in self._tensors}
         self._visible = [tap for tap in taps if tap in visible]
-        with gpu.current():
-            self._executor = CudaExecutor(gpu)
+        try:
+            with gpu.current():
+                self._executor = CudaExecutor(gpu)
+        except BaseException:
+            super().close()
+            raise
         self._histograms = TapHistograms(self._executor)
 
     def infer(self, image: Array) -> dict[str, Array]:
@@ -96,7 +100,10 @@ class ListeningProbe(_TappedSession):
         self._listener = TapListener(dialect, gpu, self._histograms, self.stream)
         self._listening: bool | None = None
         with gpu.current():
-            self.context.set_debug_listener(self._listener.listener)
+            set_up = self.context.set_debug_listener(self._listener.listener)
+        if not set_up:
+            self.close()
+            raise EngineError("observer.listener", "a debug listener refused", "one taken", "report the release")
 
     def see(self, image: Array, copied: Collection[str] = ()) -> Sight:
         """Raises EngineError and DeviceError as `Session.start` and `TapListener.raise_error`."""

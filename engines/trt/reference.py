@@ -52,19 +52,20 @@ def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver
 
     Raises EngineError as the builder and `TensorRtObserver.verify`, when no way to see the taps proved right.
     """
-    inputs = {
-        "reference": canonical_hash(reference.request.graph),
-        "taps": list(reference.taps),
-        "profiles": [{name: vars(shapes) for name, shapes in p.items()} for p in reference.request.profiles],
-        "backend": dict(reference.described),
-    }
     if reference.store is None:
         return _verified(reference, progress)[2]
+    inputs = _inputs(reference)
     path, key = reference.store.place(inputs), reference.store.key
     kept = find_artefact(path, inputs, key)
     if kept is not None:
-        engines = [kept.read_file(name) for name in kept.manifest["engines"]]
-        return _observer(reference, str(kept.manifest["way"]), engines)
+        try:
+            engines = [kept.read_file(name) for name in kept.manifest["engines"]]
+            return _observer(reference, str(kept.manifest["way"]), engines)
+        except EngineError as error:
+            if error.code != "engine.unreadable":  # what another libnvinfer than before refuses, under the same version
+                raise
+            log.warning("event=observer problem=%r", str(error))
+        reference.store.discard(path)
     way, engines, observer = _verified(reference, progress)
     try:
         write_artefact(path, inputs, partial(_fill, way, engines), key)
@@ -73,25 +74,45 @@ def open_reference(reference: Reference, progress: Progress) -> TensorRtObserver
     return observer
 
 
+def _inputs(reference: Reference) -> dict[str, Any]:
+    """What the engines follow from."""
+    request = reference.request
+    return {
+        "reference": canonical_hash(request.graph),
+        "taps": list(reference.taps),
+        "profiles": [{name: vars(shapes) for name, shapes in profile.items()} for profile in request.profiles],
+        "input_shape": request.input_shape,
+        "backend": dict(reference.described),
+        "chunk": _CHUNK,
+    }
+
+
 def _verified(reference: Reference, progress: Progress) -> tuple[str, list[bytes], TensorRtObserver]:
     """The first way to see the taps that gives ONNX Runtime's values."""
     inner = _inner_taps(reference)
     ways: dict[str, list[Marked]] = {_LISTENING: [(inner, ())], _OUTPUTS: [((), chunk) for chunk in _chunks(inner)]}
     for way, marked in ways.items():
-        built = [
-            reference.build(debug, outputs, _part(progress, index, len(marked)))
-            for index, (debug, outputs) in enumerate(marked)
-        ]
-        observer = _observer(reference, way, built)
         try:
-            observer.verify(_image(reference.request))
+            engines = [
+                reference.build(debug, outputs, _part(progress, index, len(marked)))
+                for index, (debug, outputs) in enumerate(marked)
+            ]
+            observer = _observer(reference, way, engines)
+            _verify(observer, reference)
             break
         except EngineError as error:
-            observer.close()
             log.warning("event=observer way=%r problem=%r", way, str(error))
             if way == _OUTPUTS:
                 raise
-    return way, built, observer
+    return way, engines, observer
+
+
+def _verify(observer: TensorRtObserver, reference: Reference) -> None:
+    try:
+        observer.verify(_image(reference.request))
+    except BaseException:
+        observer.close()
+        raise
 
 
 def _observer(reference: Reference, way: str, engines: Sequence[bytes]) -> TensorRtObserver:
@@ -99,8 +120,14 @@ def _observer(reference: Reference, way: str, engines: Sequence[bytes]) -> Tenso
     if way == _LISTENING:
         probes: list[Probe] = [ListeningProbe(dialect, gpu, engines[0], taps)]
     else:
-        chunks = _chunks(_inner_taps(reference))
-        probes = [OutputProbe(dialect, gpu, e, taps, chunk) for e, chunk in zip(engines, chunks, strict=True)]
+        probes = []
+        try:
+            for engine, chunk in zip(engines, _chunks(_inner_taps(reference)), strict=True):
+                probes.append(OutputProbe(dialect, gpu, engine, taps, chunk))
+        except BaseException:
+            for probe in probes:
+                probe.close()
+            raise
     return TensorRtObserver(reference.request.graph, taps, probes)
 
 

@@ -22,7 +22,7 @@ Range = tuple[Shape, Shape, Shape]  # smallest, best and largest shape of an opt
 class Session:
     """One engine, one execution context, one stream; one thread at a time.
 
-    Everything is allocated here, for the largest shapes of all profiles, and nothing in `start` and `finish`.
+    All memory of the GPU is allocated here, for the largest shapes of all profiles, and none for a frame.
     slots: batches under way at once, as the next is uploaded while one is computed. hidden: outputs that stay on the
     device. Raises EngineError: `engine.unreadable` (damaged, of another release, or of another GPU: the log says
     which), `engine.memory`, `engine.output` (an output whose size depends on values), DeviceError.
@@ -128,7 +128,7 @@ class Session:
             self.context.set_tensor_address(spec.name, slot.address(spec.name))
         with self._log.recorded() as record:
             done = self.context.execute_async_v3(self.stream.handle)
-        if not done:
+        if not done:  # for an address that was refused, too
             remedy = "restart the process: after a fault its context is lost"
             raise EngineError("engine.run", record.last_error, "an inference", remedy)
 
@@ -252,7 +252,8 @@ class Session:
 
     def _shapes_for(self, shape: Shape) -> dict[str, Shape]:
         """The shape of every input and output for an input of `shape`."""
-        self.context.set_input_shape(self._image.name, shape)
+        if not self.context.set_input_shape(self._image.name, shape):
+            raise EngineError("engine.batch", f"shape {list(shape)}", "one that the engine takes", "build it again")
         shapes = {spec.name: tuple(self.context.get_tensor_shape(spec.name)) for spec in self._tensors}
         for name, found in shapes.items():
             if any(size < 0 for size in found):
