@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-pytest_plugins = ["bench", "brokers", "lab"]
+pytest_plugins = ["bench", "brokers", "lab", "trt_world"]
 
 
 @pytest.fixture(scope="session")

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 
 import numpy as np
 import pytest
 from fake_cuda_graphs import FakeCudaGraphs
-from fake_pycuda import FakePycuda
-from fake_tensorrt import FakeTensorRt, install
+from fake_tensorrt import FakeTensorRt
 from zoo import Net, image, residual_net, run
 
-import engines.tensorrt_backend as tensorrt_backend
 from engines import cuda_graph
 from engines.backend import BuildRequest, ShapeRange
 from engines.tensorrt_backend import TensorRtBackend
 from engines.trt.engine import TensorRtEngine
 
+pytestmark = pytest.mark.usefixtures("fake")
+
 OPEN_PROFILE = ({"image": ShapeRange((1, 3, 8, 8), (1, 3, 8, 8), (2, 3, 16, 16))},)
-
-
-@pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorRt]:
-    installed = install(monkeypatch, pycuda=FakePycuda())
-    tensorrt_backend._gpu.cache_clear()
-    yield installed
-    installed.assert_order()
-    tensorrt_backend._gpu.cache_clear()
 
 
 @pytest.fixture

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_pycuda import FakePycuda
-from fake_tensorrt import FakeTensorRt, install
+from fake_tensorrt import FakeTensorRt
 from onnx import ModelProto
+from trt_world import net
 from zoo import Net, image, residual_net, run
 
 import engines.tensorrt_backend as tensorrt_backend
@@ -20,21 +20,10 @@ from engines.onnxruntime_backend import OnnxRuntimeBackend
 from engines.placement import place
 from engines.tensorrt_backend import TensorRtBackend
 
+pytestmark = pytest.mark.usefixtures("fake")
+
 SIZES = ((1, 3, 8, 8), (1, 3, 9, 16), (1, 3, 24, 32), (1, 3, 17, 11), (1, 3, 40, 64))
 PROFILE = ({"image": ShapeRange((1, 3, 8, 8), (1, 3, 16, 16), (4, 3, 64, 64))},)
-
-
-@pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorRt]:
-    installed = install(monkeypatch, pycuda=FakePycuda())
-    tensorrt_backend._gpu.cache_clear()
-    yield installed
-    installed.assert_order()
-    tensorrt_backend._gpu.cache_clear()
-
-
-def net() -> ModelProto:
-    return residual_net((1, 3, 8, 8))
 
 
 def wide_net() -> ModelProto:

@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-from fake_pycuda import ORIN, FakePycuda
+from fake_pycuda import ORIN
 from fake_tensorrt import FakeTensorRt, install
 from numpy.typing import NDArray
 from onnx import ModelProto
-from zoo import Net, image, residual_net, run
+from trt_world import PC, int8, net
+from zoo import Net, image, run
 
 import engines.tensorrt_backend as tensorrt_backend
 from engines.backend import BackendOptions, BuildRequest, EngineError, ImageEngine, ProfiledEngine, ShapeRange
 from engines.kernels import DeviceError
-from engines.placement import place
 from engines.preprocessing import ImageTransform
-from engines.qdq import insert_qdq
 from engines.tensorrt_backend import TensorRtBackend
 from engines.trt.layers import layers_from_json
 
+pytestmark = [
+    pytest.mark.usefixtures("fake"),
+    pytest.mark.parametrize("fake", [ORIN, PC], ids=["a board", "a PC"], indirect=True),
+]
+
 OPEN = ("n", 3, "h", "w")
-PC = {**ORIN, "INTEGRATED": 0}
-
-
-@pytest.fixture(params=["a board", "a PC"], autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[FakeTensorRt]:
-    """A process with TensorRT: on a board, whose memory is one, and on a PC."""
-    installed = install(monkeypatch, pycuda=FakePycuda(board=ORIN if request.param == "a board" else PC))
-    tensorrt_backend._gpu.cache_clear()
-    yield installed
-    installed.assert_order()
-    tensorrt_backend._gpu.cache_clear()
-
-
-def net() -> ModelProto:
-    return residual_net((1, 3, 8, 8))
 
 
 def wide_net() -> ModelProto:
@@ -53,12 +41,6 @@ PROFILES = (
     {"image": ShapeRange((1, 3, 8, 8), (1, 3, 16, 16), (2, 3, 24, 32))},
     {"image": ShapeRange((1, 3, 40, 40), (1, 3, 48, 48), (1, 3, 64, 64))},
 )
-
-
-def int8(model: ModelProto) -> BuildRequest:
-    placement = place(model)
-    amax = dict.fromkeys(placement.taps, 4.0)
-    return BuildRequest(insert_qdq(model, placement, amax), "int8", amax=amax)
 
 
 def code_of(error: EngineError | DeviceError) -> str:

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fake_pycuda import CompileError, FakePycuda, MemoryError_
-from fake_tensorrt import FakeTensorRt, install
+from fake_pycuda import CompileError, MemoryError_
+from fake_tensorrt import FakeTensorRt
 from fake_tensorrt_network import INetworkDefinition
-from onnx import ModelProto
-from zoo import image, residual_net
+from trt_world import int8, net
+from zoo import image
 
-import engines.tensorrt_backend as tensorrt_backend
 from engines.backend import BackendOptions, BuildRequest, EngineError
 from engines.kernels import DeviceError
 from engines.placement import place
-from engines.qdq import insert_qdq
 from engines.tensorrt_backend import TensorRtBackend
 
-
-@pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorRt]:
-    installed = install(monkeypatch, pycuda=FakePycuda())
-    tensorrt_backend._gpu.cache_clear()
-    yield installed
-    installed.assert_order()
-    tensorrt_backend._gpu.cache_clear()
-
-
-def net() -> ModelProto:
-    return residual_net((1, 3, 8, 8))
-
-
-def int8(model: ModelProto) -> BuildRequest:
-    placement = place(model)
-    amax = dict.fromkeys(placement.taps, 4.0)
-    return BuildRequest(insert_qdq(model, placement, amax), "int8", amax=amax)
+pytestmark = pytest.mark.usefixtures("fake")
 
 
 def code_of(error: EngineError | DeviceError) -> str:
