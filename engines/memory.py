@@ -1,7 +1,8 @@
 """Memory that host and GPU both see: page-locked with a counterpart on the device, or one memory where they share it.
 
-On a Jetson the GPU works in the board's own memory: what is mapped needs no copy. Elsewhere page-locked memory is what
-lets a copy run beside the GPU's work. Source: NVIDIA, CUDA for Tegra, "Memory Management".
+On a Jetson the GPU works in the board's own memory: what is mapped needs no copy, but the GPU does not cache it, so
+that it suits what is read or written once. Elsewhere page-locked memory is what lets a copy run beside the GPU's work.
+Source: NVIDIA, CUDA for Tegra, "Memory Management".
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ class DeviceMemory:
 
 
 class HostMemory:
-    """`nbytes` on the host, page-locked, and where the GPU sees them. The context must be current in every call, and
-    when this is dropped.
+    """`nbytes` on the host, page-locked, and where the GPU sees them: the same, when they are mapped on a board.
 
-    Raises DeviceError (`cuda.memory`).
+    The context must be current in every call, and when this is dropped. Raises DeviceError (`cuda.memory`).
     """
 
-    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+    def __init__(self, gpu: Gpu, nbytes: int, mapped: bool = True) -> None:
         self._gpu = gpu
-        flags = gpu.driver.host_alloc_flags.DEVICEMAP if gpu.integrated else 0
+        mapped = mapped and gpu.integrated
+        flags = gpu.driver.host_alloc_flags.DEVICEMAP if mapped else 0
         with gpu.working("page-locked memory"):
             self._host: Any = gpu.driver.pagelocked_empty(max(nbytes, 1), np.uint8, mem_flags=flags)
-            self._device: Any = None if gpu.integrated else gpu.driver.mem_alloc(max(nbytes, 1))
+            self._device: Any = None if mapped else gpu.driver.mem_alloc(max(nbytes, 1))
             self.address = int(self._host.base.get_device_pointer() if self._device is None else self._device)
 
     def array(self, shape: Sequence[int], dtype: DTypeLike) -> Array:

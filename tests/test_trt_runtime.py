@@ -122,8 +122,8 @@ def test_nothing_is_allocated_for_a_frame(fake: FakeTensorRt) -> None:
             engine.infer(np.zeros(shape, np.float32))
         calls = fake.pycuda.names()[len(before) :]
         assert not {"mem_alloc", "pagelocked_empty", "stream", "event"} & set(calls)
-        copies = [call for call in calls if call.startswith("memcpy")]
-        assert (copies == []) == tensorrt_backend._gpu().integrated
+        on_a_board = tensorrt_backend._gpu().integrated
+        assert ("memcpy_dtoh_async" not in calls) == on_a_board  # outputs lie where the host reads them
 
 
 def test_a_camera_frame_is_preprocessed_where_the_input_lies() -> None:

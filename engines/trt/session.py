@@ -57,7 +57,7 @@ class Session:
         self._image = self.inputs[0]
         self._ranges = [self._range(index) for index in range(self.engine.num_optimization_profiles)]
         sizes = self._largest()
-        self._slots = [Slot(self._gpu, sizes, hidden) for _ in range(slots)]
+        self._slots = [Slot(self._gpu, sizes, {self._image.name}, hidden) for _ in range(slots)]
 
     def start(self, batch: Array) -> int:
         """Queue a batch; returns its ticket for `finish`. The batch may change as soon as this returns.

@@ -13,10 +13,14 @@ Shape = tuple[int, ...]
 
 
 class Slot:
-    """The memory of one batch under way, and the event that ends it."""
+    """The memory of one batch under way, and the event that ends it.
 
-    def __init__(self, gpu: Gpu, sizes: Mapping[str, int], hidden: Collection[str]) -> None:
-        self.memory = {name: HostMemory(gpu, nbytes) for name, nbytes in sizes.items() if name not in hidden}
+    sizes: bytes of each input and output. inputs: read more than once, so not mapped. hidden: only the GPU's.
+    """
+
+    def __init__(self, gpu: Gpu, sizes: Mapping[str, int], inputs: Collection[str], hidden: Collection[str]) -> None:
+        shown = {name: nbytes for name, nbytes in sizes.items() if name not in hidden}
+        self.memory = {name: HostMemory(gpu, nbytes, mapped=name not in inputs) for name, nbytes in shown.items()}
         self._hidden = {name: DeviceMemory(gpu, sizes[name]) for name in hidden}
         self.event: Any = gpu.driver.Event()
         self.shapes: dict[str, Shape] = {}
