@@ -1,0 +1,86 @@
+"""What the doctor says of a Jetson, of a PC with a GPU, and of a machine without one."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+
+import pytest
+from fake_pycuda import ORIN
+from fake_tensorrt import FakeTensorRt
+from trt_world import PC
+
+from agent import doctor
+from agent.doctor import Finding, examine
+from engines import board
+
+
+def by_name() -> dict[str, Finding]:
+    return {finding.name: finding for finding in examine()}
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose driver library loads, and that has nvcc."""
+    real = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: None if name == doctor.DRIVER else real(name))
+    monkeypatch.setattr(doctor, "nvcc_path", lambda: "/usr/local/cuda/bin/nvcc")
+
+
+@pytest.mark.usefixtures("fake", "driver")
+@pytest.mark.parametrize("fake", [ORIN], indirect=True)
+def test_a_jetson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, path, content in (
+        ("_MODEL", "model", "NVIDIA Jetson Orin Nano Developer Kit\0"),
+        ("_RELEASE", "nv_tegra_release", "# R36 (release), REVISION: 4.3\nanything else\n"),
+        ("_POWER", "status", "pmode:0002\n"),
+    ):
+        (tmp_path / path).write_text(content)
+        monkeypatch.setattr(board, name, tmp_path / path)
+    found = by_name()
+    assert found["board"].found == "NVIDIA Jetson Orin Nano Developer Kit"
+    assert found["tensorrt"].found == "tensorrt 10.3.0"
+    assert found["gpu"].found.startswith("Orin, sm 8.7, CUDA ")
+    assert found["gpu"].found.endswith("shared memory")
+    assert found["backend tensorrt"].found == "ready"
+    assert board.board()["power_mode"] == "pmode:0002"
+    assert board.board()["l4t"].startswith("# R36")
+
+
+@pytest.mark.usefixtures("fake", "driver")
+@pytest.mark.parametrize("fake", [PC], indirect=True)
+def test_a_pc_with_a_gpu() -> None:
+    found = by_name()
+    assert "no Jetson" in found["board"].found
+    assert "GiB free" in found["gpu"].found
+    assert found["backend tensorrt"].ok
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_gpu_without_its_tools(fake: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fake.version == "10.3.0"
+    monkeypatch.setattr(doctor, "nvcc_path", lambda: None)
+    found = by_name()
+    assert (found["nvcc"].ok, "nvidia-jetpack" in found["nvcc"].remedy) == (False, True)
+    assert found["backend tensorrt"].found == "no nvcc"
+
+
+def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, spec = ctypes.CDLL, importlib.util.find_spec
+
+    def load(name: str) -> ctypes.CDLL:
+        if name == doctor.DRIVER:
+            raise OSError("libcuda.so.1: cannot open shared object file")
+        return real(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(doctor, "nvcc_path", lambda: None)
+    found = by_name()
+    assert found["gpu"].found == "no NVIDIA driver"
+    assert found["gpu"].remedy == "nothing to do on a machine without an NVIDIA GPU"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("tensorrt") else spec(name))
+    found = by_name()
+    assert "--system-site-packages" in found["tensorrt"].remedy
+    assert "tensorrt_rtx_cu12" in found["tensorrt"].remedy
+    assert found["backend tensorrt"].found == "no tensorrt, gpu, nvcc"
