@@ -8,6 +8,7 @@ process down, never the video.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -31,7 +32,7 @@ from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from calibrate.errors import CalibrationError, TaredError
 from calibrate.histogram import AbsHistogram
-from engines.backend import Backend, Engine, open_backend
+from engines.backend import Backend, Engine, Progress, open_backend, silent
 from engines.calibration import load_histograms, save_histograms
 from engines.seal import find_key
 from engines.store import Store, read_artefact
@@ -148,9 +149,12 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
     held_out = _read_held_out(directory / "held_out.npy")
     verdicts: list[Verdict] = []
 
+    def validating(fraction: float, _: str) -> None:
+        emit({"step": "VALIDATING", "percent": 80 + round(10 * fraction)})
+
     def judge_engine(engine: Engine) -> Mapping[str, Any]:
-        emit({"step": "VALIDATING", "percent": 80})
-        verdict = judge(model, backend, engine, request.serving, held_out, request.max_loss)
+        validating(0.0, "")
+        verdict = judge(model, backend, engine, request.serving, held_out, request.max_loss, validating)
         verdicts.append(verdict)
         if not verdict.accepted:
             raise _refusal(verdict)
@@ -179,16 +183,22 @@ def _refusal(verdict: Verdict) -> AgentError:
 
 
 def judge(
-    model: Model, backend: Backend, candidate: Engine, serving: str | None, held_out: HeldOut, max_loss: float
+    model: Model,
+    backend: Backend,
+    candidate: Engine,
+    serving: str | None,
+    held_out: HeldOut,
+    max_loss: float,
+    progress: Progress = silent,
 ) -> Verdict:
     """Run reference, engine in service and candidate frame by frame in turn, and compare.
 
     held_out: network inputs (1, C, H, W), of any sizes. With no engine in service the candidate must keep max_loss;
     with one, it must not be worse, and must keep max_loss or be better beyond two standard errors. Frames on which
     neither engine nor reference found anything agree without telling anything: they are counted apart, and MIN_TELLING
-    others asked.
+    others asked. progress: of the reference engine, where that has to be built.
     """
-    reference = backend.observer(model.reference, model.placement.taps)
+    reference = backend.observer(model.reference, model.placement.taps, progress)
     task = VisionTask(model.spec, reference.inputs, reference.outputs)
     engines = [candidate]
     if serving is not None:
@@ -255,6 +265,8 @@ def main() -> int:
         print(json.dumps(message), file=channel, flush=True)
 
     directory = Path(sys.argv[1])
+    with contextlib.suppress(OSError):  # where memory runs out, this process goes and never the video
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     try:
         os.nice(json.loads((directory / "job.json").read_text(encoding="utf-8"))["nice"])
         outcome = run_job(directory, emit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +16,17 @@ from typing import Any
 from agent.candidate import Outcome
 from agent.errors import AgentError
 
+# By the signal that ended it. SIGKILL comes from the kernel when memory is short, or from a person.
+_CAUSES: dict[int, tuple[str, str]] = {
+    signal.SIGKILL: (
+        "recalibration.memory",
+        "free memory, add swap, or build with smaller profiles; what serves goes on",
+    ),
+    **dict.fromkeys(
+        (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE),
+        ("recalibration.crash", "the builder crashed: report the model and the versions of `tared doctor`"),
+    ),
+}
 _END_S = 2.0  # for a process that was asked to end; then it is killed
 
 
@@ -76,7 +88,8 @@ class CandidateProcess:
         with contextlib.suppress(OSError):
             words = self._stderr.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         found = f"the candidate process ended with status {status}" + (f": {words}" if words else "")
-        return AgentError("recalibration.child", found, "a process that reports its outcome", "see the log, try again")
+        code, remedy = _CAUSES.get(-status, ("recalibration.child", "see the log, try again"))
+        return AgentError(code, found, "a process that reports its outcome", remedy)
 
 
 def _message(line: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import math
 import os
 import resource
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 
 from agent.build import build_artefact, calibrate, open_model
 from agent.camera import Image, Source, parse_source, read_images, source_length
-from agent.console import progress
+from agent.console import Task, progress
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.errors import AgentError, DatasetError
@@ -33,7 +34,7 @@ from agent.vision import VisionTask
 from calibrate.errors import CalibrationError
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.threshold import parse_method
-from engines.backend import Backend, Engine
+from engines.backend import Backend, Engine, Progress
 from engines.calibration import check_destination, load_calibration, save_calibration
 from engines.store import check_runtime, read_artefact
 
@@ -51,10 +52,9 @@ def run_calibrate(
     source = parse_source(frames)
     model = open_model(load_model_spec(spec_path))
     collection = Collection(held_out_size=0)
-    with (
-        closing(backend.observer(model.reference, model.placement.taps)) as observer,
-        progress("calibrating", min(count, source_length(source) or count)) as bar,
-    ):
+    with progress("preparing", 100) as bar:
+        observer = backend.observer(model.reference, model.placement.taps, _percent(bar))
+    with closing(observer), progress("calibrating", min(count, source_length(source) or count)) as bar:
         task = VisionTask(model.spec, observer.inputs, observer.outputs)
         for image in _spread(source, count):
             tensor, _ = task.preprocess(image)
@@ -96,7 +96,7 @@ def run_build(
             model,
             backend,
             lambda _: destination,
-            lambda fraction, what: bar.update(round(100 * fraction), what),
+            _percent(bar),
             calibration=calibration,
             plan=plan,
             precision=precision,
@@ -124,18 +124,27 @@ def _read_plan(path: Path) -> PrecisionPlan:
 def run_infer(
     artefact_path: Path, frames: str, output: Path | None, backend: Backend, key: bytes | None = None
 ) -> dict[str, Any]:
-    """Run an artefact over a source; predictions go to `output` as JSON lines, boxes in frame pixels."""
+    """Run an artefact over a source; predictions go to `output` as JSON lines, boxes in frame pixels.
+
+    A frame's latency is from when it was read until it is decoded; where frames overlap that of the next is in it.
+    """
     source = parse_source(frames)
     latency = LatencyHistogram()
+    read: deque[tuple[float, int]] = deque()
+
+    def images() -> Iterator[Image]:
+        for ts, image in read_images(source):
+            read.append((ts, time.perf_counter_ns()))
+            yield image
+
     count = 0
     with open_engine(artefact_path, backend, key) as (engine, spec), _results(output) as write:
         task = VisionTask(spec, engine.inputs, engine.outputs)
         started = time.monotonic()
         with progress("inferring", source_length(source)) as bar:
-            for ts, image in read_images(source):
-                began = time.perf_counter_ns()
-                prediction, geometry = task.infer(engine, image)
-                latency.add(time.perf_counter_ns() - began)
+            for prediction, geometry in task.infer_each(engine, images()):
+                ts, began_ns = read.popleft()
+                latency.add(time.perf_counter_ns() - began_ns)
                 if write is not None:
                     write({"frame": count, "ts": ts, **_record(prediction, geometry, spec)})
                 count += 1
@@ -171,8 +180,15 @@ def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Ite
             yield engine, spec
         return
     model = open_model(load_model_spec(target))
-    with closing(backend.load(backend.build(model.reference).engine)) as engine:
+    with progress("preparing", 100) as bar:
+        built = backend.build(model.reference, _percent(bar))
+    with closing(backend.load(built.engine)) as engine:
         yield engine, model.spec
+
+
+def _percent(bar: Task) -> Progress:
+    """A backend's progress as a bar of a hundred."""
+    return lambda fraction, doing: bar.update(round(100 * fraction), doing)
 
 
 def _spread(source: Source, count: int) -> Iterator[Image]:

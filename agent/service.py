@@ -54,7 +54,20 @@ class Service:
                 return engine
             except TaredError as error:
                 on_error(error)
-        self.serving = build_artefact(
+        self.serving = self._build_reference(progress)
+        try:
+            return self._backend.load(self.serving.read_engine())
+        except EngineError as error:
+            if error.code != "engine.unreadable":  # what another library refuses that calls itself the same version
+                raise
+            on_error(error)
+        self._store.discard(self.serving.path)
+        self.serving = self._build_reference(progress)
+        return self._backend.load(self.serving.read_engine())
+
+    def _build_reference(self, progress: Progress) -> Artefact:
+        """The float reference as an artefact, or the one that is there."""
+        return build_artefact(
             self.model,
             self._backend,
             self._store.place,
@@ -63,7 +76,6 @@ class Service:
             precision=self._backend.precisions[0],
             key=self._store.key,
         )
-        return self._backend.load(self.serving.read_engine())
 
     def read(self, path: Path) -> Artefact:
         """An artefact of the store, verified. Raises EngineError as read_artefact."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from agent.decode import Decoder, Prediction, open_decoder
 from agent.model_spec import ModelSpec
 from agent.preprocess import Geometry, Preprocessor
-from engines.backend import Array, Engine, ImageEngine, TensorSpec
+from engines.backend import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
+from engines.preprocessing import ImageTransform
 from engines.trace import span
 
 _OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating
@@ -45,10 +46,33 @@ class VisionTask:
             with span("decode"):
                 return self.decode(outputs), geometry
         transform, geometry = self._preprocess.transform(image)
-        with span("infer"):  # preprocessing is one of its kernels
+        with span("infer"):
             outputs = engine.infer_image(image, transform)
         with span("decode"):
-            return self.decode(outputs, (1, len(transform.gain), transform.height, transform.width)), geometry
+            return self.decode(outputs, _shape(transform)), geometry
+
+    def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Prediction, Geometry]]:
+        """As `infer`, for one after the other. While an engine that can computes one, the next is read and uploaded."""
+        if not isinstance(engine, OverlappingEngine):
+            yield from (self.infer(engine, image) for image in images)
+            return
+        under_way: tuple[int, ImageTransform, Geometry] | None = None
+        for image in images:
+            transform, geometry = self._preprocess.transform(image)
+            begun = engine.start_image(image, transform), transform, geometry
+            if under_way is not None:
+                yield self._finished(engine, *under_way)
+            under_way = begun
+        if under_way is not None:
+            yield self._finished(engine, *under_way)
+
+    def _finished(
+        self, engine: OverlappingEngine, ticket: int, transform: ImageTransform, geometry: Geometry
+    ) -> tuple[Prediction, Geometry]:
+        with span("infer"):
+            outputs = engine.finish(ticket)
+        with span("decode"):
+            return self.decode(outputs, _shape(transform)), geometry
 
     def preprocess(self, image: NDArray[np.uint8]) -> tuple[NDArray[np.float32], Geometry]:
         """BGR uint8 (H, W, 3) to the network input (1, C, h, w), which the next call may overwrite."""
@@ -62,3 +86,8 @@ class VisionTask:
         shape: (1, C, h, w) of the network input the outputs are of; by default that of the last one preprocessed.
         """
         return self._decoder_for(shape or self._shape)(outputs)[0]
+
+
+def _shape(transform: ImageTransform) -> tuple[int, ...]:
+    """(1, C, h, w) of the network input that a transform makes."""
+    return 1, len(transform.gain), transform.height, transform.width

@@ -218,6 +218,19 @@ class ImageEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class OverlappingEngine(ImageEngine, Protocol):
+    """An engine that takes the next frame while it computes one; a few may be under way."""
+
+    def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
+        """Begin with a frame, which may change as soon as this returns; its ticket."""
+        ...
+
+    def finish(self, ticket: int) -> dict[str, Array]:
+        """Wait for a frame's outputs; in the order in which they were started."""
+        ...
+
+
+@runtime_checkable
 class ProfiledEngine(Engine, Protocol):
     """An engine that can tell what each of its layers takes."""
 

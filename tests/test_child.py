@@ -59,18 +59,20 @@ printf '{"step": "BUIL'"""
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "told", "code"),
     [
-        ("exit 3", "status 3"),
-        ("echo 'first line' >&2; echo 'out of cheese' >&2; exit 1", "status 1: out of cheese"),
-        ("printf '\\377\\n' >&2; kill -9 $$", "status -9"),
+        ("exit 3", "status 3", "recalibration.child"),
+        ("echo 'first line' >&2; echo 'out of cheese' >&2; exit 1", "status 1: out of cheese", "recalibration.child"),
+        ("printf '\\377\\n' >&2; kill -9 $$", "status -9", "recalibration.memory"),
+        ("kill -SEGV $$", "status -11", "recalibration.crash"),
+        ("kill -ABRT $$", "status -6", "recalibration.crash"),
     ],
 )
-def test_a_death_without_a_word_is_an_outcome(script: Script, text: str, told: str) -> None:
+def test_a_death_without_a_word_is_an_outcome(script: Script, text: str, told: str, code: str) -> None:
     script.start(text)
     error = script.outcome().error
     assert error is not None
-    assert error.code == "recalibration.child"
+    assert error.code == code
     assert told in str(error)
 
 

@@ -93,3 +93,38 @@ def test_a_spec_that_does_not_fit_is_refused_before_the_first_frame(engine: Engi
     gray = ModelSpec.model_validate({**SPEC, "input": {"color": "gray"}, "profiles": PROFILES})
     with pytest.raises(ConfigError, match="for color 'gray'"):
         VisionTask(gray, engine.inputs, engine.outputs)
+
+
+class OverlappingDeviceEngine(DeviceEngine):
+    """Takes a second frame before it has finished the first, and never a third."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.under_way: dict[int, dict[str, Array]] = {}
+        self.most = 0
+
+    def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
+        ticket = max(self.under_way, default=0) + 1
+        self.under_way[ticket] = self.infer_image(frame, transform)
+        self.most = max(self.most, len(self.under_way))
+        return ticket
+
+    def finish(self, ticket: int) -> dict[str, Array]:
+        assert ticket == min(self.under_way), "finished out of order"
+        return self.under_way.pop(ticket)
+
+
+@pytest.mark.parametrize("engine", [ONE_SIZE], indirect=True)
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_frames_overlap_and_come_out_in_order(engine: Engine, count: int) -> None:
+    overlapping = OverlappingDeviceEngine(engine)
+    task = VisionTask(ModelSpec.model_validate(SPEC), engine.inputs, engine.outputs)
+    frames = [np.random.default_rng(seed).integers(0, 256, (20, 30, 3), dtype=np.uint8) for seed in range(count)]
+    found = [prediction for prediction, _ in task.infer_each(overlapping, iter(frames))]
+    alone = [prediction for prediction, _ in task.infer_each(engine, iter(frames))]
+    assert len(found) == len(alone) == count
+    for one, other in zip(found, alone, strict=True):
+        assert isinstance(one, dict)
+        assert all(np.allclose(one[name], other[name], atol=1e-5) for name in one)
+    assert overlapping.most == min(count, 2)
+    assert overlapping.under_way == {}
