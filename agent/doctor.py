@@ -9,6 +9,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -131,14 +132,17 @@ def _opencv() -> Finding:
     remedy = "pip install opencv-python-headless; on a Jetson: create the venv with --system-site-packages"
     if importlib.util.find_spec("cv2") is None:
         return Finding("opencv", "not installed", False, True, remedy)
-    from agent.camera import opencv_version
-
+    try:
+        from agent.camera import opencv_version
+    except ImportError as error:  # JetPack's was built for NumPy 1
+        remedy = "on a Jetson: pip install 'numpy<2' 'ml-dtypes<0.6'; elsewhere pip install opencv-python-headless"
+        return Finding("opencv", f"does not load: {error}".partition("\n")[0], False, True, remedy)
     return Finding("opencv", opencv_version(), True, True)
 
 
 def _gstreamer() -> Finding:
     built_in = False
-    if importlib.util.find_spec("cv2") is not None:
+    with suppress(ImportError):  # which `_opencv` has told
         from agent.camera import has_gstreamer
 
         built_in = has_gstreamer()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
+import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from zoo import Net, Shape, by_name, residual_net
@@ -141,9 +144,29 @@ NETS: dict[str, Callable[[], ModelProto]] = {
 
 
 def run(model: ModelProto, batches: Batches, *taps: str) -> Arrays:
-    """Outputs and taps by name, stacked; every float16 tensor is rounded as it is made."""
+    """Outputs and taps by name, stacked; every float16 tensor is rounded as it is made.
+
+    Skips the test where ONNX Runtime cannot say: 1.23, the last for Python 3.10, truncates where it should round.
+    """
+    types = tensor_types(model)
+    quantised = [node.input[0] for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    if any(types[name].elem_type == HALF for name in quantised) and not rounds_half():
+        pytest.skip(f"ONNX Runtime {ort.__version__} truncates in QuantizeLinear of float16")
     results = run_batches(expose(model, taps), batches)
     return {name: np.stack([result[name] for result in results]) for name in results[0]}
+
+
+@lru_cache
+def rounds_half() -> bool:
+    """Whether this ONNX Runtime quantises float16 to the nearest step."""
+    net = Net((1, 1, 1, 3))
+    half = net.node("Cast", "image", to=HALF)
+    step, zero = net.constant(np.array(1, np.float16)), net.constant(np.array(0, np.int8))
+    model = net.model(net.node("QuantizeLinear", half, step, zero), opset=19, ir_version=9)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT8
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"image": np.array([0.75, 1.75, -0.75], np.float32).reshape(1, 1, 1, 3)})
+    return found.ravel().tolist() == [1, 2, -1]
 
 
 def measure(model: ModelProto, batches: Batches, tensors: Sequence[str]) -> dict[str, float]:

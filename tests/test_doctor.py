@@ -56,3 +56,14 @@ def test_a_runtime_that_does_not_import_is_a_missing_backend(monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "engines.onnxruntime_backend", raising=False)
     with pytest.raises(EngineError, match=r"backend\.missing.*pip install onnxruntime"):
         open_backend("onnxruntime")
+
+
+def test_an_opencv_that_does_not_load_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    for name in [name for name in sys.modules if name.startswith("agent.camera")]:
+        monkeypatch.delitem(sys.modules, name)
+    found = by_name()
+    assert found["opencv"].found.startswith("does not load: ")
+    assert "numpy<2" in found["opencv"].remedy
+    assert not found["opencv gstreamer"].ok
+    assert not healthy(examine())
