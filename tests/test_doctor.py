@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 
@@ -58,9 +59,12 @@ def test_a_runtime_that_does_not_import_is_a_missing_backend(monkeypatch: pytest
         open_backend("onnxruntime")
 
 
-def test_an_opencv_that_does_not_load_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    for name in [name for name in sys.modules if name.startswith("agent.camera")]:
+def test_an_opencv_that_does_not_load_is_told_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As JetPack's under NumPy 2."""
+    (tmp_path / "cv2").mkdir()
+    (tmp_path / "cv2" / "__init__.py").write_text("raise ImportError('numpy.core.multiarray failed to import')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name == "cv2" or name.startswith(("cv2.", "agent.camera"))]:
         monkeypatch.delitem(sys.modules, name)
     found = by_name()
     assert found["opencv"].found.startswith("does not load: ")
