@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from zoo import Net, Shape, by_name, residual_net
+from zoo import Net, Shape, by_name, residual_net, rounds_half
 
 from agent.fidelity import sqnr_db
 from benchmarks.half import run as run_batches
@@ -154,19 +153,6 @@ def run(model: ModelProto, batches: Batches, *taps: str) -> Arrays:
         pytest.skip(f"ONNX Runtime {ort.__version__} truncates in QuantizeLinear of float16")
     results = run_batches(expose(model, taps), batches)
     return {name: np.stack([result[name] for result in results]) for name in results[0]}
-
-
-@lru_cache
-def rounds_half() -> bool:
-    """Whether this ONNX Runtime quantises float16 to the nearest step."""
-    net = Net((1, 1, 1, 3))
-    half = net.node("Cast", "image", to=HALF)
-    step, zero = net.constant(np.array(1, np.float16)), net.constant(np.array(0, np.int8))
-    model = net.model(net.node("QuantizeLinear", half, step, zero), opset=19, ir_version=9)
-    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT8
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"image": np.array([0.75, 1.75, -0.75], np.float32).reshape(1, 1, 1, 3)})
-    return found.ravel().tolist() == [1, 2, -1]
 
 
 def measure(model: ModelProto, batches: Batches, tensors: Sequence[str]) -> dict[str, float]:

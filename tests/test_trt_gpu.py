@@ -16,7 +16,7 @@ from fake_pycuda import FakePycuda
 from fake_tensorrt import install
 from numpy.typing import NDArray
 from onnx import ModelProto
-from zoo import Net, image, run
+from zoo import Net, image, rounds_half, run
 
 import engines.tensorrt_backend as tensorrt_backend
 from calibrate.histogram import AbsHistogram
@@ -80,15 +80,19 @@ def sqnr_db(expected: Array, found: Array) -> float:
 
 
 @pytest.mark.parametrize("precision", LEAST_DB)
-def test_engines_compute_what_their_graphs_say(backend: TensorRtBackend, precision: str) -> None:
-    request = quantised(model()) if precision == "int8" else BuildRequest(model(), precision)
-    built = backend.build(request)
+def test_engines_compute_what_their_graphs_say(
+    backend: TensorRtBackend, precision: str, request: pytest.FixtureRequest
+) -> None:
+    if precision == "int8" and "fake" in request.node.name and not rounds_half():
+        pytest.skip("the fake computes with this ONNX Runtime, which truncates in QuantizeLinear of float16")
+    wanted = quantised(model()) if precision == "int8" else BuildRequest(model(), precision)
+    built = backend.build(wanted)
     print(precision, len(built.engine), "bytes", dict(built.without_int8))
     assert layers_from_json(built.files["layers.json"])
     with closing(backend.load(built.engine)) as engine:
         for seed in range(3):
             batch = image(model(), seed)
-            (expected,), (found,) = run(request.graph, batch).values(), engine.infer(batch).values()
+            (expected,), (found,) = run(wanted.graph, batch).values(), engine.infer(batch).values()
             print(precision, f"{sqnr_db(expected, found):.1f} dB like ONNX Runtime")
             assert sqnr_db(expected, found) > LEAST_DB[precision]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
@@ -84,3 +86,16 @@ def image(model: ModelProto, seed: int = 0) -> NDArray[np.float32]:
 
 def by_name(model: ModelProto) -> dict[str, NodeProto]:
     return {node.name: node for node in model.graph.node}
+
+
+@lru_cache
+def rounds_half() -> bool:
+    """Whether this ONNX Runtime quantises float16 to the nearest step."""
+    net = Net((1, 1, 1, 3))
+    half = net.node("Cast", "image", to=TensorProto.FLOAT16)
+    step, zero = net.constant(np.array(1, np.float16)), net.constant(np.array(0, np.int8))
+    model = net.model(net.node("QuantizeLinear", half, step, zero), opset=19, ir_version=9)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT8
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"image": np.array([0.75, 1.75, -0.75], np.float32).reshape(1, 1, 1, 3)})
+    return found.ravel().tolist() == [1, 2, -1]
