@@ -52,9 +52,13 @@ def test_the_sample_builds(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     frames = render_video(tmp_path / "street.avi", 8)
     capsys.readouterr()
     command(capsys, "calibrate", spec, "--frames", frames, "-o", "calibration.json")
-    built = command(capsys, "build", spec, *OFFLINE, "--calibration", "calibration.json")
-    assert (built["precision"], built["int8_macs_share"]) == ("int8", 1.0)
-    assert read_artefact(Path(str(built["artefact"]))).manifest["verification_only"] is True
+    for target in ("sm80", "sm86", "sm89"):
+        aim = [*OFFLINE, "--target", target]  # the last one counts
+        built = command(capsys, "build", spec, *aim, "--calibration", "calibration.json", "-o", target)
+        assert (built["precision"], built["int8_macs_share"]) == ("int8", 1.0)
+        manifest = read_artefact(tmp_path / target).manifest
+        assert manifest["verification_only"] is True
+        assert manifest["inputs"]["backend"]["target"] == target
 
 
 def test_an_offline_engine_is_never_served(
