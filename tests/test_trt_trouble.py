@@ -6,17 +6,25 @@ import importlib.util
 from contextlib import closing
 from pathlib import Path
 
+import onnx
 import pytest
 from fake_pycuda import CompileError, MemoryError_
 from fake_tensorrt import FakeTensorRt
 from fake_tensorrt_network import INetworkDefinition
 from trt_world import int8, net
+from worlds import SPEC
 from zoo import image
 
+from agent.build import open_model
+from agent.model_spec import ModelSpec
+from agent.service import Service
+from calibrate.errors import TaredError
 from engines.backend import BackendOptions, BuildRequest, EngineError
 from engines.kernels import DeviceError
 from engines.placement import place
+from engines.store import Store
 from engines.tensorrt_backend import TensorRtBackend
+from engines.trt.engine import TensorRtEngine
 
 pytestmark = pytest.mark.usefixtures("fake")
 
@@ -192,3 +200,35 @@ def test_a_builder_that_refuses_debug_tensors_is_given_outputs(
     with closing(TensorRtBackend().observer(BuildRequest(model), taps)) as observer:
         assert list(observer.observe(image(model)).histograms) == list(taps)
     assert "engine.tensor" in caplog.text
+
+
+# ---- the daemon's engines
+
+
+def test_a_reference_artefact_that_another_libnvinfer_refuses_is_built_anew(
+    fake: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(net(), tmp_path / "model.onnx")
+    model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
+    errors: list[TaredError] = []
+
+    def start() -> Service:
+        service = Service(model, TensorRtBackend(), Store(tmp_path / "state"))
+        with closing(service.start(errors.append)) as engine:
+            assert engine.infer(image(net()))["t9"].shape == (1, 5)
+        return service
+
+    first = start()
+    assert errors == []
+    real, refusals = TensorRtBackend.load, [EngineError("engine.unreadable", "another version", "this one", "build it")]
+
+    def load(self: TensorRtBackend, engine: bytes) -> TensorRtEngine:
+        if refusals:
+            raise refusals.pop()
+        return real(self, engine)
+
+    monkeypatch.setattr(TensorRtBackend, "load", load)
+    again = start()
+    assert [error.code for error in errors] == ["engine.unreadable"]
+    assert again.serving.id == first.serving.id
+    assert fake.made.count("engine") > 2
