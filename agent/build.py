@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from engines.qdq import insert_qdq
 from engines.store import Artefact, find_artefact, write_artefact
 
 Judge = Callable[[Engine], Mapping[str, Any]]
+
+_ROUND_SHARE = 0.8  # of what is left of the progress: nobody knows how many builds follow, and mostly none does
 
 
 @dataclass(frozen=True)
@@ -147,11 +150,13 @@ def build_artefact(
     precision: str = "int8",
     judge: Judge | None = None,
     key: bytes | None = None,
+    without_int8: Mapping[str, str] | None = None,
 ) -> Artefact:
     """Build an engine and write it with everything it was made of; a key signs it.
 
     destination: from the fingerprinted inputs to the artefact's directory. judge: looks at the loaded engine
     before the artefact is written; what it returns goes into the manifest, what it raises prevents the artefact.
+    without_int8: nodes that this runtime is known to have no INT8 kernel for, with the reason: left float at once.
     An artefact of the same inputs that is already there is judged too, and returned.
     Raises CalibrationError, EngineError.
     """
@@ -165,7 +170,7 @@ def build_artefact(
     inputs = _inputs(model, backend, precision, calibration, plan)
 
     def fill(directory: Path) -> Mapping[str, Any]:
-        built = _compile(model, backend, progress, precision, calibration, plan)
+        built = _compile(model, backend, progress, precision, calibration, plan, without_int8 or {})
         contents = {backend.engine_file: built.engine, **built.files}
         for name, content in contents.items():
             (directory / name).write_bytes(content)
@@ -190,22 +195,25 @@ def _compile(
     precision: str,
     calibration: Calibration | None,
     plan: PrecisionPlan,
+    without_int8: Mapping[str, str],
 ) -> Built:
     """The engine with the facts of its manifest.
 
-    Where the runtime has no INT8 kernel for a node, the node is left float and the graph built again.
+    Where the runtime has no INT8 kernel for a node, the node is left float and the graph built again. A node known to
+    be one stays one, although among other neighbours it might have a kernel: to find out would take a build a node.
     """
     facts: dict[str, Any] = {"engine": backend.engine_file, "model_name": model.spec.path.name}
     ranges = {name: h.amax for name, h in calibration.histograms.items()} if calibration is not None else {}
     if precision != "int8" or calibration is None:
         built = backend.build(model.request(model.master, precision, ranges), progress)
         return replace(built, facts={**facts, "int8_macs_share": 0.0, **built.facts})
-    fallbacks: dict[str, str] = {}
-    while True:
+    fallbacks = dict(without_int8)
+    for number in count():
         placement = place(model.master, PrecisionPlan({**plan.floats, **fallbacks}))
         graph = insert_qdq(model.master, placement, calibration.amax)
-        built = backend.build(model.request(graph, precision, ranges), progress)
+        built = backend.build(model.request(graph, precision, ranges), _round(progress, number))
         if not built.without_int8:
+            progress(1.0, "built")
             break
         if not set(built.without_int8) - set(fallbacks):
             raise EngineError(
@@ -217,6 +225,12 @@ def _compile(
         fallbacks |= built.without_int8
     share = int8_macs_share(model.master, placement)
     return replace(built, facts={**facts, "int8_macs_share": share, "without_int8": fallbacks, **built.facts})
+
+
+def _round(progress: Progress, number: int) -> Progress:
+    """The progress of one build of several, never less than that of those before."""
+    left = (1.0 - _ROUND_SHARE) ** number
+    return lambda fraction, doing: progress(1.0 - left + left * _ROUND_SHARE * fraction, doing)
 
 
 def _inputs(

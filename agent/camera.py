@@ -19,7 +19,8 @@ from agent.images import ImageFiles
 
 # What OpenCV and FFmpeg have to say of a source becomes a CameraError.
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
+_set_log_level = getattr(cv2, "setLogLevel", None) or cv2.utils.logging.setLogLevel  # until OpenCV 4, from 5 on
+_set_log_level(2)  # LOG_LEVEL_ERROR, which only the newer ones name
 
 Image = NDArray[np.uint8]
 

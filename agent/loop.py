@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from agent.capture import FrameSlot
-from agent.observer import Served
+from agent.findings import Served
 from agent.vision import VisionTask
 from engines.backend import Engine
 

@@ -105,13 +105,18 @@ class Fidelity(Document):
 
 
 class CameraTelemetry(Document):
-    """One camera since the telemetry before: frame rate, drops by cause, latency, drift, fidelity."""
+    """One camera since the telemetry before: frame rate, drops by cause, latency, drift, fidelity.
+
+    `observer` says why nothing is observed now, "preparing" or the code of an error; drift and fidelity are absent
+    then, because nobody knows them.
+    """
 
     fps: float
     dropped: dict[str, int] = {}
     latency_ms: Latency
     drift: dict[str, JsonValue] = {}
     fidelity: Fidelity | None = None
+    observer: str | None = None
 
 
 class Telemetry(Document):
@@ -125,7 +130,8 @@ class Telemetry(Document):
 
 
 class Event(Document):
-    """Something that happened: `kind` is alarm, drift, job, swap, rollback or error; `detail` depends on it.
+    """Something that happened: `kind` is alarm, drift, job, swap, rollback, error, or camera or observer, which are
+    back after an error; `detail` depends on it.
 
     On the wire the detail stands flat beside the other fields, so it must have no key of theirs. `ts` is the
     Unix time of the event in seconds; what a detail says in capture time bears another name.

@@ -12,17 +12,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.candidate import Outcome, Verdict
+from agent.candidate import Outcome
 from agent.commands import Handler, Report
 from agent.config import Config
 from agent.errors import AgentError, CommandError
+from agent.findings import ObserverState
 from agent.messages import RecalibrateArgs, RollbackArgs, StatusArgs
-from agent.observer import ObserverState
 from agent.pipeline import Pipeline
 from agent.recalibration import CANCELLED, Job, JobObserver, Post, Recalibration
 from agent.reporting import Reporter
 from agent.service import Service
 from agent.summary import Alarm, RunSummary, Swap
+from agent.verdict import Verdict
 from calibrate.errors import TaredError
 from calibrate.threshold import parse_method
 from engines.backend import Engine
@@ -114,7 +115,8 @@ class Operations:
                 "error", logging.ERROR, code="observer.nonfinite", message=f"NaN or infinite values in {fresh}"
             )
         self._follow_drift(state)
-        if self._jobs.job is None and not self._swapping and time.monotonic() >= self._quiet_until:
+        idle = self._jobs.job is None and not self._swapping and not state.outage  # nothing to collect in an outage
+        if idle and time.monotonic() >= self._quiet_until:
             if self._service.degraded:
                 self._start_job("first-start")
             elif self._drift_state == "alarm" and self._config.recalibration.automatic:
@@ -177,7 +179,7 @@ class Operations:
             except TaredError as error:
                 self._reporter.error(error)
             since = self._pipeline.last_ts if ts is None else ts
-            self._pipeline.observer.watch(artefact.id, calibration, since)
+            self._pipeline.observer.findings.watch(artefact.id, calibration, since)
             self._drift_state = "calm"
             self._reporter.serves(artefact.id, calibration.id)
             self._tell_swap(ts, artefact, why)
@@ -210,6 +212,7 @@ class Operations:
                 "frames": self._pipeline.served,
                 "fidelity": asdict(state.fidelity),
                 "drift": asdict(state.drift) if state.drift else None,
+                "observer": state.outage or "observing",
                 "job": self.doing or None,
             }
         )
@@ -217,11 +220,15 @@ class Operations:
     def _on_recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
         if args.method is not None:
             parse_method(args.method)
+        outage = self._pipeline.observer.state().outage
+        if outage:
+            found = f"nothing is observed now: {outage}"
+            raise CommandError("command.observer", found, "frames to collect", "see the events, then send it again")
         if self._start_job("command", report, frames=args.frames, method=args.method) is None:
             raise CommandError(
                 "command.busy", f"a job at {self.doing}", "no running job", "wait for it to end, then send it again"
             )
-        self._pipeline.observer.collect_afresh()
+        self._pipeline.observer.findings.collect_afresh()
 
     def _on_rollback(self, _args: RollbackArgs, report: Report) -> None:
         if self._swapping:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 
 from agent.build import Model
 from agent.camera import Source
 from agent.capture import CaptureThread, FrameSlot
 from agent.config import Config
 from agent.errors import CameraError
+from agent.findings import Served
 from agent.loop import FrameLoop
-from agent.observer import ObserverThread, Served
+from agent.observer import ObserverThread
 from agent.telemetry import LoopMeter
 from agent.vision import VisionTask
+from calibrate.errors import TaredError
 from engines.backend import Engine, Progress, open_backend
 
-_JOIN_S = 10.0  # longer than any frame takes; a thread that still runs then is a daemon thread
+READY_S = 2.0  # an observer that is only loaded is there by then; one that has to be built does not keep the video
+JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that still runs then is a daemon thread
 
 
 class Pipeline:
     """Built stopped. `meter` is sampled for telemetry, `run_meter` once for the summary.
 
-    on_camera is called in the capture thread with the error when a live camera is lost, with None when it is back.
-    preparing hears how far the reference engine is, where that has to be built first.
+    on_camera is called in the capture thread with the error when a live camera is lost, with None when it is back;
+    on_observer so in the observer's thread, when observing fails and when it works again. preparing hears in that
+    thread, too, how far the reference engine is, where that has to be built first.
     """
 
     def __init__(
@@ -34,6 +40,7 @@ class Pipeline:
         engine: Engine,
         frame_limit: int,
         on_camera: Callable[[CameraError | None], None],
+        on_observer: Callable[[TaredError | None], None],
         preparing: Progress,
     ) -> None:
         policy = config.camera.policy
@@ -44,8 +51,8 @@ class Pipeline:
         self.served = 0
         # One thread: the observer's own, whose low priority then holds for all of its work.
         backend = open_backend(config.backend, config.backend_options(threads=1))
-        reference = backend.observer(model.reference, model.placement.taps, preparing)
-        self.observer = ObserverThread(reference, model.spec, config)
+        reference = partial(backend.observer, model.reference, model.placement.taps)
+        self.observer = ObserverThread(reference, model.spec, config, on_observer, preparing)
         task = VisionTask(model.spec, engine.inputs, engine.outputs)
         self.loop = FrameLoop(self._slot, engine_id, engine, task, [self._count, self.observer.offer])
         self._capture = CaptureThread(source, self._slot, config.camera.speed, frame_limit, on_camera)
@@ -61,7 +68,10 @@ class Pipeline:
         return self.loop.error or self.observer.error or self._capture.error
 
     def start(self) -> None:
-        for thread in (self.observer, self.loop, self._capture):
+        """Start the threads; an observer that is soon there sees the first frame."""
+        self.observer.start()
+        self.observer.wait_until_tried(READY_S)
+        for thread in (self.loop, self._capture):
             thread.start()
 
     def stop(self) -> None:
@@ -69,11 +79,12 @@ class Pipeline:
         self._capture.stop()
 
     def join(self) -> None:
-        """Wait for the frame path's end, then end the observer. Raises what stopped a thread."""
+        """Wait for the frame path's end, then end the observer; JOIN_S at most. Raises what stopped a thread."""
+        deadline_s = time.monotonic() + JOIN_S
         for thread in (self._capture, self.loop):
-            thread.join(_JOIN_S)
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         self.observer.stop()
-        self.observer.join(_JOIN_S)
+        self.observer.join(max(0.0, deadline_s - time.monotonic()))
         if self.error is not None:
             raise self.error
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent.build import Model
-from agent.candidate import MIN_TELLING, JobRequest, Outcome, write_job
+from agent.candidate import JobRequest, Outcome, write_job
 from agent.child import CandidateProcess
 from agent.config import Config
 from agent.errors import AgentError
 from agent.observer import ObserverThread
+from agent.verdict import MIN_TELLING
 from calibrate.errors import TaredError
 
 CANCELLED = "recalibration.cancelled"
@@ -126,7 +127,7 @@ class Recalibration:
         self._deadline_s = time.monotonic() + self._config.recalibration.timeout_s
 
     def _start_child(self, job: Job, serving: Path | None) -> None:
-        frames, histograms, held_out = self._observer.collected()
+        frames, histograms, held_out = self._observer.findings.collected()
         request = JobRequest(
             spec=self._model.spec.model_dump(mode="json"),
             model_sha256=self._model.sha256,

@@ -37,7 +37,7 @@ class Reporter:
             self._link.send(self._birth)
 
     def event(self, kind: str, level: int = logging.INFO, /, **detail: JsonValue) -> None:
-        """Report that something happened; `kind` is alarm, drift, job, swap, rollback or error."""
+        """Report that something happened; `kind` as in Event."""
         words = " ".join(f"{key}={_plain(value)}" for key, value in detail.items())
         log.log(level, "event=%s %s", kind, words)
         if self._link is not None:

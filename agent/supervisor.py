@@ -14,10 +14,11 @@ from agent.commands import CommandDesk
 from agent.config import Config
 from agent.console import Task, progress
 from agent.errors import CameraError
+from agent.findings import ObserverState
 from agent.health import notify_service_manager
 from agent.link import MqttLink
 from agent.messages import Birth, CameraTelemetry, Fidelity, Latency
-from agent.observer import ObserverState
+from agent.observer import PREPARING
 from agent.operations import Operations
 from agent.pipeline import Pipeline
 from agent.reporting import Reporter
@@ -25,6 +26,7 @@ from agent.service import Service
 from agent.signals import handling_signals
 from agent.starting import Starting
 from agent.summary import RunSummary
+from calibrate.errors import TaredError
 from engines.backend import Backend
 from engines.seal import find_key
 from engines.store import Store
@@ -57,17 +59,19 @@ class Supervisor:
         reporter = self._reporter = Reporter(config.state_dir, link, birth)
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
         with progress("preparing", 100) as bar:
-            engine = self._service.start(reporter.error, Starting("engine", reporter, bar))
-            self._pipeline = Pipeline(
-                config,
-                source,
-                model,
-                self._service.serving.id,
-                engine,
-                frame_limit,
-                lambda error: self._posted.put(lambda: self._on_camera(error)),
-                Starting("reference", reporter, bar),
-            )
+            engine = self._service.start(reporter.error, Starting("engine", reporter, bar.update))
+        self._building = ""  # the reference, in words, while it is built beside the video
+        self._pipeline = Pipeline(
+            config,
+            source,
+            model,
+            self._service.serving.id,
+            engine,
+            frame_limit,
+            lambda error: self._posted.put(lambda: self._on_camera(error)),
+            lambda error: self._posted.put(lambda: self._on_observer(error)),
+            Starting("reference", reporter, self._on_building, self._posted.put),
+        )
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put)
         self._desk = CommandDesk(self._operations.handlers, lambda result: link.send(result) if link else None)
         length = source_length(source)
@@ -80,11 +84,11 @@ class Supervisor:
         """
         calibration = self._service.calibration
         if calibration is not None:
-            self._pipeline.observer.watch(self._service.serving.id, calibration, since=0.0)
+            self._pipeline.observer.findings.watch(self._service.serving.id, calibration, since=0.0)
         self._reporter.serves(self._service.serving.id, calibration.id if calibration else None)
-        self._pipeline.start()
-        notify_service_manager("READY=1")
         with handling_signals(self._on_signal):
+            self._pipeline.start()
+            notify_service_manager("READY=1")
             try:
                 with progress("serving", self._total) as bar:
                     self._serve(bar)
@@ -103,7 +107,7 @@ class Supervisor:
         summary.last_ts = self._pipeline.last_ts
         state = self._pipeline.observer.state()
         summary.fidelity, summary.fidelity_since = state.fidelity, state.fidelity_since
-        summary.fidelity_history = self._pipeline.observer.history()
+        summary.fidelity_history = self._pipeline.observer.findings.history()
         return summary
 
     def _serve(self, bar: Task) -> None:
@@ -148,6 +152,15 @@ class Supervisor:
         else:
             self._reporter.event("camera", name=self._config.camera.name, state="back")
 
+    def _on_observer(self, error: TaredError | None) -> None:
+        if error is not None:
+            self._reporter.error(error, part="observer")
+        else:
+            self._reporter.event("observer", state="back")
+
+    def _on_building(self, percent: int, _doing: str) -> None:
+        self._building = f"observer {percent} %"
+
     def _on_signal(self, name: str) -> None:
         self._stop_reason = name
 
@@ -159,16 +172,19 @@ class Supervisor:
             words.append(f"drift {state.drift.state} {state.drift.gain_db:.1f} dB")
         if state.fidelity.n:
             words.append(f"fidelity {state.fidelity.estimate:.3f}")
+        if state.outage:
+            words.append(self._building if state.outage == PREPARING and self._building else f"observer {state.outage}")
         return "  ".join([*words, self._operations.doing]).rstrip()
 
     def _sample(self, state: ObserverState) -> CameraTelemetry:
         loop = self._pipeline.meter.sample()
-        drift = state.drift
+        drift = state.drift if not state.outage else None  # what nobody observes now is not known now
         known = state.fidelity
         return CameraTelemetry(
             fps=loop.fps,
             dropped=dict(loop.dropped),
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
             drift={"state": drift.state, "gain_db": drift.gain_db, "e_value": drift.e_value} if drift else {},
-            fidelity=Fidelity(**asdict(known), empty=state.empty_frames) if known.n else None,
+            fidelity=Fidelity(**asdict(known), empty=state.empty_frames) if known.n and not state.outage else None,
+            observer=state.outage or None,
         )

@@ -32,13 +32,17 @@ class VisionTask:
         self._decoder_for = decoder_for
         self._shape: tuple[int, ...] = spec.input_shape(inputs[0])
         self._decoder_for(self._shape)
+        self._engine: Engine | None = None  # the last one that inferred
+        self._image_engine: ImageEngine | None = None  # the same, where it preprocesses itself
 
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> tuple[Prediction, Geometry]:
         """The prediction for a frame, BGR uint8 (H, W, 3), and where the frame lay in the network input.
 
         An engine that preprocesses does it itself; every other gets what `preprocess` makes.
         """
-        if not isinstance(engine, ImageEngine):
+        if engine is not self._engine:  # not for every frame: looking for a Protocol's members costs microseconds
+            self._engine, self._image_engine = engine, engine if isinstance(engine, ImageEngine) else None
+        if self._image_engine is None:
             with span("preprocess"):
                 tensor, geometry = self.preprocess(image)
             with span("infer"):
@@ -47,7 +51,7 @@ class VisionTask:
                 return self.decode(outputs), geometry
         transform, geometry = self._preprocess.transform(image)
         with span("infer"):
-            outputs = engine.infer_image(image, transform)
+            outputs = self._image_engine.infer_image(image, transform)
         with span("decode"):
             return self.decode(outputs, _shape(transform)), geometry
 

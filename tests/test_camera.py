@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -226,3 +228,10 @@ def test_a_lost_camera_is_opened_again_and_told_of_once(monkeypatch: pytest.Monk
     assert thread.error is None
     assert slot.dropped["reconnect"] >= 4
     assert [change is None for change in changes[:3]] == [False, True, False]
+
+
+def test_an_opencv_of_jetpack_loads() -> None:
+    """OpenCV 4.8 sets its log level elsewhere than OpenCV 5 does."""
+    older = "import cv2; cv2.utils.__dict__.pop('logging', None); cv2.setLogLevel = print; import agent.camera"
+    done = subprocess.run([sys.executable, "-c", older], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

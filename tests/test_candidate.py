@@ -19,8 +19,9 @@ from worlds import SPEC
 from zoo import residual_net
 
 from agent.build import Model, build_artefact, calibrate, open_model
-from agent.candidate import MIN_TELLING, JobRequest, Outcome, _verdict, judge, write_job
+from agent.candidate import JobRequest, Outcome, write_job
 from agent.model_spec import ModelSpec
+from agent.verdict import MIN_TELLING, _verdict, judge
 from calibrate.histogram import AbsHistogram, merge
 from engines.backend import Array, Backend, Engine, TensorSpec, open_backend
 from engines.store import Store, read_artefact

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import stat
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from brokers import eventually
 
 from agent.candidate import Outcome
 from agent.child import CandidateProcess
@@ -84,3 +87,20 @@ def test_a_child_that_does_not_listen_is_killed(script: Script) -> None:
     error = script.outcome().error
     assert error is not None
     assert "-9" in error.found
+
+
+def test_where_memory_runs_out_the_kernel_takes_the_child(tmp_path: Path) -> None:
+    """oom_score_adj(5): 1000 makes it the first to go. It is killed here as the kernel does it."""
+    job, outcomes = tmp_path / "job", queue.Queue[Outcome]()
+    job.mkdir()
+    os.mkfifo(job / "job.json")  # nobody writes it: the child waits with its memory untouched
+    CandidateProcess(job, lambda *_: None, outcomes.put)
+    (child,) = (child for child in psutil.Process().children() if child.cmdline()[-1] == str(job))
+    score = Path(f"/proc/{child.pid}/oom_score_adj")
+    eventually(lambda: score.read_text().strip() == "1000")
+    child.send_signal(signal.SIGKILL)
+    error = outcomes.get(timeout=10.0).error
+    assert error is not None
+    assert error.code == "recalibration.memory"
+    assert "status -9" in error.found
+    assert "swap" in error.remedy

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from agent.capture import Frame
 from agent.config import Config
 from agent.decode import open_decoder
 from agent.detections import Detections
+from agent.findings import Served
 from agent.model_spec import load_model_spec
-from agent.observer import ObserverThread, Served
+from agent.observer import ObserverThread
 from agent.schema import validate
 from agent.vision import VisionTask
 from calibrate.histogram import AbsHistogram, merge, to_bytes
@@ -148,8 +150,8 @@ def config_of(model: Model) -> Config:
 
 def observed_in_turn(model: Model, frames: int) -> tuple[int, dict[str, AbsHistogram], list[NDArray[np.float32]]]:
     """What an ObserverThread has collected after so many frames of sizes that take turns."""
-    observer = open_backend("onnxruntime").observer(model.reference, model.placement.taps)
-    thread = ObserverThread(observer, model.spec, config_of(model))
+    reference = partial(open_backend("onnxruntime").observer, model.reference, model.placement.taps)
+    thread = ObserverThread(reference, model.spec, config_of(model), lambda error: pytest.fail(f"{error}"))
     thread.start()
     sizes = list(SIZES)
     for number in range(frames):
@@ -163,7 +165,7 @@ def observed_in_turn(model: Model, frames: int) -> tuple[int, dict[str, AbsHisto
     thread.stop()
     thread.join(10.0)
     assert thread.error is None
-    return thread.collected()
+    return thread.findings.collected()
 
 
 def job_of(model: Model, folder: Path) -> JobRequest:

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from agent.capture import Frame, FrameSlot
+from agent.findings import Served
 from agent.loop import FrameLoop
-from agent.observer import Served
 from agent.vision import VisionTask
 from engines.backend import Array, Engine, TensorSpec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import inspect
 import shutil
 import subprocess
 import sys
@@ -10,17 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from agent import child, pipeline
+from agent.connection import CONNECT_TIMEOUT_S
+from agent.link import MqttLink
 from engines.seal import CREDENTIAL, find_key
 
 UNIT = Path(__file__).resolve().parents[1] / "systemd" / "tared.service"
 
 
-def read_unit() -> configparser.SectionProxy:
-    """The section [Service]."""
+def read_unit(section: str = "Service") -> configparser.SectionProxy:
+    """A section of the unit."""
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the case of keys
     unit.read(UNIT)
-    return unit["Service"]
+    return unit[section]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
@@ -37,6 +41,20 @@ def test_the_watchdog_is_fed_by_frames_and_may_restart() -> None:
     assert read_unit()["Type"] == "notify"
     assert int(read_unit()["WatchdogSec"]) > 0
     assert read_unit()["Restart"] == "on-failure"
+
+
+def test_systemd_waits_as_long_as_the_daemon_takes_to_end() -> None:
+    """The child is asked and killed, the threads are joined, the link delivers what is left."""
+    parts_s = 2 * child._END_S + pipeline.JOIN_S + inspect.signature(MqttLink.close).parameters["timeout_s"].default
+    assert parts_s + CONNECT_TIMEOUT_S + 1.0 < int(read_unit()["TimeoutStopSec"])
+
+
+def test_the_camera_daemons_socket_is_seen_in_the_private_tmp() -> None:
+    """What else it takes on a board nobody has tried; see systemd.exec(5) for the minus."""
+    assert read_unit()["DynamicUser"] == read_unit()["PrivateTmp"] == "yes"
+    assert read_unit()["BindPaths"] == "-/tmp/argus_socket"
+    assert read_unit("Unit")["PartOf"] == "nvargus-daemon.service"
+    assert "nvargus-daemon.service" in read_unit("Unit")["After"].split()
 
 
 def test_without_a_key_file_the_unit_hands_over_what_is_read_as_no_key(

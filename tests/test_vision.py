@@ -13,6 +13,7 @@ from fiber_executor import COMPILER, FiberExecutor
 from numpy.typing import NDArray
 from zoo import Net
 
+from agent import vision
 from agent.errors import ConfigError
 from agent.model_spec import ModelSpec
 from agent.vision import VisionTask
@@ -86,6 +87,23 @@ def test_an_engine_that_preprocesses_answers_the_same(engine: Engine, resize: st
         assert isinstance(expected, dict)
         assert isinstance(found, dict)
         assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("engine", [ONE_SIZE], indirect=True)
+def test_what_an_engine_can_is_asked_once_per_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    class Asking(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            asked.append(instance)
+            return isinstance(instance, ImageEngine)
+
+    monkeypatch.setattr(vision, "ImageEngine", Asking("ImageEngine", (), {}))
+    task = VisionTask(ModelSpec.model_validate(SPEC), engine.inputs, engine.outputs)
+    device = DeviceEngine(engine)
+    for serving in (engine, engine, device, device, device, engine):
+        task.infer(serving, np.zeros((24, 32, 3), np.uint8))
+    assert asked == [engine, device, engine]
 
 
 @pytest.mark.parametrize("engine", [ONE_SIZE, ANY_SIZE], indirect=True)

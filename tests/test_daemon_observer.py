@@ -1,0 +1,162 @@
+"""The daemon when its observer fails, or takes long to build: in this process, with a link that only listens."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from test_observer import FAULT, FULL, Faulty
+from worlds import make_world
+
+import agent.observer as observer_module
+from agent.build import open_model
+from agent.config import load_config
+from agent.link import MqttLink
+from agent.messages import Birth
+from agent.mqtt import Message
+from agent.summary import RunSummary
+from agent.supervisor import Supervisor
+from calibrate.errors import TaredError
+from engines.backend import BuildRequest, Observer, Progress, open_backend, silent
+from engines.onnxruntime_backend import OnnxRuntimeBackend
+from fleet.operator import new_command
+
+Change = Callable[[Observer, Progress], Observer]
+
+
+class Listening:
+    """A link to nowhere that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.states: list[str] = []
+        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.drops: dict[str, int] = {}
+
+    def send(self, message: Any) -> None:
+        self.sent.append(json.loads(message.to_json()))
+
+    def set_state(self, state: str) -> None:
+        self.states.append(state)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.sent if message.get("kind") == kind]
+
+    def cameras(self) -> list[dict[str, Any]]:
+        return [message["cameras"]["camera"] for message in self.sent if "cameras" in message]
+
+
+class Daemon:
+    """One run of a supervisor on a steady light."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.link = Listening()
+        self._folder = folder
+        self._patch = monkeypatch
+
+    def run(self, seconds: float, change: Change) -> RunSummary:
+        """`change` makes what serves as the observer of the observer that there is."""
+        real = OnnxRuntimeBackend.observer
+
+        def changed(
+            backend: OnnxRuntimeBackend, request: BuildRequest, taps: Sequence[str], progress: Progress = silent
+        ) -> Observer:
+            return change(real(backend, request, taps), progress)
+
+        self._patch.setattr(OnnxRuntimeBackend, "observer", changed)
+        world = make_world(self._folder, lambda _: 0.5, seconds, mqtt={"telemetry_period_s": 0.1})
+        (world.folder / "config.yaml").write_text(yaml.safe_dump(world.config))
+        config = load_config(world.folder / "config.yaml")
+        model = open_model(config.model)
+        birth = Birth(agent_version="0", model=model.sha256)
+        link = cast(MqttLink, self.link)  # as far as a supervisor knows
+        return Supervisor(config, model, open_backend("onnxruntime"), link, birth).run()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    for name in ("_OPENING_S", "_OBSERVING_S"):
+        monkeypatch.setattr(observer_module, name, (0.01, 0.1))
+    return Daemon(tmp_path, monkeypatch)
+
+
+def test_an_observer_that_fails_for_a_while_is_told_and_the_video_goes_on(daemon: Daemon) -> None:
+    summary = daemon.run(60.0, lambda observer, _: Faulty(observer, [*[None] * 60, *[FULL] * 10]))
+    assert summary.loop is not None
+    assert summary.loop.frames == 600
+    assert [swap.trigger for swap in summary.swaps] == ["first-start"]
+    (error,) = daemon.link.events("error")
+    assert (error["code"], error["part"]) == ("cuda.memory", "observer")
+    (back,) = daemon.link.events("observer")
+    assert back["state"] == "back"
+    silent_ones = [camera for camera in daemon.link.cameras() if "observer" in camera]
+    assert {camera["observer"] for camera in silent_ones} == {"cuda.memory"}
+    assert all(camera["drift"] == {} and "fidelity" not in camera for camera in silent_ones)
+    assert "fidelity" in daemon.link.cameras()[-1]
+    assert set(daemon.link.states) == {"degraded", "online", "stopping"}
+
+
+def test_a_lost_gpu_ends_the_daemon(daemon: Daemon) -> None:
+    with pytest.raises(TaredError) as raised:
+        daemon.run(600.0, lambda observer, _: Faulty(observer, [None, FAULT]))
+    assert raised.value is FAULT
+
+
+def test_the_video_does_not_wait_for_a_reference_that_has_to_be_built(daemon: Daemon) -> None:
+    def built(observer: Observer, progress: Progress) -> Observer:
+        for percent in range(0, 101, 5):
+            progress(percent / 100, "Timing graph nodes")
+            time.sleep(0.2)
+        return observer
+
+    summary = daemon.run(200.0, built)
+    assert summary.loop is not None
+    assert summary.loop.frames == 2000
+    assert [swap.trigger for swap in summary.swaps] == ["first-start"]
+    told = [event for event in daemon.link.events("job") if event["trigger"] == "start"]
+    assert [event["percent"] for event in told] == sorted(event["percent"] for event in told)
+    assert {event["engine"] for event in told} == {"reference"}
+    preparing = [camera for camera in daemon.link.cameras() if camera.get("observer") == "preparing"]
+    assert preparing[-1]["fps"] > 0.0
+    steps = [(event["trigger"], event["step"]) for event in daemon.link.events("job")]
+    assert steps.index(("first-start", "COLLECTING")) > steps.index(("start", "BUILDING"))
+    assert daemon.link.events("error") == []
+
+
+def test_a_source_that_ends_first_gives_the_build_up(daemon: Daemon) -> None:
+    ended: list[BaseException] = []
+
+    def endless(_observer: Observer, progress: Progress) -> Observer:
+        try:
+            while True:
+                progress(0.1, "Timing graph nodes")
+                time.sleep(0.01)
+        except BaseException as error:
+            ended.append(error)
+            raise
+
+    summary = daemon.run(10.0, endless)
+    assert summary.loop is not None
+    assert summary.loop.frames == 100
+    assert len(ended) == 1
+
+
+def test_a_reference_that_never_opens_leaves_the_video_and_refuses_recalibrations(daemon: Daemon) -> None:
+    def never(_observer: Observer, _progress: Progress) -> Observer:
+        command = new_command("recalibrate", {}, time.time())
+        daemon.link.inbox.put(Message("cmd", command.to_json(), 1, False))
+        raise FULL
+
+    summary = daemon.run(20.0, never)
+    assert summary.loop is not None
+    assert summary.loop.frames == 200
+    assert [error["code"] for error in daemon.link.events("error")] == ["cuda.memory"]
+    refused = [message for message in daemon.link.sent if message.get("error")]
+    assert {message["error"]["code"] for message in refused} == {"command.observer"}
+    assert not [event for event in daemon.link.events("job") if event["trigger"] == "first-start"]

@@ -1,0 +1,119 @@
+"""Nodes that a runtime has no INT8 kernels for: left float, remembered, and told as one build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fake_tensorrt import FakeTensorRt
+from numpy.typing import NDArray
+from worlds import SPEC
+from zoo import residual_net
+
+import engines.tensorrt_backend as tensorrt_backend
+from agent.build import Model, build_artefact, calibrate, open_model
+from agent.candidate import JobRequest, Outcome, run_job, write_job
+from agent.config import backend_options
+from agent.model_spec import ModelSpec
+from calibrate.histogram import AbsHistogram, merge
+from engines.backend import BuildRequest, Built, Progress, open_backend, silent
+from engines.store import Artefact, Store, read_artefact
+from engines.tensorrt_backend import TensorRtBackend
+
+FIRST, SECOND = "Conv_t0", "Conv_t2"
+
+
+class Bench:
+    """A model with what was seen of it, and every build of its engines."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
+        self.model: Model = open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx"}))
+        rng = np.random.default_rng(0)
+        self.frames: list[NDArray[np.float32]] = [rng.random((1, 3, 8, 8), np.float32) for _ in range(16)]
+        self.histograms: dict[str, AbsHistogram] = {}
+        with closing(open_backend("onnxruntime").observer(self.model.reference, self.model.placement.taps)) as observer:
+            for frame in self.frames[:8]:
+                for name, found in observer.observe(frame).histograms.items():
+                    self.histograms[name] = merge(self.histograms[name], found) if name in self.histograms else found
+        self.builds = 0
+        build = TensorRtBackend.build
+
+        def counted(backend: TensorRtBackend, request: BuildRequest, progress: Progress = silent) -> Built:
+            self.builds += 1
+            return build(backend, request, progress)
+
+        monkeypatch.setattr(TensorRtBackend, "build", counted)
+
+    def serving(self, told: list[float]) -> Artefact:
+        """What a daemon has in service."""
+        state = self.folder / "state"
+        return build_artefact(
+            self.model,
+            open_backend("tensorrt", backend_options(state, 1, None)),
+            Store(state).place,
+            lambda fraction, _: told.append(fraction),
+            calibration=calibrate(self.model, self.histograms, "entropy", 8, "night"),
+        )
+
+    def recalibrate(self, name: str, serving: Path) -> tuple[Artefact, list[Mapping[str, Any]]]:
+        """The artefact of a job, and what it told."""
+        request = JobRequest(
+            spec=self.model.spec.model_dump(mode="json"), model_sha256=self.model.sha256, backend="tensorrt", threads=1,
+            method=name, frames=8, source="morning", state_dir=str(self.folder / "state"), serving=str(serving),
+            max_loss=0.9, nice=0,
+        )  # fmt: skip
+        write_job(self.folder / name, request, self.histograms, self.frames[8:])
+        told: list[Mapping[str, Any]] = []
+        outcome: Outcome = run_job(self.folder / name, told.append)
+        assert outcome.artefact is not None
+        return read_artefact(outcome.artefact), told
+
+
+@pytest.fixture
+def bench(fake: FakeTensorRt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    assert fake.without_int8 == set()
+    return Bench(tmp_path, monkeypatch)
+
+
+def test_a_recalibration_starts_from_what_the_engine_in_service_taught(bench: Bench, fake: FakeTensorRt) -> None:
+    fake.without_int8 = {FIRST}
+    serving = bench.serving([])
+    assert (bench.builds, set(serving.manifest["without_int8"])) == (2, {FIRST})
+    bench.builds = 0
+    again, told = bench.recalibrate("max", serving.path)
+    assert bench.builds == 1
+    assert again.manifest["without_int8"] == serving.manifest["without_int8"]
+    assert again.manifest["int8_macs_share"] == serving.manifest["int8_macs_share"] < 1.0
+    percents = [line["percent"] for line in told]
+    assert percents == sorted(percents)
+    judging = {line["percent"] for line in told if line["step"] == "VALIDATING"}
+    assert len(judging) > 2  # no daemon has built the reference here, so the job does
+
+
+def test_another_board_is_asked_anew(bench: Bench, fake: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.without_int8 = {FIRST}
+    serving = bench.serving([])
+    bench.builds, fake.without_int8 = 0, set()
+    monkeypatch.setattr(tensorrt_backend, "board", lambda: {"power_mode": "pmode:0001"})
+    again, _ = bench.recalibrate("max", serving.path)
+    assert (bench.builds, again.manifest["without_int8"]) == (1, {})
+    assert again.manifest["int8_macs_share"] == 1.0
+
+
+def test_several_builds_are_told_as_one(bench: Bench, fake: FakeTensorRt) -> None:
+    """The second node is found only after the first is float."""
+    told: list[float] = []
+    fake.without_kernel = {FIRST}
+    fake.without_int8 = {SECOND}
+    serving = bench.serving(told)
+    assert (bench.builds, set(serving.manifest["without_int8"])) == (3, {FIRST, SECOND})
+    assert told == sorted(told)
+    assert len(set(told)) > 6
+    assert (max(told), told.count(1.0)) == (1.0, 1)

@@ -1,0 +1,51 @@
+"""docs/jetson.md: ten commands that fit the unit file, and hand the service files that it can read."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHAINS = {1, 2}  # apt's update and install; a clone, and going there
+
+
+def commands() -> list[str]:
+    """The commands in order, without their numbers."""
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/jetson.md").read_text(), re.DOTALL)
+    lines = [line.rpartition("#") for line in block.splitlines()]
+    assert [number.strip() for _, _, number in lines] == [str(number) for number in range(1, len(lines) + 1)]
+    return [command.strip() for command, _, _ in lines]
+
+
+def test_there_are_ten_commands_of_one_step_each() -> None:
+    assert len(commands()) == 10
+    for number, command in enumerate(commands(), 1):
+        steps = re.split(r"&&|;|\|", command)
+        assert len(steps) == (2 if number in CHAINS else 1), command
+
+
+def test_they_put_everything_where_the_unit_looks() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.read(ROOT / "systemd/tared.service")
+    program, _, arguments = unit["Service"]["ExecStart"].partition(" ")
+    given = commands()
+    assert given[1].endswith(f"cd {Path(program).parents[2]}")
+    assert given[2].endswith(f" {Path(program).parents[1].name}")
+    assert f"-t {Path(arguments.split()[-1]).parent} " in given[8]
+    assert given[9].endswith(f" {Path(program).parents[2]}/systemd/tared.service")
+
+
+def test_the_service_can_read_what_was_private(tmp_path: Path) -> None:
+    folder = tmp_path / "gate"
+    (folder / "var").mkdir(parents=True, mode=0o700)
+    for name in ("config.yaml", "yolo.yaml", "yolo.onnx", "coco.txt"):
+        (folder / name).write_text(name)
+        (folder / name).chmod(0o600)
+    command = commands()[8].removeprefix("sudo ").replace("~/gate", str(folder)).replace("/etc", f"{tmp_path}/etc")
+    subprocess.run(["sh", "-c", f"umask 077; {command}"], check=True)
+    installed = tmp_path / "etc/tared"
+    assert {path.name for path in installed.iterdir()} == {"config.yaml", "yolo.yaml", "yolo.onnx", "coco.txt"}
+    assert installed.stat().st_mode & 0o777 == 0o755
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in installed.iterdir())

@@ -1,0 +1,236 @@
+"""The observer thread when its reference engine takes long, fails, or is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from worlds import SPEC
+from zoo import residual_net
+
+import agent.observer as observer_module
+from agent.build import Model, open_model
+from agent.capture import Frame
+from agent.config import Config
+from agent.findings import Served
+from agent.model_spec import ModelSpec
+from agent.observer import PREPARING, ObserverThread, OpenObserver
+from agent.schema import validate
+from calibrate.errors import TaredError
+from engines.backend import Array, EngineError, Observation, Observer, Progress, open_backend
+from engines.kernels import DeviceError
+
+FULL = DeviceError("cuda.memory", "cuMemAlloc failed: out of memory", "memory", "free some")
+FAULT = DeviceError("cuda.launch", "an illegal memory access", "a launch", "restart")
+MANY = 10.0  # seconds that nothing here takes
+
+
+class Faulty:
+    """ONNX Runtime's observer, which raises what its list says, frame by frame; None for a frame that is good."""
+
+    def __init__(self, observer: Observer, faults: list[BaseException | None]) -> None:
+        self._observer = observer
+        self.faults = faults
+        self.inputs, self.outputs, self.taps = observer.inputs, observer.outputs, observer.taps
+        self.closed = threading.Event()
+
+    def observe(self, batch: Array) -> Observation:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None:
+            raise fault
+        return self._observer.observe(batch)
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        return self._observer.infer(batch)
+
+    def close(self) -> None:
+        self._observer.close()
+        self.closed.set()
+
+
+class Bench:
+    """Observer threads on a small model, and what they told."""
+
+    def __init__(self, folder: Path) -> None:
+        onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
+        self.model: Model = open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx"}))
+        self.told: list[TaredError | None] = []
+        self._threads: list[ObserverThread] = []
+
+    def observer(self, *faults: BaseException | None) -> Faulty:
+        backend = open_backend("onnxruntime")
+        return Faulty(backend.observer(self.model.reference, self.model.placement.taps), list(faults))
+
+    def start(self, open_observer: OpenObserver) -> ObserverThread:
+        content = {
+            "model": self.model.spec.model_dump(mode="json"),
+            "camera": {"source": "clip.avi"},
+            "observe": {"held_out": 8, "period_s": 0.1},
+        }
+        thread = ObserverThread(open_observer, self.model.spec, validate(Config, content, "test"), self.told.append)
+        thread.start()
+        self._threads.append(thread)
+        return thread
+
+    def feed(self, thread: ObserverThread, until: Callable[[], bool]) -> None:
+        """Offer frames a second apart until something has come true."""
+        deadline = time.monotonic() + MANY
+        image, number = np.full((8, 8, 3), 128, np.uint8), 0
+        while not until():
+            assert time.monotonic() < deadline, (self.told, thread.error)
+            thread.offer(Served(Frame(number, float(number), 0, image), "", {}, 0))
+            number += 1
+            time.sleep(0.001)
+
+    def end(self) -> None:
+        for thread in self._threads:
+            thread.stop()
+            thread.join(MANY)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Pauses are short here."""
+    for name in ("_OPENING_S", "_OBSERVING_S"):
+        monkeypatch.setattr(observer_module, name, (0.001, 0.01))
+    made = Bench(tmp_path)
+    yield made
+    made.end()
+
+
+def test_an_outage_is_told_once_at_its_beginning_and_once_at_its_end(bench: Bench) -> None:
+    observer = bench.observer(FULL, FULL, FULL)
+    thread = bench.start(lambda _: observer)
+    bench.feed(thread, lambda: len(bench.told) == 2)
+    assert bench.told == [FULL, None]
+    assert thread.state().outage == ""
+    assert thread.error is None
+    assert thread.state().collected + thread.state().telling >= observer_module._WELL_AFTER
+
+
+def test_the_state_says_what_is_wrong(bench: Bench) -> None:
+    observer = bench.observer(*[FULL] * 1_000_000)
+    thread = bench.start(lambda _: observer)
+    thread.wait_until_tried(MANY)
+    assert thread.state().outage == ""
+    bench.feed(thread, lambda: bool(thread.state().outage))
+    assert thread.state().outage == "cuda.memory"
+    assert thread.state().collected == 0
+
+
+def test_what_fails_now_and_then_fills_no_log(bench: Bench) -> None:
+    observer = bench.observer(*[FULL, None] * 20)
+    thread = bench.start(lambda _: observer)
+    bench.feed(thread, lambda: not observer.faults)
+    assert bench.told == [FULL]
+    bench.feed(thread, lambda: len(bench.told) == 2)
+    assert bench.told == [FULL, None]
+
+
+def hidden_fault() -> EngineError:
+    error = EngineError("observer.listener", "DeviceError while the taps were counted", "a histogram", "report it")
+    error.__cause__ = FAULT
+    return error
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [FAULT, EngineError("engine.run", "enqueue failed", "an inference", "restart"), hidden_fault(), KeyError("bug")],
+    ids=["cuda.launch", "engine.run", "a fault behind another error", "a bug"],
+)
+def test_a_lost_gpu_and_a_bug_end_the_thread(bench: Bench, fault: Exception) -> None:
+    observer = bench.observer(None, fault)
+    thread = bench.start(lambda _: observer)
+    bench.feed(thread, lambda: thread.error is not None)
+    thread.join(MANY)
+    assert thread.error is fault
+    assert observer.closed.is_set()
+    assert bench.told == []
+
+
+def test_frames_are_passed_over_until_the_reference_is_there(bench: Bench) -> None:
+    gate, opened_in = threading.Event(), list[threading.Thread]()
+
+    def slow(_progress: Progress) -> Observer:
+        opened_in.append(threading.current_thread())
+        gate.wait(MANY)
+        return bench.observer()
+
+    thread = bench.start(slow)
+    thread.wait_until_tried(0.01)
+    assert thread.state().outage == PREPARING
+    for ts in range(100):
+        thread.offer(Served(Frame(ts, float(ts), 0, np.zeros((8, 8, 3), np.uint8)), "", {}, 0))
+    gate.set()
+    thread.wait_until_tried(MANY)
+    assert thread.state().outage == ""
+    time.sleep(0.02)
+    assert thread.state().collected + thread.state().telling == 0  # none of the hundred was kept for later
+    bench.feed(thread, lambda: thread.state().collected > 0)
+    assert opened_in == [thread]
+    assert bench.told == []
+
+
+def test_a_reference_that_is_being_built_is_given_up_at_the_end(bench: Bench) -> None:
+    building = threading.Event()
+
+    def endless(progress: Progress) -> Observer:
+        while True:
+            building.set()
+            progress(0.5, "Timing graph nodes")
+            time.sleep(0.001)
+
+    thread = bench.start(endless)
+    assert building.wait(MANY)
+    thread.stop()
+    thread.join(MANY)
+    assert not thread.is_alive()
+    assert thread.error is None
+
+
+def test_a_reference_that_cannot_be_opened_is_tried_again(bench: Bench) -> None:
+    mismatch = EngineError("observer.mismatch", "tensor 't' is 3.0 dB like ONNX Runtime's", "30 dB", "report it")
+    attempts, again = [mismatch, mismatch], threading.Event()
+
+    def opening(_progress: Progress) -> Observer:
+        if attempts:
+            raise attempts.pop()
+        assert again.wait(MANY)
+        return bench.observer()
+
+    thread = bench.start(opening)
+    thread.wait_until_tried(MANY)
+    assert thread.state().outage == "observer.mismatch"
+    again.set()
+    bench.feed(thread, lambda: thread.state().collected > 0)
+    assert bench.told == [mismatch, None]
+
+
+def test_a_pause_ends_with_the_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer_module, "_OPENING_S", (3600.0, 3600.0))
+
+    def never(_progress: Progress) -> Observer:
+        raise FULL
+
+    thread = bench.start(never)
+    thread.wait_until_tried(MANY)
+    thread.stop()
+    thread.join(MANY)
+    assert not thread.is_alive()
+    assert (thread.error, bench.told) == (None, [FULL])
+
+
+def test_a_gpu_that_is_lost_while_the_reference_is_opened_ends_the_thread(bench: Bench) -> None:
+    def lost(_progress: Progress) -> Observer:
+        raise FAULT
+
+    thread = bench.start(lost)
+    thread.join(MANY)
+    assert thread.error is FAULT
+    assert bench.told == []
