@@ -7,6 +7,7 @@ the reference engine, which may have to be built first, nor for one that fails: 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from calibrate.errors import TaredError
 from engines.backend import Observer, Progress, silent
 from engines.trace import span
 
+log = logging.getLogger(__name__)
+
 _NICE = 10  # of the thread: the frame path goes first
 # Between attempts to open it, at random up to so much: none is given up, and one in vain costs a build every half hour.
 _OPENING_S = (30.0, 3600.0)
@@ -35,6 +38,14 @@ OpenObserver = Callable[[Progress], Observer]
 
 class _Stopped(Exception):
     """Raised inside the builder of an observer that nobody waits for any more."""
+
+
+def _close(observer: Observer) -> None:
+    """What a fault does not let close must not hide the fault."""
+    try:
+        observer.close()
+    except TaredError as error:
+        log.warning("event=observer problem=%r", str(error))
 
 
 class ObserverThread(threading.Thread):
@@ -70,9 +81,14 @@ class ObserverThread(threading.Thread):
         self.findings = Findings(spec, config)
         self.error: BaseException | None = None
 
-    def wait_until_tried(self, timeout_s: float) -> None:
-        """Wait until the reference engine is there, or could not be opened, but no longer than `timeout_s`."""
-        self._tried.wait(timeout_s)
+    def wait_until_tried(self, timeout_s: float) -> bool:
+        """Wait until the reference engine is there, or could not be opened, but no longer than `timeout_s`: whether."""
+        return self._tried.wait(timeout_s)
+
+    @property
+    def opening(self) -> bool:
+        """Whether the reference engine is still to come."""
+        return not self._opened.is_set()
 
     def offer(self, served: Served) -> None:
         """Called by the frame path; takes the frame if one is due and the observer is idle. Never waits."""
@@ -121,7 +137,7 @@ class ObserverThread(threading.Thread):
         while True:
             try:
                 observer = self._open_observer(self._progress)
-                stack.callback(observer.close)
+                stack.callback(_close, observer)
                 task = VisionTask(self._spec, observer.inputs, observer.outputs)
                 break
             except TaredError as error:
@@ -141,6 +157,8 @@ class ObserverThread(threading.Thread):
 
     def _survive(self, error: TaredError, outage: Outage) -> None:
         """Pause after an error; raises one that is final, and _Stopped."""
+        if self._stopped:
+            raise _Stopped
         if is_final(error):
             raise error
         pause_s = outage.failed(error)

@@ -20,6 +20,7 @@ from calibrate.errors import TaredError
 from engines.backend import Engine, Progress, open_backend
 
 READY_S = 2.0  # an observer that is only loaded is there by then; one that has to be built does not keep the video
+_LOOK_S = 0.2
 JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that still runs then is a daemon thread
 
 
@@ -44,7 +45,8 @@ class Pipeline:
         preparing: Progress,
     ) -> None:
         policy = config.camera.policy
-        self._slot = FrameSlot(policy == "every-frame" or (policy == "auto" and not source.live))
+        self._waits = policy == "every-frame" or (policy == "auto" and not source.live)
+        self._slot = FrameSlot(self._waits)
         self.meter = LoopMeter(self._slot.dropped)
         self.run_meter = LoopMeter(self._slot.dropped)
         self.last_ts = 0.0
@@ -67,16 +69,24 @@ class Pipeline:
         """What stopped a thread that should have gone on."""
         return self.loop.error or self.observer.error or self._capture.error
 
-    def start(self) -> None:
-        """Start the threads; an observer that is soon there sees the first frame."""
+    def start(self, waiting: Callable[[], bool]) -> None:
+        """Start the threads; an observer that is soon there sees the first frame.
+
+        A source that waits for the loop, as a recording does, waits for it too, while `waiting`, called again and
+        again, says so: the recording would be over before.
+        """
         self.observer.start()
         self.observer.wait_until_tried(READY_S)
+        while self._waits and waiting() and not self.observer.wait_until_tried(_LOOK_S):
+            pass
         for thread in (self.loop, self._capture):
             thread.start()
 
     def stop(self) -> None:
         """Stop capturing; what is in flight is still served. `join` waits for the rest."""
         self._capture.stop()
+        if self.observer.opening:
+            self.observer.stop()  # now: a builder stops only between two steps
 
     def join(self) -> None:
         """Wait for the frame path's end, then end the observer; JOIN_S at most. Raises what stopped a thread."""

@@ -60,7 +60,7 @@ class Supervisor:
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
         with progress("preparing", 100) as bar:
             engine = self._service.start(reporter.error, Starting("engine", reporter, bar.update))
-        self._building = ""  # the reference, in words, while it is built beside the video
+        self._built_percent = 0  # of the reference; the observer's thread counts it up
         self._pipeline = Pipeline(
             config,
             source,
@@ -87,7 +87,8 @@ class Supervisor:
             self._pipeline.observer.findings.watch(self._service.serving.id, calibration, since=0.0)
         self._reporter.serves(self._service.serving.id, calibration.id if calibration else None)
         with handling_signals(self._on_signal):
-            self._pipeline.start()
+            with progress("preparing", 100) as bar:
+                self._pipeline.start(lambda: self._waits(bar))
             notify_service_manager("READY=1")
             try:
                 with progress("serving", self._total) as bar:
@@ -159,7 +160,13 @@ class Supervisor:
             self._reporter.event("observer", state="back")
 
     def _on_building(self, percent: int, _doing: str) -> None:
-        self._building = f"observer {percent} %"
+        self._built_percent = percent
+
+    def _waits(self, bar: Task) -> bool:
+        """While a recording waits for its observer."""
+        self._run_posted()
+        bar.update(self._built_percent, "reference")
+        return not self._stop_reason
 
     def _on_signal(self, name: str) -> None:
         self._stop_reason = name
@@ -173,7 +180,8 @@ class Supervisor:
         if state.fidelity.n:
             words.append(f"fidelity {state.fidelity.estimate:.3f}")
         if state.outage:
-            words.append(self._building if state.outage == PREPARING and self._building else f"observer {state.outage}")
+            built = state.outage == PREPARING and self._built_percent
+            words.append(f"observer {self._built_percent} %" if built else f"observer {state.outage}")
         return "  ".join([*words, self._operations.doing]).rstrip()
 
     def _sample(self, state: ObserverState) -> CameraTelemetry:

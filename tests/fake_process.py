@@ -16,6 +16,7 @@ from fake_tensorrt import FakeTensorRt
 
 PYCUDA = FakePycuda()
 TENSORRT = FakeTensorRt(PYCUDA, os.environ.get("FAKE_VERSION", "10.3.0"))
+TENSORRT.build_s = float(os.environ.get("FAKE_BUILD_S", "0"))
 
 
 def _tell() -> None:

@@ -42,7 +42,7 @@ class FakeTensorRt:
     How it can be made to fail: fail["build" | "deserialize" | "context" | "profile" | "execute"] is the error to log.
     unsupported: operators that the parser refuses. without_kernel: nodes that the builder has no INT8 kernel for, and
     nothing else either; without_int8: nodes that it runs in float although they are quantised. spoil: by debug tensor,
-    what the listener gets instead of its value; None, and it is not called.
+    what the listener gets instead of its value; None, and it is not called. build_s: what a build takes at least.
 
     What it has seen: timed, the layers whose kernels the last build timed, so not those in its timing cache; freed,
     which of "context", "engine" and "runtime" were freed, in order; mistakes, the broken rules.
@@ -57,6 +57,7 @@ class FakeTensorRt:
         self.without_int8: set[str] = set()
         self.spoil: dict[str, Callable[[Array], Array | None]] = {}
         self.dla_cores = 2
+        self.build_s = 0.0
         self.timed: list[str] = []
         self.made: list[str] = []
         self.freed: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ class Builder:
         rows = listing(network.model, {*network.debug, *network.outputs}, world.without_int8)
         try:
             with Progress(config.progress_monitor).phases():
+                time.sleep(world.build_s)
                 broken = _no_kernel(world, network, rows)
         except BuildCanceled:
             world.error("IBuilder::buildSerializedNetwork: Error Code 7: BuildCanceled (Build canceled by user)")

@@ -60,7 +60,7 @@ class Daemon:
         self._folder = folder
         self._patch = monkeypatch
 
-    def run(self, seconds: float, change: Change) -> RunSummary:
+    def run(self, seconds: float, change: Change, policy: str = "auto") -> RunSummary:
         """`change` makes what serves as the observer of the observer that there is."""
         real = OnnxRuntimeBackend.observer
 
@@ -70,7 +70,9 @@ class Daemon:
             return change(real(backend, request, taps), progress)
 
         self._patch.setattr(OnnxRuntimeBackend, "observer", changed)
-        world = make_world(self._folder, lambda _: 0.5, seconds, mqtt={"telemetry_period_s": 0.1})
+        world = make_world(
+            self._folder, lambda _: 0.5, seconds, mqtt={"telemetry_period_s": 0.1}, camera={"policy": policy}
+        )
         (world.folder / "config.yaml").write_text(yaml.safe_dump(world.config))
         config = load_config(world.folder / "config.yaml")
         model = open_model(config.model)
@@ -115,9 +117,9 @@ def test_the_video_does_not_wait_for_a_reference_that_has_to_be_built(daemon: Da
             time.sleep(0.2)
         return observer
 
-    summary = daemon.run(200.0, built)
+    summary = daemon.run(200.0, built, "freshest")  # as a camera's
     assert summary.loop is not None
-    assert summary.loop.frames == 2000
+    assert summary.loop.frames > 1000
     assert [swap.trigger for swap in summary.swaps] == ["first-start"]
     told = [event for event in daemon.link.events("job") if event["trigger"] == "start"]
     assert [event["percent"] for event in told] == sorted(event["percent"] for event in told)
@@ -141,9 +143,9 @@ def test_a_source_that_ends_first_gives_the_build_up(daemon: Daemon) -> None:
             ended.append(error)
             raise
 
-    summary = daemon.run(10.0, endless)
+    summary = daemon.run(10.0, endless, "freshest")
     assert summary.loop is not None
-    assert summary.loop.frames == 100
+    assert summary.loop.frames > 50
     assert len(ended) == 1
 
 

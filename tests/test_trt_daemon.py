@@ -97,3 +97,16 @@ def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path) -> None:
     assert isinstance(layers, list)
     assert any(layer["time_ms"] is not None for layer in layers)
     check(mistakes, 4)
+
+
+def test_a_recording_waits_for_the_reference_that_has_to_be_built(
+    tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be over before: on a board the builder takes minutes, and the fake here longer than the clip."""
+    monkeypatch.setenv("FAKE_BUILD_S", "2.5")
+    world = board(tmp_path / "world", 60.0)
+    summary, said = world.run()
+    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start"]
+    assert "engine='reference'" in said
+    assert summary["frames"] == 600
+    check(mistakes, 2)
