@@ -161,6 +161,9 @@ class IHostMemory(bytearray):
         return len(self)
 
 
+# The classes that whoever uses TensorRT derives from. Their methods are abstract in the bindings, too.
+
+
 class ILogger:
     Severity: ClassVar[Any] = Severity
     INTERNAL_ERROR = Severity.INTERNAL_ERROR
@@ -185,7 +188,6 @@ class IProgressMonitor:
 
 
 class IDebugListener:
-    # PLR0913 is not ours to choose: the signature is TensorRT's.
     def process_debug_tensor(
         self, addr: Any, location: TensorLocation, type: DataType, shape: Dims, name: str, stream: int
     ) -> bool:
