@@ -147,6 +147,7 @@ def run_shown(command: tuple[str, ...], environment: Environment, copy: Path, li
     timer = threading.Timer(limit_s, expire)
     timer.start()
     try:
+        # The pipe is there: it was asked for above.
         with process.stdout as output, copy.open("w", encoding="utf-8") as file:  # type: ignore[union-attr]
             for line in output:
                 print(line, end="", flush=True)
