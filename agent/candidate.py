@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.build import Model, build_artefact, calibrate, open_model
+from agent.build import build_artefact
 from agent.config import backend_options
 from agent.errors import AgentError
+from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
 from agent.verdict import MIN_TELLING, HeldOut, Verdict, judge
 from calibrate.errors import CalibrationError, TaredError

@@ -1,4 +1,4 @@
-"""The commands that need no daemon: calibrate, build, inspect, infer, evaluate."""
+"""The commands that need no daemon: calibrate, plan, build, inspect, infer, evaluate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:  # the commands import what they need when they run: `tared se
     from engines.backend import Backend
 
 _WIDE = 180  # columns of a table that is piped on
+MAX_LOSS = "the loss, 1 - mean fidelity, that you accept (0.02)"
+MAX_CONFUSION = "the share of a class that may be taken for one other (0.1)"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..."
 
 
@@ -29,6 +32,24 @@ def add_offline(commands: Any) -> None:
     calibrate.add_argument("--count", type=number(int, 1), default=512, metavar="N", help="frames to observe (512)")
     calibrate.add_argument("--method", default="entropy", help="entropy (default), mse, percentile:P, ...: README")
     calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="calibration.json")
+
+    plan = command(commands, "plan", _plan, "find the fastest precision plan that provably keeps a loss")
+    plan.add_argument(
+        "model", type=Path, metavar="MODEL.yaml", help="or, with --explain, --show or --chart, a plan.json"
+    )
+    plan.add_argument("--calibration", type=Path, metavar="FILE")
+    plan.add_argument("--frames", metavar="SRC", help=f"held out from the calibration: {SOURCES}")
+    plan.add_argument("--max-loss", type=number(float, 1e-4, 0.999), default=0.02, metavar="L", help=MAX_LOSS)
+    plan.add_argument("--max-confusion", type=number(float, 1e-3, 0.999), default=0.1, metavar="C", help=MAX_CONFUSION)
+    plan.add_argument("--budget-s", type=number(float, 0.0), metavar="S", help="the best certified plan by then")
+    plan.add_argument("--costs", choices=("measured", "macs"), default="measured", help="macs: do not time, count")
+    plan.add_argument("--dataset", type=Path, metavar="DIR_OR_ZIP", help="also report top-1 or mAP on these labels")
+    plan.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="of the random order of frames (0)")
+    plan.add_argument("--all", action="store_true", help="list every layer group")
+    plan.add_argument("--explain", metavar="GROUP", help="of a plan.json: all about one group, by name or glob")
+    plan.add_argument("--show", action="store_true", help="of a plan.json: its table again")
+    plan.add_argument("--chart", type=Path, metavar="FILE.png", help="draw loss against latency (tared[plot])")
+    plan.add_argument("-o", "--output", type=Path, metavar="plan.json")
 
     build = command(commands, "build", _build, "build an engine into an artefact")
     build.add_argument("model", type=Path, metavar="MODEL.yaml")
@@ -60,7 +81,7 @@ def add_offline(commands: Any) -> None:
     evaluate.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.yaml")
     evaluate.add_argument("--dataset", type=Path, required=True, metavar="DIR_OR_ZIP")
 
-    for offline in (calibrate, build, infer, evaluate, inspect):
+    for offline in (calibrate, plan, build, infer, evaluate, inspect):
         offline.add_argument("--backend", default="onnxruntime", help="onnxruntime (default) or tensorrt")
         offline.add_argument("--key", type=Path, metavar="FILE", help="signs artefacts, and refuses those it has not")
         offline.add_argument("--threads", type=number(int, 1), default=os.cpu_count() or 1, metavar="N")
@@ -73,6 +94,49 @@ def _calibrate(options: argparse.Namespace) -> int:
     return print_result(
         options, run_calibrate(options.model, options.frames, options.count, method, output, _open(options))
     )
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from agent.plan_chart import draw_chart
+    from agent.plan_report import print_explanation, print_plan
+
+    console = Console(width=None if sys.stdout.isatty() else _WIDE)
+    if options.explain is not None or options.show or options.model.suffix == ".json":
+        from agent.offline_plan import read_evidence
+
+        evidence = read_evidence(options.model)
+        if options.explain is not None:
+            print_explanation(evidence, options.explain, console)
+        elif not options.json:
+            print_plan(evidence, console, options.all)
+        else:
+            print(json.dumps(dict(evidence)))
+    else:
+        evidence, result = _search(options)
+        if options.json:
+            print(json.dumps(result))
+        else:
+            print_plan(evidence, console, options.all)
+    if options.chart is not None:
+        draw_chart(evidence, options.chart)
+    return 0
+
+
+def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    from agent.offline_plan import run_plan
+    from agent.planning import PlanOptions
+    from engines.backend import BackendOptions, open_backend
+
+    missing = [name for name in ("calibration", "frames", "output") if getattr(options, name) is None]
+    if missing:
+        found = f"'tared plan' without --{missing[0]}"
+        raise AgentError("cli.arguments", found, "--calibration, --frames and --output", "see 'tared plan --help'")
+    wanted = PlanOptions(options.max_loss, options.max_confusion, options.budget_s, options.costs, options.seed)
+    backend, embedded = _open(options), open_backend("onnxruntime", BackendOptions(options.threads))
+    plan, result = run_plan(
+        options.model, options.calibration, options.frames, options.output, backend, embedded, wanted, options.dataset
+    )
+    return plan.evidence, result
 
 
 def _build(options: argparse.Namespace) -> int:

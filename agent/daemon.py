@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agent.broker import EmbeddedBroker
-from agent.build import open_model
 from agent.camera import parse_source
 from agent.config import Config, MqttConfig
 from agent.console import say
@@ -17,6 +16,7 @@ from agent.detections import LabelledBoxes
 from agent.errors import AgentError, ConfigError
 from agent.link import MqttLink
 from agent.messages import Birth
+from agent.model import open_model
 from agent.mqtt import Endpoint
 from agent.review import Panel, read_labels, review
 from agent.signals import handling_signals, interrupt

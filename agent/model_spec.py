@@ -92,6 +92,16 @@ class ShapeRange(Strict):
         return shape
 
 
+class PrecisionRules(Strict):
+    """What a model's owner decides about precision, beside what is measured: names of nodes, globs, operator types.
+
+    keep_float: stays float. force_int8: is INT8 wherever it can be, whatever it loses.
+    """
+
+    keep_float: tuple[str, ...] = ()
+    force_int8: tuple[str, ...] = ()
+
+
 class ModelSpec(Strict):
     """One model: its ONNX file, its task, its input and how its outputs are decoded.
 
@@ -107,6 +117,7 @@ class ModelSpec(Strict):
     score_threshold: Fraction = 0.3
     iou_threshold: Fraction = 0.5
     min_sqnr_db: Finite = 20.0
+    precision: PrecisionRules = PrecisionRules()
 
     @field_validator("decoder")
     @classmethod

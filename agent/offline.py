@@ -14,25 +14,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agent.build import build_artefact, calibrate, open_model
+from agent.build import build_artefact
 from agent.camera import Image, Source, parse_source, read_images, source_length
 from agent.console import Task, progress
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.errors import AgentError, DatasetError
 from agent.metrics import evaluate
+from agent.model import calibrate, open_model
 from agent.model_spec import ModelSpec, load_model_spec
 from agent.preprocess import Geometry
 from agent.sampling import Collection
 from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from calibrate.errors import CalibrationError
-from calibrate.plan import ALL_INT8, PrecisionPlan
+from calibrate.plan import PrecisionPlan
 from calibrate.threshold import parse_method
 from engines.backend import Backend, Engine, Progress
 from engines.calibration import check_destination, load_calibration, save_calibration
@@ -86,9 +88,11 @@ def run_build(
     Without a precision it is int8 where there is a calibration, or a plan, and else the runtime's fastest float.
     """
     started = time.monotonic()
-    plan = _read_plan(plan_path) if plan_path else ALL_INT8
+    plan = read_plan(plan_path) if plan_path else None
     calibration = load_calibration(calibration_path) if calibration_path else None
     model = open_model(load_model_spec(spec_path))
+    if plan is not None:
+        model = model.under(replace(plan, floats={**plan.floats, **model.plan.floats}))
     precision = precision or ("int8" if calibration or plan_path else backend.precisions[-1])
     destination = output or Path(f"{spec_path.stem}-{precision}")
     with progress("building", 100) as bar:
@@ -98,7 +102,6 @@ def run_build(
             lambda _: destination,
             _percent(bar),
             calibration=calibration,
-            plan=plan,
             precision=precision,
             key=key,
         )
@@ -112,7 +115,7 @@ def run_build(
     }
 
 
-def _read_plan(path: Path) -> PrecisionPlan:
+def read_plan(path: Path) -> PrecisionPlan:
     """Raises CalibrationError: `plan.format` also for a file that cannot be read, `plan.schema`."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from agent.build import Model
 from agent.camera import Source
 from agent.capture import CaptureThread, FrameSlot
 from agent.config import Config
 from agent.errors import CameraError
 from agent.findings import Served
 from agent.loop import FrameLoop
+from agent.model import Model
 from agent.observer import ObserverThread
 from agent.telemetry import LoopMeter
 from agent.vision import VisionTask

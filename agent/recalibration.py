@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent.build import Model
 from agent.candidate import JobRequest, Outcome, write_job
 from agent.child import CandidateProcess
 from agent.config import Config
 from agent.errors import AgentError
+from agent.model import Model
 from agent.observer import ObserverThread
 from agent.verdict import MIN_TELLING
 from calibrate.errors import TaredError

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.build import Model
 from agent.camera import Image, Source, read_images
 from agent.console import progress
 from agent.detections import Detections, LabelledBoxes
 from agent.errors import DatasetError
 from agent.fidelity import MatchCounts, count_matches, fidelity
+from agent.model import Model
 from agent.vision import VisionTask
 from engines.backend import Backend
 from engines.store import Artefact

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.build import Model, build_artefact, check_calibration
+from agent.build import build_artefact
+from agent.model import Model, check_calibration
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
 from engines.backend import Backend, Engine, EngineError, Progress, silent
@@ -102,13 +103,13 @@ class Service:
             if error.code != "artefact.runtime":
                 raise
             on_error(error)
+        plan = artefact.read_file("plan.json").decode() if "plan.json" in artefact.manifest["files"] else None
         rebuilt = build_artefact(
-            self.model,
+            self.model if plan is None else self.model.under(PrecisionPlan.from_json(plan)),
             self._backend,
             self._store.place,
             progress,
             calibration=load_calibration(artefact.path / "calibration.json"),
-            plan=PrecisionPlan(artefact.manifest["inputs"].get("plan", {})),
             precision=artefact.manifest["inputs"]["precision"],
             key=self._store.key,
         )

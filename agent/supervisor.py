@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 
-from agent.build import Model
 from agent.camera import parse_source, source_length
 from agent.commands import CommandDesk
 from agent.config import Config
@@ -18,6 +17,7 @@ from agent.findings import ObserverState
 from agent.health import notify_service_manager
 from agent.link import MqttLink
 from agent.messages import Birth, CameraTelemetry, Fidelity, Latency
+from agent.model import Model
 from agent.observer import PREPARING
 from agent.operations import Operations
 from agent.pipeline import Pipeline

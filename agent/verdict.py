@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.build import Model
 from agent.fidelity import Fidelity, fidelity
+from agent.model import Model
 from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from engines.backend import Backend, Engine, Progress, silent

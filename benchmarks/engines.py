@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from agent.build import calibrate
 from agent.fidelity import fidelity
+from agent.model import calibrate
 from benchmarks.models import MODELS, observe
 from engines.backend import open_backend
 from engines.macs import int8_macs_share

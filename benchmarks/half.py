@@ -21,8 +21,8 @@ from onnx import ModelProto, TensorProto, helper
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.build import calibrate
 from agent.fidelity import sqnr_db
+from agent.model import calibrate
 from benchmarks.models import MODELS, observe
 from benchmarks.report import Section, add_output_option, publish
 from engines.backend import Array, Backend, open_backend

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from agent.build import calibrate
 from agent.fidelity import fidelity, sqnr_db
 from agent.metrics import evaluate
+from agent.model import calibrate
 from benchmarks.models import DATA, MODELS, Observed, observe
 from calibrate.histogram import AbsHistogram, to_bytes
 from calibrate.noise import noise_to_signal

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.build import Model, open_model
 from agent.camera import parse_source, read_images
+from agent.model import Model, open_model
 from agent.model_spec import ModelSpec
 from agent.sampling import Collection
 from agent.vision import VisionTask

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.build import Model, calibrate
+from agent.model import Model, calibrate
 from benchmarks.models import MODELS, observe
 from benchmarks.report import Section, add_output_option, publish
 from engines.backend import Backend, BackendOptions, BuildRequest, Built, open_backend

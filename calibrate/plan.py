@@ -1,57 +1,137 @@
-"""PrecisionPlan: which compute nodes stay float, and why. Every other node may be INT8."""
+"""PrecisionPlan: which layers stay float and why, and what is done for those that become INT8."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from calibrate.errors import CalibrationError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no repairs and no evidence; it is read as a plan without them
+
+Numbers = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Repairs:
+    """What keeps a layer in INT8 that would lose too much there. Layers are named as compute nodes.
+
+    divisors: per layer, of each input channel: the layer reads x / divisor through a Q of its own, and its weights are
+    multiplied to match, so that in float nothing changes. ranges: amax of the tensors that the divisions make, by name.
+    methods: per tap another threshold method than the calibration's.
+    clips: per layer how much of its largest weight the scale reaches, one in (0, 1] per output channel.
+    shifts: per layer what INT8 moves the mean of its outputs by, one per output channel; its bias takes that back.
+    """
+
+    divisors: Mapping[str, Numbers] = field(default_factory=dict)
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    methods: Mapping[str, str] = field(default_factory=dict)
+    clips: Mapping[str, Numbers] = field(default_factory=dict)
+    shifts: Mapping[str, Numbers] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, MappingProxyType(dict(getattr(self, each.name))))
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, each.name) for each in fields(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """In JSON's types, without what is empty."""
+        found = {each.name: dict(getattr(self, each.name)) for each in fields(self)}
+        return {name: values for name, values in found.items() if values}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Repairs:
+        """What `as_dict` gave. Raises ValueError for anything else."""
+        unknown = set(document) - {each.name for each in fields(cls)}
+        if unknown:
+            raise ValueError(f"no repair is called '{min(unknown)}'")
+        numbers = {name: document.get(name, {}) for name in ("divisors", "clips", "shifts")}
+        return cls(
+            **{name: {key: _finite(row) for key, row in rows.items()} for name, rows in numbers.items()},
+            ranges=dict(zip(document.get("ranges", {}), _finite(document.get("ranges", {}).values()), strict=True)),
+            methods={str(key): str(method) for key, method in document.get("methods", {}).items()},
+        )
 
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """floats: name of a compute node (convolution, matrix product, residual Add) -> reason in plain words."""
+    """floats: name of a compute node (convolution, matrix product, residual Add) -> reason in plain words.
+
+    Every other node may be INT8. evidence: how the plan was found, for people; no engine depends on it.
+    """
 
     floats: Mapping[str, str] = field(default_factory=dict)
+    repairs: Repairs = field(default_factory=Repairs)
+    evidence: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "floats", MappingProxyType(dict(self.floats)))
+        object.__setattr__(self, "evidence", MappingProxyType(dict(self.evidence)))
+
+    @property
+    def effective(self) -> Repairs:
+        """The repairs without those of layers that stay float, which need none."""
+
+        def kept(rows: Mapping[str, Numbers]) -> dict[str, Numbers]:
+            return {layer: row for layer, row in rows.items() if layer not in self.floats}
+
+        repairs = self.repairs
+        divisors, clips, shifts = (kept(rows) for rows in (repairs.divisors, repairs.clips, repairs.shifts))
+        return Repairs(divisors, repairs.ranges, repairs.methods, clips, shifts)
+
+    @property
+    def essence(self) -> dict[str, Any]:
+        """What an engine follows from, in JSON's types."""
+        return {"floats": dict(self.floats), **({"repairs": self.repairs.as_dict()} if self.repairs else {})}
 
     def to_json(self) -> str:
         """Text that `from_json` reads back to an equal plan; keys sorted, so equal plans give equal bytes."""
-        return json.dumps({"schema": SCHEMA_VERSION, "floats": dict(self.floats)}, indent=2, sort_keys=True)
+        evidence = {"evidence": dict(self.evidence)} if self.evidence else {}
+        return json.dumps({"schema": SCHEMA_VERSION, **self.essence, **evidence}, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> PrecisionPlan:
-        """Raises CalibrationError: `plan.format` (not a plan), `plan.schema` (of another version)."""
+        """Raises CalibrationError: `plan.format` (not a plan), `plan.schema` (of a newer version)."""
         try:
             document: Any = json.loads(text)
         except json.JSONDecodeError as error:
-            raise _not_a_plan(f"text that is not JSON ({error})") from error
+            _refuse(f"text that is not JSON ({error})")
         if not isinstance(document, dict) or "schema" not in document:
-            raise _not_a_plan("JSON without the key 'schema'")
-        if document["schema"] != SCHEMA_VERSION:
+            _refuse("JSON without the key 'schema'")
+        if document["schema"] not in (1, SCHEMA_VERSION):
             raise CalibrationError(
                 "plan.schema",
                 f"a plan of schema {document['schema']!r}",
-                f"schema {SCHEMA_VERSION}",
+                f"schema {SCHEMA_VERSION} or an older one",
                 "use the tared that wrote it, or write it anew",
             )
         floats = document.get("floats")
         if not isinstance(floats, dict) or not all(isinstance(reason, str) for reason in floats.values()):
-            raise _not_a_plan("a plan whose 'floats' does not map node names to reasons")
-        return cls(floats)
+            _refuse("a plan whose 'floats' does not map node names to reasons")
+        try:
+            repairs = Repairs.from_dict(document.get("repairs", {}))
+            return cls(floats, repairs, document.get("evidence", {}))
+        except (AttributeError, TypeError, ValueError) as error:
+            _refuse(f"a plan whose repairs or evidence are not as tared writes them ({error})")
 
 
-def _not_a_plan(found: str) -> CalibrationError:
-    return CalibrationError(
-        "plan.format", found, "a precision plan", 'write {"schema": 1, "floats": {"node name": "why it stays float"}}'
-    )
+def _finite(row: Any) -> Numbers:
+    numbers = tuple(float(value) for value in row)
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("a number that is not finite")
+    return numbers
+
+
+def _refuse(found: str) -> NoReturn:
+    raise CalibrationError(
+        "plan.format", found, "a precision plan", 'write {"schema": 2, "floats": {"node name": "why it stays float"}}'
+    ) from None
 
 
 ALL_INT8 = PrecisionPlan()

@@ -20,6 +20,7 @@ calibrations that ask for those.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,12 @@ def weight_scales(weight: NDArray[np.float32], axis: int, tensor: str) -> NDArra
     others = tuple(i for i in range(weight.ndim) if i != axis)
     amax = np.abs(weight).max(axis=others)
     return np.array([activation_scale(float(channel), tensor) for channel in amax], np.float32)
+
+
+def clipped(scales: NDArray[np.float32], fractions: Sequence[float]) -> NDArray[np.float32]:
+    """Scales (channels,) that reach a fraction of the range only, (channels,) or one for all, within MIN_SCALE."""
+    narrowed: NDArray[np.float32] = np.maximum(scales * np.asarray(fractions, np.float32), np.float32(MIN_SCALE))
+    return narrowed
 
 
 def quantise(weight: NDArray[np.float32], scales: NDArray[np.float32], axis: int) -> NDArray[np.int8]:

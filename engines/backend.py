@@ -237,3 +237,7 @@ class ProfiledEngine(Engine, Protocol):
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
         """Median time in ms of every layer over some inferences of a batch, by the names of the layer table."""
         ...
+
+    def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
+        """Per layer, by the same names: the ONNX nodes that it computes or is there for; none where it is not told."""
+        ...

@@ -1,4 +1,5 @@
-"""Batch normalisation folded into the convolution or matrix product before it.
+"""Constants computed once: batch normalisation, folded into the convolution or matrix product before it, and biases
+that a model stores as integers.
 
 BN(y) = (y - mean) * gamma / sqrt(var + epsilon) + beta is affine per channel, so it moves into the weights
 and the bias (Jacob et al., arXiv:1712.05877, section 3.2): quantisation then sees the weights that are
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from engines.topology import Topology, attribute
 
@@ -79,3 +80,33 @@ def _scaled(weight: Floats, gain: Floats, producer: NodeProto) -> Floats:
     groups = int(attribute(producer, "group", 1))  # type: ignore[call-overload]  # ONNX says int
     grouped = weight.reshape(groups, -1, *weight.shape[1:])
     return (grouped * gain.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)
+
+
+def fold_integer_biases(model: ModelProto) -> ModelProto:
+    """Make a float32 initialiser of what DequantizeLinear makes of an int32 constant: the same values, to the bit.
+
+    Quantising tools store biases so; TensorRT takes them in float alone.
+    """
+    topology = Topology(model)
+    kept = []
+    for node in topology.nodes:
+        stored = topology.initializers.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        integers = stored is not None and stored.data_type == TensorProto.INT32
+        constant = all(name in topology.initializers for name in node.input)
+        if integers and constant and node.output[0] not in topology.outputs:
+            model.graph.initializer.append(_dequantised(node, topology))
+        else:
+            kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
+
+
+def _dequantised(node: NodeProto, topology: Topology) -> TensorProto:
+    integers, scale, *zero_point = (numpy_helper.to_array(topology.initializers[name]) for name in node.input)
+    along = [1] * integers.ndim
+    if scale.size > 1:
+        along[int(attribute(node, "axis", 1))] = -1  # type: ignore[call-overload]  # ONNX says int
+    steps = integers - (zero_point[0].reshape(along) if zero_point else 0)
+    values = steps.astype(np.float32) * scale.reshape(along)
+    return numpy_helper.from_array(values, node.output[0])

@@ -16,10 +16,8 @@ from engines.topology import TensorType, all_nodes, subgraphs, value_type
 
 _IMAGE_CHANNELS = (1, 3, 4)
 _REEXPORT = "export the model again"
-_QUANTISED_OPS = {
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul",
-    "ConvInteger", "MatMulInteger",
-}  # fmt: skip
+_QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
+_INTEGER_OPS = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QGemm")
 
 
 def load_model(path: Path) -> ModelProto:
@@ -27,7 +25,7 @@ def load_model(path: Path) -> ModelProto:
 
     Raises EngineError: `model.missing`, `model.empty`, `model.unreadable` (not ONNX, or cut short),
     `model.external-data` (missing, or outside the model's folder), `model.operator` (unknown to ONNX),
-    `model.quantised` (no float model), `model.invalid` (onnx.checker), `model.input` (not one image).
+    `model.quantised` (by other operators than Q/DQ), `model.invalid` (onnx.checker), `model.input` (not one image).
     """
     model = _parse(path)
     _check_operators(model)
@@ -88,15 +86,24 @@ def _unreadable(path: Path, found: str) -> EngineError:
 
 
 def _check_operators(model: ModelProto) -> None:
-    """Refuse an operator that ONNX does not define at the model's opset, or that is quantised already."""
+    """Refuse an operator that ONNX does not define at the model's opset, or that computes with integers.
+
+    ONNX's own Q/DQ passes; `engines.own_quantisation` looks at its scales once they are all initialisers.
+    """
     opsets = {_domain(opset.domain): opset.version for opset in model.opset_import}
     local = {(_domain(function.domain), function.name) for function in model.functions}
     for node in all_nodes(model.graph):
         domain = _domain(node.domain)
         operator = f"{domain}.{node.op_type}" if domain else node.op_type
         where = f"operator {operator} in node '{node.name or node.output[0]}'"
-        if node.op_type in _QUANTISED_OPS:
-            raise EngineError("model.quantised", where, "a float model", "give the model before quantisation")
+        integer = node.op_type in _INTEGER_OPS or node.op_type.startswith("QLinear")
+        if integer or (node.op_type in _QDQ_OPS and domain):
+            raise EngineError(
+                "model.quantised",
+                where,
+                "a float model, or one quantised by ONNX's own QuantizeLinear and DequantizeLinear",
+                "export it in the Q/DQ format (ONNX Runtime: QuantFormat.QDQ), or give the model before quantisation",
+            )
         known = onnx.defs.has(node.op_type, domain=domain, max_inclusive_version=opsets.get(domain, 1))
         if not known and (domain, node.op_type) not in local:
             raise EngineError(

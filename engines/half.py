@@ -77,12 +77,13 @@ def _with_half_scales(model: ModelProto) -> ModelProto:
 def _round_scales(model: ModelProto) -> None:
     """Give activations scales that float16 holds exactly: Q and DQ then agree, whatever their types."""
     topology = Topology(model)
-    for node in topology.nodes:
-        if node.op_type == "QuantizeLinear" and node.input[1] in topology.initializers:
-            tensor = topology.initializers[node.input[1]]
-            scale = numpy_helper.to_array(tensor)
-            if scale_fits(scale):
-                tensor.CopyFrom(numpy_helper.from_array(scale.astype(np.float16).astype(np.float32), tensor.name))
+    quantisers = [node for node in topology.nodes if node.op_type == "QuantizeLinear"]
+    readers = [reader for node in quantisers for reader, _ in topology.readers(node.output[0])]
+    for name in {node.input[1] for node in (*quantisers, *readers)} & topology.initializers.keys():
+        tensor = topology.initializers[name]
+        scale = numpy_helper.to_array(tensor)
+        if scale_fits(scale):
+            tensor.CopyFrom(numpy_helper.from_array(scale.astype(np.float16).astype(np.float32), name))
 
 
 class _Writer:
@@ -105,8 +106,10 @@ class _Writer:
     def write(self) -> ModelProto:
         graph = self.model.graph
         for node in self.topology.nodes:
-            if node.op_type != "DequantizeLinear":  # written for its readers
+            if node.op_type != "DequantizeLinear":
                 self._write(node)
+            elif node.output[0] in self.topology.pinned:  # the others are written for their readers
+                self._in_type(node.output[0], FLOAT)
         constants = [constant for tensor in graph.initializer for constant in self._constants(tensor)]
         del graph.node[:]
         graph.node.extend(self.nodes)

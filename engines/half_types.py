@@ -134,8 +134,12 @@ class HalfTypes:
         return name not in self.types or self.types[name].elem_type == TensorProto.UNDEFINED
 
     def _image_tensors(self) -> set[str]:
-        """Tensors that hold values of the image, or made from them; what was counted or compared is none."""
-        found = set(self.topology.inputs)
+        """Tensors that hold values of the image, or made from them; what was counted or compared is none.
+
+        INT8 weights count too: what transposes them has the type of the product that reads them.
+        """
+        dequantised = (node.output[0] for node in self.topology.nodes if node.op_type == "DequantizeLinear")
+        found = {*self.topology.inputs, *dequantised}
         counts = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
         for node in self.topology.nodes:
             if found.intersection(_all_reads(node)):

@@ -38,7 +38,10 @@ def node_macs(master: ModelProto) -> dict[str, int]:
 
 
 def int8_macs_share(master: ModelProto, placement: Placement) -> float:
-    """The share of the multiply-accumulates that run in INT8, in [0, 1]; 0.0 for a model without any."""
+    """The share of the multiply-accumulates that run in INT8, in [0, 1]; 0.0 for a model without any.
+
+    The model's own INT8 counts as that which we place.
+    """
     macs = node_macs(master)
     total = sum(macs.values())
-    return sum(macs.get(name, 0) for name in placement.quantised) / total if total else 0.0
+    return sum(macs.get(name, 0) for name in (*placement.own, *placement.quantised)) / total if total else 0.0

@@ -12,6 +12,8 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
@@ -30,6 +32,7 @@ from engines.backend import (
     TensorSpec,
     silent,
 )
+from engines.onnxruntime_profile import kernel_times_ms, nodes_by_kernel
 from engines.taps import expose
 from engines.topology import trial_shape
 
@@ -38,6 +41,7 @@ _DTYPES = {
     "tensor(int8)": np.int8, "tensor(uint8)": np.uint8, "tensor(int32)": np.int32, "tensor(int64)": np.int64,
     "tensor(bool)": np.bool_,
 }  # fmt: skip
+_WARM_UP = 3  # profiled runs that nobody counts: memory is allocated, caches fill
 _LOG_ERRORS = 3  # ONNX Runtime's severity scale: 0 verbose ... 4 fatal
 _FAILURES = tuple(v for v in vars(ort_state).values() if isinstance(v, type) and issubclass(v, Exception))
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
@@ -113,18 +117,8 @@ class OnnxRuntimeEngine:
     """
 
     def __init__(self, model: bytes, threads: int, plans_memory: bool = True) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.enable_mem_pattern = plans_memory
-        options.log_severity_level = _LOG_ERRORS
-        # A spinning thread would hold a core of a two-core board that the camera needs.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-        try:
-            session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except _FAILURES as error:
-            raise _engine_error(error, "engine.graph") from error
+        self._model, self._threads, self._plans_memory = model, threads, plans_memory
+        session = self._open(self._options())
         self._session: ort.InferenceSession | None = session
         self.inputs = [_spec(value) for value in session.get_inputs()]
         self.outputs = [_spec(value) for value in session.get_outputs()]
@@ -137,17 +131,60 @@ class OnnxRuntimeEngine:
 
         Raises EngineError: `engine.batch` (other shape or dtype), `engine.run`, `engine.closed`.
         """
-        if self._session is None:
-            raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
+        session = self._running()
         self._check(batch)
         try:
-            results: list[Array] = self._session.run(names, {self.inputs[0].name: batch})
+            results: list[Array] = session.run(names, {self.inputs[0].name: batch})
         except _FAILURES as error:
             raise _engine_error(error, "engine.run") from error
         return dict(zip(names or (output.name for output in self.outputs), results, strict=True))
 
+    def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
+        """In a second session, with the profiler on. Raises EngineError as `infer`."""
+        self.infer(batch)  # refuses what it does not take
+        with TemporaryDirectory(prefix="tared-") as folder:
+            options = self._options()
+            options.enable_profiling = True
+            options.profile_file_prefix = f"{folder}/profile"
+            session = self._open(options)
+            for _ in range(_WARM_UP + runs):
+                session.run(None, {self.inputs[0].name: batch})
+            return kernel_times_ms(Path(session.end_profiling()).read_text(encoding="utf-8"), _WARM_UP)
+
+    def layer_nodes(self) -> dict[str, tuple[str, ...]]:
+        """By the tensors that the optimised graph has kept. Raises EngineError (`engine.closed`)."""
+        self._running()
+        with TemporaryDirectory(prefix="tared-") as folder:
+            options = self._options()
+            options.optimized_model_filepath = f"{folder}/optimised.onnx"
+            self._open(options)
+            optimised = onnx.load(options.optimized_model_filepath)
+        return nodes_by_kernel(onnx.load_from_string(self._model), optimised)
+
     def close(self) -> None:
-        self._session = None
+        self._session, self._model = None, b""
+
+    def _running(self) -> ort.InferenceSession:
+        if self._session is None:
+            raise EngineError("engine.closed", "a closed engine", "an open one", "load it again")
+        return self._session
+
+    def _options(self) -> ort.SessionOptions:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.enable_mem_pattern = self._plans_memory
+        options.log_severity_level = _LOG_ERRORS
+        # A spinning thread would hold a core of a two-core board that the camera needs.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+        return options
+
+    def _open(self, options: ort.SessionOptions) -> ort.InferenceSession:
+        try:
+            return ort.InferenceSession(self._model, options, providers=["CPUExecutionProvider"])
+        except _FAILURES as error:
+            raise _engine_error(error, "engine.graph") from error
 
     def _check(self, batch: Array) -> None:
         spec = self.inputs[0]

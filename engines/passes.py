@@ -1,4 +1,5 @@
-"""From any float model to the FP32 *master graph*, on which quantisation is decided and expressed.
+"""From any model to the FP32 *master graph*, on which quantisation is decided and expressed. Q/DQ of the model's own
+stays in it.
 
 Each pass takes a model it may change and returns the result; `prepare` runs them on a copy, and after each
 one checks the model and its signature.
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from engines.backend import Array, EngineError
-from engines.fold import fold_batch_norms
+from engines.fold import fold_batch_norms, fold_integer_biases
+from engines.own_quantisation import check_own_quantisation
 from engines.topology import TensorType, Topology, all_nodes, trial_shape, value_type
 
 MIN_OPSET = 13  # the first with per-channel Q/DQ
@@ -32,7 +34,7 @@ def prepare(model: ModelProto, run: Run, input_shape: Sequence[int] | None = Non
 
     run: executes a graph on one image batch and returns its outputs by name; master and model must agree on a
     random image within `TOLERANCE`. Raises EngineError: `model.opset` (cannot be raised to opset 13),
-    `model.pass` (a pass broke the graph or changed its results).
+    `model.pass` (a pass broke the graph or changed its results), `model.quantised` (as `check_own_quantisation`).
     """
     master = ModelProto()
     master.CopyFrom(model)
@@ -40,6 +42,7 @@ def prepare(model: ModelProto, run: Run, input_shape: Sequence[int] | None = Non
     for step in PASSES:
         master = step(master)
         _check_step(master, signature, step)
+    check_own_quantisation(master)
     reference = ModelProto()
     reference.CopyFrom(model)
     _check_equivalent(name_nodes(reference), master, run, input_shape)  # runtimes refuse repeated node names
@@ -179,6 +182,7 @@ PASSES: tuple[Pass, ...] = (
     raise_opset,
     constants_to_initializers,
     drop_identities,
+    fold_integer_biases,
     fold_batch_norms,
     drop_unused,
     name_nodes,

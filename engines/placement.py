@@ -8,6 +8,10 @@
 - An operator that only moves values (concatenation, max pooling, reshape, ...) runs in INT8 when everything
   that reads its result does; its inputs and its result share one scale, so that nothing is rounded twice.
 - Everything else stays float: sigmoid, softmax, exp, box decoding, shape arithmetic.
+- Q/DQ that the model brings is kept as it is. A convolution or matrix product both of whose operands come through it
+  is the model's own, and what is added to its result stays as the model has it. Another layer that reads a tensor which
+  the model quantises reads it through the model's Q/DQ, under the model's scale: such a tensor is not observed. An
+  operator that moves its values together with others, under other scales, stays float.
 
 Sources: NVIDIA, TensorRT developer guide, "Q/DQ placement recommendations"; H. Wu et al., "Integer
 Quantization for Deep Learning Inference", arXiv:2004.09602.
@@ -15,7 +19,7 @@ Quantization for Deep Learning Inference", arXiv:2004.09602.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TensorProto
@@ -30,9 +34,13 @@ from engines.operators import (
     data_inputs,
     moves_values,
 )
+from engines.own_int8 import DEQUANTISE, QUANTISE, own_int8
+from engines.scale_groups import ScaleGroup as ScaleGroup  # readers of `Placement.groups` find it here
+from engines.scale_groups import scale_groups
 from engines.topology import TensorType, Topology, tensor_types
 
 COMPUTE_OPS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+_QDQ_OPS = {QUANTISE, DEQUANTISE}
 
 
 @dataclass(frozen=True)
@@ -44,30 +52,24 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class ScaleGroup:
-    """Tensors under one scale. All their values occur in the `taps`, which are the ones to observe."""
-
-    tensors: tuple[str, ...]
-    taps: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Placement:
-    """What is quantised. Every node is either in `quantised` or, with its reason, in `floats`.
+    """What is quantised. Every node save the model's Q/DQ is in `quantised`, in `own` or, with its reason, in `floats`.
 
-    reads: per quantised node the input indices that read INT8 activations.
+    reads: per quantised node the input indices that take Q/DQ; none where it reads what the model itself dequantised.
     weights: per quantised convolution or matrix product its weight.
-    groups: every activation tensor with Q/DQ is in exactly one group; in graph order.
+    groups: every activation tensor that is given Q/DQ is in exactly one group; in graph order.
+    own: names of the convolutions and matrix products that the model itself has in INT8; kept as they are.
     """
 
     reads: Mapping[str, tuple[int, ...]]
     weights: Mapping[str, Weight]
     groups: tuple[ScaleGroup, ...]
     floats: Mapping[str, str]
+    own: tuple[str, ...] = ()
 
     @property
     def quantised(self) -> tuple[str, ...]:
-        """Names of the nodes that read INT8, in graph order."""
+        """Names of the nodes that read INT8 by this placement, in graph order."""
         return tuple(self.reads)
 
     @property
@@ -85,7 +87,7 @@ def place(master: ModelProto, plan: PrecisionPlan = ALL_INT8) -> Placement:
     """Apply the rules to a master graph. Under a plan, its nodes stay float and read unquantised values.
 
     The taps under any plan are among those of `ALL_INT8`: one calibration serves every plan. Raises
-    EngineError `plan.node` when the plan names a node that the graph does not have.
+    EngineError `plan.node` when the plan names a node that the graph does not have, or one of the model's own INT8.
     """
     unknown = set(plan.floats) - {node.name for node in master.graph.node}
     if unknown:
@@ -105,6 +107,8 @@ class _Rules:
         self.topology = Topology(master)
         self.types = tensor_types(master)
         self.plan = plan
+        self.own = own_int8(self.topology)
+        self.kept: dict[str, None] = {}
         self.reads: dict[str, tuple[int, ...]] = {}
         self.weights: dict[str, Weight] = {}
         self.floats: dict[str, str] = {}
@@ -116,7 +120,10 @@ class _Rules:
         nodes = self.topology.nodes
         layers = [node for node in nodes if node.op_type in COMPUTE_OPS]
         for node in layers:
-            self._layer(node)
+            if self.own.multiplies(node):
+                self.kept[node.name] = None
+            else:
+                self._layer(node)
         self.layers = self._trace_layers()
         self._apply_plan(layers)
         feeding = self._feeding_layers()
@@ -126,17 +133,25 @@ class _Rules:
         for node in reversed(nodes):
             self._movement(node)
         reads = {node.name: self.reads[node.name] for node in nodes if node.name in self.reads}
-        floats = {node.name: self._float_reason(node) for node in nodes if node.name not in reads}
-        return Placement(reads, self.weights, self._groups(), floats)
+        floats = {
+            node.name: self._float_reason(node)
+            for node in nodes
+            if node.name not in reads and node.name not in self.kept and node.op_type not in _QDQ_OPS
+        }
+        return Placement(reads, self.weights, self._groups(), floats, tuple(self.kept))
 
     def _trace_sources(self) -> dict[str, tuple[str, ...]]:
-        """Per tensor that operators only moved together: the tensors its values come from."""
+        """Per tensor that operators only moved together: the tensors its values come from.
+
+        What comes from the model's own INT8 too is a source itself.
+        """
         sources: dict[str, tuple[str, ...]] = {}
         for node in self.topology.nodes:
             if moves_values(node, self.topology.initializers):
                 inputs = [node.input[index] for index in data_inputs(node)]
                 found = dict.fromkeys(source for name in inputs for source in sources.get(name, (name,)))
-                sources.update(dict.fromkeys(node.output, tuple(found)))
+                if not any(map(self.own.concerns, found)):
+                    sources.update(dict.fromkeys(node.output, tuple(found)))
         return sources
 
     def _layer(self, node: NodeProto) -> None:
@@ -150,6 +165,8 @@ class _Rules:
 
     def _unquantisable(self, node: NodeProto) -> str | None:
         weight = self.topology.initializers.get(node.input[1])
+        if node.input[1] in self.own.weights:
+            return "the model has its weights in INT8, and its input float"
         if weight is None:
             return "its weights are not constant"
         if weight.data_type != TensorProto.FLOAT:
@@ -168,7 +185,7 @@ class _Rules:
         """Per tensor that one quantisable layer made, alone and seen through activations: that layer."""
         layers: dict[str, str] = {}
         for node in self.topology.nodes:
-            if node.name in self.weights:
+            if node.name in self.weights or node.name in self.kept:
                 layers[node.output[0]] = node.name
             elif node.op_type in ELEMENTWISE_OPS:
                 variable = [name for name in node.input if name and name not in self.topology.initializers]
@@ -178,16 +195,28 @@ class _Rules:
         return layers
 
     def _apply_plan(self, layers: list[NodeProto]) -> None:
+        for node in self.topology.nodes:
+            if node.name in self.plan.floats and (node.name in self.kept or node.op_type in _QDQ_OPS):
+                raise EngineError(
+                    "plan.node",
+                    f"node '{node.name}' in the plan, which the model itself has in INT8",
+                    "nodes of the model's float part",
+                    "leave it out: the model's own quantisation is kept as it is",
+                )
         self.floats.update(self.plan.floats)
         self.weights = {name: weight for name, weight in self.weights.items() if name not in self.floats}
-        self.reads = {node.name: (0,) for node in layers if node.name in self.weights}
+        self.reads = {node.name: self._to_quantise(node, (0,)) for node in layers if node.name in self.weights}
+
+    def _to_quantise(self, node: NodeProto, indices: Iterable[int]) -> tuple[int, ...]:
+        """Those of a node's inputs that the model itself has not dequantised."""
+        return tuple(index for index in indices if not self.own.dequantises(node.input[index]))
 
     def _feeding_layers(self) -> set[str]:
         """Tensors from which a quantised layer can be reached."""
         feeding: set[str] = set()
-        through = ELEMENTWISE_OPS | MOVEMENT_OPS | AVERAGE_OPS
+        through = ELEMENTWISE_OPS | MOVEMENT_OPS | AVERAGE_OPS | _QDQ_OPS
         for node in reversed(self.topology.nodes):
-            if node.name in self.weights:
+            if node.name in self.weights or node.name in self.kept:
                 feeding.add(node.input[0])
             elif node.op_type in through and feeding.intersection(node.output):
                 feeding.update(node.input)
@@ -206,12 +235,14 @@ class _Rules:
             reason = "no residual: its sum feeds no quantised layer"
         elif not made:
             reason = "no residual: neither operand comes straight out of a convolution or matrix product"
+        elif self.kept.keys() & set(completed):
+            reason = "the layer that it completes is the model's own INT8"
         elif not any(layer in self.weights for layer in completed):
             reason = "the layer that it completes stays float"
         elif node.name in self.plan.floats:
             reason = self.plan.floats[node.name]
         else:
-            self.reads[node.name] = tuple(index for index in (0, 1) if index != fused)
+            self.reads[node.name] = self._to_quantise(node, [index for index in (0, 1) if index != fused])
             return
         self.floats.setdefault(node.name, reason)
 
@@ -223,36 +254,27 @@ class _Rules:
 
     def _movement(self, node: NodeProto) -> None:
         """Rule 3: INT8 in, INT8 out. Runs from the outputs backwards: first the readers, then what they read."""
-        if not moves_values(node, self.topology.initializers) or self.topology.pinned.intersection(node.output):
+        if node.output[0] not in self.sources or self.topology.pinned.intersection(node.output):
+            return
+        if node.name in self.plan.floats:
             return
         readings = [reading for name in node.output for reading in self.topology.readers(name)]
         if readings and all(index in self.reads.get(reader.name, ()) for reader, index in readings):
             self.reads[node.name] = data_inputs(node)
 
     def _float_reason(self, node: NodeProto) -> str:
-        if moves_values(node, self.topology.initializers):
+        if set(node.output) <= self.own.activations.keys():
+            return "it moves what the model itself has in INT8"
+        if moves_values(node, self.topology.initializers) and node.name not in self.plan.floats:
+            if node.output[0] not in self.sources:
+                return "it moves values that are under scales of the model's own"
             return "not everything that reads its result is quantised"
         return self.floats.get(node.name, "it multiplies no weights: activation, decoding or shape arithmetic")
 
     def _groups(self) -> tuple[ScaleGroup, ...]:
-        """Join the quantised tensors that have a source in common, directly or through others."""
-        groups: list[tuple[set[str], set[str]]] = []  # tensors, taps
-        for tensor in dict.fromkeys(
-            node.input[index] for node in self.topology.nodes for index in self.reads.get(node.name, ())
-        ):
-            tensors, taps = {tensor}, set(self.sources.get(tensor, (tensor,)))
-            for joined in [group for group in groups if group[1] & taps]:
-                groups.remove(joined)
-                tensors |= joined[0]
-                taps |= joined[1]
-            groups.append((tensors, taps))
-        order = {name: i for i, name in enumerate([*self.topology.inputs, *self.topology.producers])}
-
-        def ordered(names: set[str]) -> tuple[str, ...]:
-            return tuple(sorted(names, key=order.__getitem__))
-
-        result = [ScaleGroup(ordered(tensors), ordered(taps)) for tensors, taps in groups]
-        return tuple(sorted(result, key=lambda group: order[group.taps[0]]))
+        read = [node.input[index] for node in self.topology.nodes for index in self.reads.get(node.name, ())]
+        to_scale = [tensor for tensor in dict.fromkeys(read) if tensor not in self.own.pairs]
+        return scale_groups(to_scale, self.sources, [*self.topology.inputs, *self.topology.producers])
 
 
 def _same_shape(a: TensorType, b: TensorType) -> bool:

@@ -4,30 +4,39 @@ Weights are stored as INT8 with a DequantizeLinear, not as float32 with both nod
 every runtime computes with the very integers chosen here. Activations get one Q and one DQ per tensor,
 however many nodes read it; float readers keep the float tensor. The zero points are written out: ONNX takes a
 missing one for uint8.
+
+A tensor that the model itself quantises is read through the model's own DequantizeLinear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from calibrate.scale import activation_scale, quantise, weight_scales
+from calibrate.scale import activation_scale, clipped, quantise, weight_scales
 from engines.backend import EngineError
+from engines.own_int8 import own_int8
 from engines.placement import Placement, Weight
 from engines.topology import Topology
 
 _ZERO_POINT = "zero_point.int8"
 
 
-def insert_qdq(master: ModelProto, placement: Placement, amax: Mapping[str, float]) -> ModelProto:
+def insert_qdq(
+    master: ModelProto,
+    placement: Placement,
+    amax: Mapping[str, float],
+    clips: Mapping[str, Sequence[float]] | None = None,
+) -> ModelProto:
     """The master graph with Q/DQ as placed; the master itself is not changed.
 
-    amax: per tap, in the units of its tensor; a group takes the largest of its taps. Raises EngineError
-    `calibration.tap` when a tap has none, CalibrationError as `calibrate.scale`.
+    amax: per tap, in the units of its tensor; a group takes the largest of its taps. clips: per layer how much of its
+    largest weight the scale reaches, per output channel; for layers that share their weights with none.
+    Raises EngineError `calibration.tap` when a tap has none, CalibrationError as `calibrate.scale`.
     """
-    return _Writer(master, placement).write(_group_scales(placement, amax))
+    return _Writer(master, placement, clips or {}).write(_group_scales(placement, amax))
 
 
 def _group_scales(placement: Placement, amax: Mapping[str, float]) -> dict[str, float]:
@@ -51,20 +60,29 @@ def _group_scales(placement: Placement, amax: Mapping[str, float]) -> dict[str, 
 class _Writer:
     """One rewriting of one graph."""
 
-    def __init__(self, master: ModelProto, placement: Placement) -> None:
+    def __init__(self, master: ModelProto, placement: Placement, clips: Mapping[str, Sequence[float]]) -> None:
         self.model = ModelProto()
         self.model.CopyFrom(master)
         self.placement = placement
+        self.clips = clips
         self.topology = Topology(master)
         self.nodes: list[NodeProto] = []
         self.dequantised: dict[str | Weight, str] = {}
+        names = (name for node in master.graph.node for name in (node.name, *node.input, *node.output))
+        self.taken = {*names, *self.topology.initializers, *self.topology.pinned}
+        read = {node.input[i] for node in self.topology.nodes for i in placement.reads.get(node.name, ())}
+        pairs = own_int8(self.topology).pairs
+        self.own = {tensor: pair for tensor, pair in pairs.items() if tensor in read}
 
     def write(self, scales: Mapping[str, float]) -> ModelProto:
         graph = self.model.graph
-        self._constant(_ZERO_POINT, np.zeros((), np.int8))
+        self.zero_point = self._constant(_ZERO_POINT, np.zeros((), np.int8))
+        written = {node.name for pair in self.own.values() for node in pair}
         for tensor in self.topology.inputs:
             self._quantise_activation(tensor, scales)
         for node in graph.node:
+            if node.name in written:
+                continue
             copy = NodeProto()
             copy.CopyFrom(node)
             self._redirect(copy)
@@ -86,32 +104,46 @@ class _Writer:
         weight = self.placement.weights.get(node.name)
         if weight is not None:
             if weight not in self.dequantised:
-                self._quantise_weight(weight)
+                self._quantise_weight(weight, self.clips.get(node.name, (1.0,)))
             node.input[1] = self.dequantised[weight]
 
     def _quantise_activation(self, tensor: str, scales: Mapping[str, float]) -> None:
+        if tensor in self.own:  # written where the tensor is made: before all that reads it
+            self.nodes.extend(self.own[tensor])
+            self.dequantised[tensor] = self.own[tensor][1].output[0]
         if tensor not in scales:
             return
-        scale, quantised, dequantised = (f"{tensor}.{part}" for part in ("scale", "int8", "dequantised"))
-        self._constant(scale, np.array(scales[tensor], np.float32))
-        self._node("QuantizeLinear", [tensor, scale, _ZERO_POINT], quantised)
-        self._node("DequantizeLinear", [quantised, scale, _ZERO_POINT], dequantised)
-        self.dequantised[tensor] = dequantised
+        scale = self._constant(f"{tensor}.scale", np.array(scales[tensor], np.float32))
+        quantised = self._node("QuantizeLinear", [tensor, scale, self.zero_point], f"{tensor}.int8")
+        self.dequantised[tensor] = self._node(
+            "DequantizeLinear", [quantised, scale, self.zero_point], f"{tensor}.dequantised"
+        )
 
-    def _quantise_weight(self, weight: Weight) -> None:
+    def _quantise_weight(self, weight: Weight, clip: Sequence[float]) -> None:
         name, axis = weight.initializer, weight.axis
         values = numpy_helper.to_array(self.topology.initializers[name])
-        scales = weight_scales(values, axis, name)
+        scales = clipped(weight_scales(values, axis, name), clip)
         stem = f"{name}.axis{axis}"  # one weight may serve a Conv and a ConvTranspose
-        self._constant(f"{stem}.int8", quantise(values, scales, axis))
-        self._constant(f"{stem}.scale", scales)
-        self._constant(f"{stem}.zero_point", np.zeros(scales.shape, np.int8))
-        inputs = [f"{stem}.{part}" for part in ("int8", "scale", "zero_point")]
-        self._node("DequantizeLinear", inputs, f"{stem}.dequantised", axis=axis)
-        self.dequantised[weight] = f"{stem}.dequantised"
+        inputs = [
+            self._constant(f"{stem}.int8", quantise(values, scales, axis)),
+            self._constant(f"{stem}.scale", scales),
+            self._constant(f"{stem}.zero_point", np.zeros(scales.shape, np.int8)),
+        ]
+        self.dequantised[weight] = self._node("DequantizeLinear", inputs, f"{stem}.dequantised", axis=axis)
 
-    def _constant(self, name: str, value: np.typing.NDArray[np.generic]) -> None:
+    def _constant(self, name: str, value: np.typing.NDArray[np.generic]) -> str:
+        name = self._fresh(name)
         self.model.graph.initializer.append(numpy_helper.from_array(value, name))
+        return name
 
-    def _node(self, operator: str, inputs: list[str], output: str, axis: int | None = None) -> None:
+    def _node(self, operator: str, inputs: list[str], output: str, axis: int | None = None) -> str:
+        output = self._fresh(output)
         self.nodes.append(helper.make_node(operator, inputs, [output], name=output, axis=axis))
+        return output
+
+    def _fresh(self, name: str) -> str:
+        """A name that the model has not: a quantised one may bear those that we give."""
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name

@@ -141,6 +141,14 @@ def test_a_weight_that_is_no_number_is_named(bench: Bench) -> None:
     assert said.startswith(f"scale.amax: amax nan for tensor '{gemm.name}'")
 
 
+def test_a_model_quantised_in_another_way_than_ours_is_named(bench: Bench) -> None:
+    net = Net((1, 3, 8, 8))
+    scale, zero = net.constant(np.array(0.1, np.float32)), net.constant(np.array(128, np.uint8))
+    x = net.node("DequantizeLinear", net.node("QuantizeLinear", "image", scale, zero), scale, zero)
+    said = bench.refuses(*calibrate(bench, bench.spec("unsigned", net.model(net.conv(x, 3, 4)), task="raw")))
+    assert said.startswith("model.quantised: QuantizeLinear 'QuantizeLinear_t0' with a zero point of type uint8; ")
+
+
 def test_a_model_with_nothing_to_quantise_says_so(bench: Bench) -> None:
     net = Net((1, 3, 8, 8))
     spec = bench.spec("bare", net.model(net.node("Relu", "image")), task="raw")

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.build import Model, build_artefact, calibrate, open_model
+from agent.build import build_artefact
 from agent.candidate import JobRequest, Outcome, write_job
+from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
 from agent.verdict import MIN_TELLING, _verdict, judge
 from calibrate.histogram import AbsHistogram, merge

@@ -15,10 +15,10 @@ from test_observer import FAULT, FULL, Faulty
 from worlds import make_world
 
 import agent.observer as observer_module
-from agent.build import open_model
 from agent.config import load_config
 from agent.link import MqttLink
 from agent.messages import Birth
+from agent.model import open_model
 from agent.mqtt import Message
 from agent.summary import RunSummary
 from agent.supervisor import Supervisor

@@ -20,13 +20,13 @@ from lab import tared
 from numpy.typing import NDArray
 from zoo import Net
 
-from agent.build import Model, open_model
 from agent.candidate import JobRequest, Outcome, write_job
 from agent.capture import Frame
 from agent.config import Config
 from agent.decode import open_decoder
 from agent.detections import Detections
 from agent.findings import Served
+from agent.model import Model, open_model
 from agent.model_spec import load_model_spec
 from agent.observer import ObserverThread
 from agent.schema import validate

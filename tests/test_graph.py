@@ -71,12 +71,22 @@ def test_names_the_unknown_operator(tmp_path: Path) -> None:
         load_model(save(model, tmp_path))
 
 
-def test_refuses_a_model_that_is_quantised_already(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("operator", "domain"),
+    [("ConvInteger", ""), ("QLinearConv", ""), ("QLinearAdd", "com.microsoft"), ("QuantizeLinear", "com.microsoft")],
+)
+def test_refuses_integer_operators(operator: str, domain: str, tmp_path: Path) -> None:
+    model = residual_net()
+    model.graph.node[1].op_type, model.graph.node[1].domain = operator, domain
+    with pytest.raises(EngineError, match=rf"model\.quantised: operator \S*{operator} in node 'Relu_t1'.*Q/DQ format"):
+        load_model(save(model, tmp_path))
+
+
+def test_loads_q_dq(tmp_path: Path) -> None:
     net = Net()
     scale, zero = net.constant(np.array(0.1, np.float32)), net.constant(np.array(0, np.int8))
-    quantised = net.node("QuantizeLinear", "image", scale, zero)
-    model = net.model(net.node("DequantizeLinear", quantised, scale, zero))
-    assert refused(save(model, tmp_path)) == "model.quantised"
+    model = net.model(net.node("DequantizeLinear", net.node("QuantizeLinear", "image", scale, zero), scale, zero))
+    assert load_model(save(model, tmp_path)) == model
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from worlds import SPEC
 from zoo import residual_net
 
 import engines.tensorrt_backend as tensorrt_backend
-from agent.build import Model, build_artefact, calibrate, open_model
+from agent.build import build_artefact
 from agent.candidate import JobRequest, Outcome, run_job, write_job
 from agent.config import backend_options
+from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from engines.backend import BuildRequest, Built, Progress, open_backend, silent

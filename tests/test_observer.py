@@ -14,10 +14,10 @@ from worlds import SPEC
 from zoo import residual_net
 
 import agent.observer as observer_module
-from agent.build import Model, open_model
 from agent.capture import Frame
 from agent.config import Config
 from agent.findings import Served
+from agent.model import Model, open_model
 from agent.model_spec import ModelSpec
 from agent.observer import PREPARING, ObserverThread, OpenObserver
 from agent.schema import validate

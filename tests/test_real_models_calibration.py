@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from lab import CIFAR_TRAIN, PERSON, Lab
 
-from agent.build import open_model
 from agent.camera import parse_source, read_images
+from agent.model import open_model
 from agent.model_spec import load_model_spec
 from agent.vision import VisionTask
 from calibrate.histogram import AbsHistogram, merge

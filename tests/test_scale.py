@@ -117,7 +117,7 @@ def test_plan_cannot_be_changed() -> None:
         ("[]", "plan.format"),
         ('{"floats": {}}', "plan.format"),
         ('{"schema": 1, "floats": {"conv": 3}}', "plan.format"),
-        ('{"schema": 2, "floats": {}}', "plan.schema"),
+        ('{"schema": 3, "floats": {}}', "plan.schema"),
     ],
 )
 def test_refuses_what_is_no_plan(text: str, code: str) -> None:

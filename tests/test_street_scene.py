@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import pytest
 
-from agent.build import Model, open_model
 from agent.detections import Detections, LabelledBoxes
 from agent.fidelity import MatchCounts, count_matches
+from agent.model import Model, open_model
 from agent.model_spec import load_model_spec
 from agent.preprocess import Preprocessor
 from agent.vision import VisionTask

@@ -15,7 +15,7 @@ from trt_world import int8, net
 from worlds import SPEC
 from zoo import image
 
-from agent.build import open_model
+from agent.model import open_model
 from agent.model_spec import ModelSpec
 from agent.service import Service
 from calibrate.errors import TaredError

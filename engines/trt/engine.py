@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -14,6 +15,7 @@ from engines.memory import HostMemory
 from engines.preprocessing import DevicePreprocess, ImageTransform
 from engines.trace import span
 from engines.trt.dialect import Dialect
+from engines.trt.layers import layers_from_inspector, nodes_by_layer
 from engines.trt.profiler import layer_times_ms
 from engines.trt.session import Session
 
@@ -67,6 +69,10 @@ class TensorRtEngine(Session):
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
         """Raises EngineError and DeviceError as `start`."""
         return layer_times_ms(self._dialect, self, batch, runs)
+
+    def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
+        """By the engine inspector. Raises EngineError as `layers_from_inspector`."""
+        return nodes_by_layer(layers_from_inspector(self.information()))
 
     def close(self) -> None:
         """Free everything, idempotent."""

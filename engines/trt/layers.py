@@ -15,6 +15,7 @@ LAYERS_FILE = "layers.json"
 _FIELD = re.compile(r"(Name|LayerType|TacticName|Metadata): ([^,\n]*)")
 _TENSOR = re.compile(r"\{ Name: (.*?), Dimensions: .*?Datatype: (\w+), Format: (.*?) \}")
 _NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
+_REFORMAT = re.compile(r"Reformatting CopyNode for (?:Input|Output) Tensor \d+ to (.*)")
 _COMPUTES = re.compile("conv|correlation|gemm|matmul|matrix|fusion", re.IGNORECASE)
 _TYPES = {"FP32": "Float", "FP16": "Half", "BF16": "BFloat16", "INT8": "Int8", "INT32": "Int32", "INT64": "Int64"}
 _TYPES |= {name: name for name in (*_TYPES.values(), "Bool", "Int8")}
@@ -85,6 +86,13 @@ def layers_from_json(content: bytes) -> list[Layer]:
 def with_times(layers: Sequence[Layer], times_ms: dict[str, float]) -> list[Layer]:
     """The layers with measured times, by layer name."""
     return [replace(layer, time_ms=times_ms.get(layer.name)) for layer in layers]
+
+
+def nodes_by_layer(layers: Sequence[Layer]) -> dict[str, tuple[str, ...]]:
+    """The ONNX nodes of every layer, by its name. A reformatting has those of the layer that it is named for."""
+    nodes = {layer.name: layer.nodes for layer in layers}
+    reformats = {name: _REFORMAT.match(name) for name, own in nodes.items() if not own}
+    return nodes | {name: nodes.get(match[1], ()) for name, match in reformats.items() if match}
 
 
 def without_int8(layers: Sequence[Layer], quantised: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,84 @@
+"""Frames of a source in random order: what is measured on them holds for all of its frames, and not for a scene."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from agent.camera import Image, Source, read_images
+from agent.errors import CameraError
+from agent.images import ImageFiles
+from agent.sampling import Clock
+
+_LIVE_PERIOD_S = 1.0  # between the frames of a camera, as observe.period_s: neighbours in time say the same
+
+Draws = Generator[tuple[int, Image], None, None]  # (index in the source, BGR uint8 image)
+
+
+class RandomFrames:
+    """The frames of a file, folder or zip in one random order; the same for equal frames and seeds.
+
+    Folders and zips are read at random. A video is decoded from its start once per `round_size` frames, up to the last
+    of them; only these are held, as images: 64 of 1080p are 380 MiB. A live camera has no order to draw from: its
+    frames are taken as they come, at random gaps of about a second, and are a sample of that stretch of time only.
+    """
+
+    def __init__(self, source: Source, seed: int, round_size: int = 64) -> None:
+        self.source = source
+        self._seed = seed
+        self._round_size = round_size
+        self._live_index = itertools.count()  # one for all draws: no frame of a camera is seen twice
+
+    @cached_property
+    def count(self) -> int | None:
+        """How many frames there are; None for a live camera.
+
+        A video is decoded once to count them, since containers overstate it. Raises CameraError as `read_images` does,
+        also where there is none.
+        """
+        if self.source.live:
+            return None
+        if self.source.kind == "images":
+            return len(self._files)
+        return sum(1 for _ in read_images(self.source))
+
+    def draw(self, start: int = 0) -> Draws:
+        """Frames from place `start` of the order on, none twice, with their index in the source.
+
+        A live camera has no places: it gives its next frames, with indices that go on from those of other draws.
+        Raises CameraError as `read_images` does.
+        """
+        if self.count is None:
+            return self._draw_live()
+        order = np.random.default_rng(self._seed).permutation(self.count)[start:].tolist()
+        return self._draw_files(order) if self.source.kind == "images" else self._draw_video(order)
+
+    @cached_property
+    def _files(self) -> ImageFiles:
+        return ImageFiles(Path(self.source.location), CameraError)
+
+    def _draw_files(self, order: list[int]) -> Draws:
+        for index in order:
+            yield index, self._files.read(self._files.names[index])
+
+    def _draw_video(self, order: list[int]) -> Draws:
+        for first in range(0, len(order), self._round_size):
+            wanted = order[first : first + self._round_size]
+            picked = self._pick(frozenset(wanted))
+            for index in wanted:
+                yield index, picked.pop(index)
+
+    def _pick(self, wanted: frozenset[int]) -> dict[int, Image]:
+        """The images of these indices, by one pass over the video."""
+        passed = itertools.islice(read_images(self.source), max(wanted) + 1)
+        return {index: image for index, (_, image) in enumerate(passed) if index in wanted}
+
+    def _draw_live(self) -> Draws:
+        clock = Clock(_LIVE_PERIOD_S)
+        for ts, image in read_images(self.source):
+            if clock.due(ts):
+                yield next(self._live_index), image

@@ -1,0 +1,94 @@
+"""What a long search has measured so far, beside its output: after an interruption it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import JsonValue
+
+from agent.errors import AgentError
+
+_SCHEMA = 1
+
+T = TypeVar("T")
+
+
+class Journal:
+    """Values by key in one file of JSON lines, which lives until `finish`.
+
+    identity: whatever the values follow from. A file of another identity, or none that can be read, is started anew. A
+    power cut may tear the last line, or lose the last seconds, for not every line is forced to the disk: what follows
+    the last good line is dropped, and measured again. Raises AgentError (`plan.journal`) where it cannot write.
+    """
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self._path = path
+        self._values: dict[str, JsonValue] = {}
+        header = _line({"schema": _SCHEMA, "identity": identity})
+        try:
+            kept = self._read(header) if path.exists() else 0
+            with path.open("r+b" if kept else "wb") as file:
+                if kept:
+                    file.truncate(kept)
+                else:
+                    file.write(header)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    @property
+    def size(self) -> int:
+        """How many values are known."""
+        return len(self._values)
+
+    def get(self, key: str) -> JsonValue | None:
+        """The newest value of a key; None where there is none."""
+        return self._values.get(key)
+
+    def put(self, key: str, value: JsonValue) -> None:
+        """Append a value. Raises AgentError (`plan.journal`)."""
+        try:
+            with self._path.open("ab") as file:
+                file.write(_line([key, value]))
+        except OSError as error:
+            raise self._refused(error) from error
+        self._values[key] = value
+
+    def remember(self, key: str, compute: Callable[[], T]) -> T:
+        """The value of a key, computed where it is not known. It must be as JSON gives it back: lists, no tuples."""
+        if key not in self._values:
+            self.put(key, compute())  # type: ignore[arg-type]  # json.dumps refuses what is no JSON
+        return self._values[key]  # type: ignore[return-value]  # what an earlier run computed by the same function
+
+    def finish(self) -> None:
+        """Remove the file: the result that it led to is written. Raises AgentError (`plan.journal`)."""
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def _read(self, header: bytes) -> int:
+        """Take the values of a file that begins with `header`; how many of its bytes are good. Raises OSError."""
+        first, *lines = self._path.read_bytes().splitlines(keepends=True) or [b""]
+        if first != header:
+            return 0
+        kept = len(first)
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                self._values.update([json.loads(line)])
+            except (TypeError, ValueError):  # no JSON, or no pair of a key and a value
+                break
+            kept += len(line)
+        return kept
+
+    def _refused(self, error: OSError) -> AgentError:
+        remedy = "choose another -o, or make room there"
+        return AgentError("plan.journal", f"{self._path}: {error.strerror}", "a writable folder with room", remedy)
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"

@@ -1,0 +1,139 @@
+"""From a model spec to a model that can be observed, calibrated and built.
+
+Shared by the command line, the daemon and its recalibration child, so that all three mean the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx
+
+from agent.model_spec import ModelSpec
+from agent.precision import read_rules
+from calibrate.errors import CalibrationError
+from calibrate.histogram import AbsHistogram
+from calibrate.plan import PrecisionPlan
+from engines.backend import Array, BuildRequest, ShapeRange, open_backend
+from engines.calibration import Calibration, calibrate_histograms
+from engines.graph import canonical_hash, image_input, load_model
+from engines.passes import prepare
+from engines.placement import Placement, place
+from engines.planned import observed_graph
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model ready for calibration: its spec, its FP32 master graph with canonical hash, and its precision plan.
+
+    observed: the master as the plan has it observed and quantised: with its divisions, which change nothing in float.
+    placement: where Q/DQ may go in it, whatever the plan leaves float.
+    input_shape: (1, channels, height, width) of the frames, also where the graph leaves dimensions open.
+    """
+
+    spec: ModelSpec
+    master: onnx.ModelProto
+    sha256: str
+    input_shape: tuple[int, ...]
+    plan: PrecisionPlan
+    observed: onnx.ModelProto
+    placement: Placement
+
+    def under(self, plan: PrecisionPlan) -> Model:
+        """The model under another plan. Raises EngineError `plan.node` for a plan of another model."""
+        place(self.master, plan)
+        observed = observed_graph(self.master, plan)
+        return replace(self, plan=plan, observed=observed, placement=place(observed))
+
+    def request(
+        self, graph: onnx.ModelProto, precision: str = "fp32", amax: Mapping[str, float] | None = None
+    ) -> BuildRequest:
+        """What a backend is asked for a graph that was made from the master, which the reference is."""
+        profiles = tuple(
+            {name: ShapeRange(shapes.min, shapes.opt, shapes.max) for name, shapes in profile.items()}
+            for profile in self.spec.profiles
+        )
+        return BuildRequest(graph, precision, self.input_shape, profiles, amax or {})
+
+    @property
+    def needs_no_calibration(self) -> bool:
+        """True where INT8 needs no scale of ours: all that may be INT8 has the model's own."""
+        return not self.placement.taps and bool(self.placement.own or self.placement.quantised)
+
+    @property
+    def reference(self) -> BuildRequest:
+        """The float reference."""
+        return self.request(self.observed)
+
+
+def open_model(spec: ModelSpec) -> Model:
+    """Load and prepare the ONNX file of a spec; ONNX Runtime runs the passes' equivalence check, whatever serves.
+
+    Its plan is what the spec's `precision` says. Raises EngineError as `load_model` and `prepare` do, ConfigError when
+    the spec does not fit the model.
+    """
+    reference = open_backend("onnxruntime")
+
+    def run(graph: onnx.ModelProto, batch: Array) -> dict[str, Array]:
+        with closing(reference.load(graph.SerializeToString())) as engine:
+            return engine.infer(batch)
+
+    original = load_model(spec.path)
+    input_shape = spec.input_shape(image_input(original))
+    master = prepare(original, run, input_shape)
+    placement = place(master)
+    plan = PrecisionPlan(read_rules(spec.precision, master, placement).floats)
+    return Model(spec, master, canonical_hash(master), input_shape, plan, master, placement)
+
+
+def calibrate(
+    model: Model, histograms: Mapping[str, AbsHistogram], method: str, frames: int, source: str
+) -> Calibration:
+    """A calibration of this model, from histograms by tap. Raises CalibrationError as `calibrate_histograms`.
+
+    `calibration.nothing` for a model that brings INT8 of its own and leaves nothing to observe: it can be built now.
+    """
+    if model.needs_no_calibration:
+        raise CalibrationError(
+            "calibration.nothing",
+            "a model that is quantised already, by Q/DQ of its own",
+            "a model with tensors to quantise",
+            "build it at once, with --precision int8 and no calibration",
+        )
+    return calibrate_histograms(
+        histograms,
+        model.placement.shared,
+        model_sha256=model.sha256,
+        method=method,
+        frames=frames,
+        source=source,
+        preprocessing=_preprocessing(model),
+    )
+
+
+def check_calibration(model: Model, calibration: Calibration) -> None:
+    """Raises CalibrationError: `calibration.model` for another model's, `calibration.input` for another input spec."""
+    known = {*calibration.amax, *model.plan.repairs.ranges}
+    if calibration.model_sha256 != model.sha256 or not known >= set(model.placement.taps):
+        raise CalibrationError(
+            "calibration.model",
+            f"a calibration of model {calibration.model_sha256[:12]}",
+            f"one of {model.spec.path.name}, {model.sha256[:12]}",
+            "calibrate this model with 'tared calibrate'",
+        )
+    today = _preprocessing(model)
+    changed = [key for key in today if today[key] != calibration.preprocessing.get(key)]
+    if changed:
+        raise CalibrationError(
+            "calibration.input",
+            f"a calibration with input.{changed[0]} {calibration.preprocessing.get(changed[0])}",
+            f"{today[changed[0]]}, as the model spec has it now",
+            "calibrate again: other inputs need other scales",
+        )
+
+
+def _preprocessing(model: Model) -> dict[str, Any]:
+    return model.spec.input.model_dump(mode="json")

@@ -1,0 +1,156 @@
+"""The cost stage of a plan: what each fusion group takes in INT8 and in float, or why that could not be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.journal import Journal
+from agent.model import Model
+from calibrate.partition import FLOAT, FREE, INT8, Problem, fastest
+from calibrate.plan import PrecisionPlan, Repairs
+from engines.backend import Array, Backend, Engine, EngineError, ProfiledEngine, Progress, silent
+from engines.calibration import Calibration
+from engines.costs import Costs, macs_costs, measure_costs
+from engines.fusion import Grouping
+from engines.planned import quantised_graph
+
+_WORTH_IT = 0.99  # of the float engine's time: a plan that saves less saves nothing
+
+
+class Builder:
+    """Builds engines of one model under plans, and counts them. The all-float one is built once.
+
+    without_int8: layers that the runtime has turned out to have no INT8 kernel for, with the reason: left float since.
+    """
+
+    def __init__(self, model: Model, calibration: Calibration, backend: Backend, repairs: Repairs) -> None:
+        self.builds = 0
+        self.without_int8: dict[str, str] = {}
+        self._model = model
+        self._calibration = calibration
+        self._backend = backend
+        self._repairs = repairs
+        self._ranges = {name: histogram.amax for name, histogram in calibration.histograms.items()}
+        self._float: bytes | None = None
+
+    def plan(self, floats: Mapping[str, str]) -> PrecisionPlan:
+        """The plan of these floats and what has no INT8 kernel, with the repairs."""
+        return PrecisionPlan({**floats, **self.without_int8}, self._repairs)
+
+    def load(self, floats: Mapping[str, str], progress: Progress = silent) -> Engine:
+        """A loaded engine in which all but these is INT8, as far as the runtime has kernels.
+
+        Raises EngineError as the backend does, and `engine.int8` where leaving layers float does not help it.
+        """
+        while True:
+            graph = quantised_graph(self._model.master, self.plan(floats), self._calibration)
+            built = self._backend.build(self._model.request(graph.graph, "int8", self._ranges), progress)
+            self.builds += 1
+            lacking = {name: reason for name, reason in built.without_int8.items() if name not in graph.placement.own}
+            if not lacking and built.engine:
+                return self._backend.load(built.engine)
+            if not lacking.keys() - self.without_int8.keys():
+                raise EngineError(
+                    "engine.int8",
+                    f"no INT8 kernel for {', '.join(built.without_int8)}, though they were left float",
+                    "an engine after the nodes without INT8 kernels were left float",
+                    "keep their neighbours float too, with precision.keep_float",
+                )
+            self.without_int8 |= lacking
+
+    def load_float(self, progress: Progress = silent) -> Engine:
+        """The engine that INT8 has to be faster than: the runtime's fastest float."""
+        if self._float is None:
+            request = self._model.request(self._model.master, self._backend.precisions[-1], self._ranges)
+            self._float = self._backend.build(request, progress).engine
+            self.builds += 1
+        return self._backend.load(self._float)
+
+
+@dataclass(frozen=True)
+class GroupCosts:
+    """What the search goes by. why: for what reason costs are not measured; empty where they are.
+
+    slower: the measured finding that INT8 saves nothing on this machine, in words; empty where it does.
+    """
+
+    costs: Costs
+    why: str
+    slower: str
+
+    @property
+    def tolerance(self) -> float:
+        """Times closer to one another than this are equal, relatively: by their noise, estimates by more."""
+        return min(max(self.costs.noise, 0.01), 0.05) if not self.why else 0.05
+
+
+def find_costs(
+    grouping: Grouping,
+    floats: Mapping[str, str],
+    builder: Builder,
+    batch: Array,
+    journal: Journal,
+    progress: Progress,
+    source: str = "measured",
+) -> GroupCosts:
+    """Measure the groups on designed engines; go by multiply-accumulates where INT8 saves nothing, or nobody knows.
+
+    floats: layers that stay float in every design. source: "macs" measures nothing.
+    """
+    if source == "macs":
+        return GroupCosts(macs_costs(grouping), "asked for", "")
+    layers = {layer for group in grouping.groups for layer in group.layers}
+
+    def build(plan: PrecisionPlan) -> ProfiledEngine:
+        wanted = {**floats, **plan.floats}
+        engine = builder.load_float() if layers <= wanted.keys() else builder.load(wanted)
+        if not isinstance(engine, ProfiledEngine):
+            engine.close()
+            raise EngineError(
+                "engine.profile", "an engine without layer times", "one that has them", "use --costs macs"
+            )
+        return engine
+
+    def measured() -> dict[str, Any]:
+        costs = measure_costs(grouping, build, batch, progress)
+        found = {name: np.asarray(value).tolist() for name, value in asdict(costs).items()}
+        return {**found, "without_int8": dict(builder.without_int8)}
+
+    known = dict(journal.remember("costs", measured))
+    builder.without_int8 |= known.pop("without_int8")
+    arrays = {name: np.array(known[name], np.float64) for name in ("int8_ms", "float_ms", "boundary_ms")}
+    costs = Costs(**{**known, **arrays})
+    if costs.source != "measured":
+        return GroupCosts(costs, "the measured times are noise: INT8 and float cannot be told apart by them", "")
+    problem = as_problem(grouping, costs, np.zeros(len(grouping.groups)), labels(grouping, floats, {}))
+    best = fastest(problem, np.inf).time + costs.fixed_ms
+    all_float = float(costs.float_ms.sum()) + costs.fixed_ms
+    if best > _WORTH_IT * all_float:
+        all_int8 = costs.total_ms(grouping, np.array([not group.fixed for group in grouping.groups]))
+        slower = f"INT8 is not faster on this machine: {all_int8:.3g} ms all INT8, {all_float:.3g} ms all float"
+        return GroupCosts(macs_costs(grouping), f"{slower}; so the plan is for one where it is", slower)
+    return GroupCosts(costs, "", "")
+
+
+def labels(grouping: Grouping, floats: Mapping[str, str], forced: Mapping[str, str]) -> NDArray[np.int8]:
+    """Per group FREE, or what it is by rule, kernel or nature."""
+    found = []
+    for group in grouping.groups:
+        if group.fixed or any(layer in floats for layer in group.layers):
+            found.append(FLOAT)
+        else:
+            found.append(INT8 if any(layer in forced for layer in group.layers) else FREE)
+    return np.array(found, np.int8)
+
+
+def as_problem(
+    grouping: Grouping, costs: Costs, noise: NDArray[np.float64], fixed: NDArray[np.int8] | Sequence[int]
+) -> Problem:
+    """The search's form of a grouping and what is known of it."""
+    edges = np.array([edge[:2] for edge in grouping.edges], np.int64).reshape(-1, 2)
+    return Problem(costs.int8_ms, costs.float_ms, noise, edges, costs.boundary_ms, np.asarray(fixed, np.int8))

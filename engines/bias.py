@@ -1,0 +1,64 @@
+"""Bias correction: what quantisation moves the mean of a layer's outputs by is taken back in its bias.
+
+Nagel et al., arXiv:1906.04721, section 4.2. It costs nothing: the bias stays float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from onnx import ModelProto, NodeProto, numpy_helper
+
+from engines.backend import EngineError
+from engines.topology import Topology, attribute
+
+
+def shift_biases(master: ModelProto, shifts: Mapping[str, Sequence[float]]) -> ModelProto:
+    """The graph in which each layer named gives its outputs less a shift, (outputs,); the master is not changed.
+
+    Raises EngineError `plan.node` for what is no layer that takes a bias, or has another number of outputs.
+    """
+    if not shifts:
+        return master
+    model = ModelProto()
+    model.CopyFrom(master)
+    topology = Topology(model)
+    for node in topology.nodes:
+        if node.name in shifts:
+            _shift(model, topology, node, shifts[node.name])
+    missing = set(shifts) - {node.name for node in topology.nodes}
+    if missing:
+        raise _misfit(min(missing))
+    return model
+
+
+def takes_bias(topology: Topology, node: NodeProto) -> bool:
+    """Whether a constant can be added to a layer's outputs, per channel, without another node."""
+    bias = node.input[2] if len(node.input) > 2 else ""
+    if node.op_type == "Gemm" and attribute(node, "beta", 1.0) != 1.0:
+        return False
+    constant = not bias or (bias in topology.initializers and len(topology.initializers[bias].dims) == 1)
+    return node.op_type in ("Conv", "ConvTranspose", "Gemm") and constant
+
+
+def _shift(model: ModelProto, topology: Topology, node: NodeProto, shift: Sequence[float]) -> None:
+    if not takes_bias(topology, node):
+        raise _misfit(node.name)
+    bias = np.zeros(len(shift))
+    if len(node.input) > 2 and node.input[2]:
+        bias = numpy_helper.to_array(topology.initializers[node.input[2]]).astype(np.float64)
+        if bias.shape != (len(shift),):
+            raise _misfit(node.name)
+    name = f"{node.name}.corrected_bias"
+    model.graph.initializer.append(numpy_helper.from_array((bias - np.asarray(shift)).astype(np.float32), name))
+    node.input[:] = [*node.input[:2], name]
+
+
+def _misfit(layer: str) -> EngineError:
+    return EngineError(
+        "plan.node",
+        f"a bias correction for '{layer}'",
+        "layers of this model that take a bias, with a value for each output",
+        "make the plan anew for this model",
+    )

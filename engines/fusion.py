@@ -1,0 +1,213 @@
+"""What a runtime fuses is one decision: the groups of nodes that are INT8 or float together.
+
+- A convolution or matrix product, what is computed on its result element by element (bias, activation), and the
+  residual Add that it completes, make one group.
+- A concatenation runs in INT8 only when everything that reads it does: its readers are one group. Layers that read one
+  plain tensor stay apart, each may be INT8 without the other.
+- What the model itself has in INT8 is no decision, and in no group.
+
+Source: NVIDIA, TensorRT developer guide, "Types of fusions" and "Q/DQ placement recommendations".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from types import MappingProxyType
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from engines.equalise import equalised_name
+from engines.macs import node_macs
+from engines.operators import ELEMENTWISE_OPS
+from engines.placement import COMPUTE_OPS, Placement
+from engines.topology import Topology, tensor_types
+
+
+@dataclass(frozen=True)
+class FusionGroup:
+    """Nodes under one decision, all names in graph order.
+
+    name: of its first layer. layers: its convolutions and matrix products. nodes: the layers, what is computed on their
+    results element by element, and the residual Adds they complete. macs: of the layers, per image. fixed: why it
+    cannot be INT8; empty where it can.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    nodes: tuple[str, ...]
+    macs: int
+    fixed: str = ""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The decisions of a graph, in graph order, and where values cross between them.
+
+    edges: (i, j, elements per image), i < j, one per pair of groups that read from one another, through whatever lies
+    between that is in no group (Resize, Concat, MaxPool, ...). Elements are those of the tensors that the groups make.
+    Values mostly flow from i to j; a group of several layers may also read from a later one, and as a boundary costs
+    the same either way, the direction is not kept.
+    owners: per node of the master graph the groups whose decision its time follows; nodes that are not in it cost the
+    same under every plan. readers: per Q/DQ that engines/qdq.py puts in, by name, the groups that it is there for.
+    """
+
+    groups: tuple[FusionGroup, ...]
+    edges: tuple[tuple[int, int, int], ...]
+    owners: Mapping[str, tuple[int, ...]] = field(repr=False)
+    readers: Mapping[str, tuple[int, ...]] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "owners", MappingProxyType(dict(self.owners)))
+        object.__setattr__(self, "readers", MappingProxyType(dict(self.readers)))
+
+    def plan(self, int8: Sequence[bool], reasons: Mapping[str, str] | str) -> dict[str, str]:
+        """What PrecisionPlan takes: every layer of the groups that are not INT8, with a reason.
+
+        int8: a label per group; of a group that is `fixed` it does not matter. reasons: by group name, or one for all.
+        """
+        floats = {}
+        for group, is_int8 in zip(self.groups, int8, strict=True):
+            if group.fixed or not is_int8:
+                reason = group.fixed or (reasons if isinstance(reasons, str) else reasons[group.name])
+                floats.update(dict.fromkeys(group.layers, reason))
+        return floats
+
+
+def fusion_groups(master: ModelProto, placement: Placement) -> Grouping:
+    """The groups of a master graph, equalised or not, under its placement: that of `ALL_INT8`."""
+    return _Fusion(master, placement).grouping()
+
+
+class _Fusion:
+    """One grouping; until the end, a group goes by its first layer."""
+
+    def __init__(self, master: ModelProto, placement: Placement) -> None:
+        self.topology = Topology(master)
+        self.types = tensor_types(master)
+        self.macs = node_macs(master)
+        self.placement = placement
+        self.position = {node.name: index for index, node in enumerate(self.topology.nodes)}
+        self.layer_of = self._trace_layers()
+        self.readers = self._trace_readers()
+        self.first = self._join_concat_readers()
+
+    def grouping(self) -> Grouping:
+        members: dict[str, list[str]] = {}
+        for node in self.topology.nodes:
+            if node.name in self.layer_of:
+                members.setdefault(self._group(node.name), []).append(node.name)
+        order = sorted(members, key=self.position.__getitem__)
+        groups = tuple(self._fusion_group(name, members[name]) for name in order)
+        index = {name: i for i, name in enumerate(order)}
+        return Grouping(groups, self._edges(index), self._owners(index), self._quantiser_readers(index))
+
+    def _group(self, node: str) -> str:
+        return self.first[self.layer_of[node]]
+
+    def _trace_layers(self) -> dict[str, str]:
+        """Per node of a group: the layer that it is fused with."""
+        layer_of: dict[str, str] = {}
+        made: dict[str, str] = {}  # per tensor that a group makes: the layer
+        divisions = {equalised_name(layer): layer for layer in self.placement.weights}
+        for node in self.topology.nodes:
+            layer: str | None = None
+            if node.op_type in COMPUTE_OPS:
+                layer = None if node.name in self.placement.own else node.name
+            elif node.name in divisions:  # it is there for the layer that reads it, while that is INT8
+                layer = divisions[node.name]
+            elif node.op_type in ELEMENTWISE_OPS:
+                variable = [name for name in node.input if name and name not in self.topology.initializers]
+                makers = {made.get(name) for name in variable}
+                layer = makers.pop() if len(makers) == 1 else self._completed(node, made)
+            if layer is not None:
+                layer_of[node.name] = layer
+                made.update(dict.fromkeys(node.output, layer))
+        return layer_of
+
+    def _completed(self, node: NodeProto, made: Mapping[str, str]) -> str | None:
+        """The layer that a residual Add completes: by the placement, else the last one whose result only it reads."""
+        if node.op_type != "Add":
+            return None
+        reads = self.placement.reads.get(node.name)
+        if reads is not None and len(reads) == 1 and node.input[1 - reads[0]] in made:
+            return made[node.input[1 - reads[0]]]
+        operands = [name for name in node.input if name in made]
+        alone = [name for name in operands if self.topology.sole_reader(name) is node]
+        layers = [made[name] for name in (operands if reads is not None and not alone else alone)]
+        return max(layers, key=self.position.__getitem__, default=None)
+
+    def _trace_readers(self) -> dict[str, list[str]]:
+        """Per quantised tensor: the layers whose groups read it in INT8, directly or moved."""
+        readers: dict[str, list[str]] = {}
+        for node in reversed(self.topology.nodes):
+            for index in self.placement.reads.get(node.name, ()):
+                if node.name in self.layer_of:
+                    found = [self.layer_of[node.name]]
+                else:
+                    found = [layer for name in node.output for layer in readers[name]]
+                known = readers.setdefault(node.input[index], [])
+                known.extend(layer for layer in dict.fromkeys(found) if layer not in known)
+        return readers
+
+    def _join_concat_readers(self) -> dict[str, str]:
+        """Per layer the first layer of its group."""
+        first = {layer: layer for layer in self.layer_of.values()}
+        for node in self.topology.nodes:
+            if node.op_type == "Concat" and node.name in self.placement.reads:
+                joined = {first[layer] for layer in self.readers[node.output[0]]}
+                name = min(joined, key=self.position.__getitem__)
+                first.update({layer: name for layer, known in first.items() if known in joined})
+        return first
+
+    def _fusion_group(self, name: str, nodes: list[str]) -> FusionGroup:
+        layers = tuple(node for node in nodes if node in self.first)
+        fixed = "" if name in self.placement.weights else self.placement.floats[name]
+        return FusionGroup(name, layers, tuple(nodes), sum(self.macs[layer] for layer in layers), fixed)
+
+    def _edges(self, index: Mapping[str, int]) -> tuple[tuple[int, int, int], ...]:
+        """Follow what every group makes, through nodes in no group, to the groups that read it."""
+        arriving: dict[str, dict[str, int]] = {}  # per tensor: what groups made that it comes from, with the group
+        crossing: dict[tuple[int, int], set[str]] = {}
+        for node in self.topology.nodes:
+            sources = {made: group for name in node.input for made, group in arriving.get(name, {}).items()}
+            if node.name in self.layer_of:
+                here = index[self._group(node.name)]
+                for made, group in sources.items():
+                    if group != here:
+                        crossing.setdefault((min(group, here), max(group, here)), set()).add(made)
+                arriving.update({name: {name: here} for name in node.output})
+            else:
+                arriving.update({name: sources for name in node.output if self._is_float(name)})
+        return tuple((*pair, sum(map(self._elements, crossing[pair]))) for pair in sorted(crossing))
+
+    def _is_float(self, tensor: str) -> bool:
+        return tensor in self.types and self.types[tensor].elem_type == TensorProto.FLOAT
+
+    def _elements(self, tensor: str) -> int:
+        """Per image; open dimensions count as 1, as in `node_macs`."""
+        shape = self.types[tensor].shape if tensor in self.types else None
+        return prod(size for size in (shape or ())[1:] if isinstance(size, int))
+
+    def _owners(self, index: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        owners = {}
+        for node in self.topology.nodes:
+            if node.name in self.layer_of:
+                owners[node.name] = self._indices(index, [self.layer_of[node.name]])
+            elif node.name in self.placement.reads:  # moves values in INT8 when its readers are
+                layers = [layer for name in node.output for layer in self.readers[name]]
+                owners[node.name] = self._indices(index, layers)
+        return owners
+
+    def _quantiser_readers(self, index: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        readers = {}
+        for tensor, layers in self.readers.items():
+            readers.update(dict.fromkeys((f"{tensor}.int8", f"{tensor}.dequantised"), self._indices(index, layers)))
+        weights: dict[str, list[str]] = {}
+        for layer, weight in self.placement.weights.items():
+            weights.setdefault(f"{weight.initializer}.axis{weight.axis}.dequantised", []).append(layer)
+        return readers | {name: self._indices(index, layers) for name, layers in weights.items()}
+
+    def _indices(self, index: Mapping[str, int], layers: Iterable[str]) -> tuple[int, ...]:
+        return tuple(sorted({index[self.first[layer]] for layer in layers}))

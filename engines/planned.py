@@ -1,0 +1,58 @@
+"""A precision plan carried out: from the FP32 master graph to the graph with Q/DQ, repairs included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import ModelProto
+
+from calibrate.histogram import merge_all
+from calibrate.plan import PrecisionPlan, Repairs
+from calibrate.threshold import histogram_amax
+from engines.bias import shift_biases
+from engines.calibration import Calibration
+from engines.equalise import equalise
+from engines.placement import Placement, place
+from engines.qdq import insert_qdq
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A graph with Q/DQ, and where it went."""
+
+    graph: ModelProto
+    placement: Placement
+
+
+def observed_graph(master: ModelProto, plan: PrecisionPlan) -> ModelProto:
+    """The float graph whose tensors a plan's INT8 graph quantises: the master, equalised. It computes the same.
+
+    Raises EngineError `plan.node` for a plan of another model.
+    """
+    return equalise(master, plan.effective.divisors)
+
+
+def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibration | None) -> Quantised:
+    """The master under a plan, with the amax of a calibration; the master itself is not changed.
+
+    A model that brings all its scales needs no calibration.
+
+    Raises EngineError: `plan.node` for a plan of another model, `calibration.tap` as `insert_qdq`.
+    """
+    repairs = plan.effective
+    graph = equalise(shift_biases(master, repairs.shifts), repairs.divisors)
+    placement = place(graph, plan)
+    amax = _amax(placement, repairs, calibration) if calibration is not None else {}
+    return Quantised(insert_qdq(graph, placement, amax, repairs.clips), placement)
+
+
+def _amax(placement: Placement, repairs: Repairs, calibration: Calibration) -> dict[str, float]:
+    """Per tap. What a calibration has seen goes before what a plan remembers."""
+    amax = {**repairs.ranges, **calibration.amax}
+    for group in placement.groups:
+        method = next((repairs.methods[tap] for tap in group.taps if tap in repairs.methods), None)
+        members = [calibration.histograms[tap] for tap in group.taps if tap in calibration.histograms]
+        if method is not None and members:
+            chosen = histogram_amax(merge_all(members, members[0].bits), method)
+            amax.update(dict.fromkeys(group.taps, chosen))
+    return amax

@@ -1,0 +1,197 @@
+"""Repairs proposed for a model's layers: what would keep each in INT8 at less noise, judged at its own output.
+
+The order is that of their price. Another threshold costs nothing, so it comes first; equalisation may cost a
+multiplication, so it has to gain more; clipped weights and corrected biases again cost nothing, and see what the others
+have left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, numpy_helper
+
+from calibrate.histogram import merge_all
+from calibrate.plan import Repairs
+from calibrate.repair import (
+    LayerInput,
+    activation_noise,
+    best_clips,
+    equalisation,
+    output_shift,
+    weight_noise,
+)
+from calibrate.scale import activation_scale
+from calibrate.threshold import histogram_amax
+from engines.bias import takes_bias
+from engines.calibration import Calibration
+from engines.channels import LayerStatistics
+from engines.equalise import can_divide, equalised_name, is_free
+from engines.layer_weights import to_matrix
+from engines.placement import Placement
+from engines.scale_groups import ScaleGroup
+from engines.topology import Topology
+
+FAMILIES = ("methods", "divisors", "clips", "shifts")
+METHODS = ("entropy", "mse", "percentile:99.99", "max")  # that a tensor may be given instead of the calibration's
+_BETTER_THRESHOLD = 0.9  # of the noise: chance alone makes one method a little better than another
+_BETTER_FREE = 0.8
+_BETTER_PAID = 0.5  # 3 dB, for a multiplication that the layer would not need
+_BETTER_WEIGHTS = 0.95
+_LEAST_SHARE = 0.002  # of the network's predicted noise: quieter layers are left alone
+_LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
+
+
+@dataclass
+class Layer:
+    """One layer under repair. Noise is in its output's units squared, `signal` the sum of its outputs' variances."""
+
+    node: NodeProto
+    matrix: NDArray[np.float64]
+    read: LayerInput
+    signal: float
+    scale: float
+    clips: NDArray[np.float64] = field(default_factory=lambda: np.ones(1))
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def noise(self) -> float:
+        weights = weight_noise(self.matrix, self.read.power, self.clips)
+        return activation_noise(self.matrix, self.read, self.scale) + weights
+
+    @property
+    def nsr(self) -> float:
+        """Noise to signal at its output when it alone is INT8, predicted; a silent layer has none."""
+        return self.noise / self.signal if self.signal > 0.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Repairs, and per layer the predicted noise to signal before and after them, and what was done in words."""
+
+    repairs: Repairs
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    notes: Mapping[str, tuple[str, ...]]
+
+
+def propose_repairs(
+    master: ModelProto,
+    placement: Placement,
+    calibration: Calibration,
+    statistics: Mapping[str, LayerStatistics],
+    families: Collection[str] = FAMILIES,
+) -> Proposal:
+    """Look at every layer that reads a tensor under a scale of ours; statistics as `observe_channels` gives them.
+
+    families: which kinds of repairs may be proposed.
+    """
+    return _Workshop(master, placement, calibration, statistics).proposal(families)
+
+
+class _Workshop:
+    """The layers of one model, repaired step by step."""
+
+    def __init__(
+        self,
+        master: ModelProto,
+        placement: Placement,
+        calibration: Calibration,
+        statistics: Mapping[str, LayerStatistics],
+    ) -> None:
+        self.topology = Topology(master)
+        self.calibration = calibration
+        self.groups = {tensor: group for group in placement.groups for tensor in group.tensors}
+        nodes = [node for node in self.topology.nodes if node.name in statistics and node.input[0] in self.groups]
+        self.layers = {node.name: self._layer(node, statistics[node.name]) for node in nodes}
+        self.before = {name: layer.nsr for name, layer in self.layers.items()}
+        total = sum(self.before.values())
+        self.loud = [layer for name, layer in self.layers.items() if self.before[name] >= _LEAST_SHARE * total]
+
+    def proposal(self, families: Collection[str]) -> Proposal:
+        methods = self._thresholds() if "methods" in families else {}
+        divisors, ranges = self._equalise() if "divisors" in families else ({}, {})
+        clips = self._clip() if "clips" in families else {}
+        shifts = self._shifts() if "shifts" in families else {}
+        repairs = Repairs(divisors, ranges, methods, clips, shifts)
+        after = {name: layer.nsr for name, layer in self.layers.items()}
+        notes = {name: tuple(layer.notes) for name, layer in self.layers.items() if layer.notes}
+        return Proposal(repairs, self.before, after, notes)
+
+    def _layer(self, node: NodeProto, seen: LayerStatistics) -> Layer:
+        matrix = to_matrix(node, numpy_helper.to_array(self.topology.initializers[node.input[1]]))
+        amax = max(self.calibration.amax[tap] for tap in self.groups[node.input[0]].taps)
+        scale = activation_scale(amax, node.input[0])
+        return Layer(node, matrix, seen.read, float(seen.variance.sum()), scale)
+
+    def _thresholds(self) -> dict[str, str]:
+        """Per tap the method of least noise behind the weights that read its group, where that is clearly less."""
+        chosen: dict[str, str] = {}
+        loud = {layer.node.input[0] for layer in self.loud}
+        for group in dict.fromkeys(self.groups[tensor] for tensor in sorted(loud)):
+            readers = [layer for layer in self.layers.values() if layer.node.input[0] in group.tensors]
+            scales = {method: self._scale(group, method) for method in METHODS}
+            noise = {method: _noise_to_signal(readers, scale) for method, scale in scales.items()}
+            best = min(noise, key=noise.__getitem__)
+            if noise[best] < _BETTER_THRESHOLD * _noise_to_signal(readers, readers[0].scale):
+                chosen.update(dict.fromkeys(group.taps, best))
+                for layer in readers:
+                    layer.scale = scales[best]
+                    layer.notes.append(f"threshold {best}")
+        return chosen
+
+    def _scale(self, group: ScaleGroup, method: str) -> float:
+        members = [self.calibration.histograms[tap] for tap in group.taps]
+        return activation_scale(histogram_amax(merge_all(members, members[0].bits), method), group.taps[0])
+
+    def _equalise(self) -> tuple[dict[str, tuple[float, ...]], dict[str, float]]:
+        """Divisors per layer, and the amax of what it then reads."""
+        divisors: dict[str, tuple[float, ...]] = {}
+        ranges: dict[str, float] = {}
+        for layer in self.loud:
+            if not can_divide(self.topology, layer.node) or len(layer.read.amax) == 1:
+                continue
+            found = equalisation(layer.matrix, layer.read)
+            free = is_free(self.topology, layer.node)
+            if found.amax > 0.0 and found.noise < (_BETTER_FREE if free else _BETTER_PAID) * layer.noise:
+                name = layer.node.name
+                divisors[name], ranges[equalised_name(name)] = tuple(found.divisors.tolist()), found.amax
+                layer.matrix = layer.matrix * found.divisors.reshape(layer.matrix.shape[0], 1, layer.matrix.shape[2], 1)
+                layer.read = layer.read.divided(found.divisors)
+                layer.scale = activation_scale(found.amax, equalised_name(name))
+                layer.notes.append(f"equalised over {len(found.divisors)} channels" + (", free" if free else ""))
+        return divisors, ranges
+
+    def _clip(self) -> dict[str, tuple[float, ...]]:
+        clips: dict[str, tuple[float, ...]] = {}
+        for layer in self.loud:
+            if len(self.topology.readers(layer.node.input[1])) > 1:
+                continue  # one INT8 weight serves all its readers
+            best = best_clips(layer.matrix, layer.read.power)
+            unclipped = layer.noise
+            layer.clips = best
+            if layer.noise < _BETTER_WEIGHTS * unclipped:
+                clips[layer.node.name] = tuple(best.tolist())
+                layer.notes.append(f"weights clipped in {int((best < 1.0).sum())} of {best.size} channels")
+            else:
+                layer.clips = np.ones(1)
+        return clips
+
+    def _shifts(self) -> dict[str, tuple[float, ...]]:
+        shifts: dict[str, tuple[float, ...]] = {}
+        for layer in self.loud:
+            if not takes_bias(self.topology, layer.node):
+                continue
+            shift = output_shift(layer.matrix, layer.read, layer.scale, layer.clips)
+            if np.square(shift).sum() > _LEAST_SHIFT * layer.noise:
+                shifts[layer.node.name] = tuple(shift.tolist())
+                layer.notes.append("bias corrected")
+        return shifts
+
+
+def _noise_to_signal(readers: list[Layer], scale: float) -> float:
+    """What the readers of a tensor lose through its activations, together."""
+    return sum(activation_noise(layer.matrix, layer.read, scale) / max(layer.signal, 1e-30) for layer in readers)

@@ -1,0 +1,127 @@
+"""A search that is interrupted anywhere goes on with what was written, and with nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from agent.errors import AgentError
+from agent.journal import Journal
+
+VALUES: dict[str, JsonValue] = {
+    "a 0": {"loss": 0.1, "answers": [[6, None]], "latencies_ms": None},
+    "a 1": [1, 2.5e-300, "ö\n"],
+    "none": None,
+    "ö": False,
+}
+
+
+def write(path: Path) -> None:
+    journal = Journal(path, "model x")
+    for key, value in VALUES.items():
+        journal.put(key, value)
+
+
+def read(path: Path) -> dict[str, JsonValue]:
+    journal = Journal(path, "model x")
+    return {key: value for key in VALUES if (value := journal.get(key)) is not None}
+
+
+KNOWN = {key: value for key, value in VALUES.items() if value is not None}
+
+
+def test_a_value_is_computed_once_over_all_runs(tmp_path: Path) -> None:
+    path = tmp_path / "plan.journal"
+    computed: list[str] = []
+
+    def compute() -> list[float]:
+        computed.append("x")
+        return [0.1, float("inf")]
+
+    for _ in range(3):
+        journal = Journal(path, "model x")
+        assert journal.remember("gain", compute) == journal.remember("gain", compute) == [0.1, float("inf")]
+        assert journal.remember("nothing", lambda: computed.append("y")) is None
+    assert computed == ["x", "y"]
+    assert os.listdir(tmp_path) == ["plan.journal"]
+
+
+def test_the_newest_value_counts(tmp_path: Path) -> None:
+    path = tmp_path / "plan.journal"
+    journal = Journal(path, "model x")
+    journal.put("a", 1)
+    journal.put("a", 2)
+    assert journal.get("a") == Journal(path, "model x").get("a") == 2
+    assert journal.get("b") is None
+
+
+def test_a_file_cut_anywhere_keeps_its_whole_lines_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "plan.journal"
+    write(path)
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        lines = whole[:cut].count(b"\n")
+        kept = dict(list(VALUES.items())[: max(0, lines - 1)])
+        journal = Journal(path, "model x")
+        assert {key: journal.get(key) for key in VALUES} == {key: kept.get(key) for key in VALUES}
+        journal.put("after", cut)
+        assert Journal(path, "model x").get("after") == cut
+        assert path.read_bytes().count(b"\n") == max(lines, 1) + 1
+
+
+@pytest.mark.parametrize("damage", [b"\0\0\0\0\n", b"5\n", b"[[1], 2]\n", b'["a"]\n', b"{}\n", b"\xff\xfe\n"])
+def test_what_follows_a_damaged_line_is_dropped(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "plan.journal"
+    write(path)
+    head, *lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(head + lines[0] + damage + b"".join(lines[1:]))
+    assert read(path) == {"a 0": VALUES["a 0"]}
+    assert path.read_bytes() == head + lines[0]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no journal\n", b"\x89PNG\r\n\xff", b'{"schema": 2, "identity": "model x"}\n["a 0", 1]\n']
+)
+def test_what_is_no_journal_is_started_anew(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "plan.journal"
+    path.write_bytes(content)
+    assert read(path) == {}
+    write(path)
+    assert read(path) == KNOWN
+
+
+def test_another_identity_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "plan.journal"
+    write(path)
+    assert read(path) == KNOWN
+    assert Journal(path, "model y").get("a 0") is None
+    assert read(path) == {}
+
+
+def test_the_end_removes_the_file_and_a_second_end_does_no_harm(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "plan.journal", "model x")
+    journal.put("a", 1)
+    journal.finish()
+    journal.finish()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none" / "plan.journal", tmp_path):
+        with pytest.raises(AgentError, match=r"plan\.journal.*choose another -o"):
+            Journal(path, "model x")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "plan.journal"
+    journal = Journal(path, "model x")
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(AgentError, match=r"plan\.journal.*No space left.*make room"):
+        journal.put("a", 1)
+    assert journal.get("a") is None

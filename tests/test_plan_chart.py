@@ -1,0 +1,172 @@
+"""The chart of a plan: a picture with the right things in the right places, and none without matplotlib."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from plan_evidence import all_float, by_macs, evidence, one_group, unmeasured
+
+from agent.errors import AgentError
+from agent.plan_chart import draw_chart
+
+GREEN, RED, BLUE = "#117733", "#cc3311", "#4477aa"
+
+
+def pixels(path: Path, color: str) -> int:
+    """How many pixels of the picture have exactly this colour."""
+    image = cv2.imread(str(path))
+    blue_green_red = [int(color[at : at + 2], 16) for at in (5, 3, 1)]
+    return int((image == blue_green_red).all(axis=2).sum())
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any]], Axes]:
+    """The axes that `draw_chart` has drawn on."""
+
+    def draw(found: dict[str, Any]) -> Axes:
+        kept: list[Axes] = []
+        add = Figure.add_subplot
+
+        def keep(figure: Figure) -> Axes:
+            kept.append(add(figure))
+            return kept[0]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Figure, "add_subplot", keep)
+            draw_chart(found, tmp_path / "kept.png")
+        return kept[0]
+
+    return draw
+
+
+def points(axes: Axes, color: str) -> list[tuple[float, float]]:
+    lines = [line for line in axes.lines if line.get_color() == color]
+    return [(float(x), float(y)) for line in lines for x, y in zip(*line.get_data(), strict=True)]
+
+
+def words(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize("make", [evidence, all_float, by_macs, unmeasured, one_group])
+def test_every_plan_has_a_picture(make: Callable[[], dict[str, Any]], tmp_path: Path) -> None:
+    path = tmp_path / "chart.png"
+    draw_chart(make(), path)
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    image = cv2.imread(str(path))
+    assert image.shape == (800, 1280, 3)
+    assert 0.002 < float((image.min(axis=2) < 200).mean()) < 0.2  # ink: neither blank nor painted over
+
+
+def test_the_colours_say_what_was_accepted_and_refused(tmp_path: Path) -> None:
+    path = tmp_path / "chart.png"
+    draw_chart(evidence(), path)
+    assert min(pixels(path, color) for color in (GREEN, RED, BLUE)) > 100
+    draw_chart(all_float(), path)
+    assert pixels(path, GREEN) == 0
+    assert pixels(path, RED) > 100
+
+
+def test_equal_evidence_gives_equal_bytes(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.png", tmp_path / "b.png"
+    draw_chart(evidence(), first)
+    draw_chart(evidence(), second)
+    assert first.read_bytes() == second.read_bytes()
+    assert b"tEXt" not in first.read_bytes()
+
+
+def test_points_lie_where_the_evidence_says(drawn: Callable[[dict[str, Any]], Axes]) -> None:
+    axes = drawn(evidence())
+    assert points(axes, BLUE) == [(4.0, 0.3), (5.2, 0.08), (pytest.approx(5.8), 0.015), (7.0, 0.0)]
+    assert {(5.3, 0.0204), (5.3, 0.0487)} == set(points(axes, GREEN))
+    assert {(4.6, 0.081), (4.6, 0.19)} == set(points(axes, RED))
+    assert (pytest.approx(7.4), 0.0) in points(axes, "#222222")  # all float: 6.4 ms, and 1 ms that no plan changes
+    assert axes.get_xlabel() == "predicted latency (ms)"
+    for told in (
+        "allowed: 0.050",
+        "all float",
+        "plans of the search, loss on 32 frames",
+        "2 accepted: loss 0.020, at most 0.049",
+        "measured 20.1 ms, float 12.2 ms",
+        "refused: 1",
+        "bars reach to the bound with 95 % confidence",
+    ):
+        assert told in words(axes)
+
+
+def test_costs_by_multiply_accumulates_are_relative(drawn: Callable[[dict[str, Any]], Axes]) -> None:
+    axes = drawn(by_macs())
+    assert axes.get_xlabel() == "relative cost (MACs), % of all float"
+    assert (pytest.approx(100.0), 0.0) in points(axes, "#222222")
+    assert points(axes, BLUE)[0] == (pytest.approx(62.5), 0.3)  # 4.0 of 6.4
+
+
+def test_what_was_not_measured_is_not_drawn_as_measured(drawn: Callable[[dict[str, Any]], Axes]) -> None:
+    axes = drawn(unmeasured())
+    assert points(axes, BLUE) == []
+    (mark,) = [line for line in axes.lines if line.get_marker() == "D"]
+    assert (mark.get_data()[0][0], mark.get_data()[1][0]) == (5.3, 0.015)
+    assert mark.get_markerfacecolor() == "white"
+    assert "the search measured no loss" in words(axes)
+    assert "2 chosen: loss 0.015 predicted, not measured" in words(axes)
+    assert "no plan was accepted: all float" in words(drawn(all_float()))
+
+
+@pytest.mark.parametrize(("upper", "max_loss"), [(1.0, 0.001), (0.00005, 0.0001), (0.19, 0.05), (0.2, 0.9)])
+def test_the_axis_holds_all_losses_and_its_ticks_stay_apart(
+    drawn: Callable[[dict[str, Any]], Axes], upper: float, max_loss: float
+) -> None:
+    found = evidence()
+    found["candidates"][0]["trial"]["upper"] = upper
+    axes = drawn({**found, "max_loss": max_loss})
+    low, high = axes.get_ylim()
+    assert low == 0.0
+    assert high > max(upper, max_loss, 0.3)
+    ticks = np.sqrt(axes.get_yticks() / high)
+    assert 5 <= len(ticks) <= 15
+    assert np.diff(ticks).min() >= 0.06
+
+
+def test_the_key_keeps_clear_of_the_line_of_what_is_allowed(drawn: Callable[[dict[str, Any]], Axes]) -> None:
+    for max_loss in (0.001, 0.05, 0.1, 0.2, 0.3, 0.6):
+        axes = drawn({**evidence(), "max_loss": max_loss})
+        line = axes.transData.transform((0.0, max_loss))[1]
+        for text in axes.texts:
+            box = text.get_window_extent()
+            assert not (box.x1 > 800 and box.y0 < line < box.y1), (max_loss, text.get_text())
+
+
+def test_a_model_with_a_dollar_sign(drawn: Callable[[dict[str, Any]], Axes]) -> None:
+    axes = drawn({**evidence(), "model_name": "a$b_$.onnx"})
+    assert axes.get_title(loc="left").startswith("a$b_$.onnx")  # and no ParseException before
+
+
+def test_the_style_of_the_user_does_not_show(tmp_path: Path) -> None:
+    import matplotlib
+
+    draw_chart(evidence(), tmp_path / "plain.png")
+    with matplotlib.rc_context({"figure.facecolor": "black", "font.size": 30.0}):
+        draw_chart(evidence(), tmp_path / "black.png")
+        assert matplotlib.rcParams["font.size"] == 30.0  # and the chart leaves it as it was
+    assert (tmp_path / "plain.png").read_bytes() == (tmp_path / "black.png").read_bytes()
+
+
+def test_without_matplotlib_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(AgentError, match=r"plan\.plot: no package matplotlib.*pip install 'tared\[plot\]'"):
+        draw_chart(evidence(), tmp_path / "chart.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match=r"plan\.chart.*missing"):
+        draw_chart(evidence(), tmp_path / "missing" / "chart.png")

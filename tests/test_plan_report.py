@@ -1,0 +1,252 @@
+"""What a person is shown of a plan: that the figures are right, and that what matters is there."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from plan_evidence import all_float, by_macs, evidence, group, one_group, unmeasured
+from rich.console import Console
+
+from agent.errors import AgentError
+from agent.plan_report import explain, print_explanation, print_plan
+
+
+def printed(found: dict[str, Any], width: int = 110, all_groups: bool = False) -> str:
+    text = io.StringIO()
+    print_plan(found, Console(file=text, width=width), all_groups)
+    return text.getvalue()
+
+
+def row(told: str, *starts: str) -> str:
+    """The one line that starts with these words, its runs of spaces as one."""
+    lines = [" ".join(line.split()) for line in told.splitlines()]
+    (found,) = [line for line in lines if line.startswith(" ".join(starts))]
+    return found
+
+
+def test_ten_seconds_are_enough() -> None:
+    told = printed(evidence())
+    assert told.splitlines()[0].startswith("INT8 in 5 of 6 groups loses at most 0.0487")
+    assert row(told, "INT8 84") == "INT8 84.0 % of multiply-accumulates, 5 of 6 groups"
+    assert row(told, "loss") == (
+        "loss 0.020 measured, at most 0.049 with 95 % confidence (allowed 0.050), from 140 frames and 3 empty ones"
+    )
+    assert row(told, "latency") == (
+        "latency 20.1 ms, float 12.2 ms: INT8 is not faster on this machine, it takes 1.65 times as long"
+    )
+    assert row(told, "labels") == "labels map 0.335, float 0.340 (coco.zip)"
+    assert row(told, "costs") == "costs measured on 8 engines, spread 3.0 %"
+    assert row(told, "search") == "search 9 engines, 32 frames, 81 s"
+    assert "stopped early" not in told
+
+
+def test_groups_come_by_noise_and_the_quiet_ones_are_counted() -> None:
+    told = printed(evidence())
+    assert row(told, "head") == "head float it adds most of the noise 0.500 / 1.40 60.0 % measured"
+    assert row(told, "mid_2") == "mid_2 INT8 its noise is within the budget 0.500 / 1.00 1.2 % predicted"
+    assert row(told, "mid_1 +1").endswith("18.0 % predicted")
+    assert "its noise is within the budget; equalised over 16 channels; threshold mse" in row(
+        printed(evidence(), 140), "stem"
+    )
+    places = [told.index(f"\n{name} ") for name in ("head", "stem", "mid_1", "mid_2")]
+    assert places == sorted(places)
+    assert "tail_1" not in told
+    assert "and 2 more in INT8, together 0.8 % of the noise (--all shows them)" in told
+    assert "The plan keeps 40.0 % of the noise that INT8 in all groups would add." in told
+
+
+def test_all_groups_on_demand() -> None:
+    told = printed(evidence(), all_groups=True)
+    assert row(told, "tail_2").endswith("0.3 % predicted")
+    assert "more in INT8" not in told
+
+
+@pytest.mark.parametrize("precision", ["float", "int8"])
+def test_a_large_network_is_not_told_row_by_row(precision: str) -> None:
+    found = evidence()
+    found["groups"] = [group(f"conv_{index}", 1.0, precision=precision, repairs=["clip"]) for index in range(105)]
+    found["edges"] = []
+    told = printed(found)
+    assert told.count("\nconv_") == 40
+    assert f"and 65 more in {'float' if precision == 'float' else 'INT8'}, together 61.9 % of the noise" in told
+    assert printed(found, all_groups=True).count("\nconv_") == 105
+
+
+def test_candidates_with_their_outcome() -> None:
+    told = printed(evidence())
+    assert row(told, "1 84.0 %") == "1 84.0 % 1 4.60 ms 0.015 0.081 (0.190) 140 20.1 / 12.2"
+    assert row(told, "2 84.0 %") == "2 84.0 % 1 5.30 ms 0.015 0.020 (0.049) 140 20.1 / 12.2"
+    assert row(told, "3 84.0 %") == "3 84.0 % 1 5.90 ms 0.015 - - -"
+    assert row(told, "1 was") == "1 was refused: it confuses classes"
+    assert row(told, "it takes") == "it takes 'truck' for 'car': 19 of 60 times, a rate of at least 17.0 %"
+    assert row(told, "2 was") == "2 was accepted: its loss is at most 0.0487"
+    assert row(told, "3 was") == "3 was not tried"
+
+
+def test_a_faster_plan_says_by_how_much() -> None:
+    assert "5.00 ms, float 12.2 ms: INT8 is 2.44 times as fast" in printed(
+        {**evidence(), "latency_ms": 5.0, "faster": True}
+    )
+
+
+def test_a_plan_that_was_refused_is_all_float() -> None:
+    told = printed(all_float())
+    assert row(told, "INT8 0") == "INT8 0.0 % of multiply-accumulates, 0 of 6 groups"
+    assert row(told, "loss") == "loss 0: every layer stays float"
+    assert row(told, "latency") == "latency not measured"
+    assert "The plan keeps 0.0 % of the noise" in told
+    assert row(printed({**all_float(), "latency_float_ms": 12.2}), "latency") == "latency 12.2 ms in float"
+
+
+def test_predictions_are_called_predictions() -> None:
+    told = printed(unmeasured())
+    assert row(told, "loss") == "loss 0.015 predicted, not measured"
+    assert row(told, "latency") == "latency not measured"
+    assert "labels" not in told
+    assert row(told, "stopped early").startswith("stopped early by its budget")
+    assert row(told, "head").endswith("60.0 % predicted")
+    assert [row(told, f"{number} was") for number in (1, 2, 3)] == [f"{number} was not tried" for number in (1, 2, 3)]
+
+
+def test_costs_by_multiply_accumulates_are_shares_and_no_times() -> None:
+    told = printed(by_macs())
+    assert row(told, "costs") == "costs estimated from multiply-accumulates: the measured times were noise"
+    assert row(told, "head") == "head float it adds most of the noise 7.81 / 21.9 60.0 % measured"  # of 6.4
+    assert row(told, "1 84.0 %").startswith("1 84.0 % 1 71.9 % 0.015")
+    assert "cost, % of" in told
+    said = explain(by_macs(), "head")
+    assert "It costs 7.81 % in INT8 and 21.9 % in float of what all float costs (estimated from" in said
+    assert "ms" not in said
+
+
+def test_one_group_without_candidates() -> None:
+    told = printed(one_group())
+    assert row(told, "stem").endswith("0.500 / 1.00 100.0 % predicted")
+    assert "candidates" not in told
+    assert "rank 1 of 1" in explain(one_group(), "stem")
+    assert "converted" not in explain(one_group(), "stem")
+
+
+def test_a_network_without_noise_divides_by_nothing() -> None:
+    found = one_group()
+    found["groups"][0]["sensitivity"] = 0.0
+    assert row(printed(found), "stem").endswith("0.0 % predicted")
+
+
+def test_names_from_a_model_are_no_markup() -> None:
+    found = one_group()
+    found["groups"][0].update(name="[bold]/conv[0]", why="[red]so")
+    assert row(printed(found), "[bold]/conv[0] INT8 [red]so")
+
+
+def test_a_narrow_terminal_loses_nothing() -> None:
+    told = printed(evidence(), width=80)
+    assert max(map(len, told.splitlines())) <= 80
+    for part in ("0.020 (0.049)", "20.1 / 12.2", "0.500 / 1.40", "measured", "1 was refused: it confuses classes"):
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("share", "told"), [(0.0, "0.0 %"), (0.0002, "< 0.1 %"), (0.9999, "> 99.9 %"), (1.0, "100.0 %"), (0.123, "12.3 %")]
+)
+def test_a_share_is_nothing_or_everything_only_if_it_is(share: float, told: str) -> None:
+    found = evidence()
+    found["candidates"][1]["int8_macs_share"] = share
+    assert row(printed(found), f"INT8 {told} of")
+
+
+@pytest.mark.parametrize(("loss", "told"), [(0.0, "0 "), (0.00001, "< 0.0001 "), (0.0042, "0.0042 "), (0.25, "0.250 ")])
+def test_a_small_loss_keeps_its_digits(loss: float, told: str) -> None:
+    found = evidence()
+    found["candidates"][1]["trial"]["loss"] = loss
+    assert f"loss {told}measured" in row(printed(found), "loss")
+
+
+def test_all_about_a_float_group() -> None:
+    assert explain(evidence(), "head").splitlines() == [
+        "head stays float: it adds most of the noise.",
+        "It is one layer: head; 16.0 % of the model's multiply-accumulates.",
+        "It takes 0.500 ms in INT8 and 1.40 ms in float (measured, spread 3.0 %).",
+        "Where a neighbour's precision differs, values are converted: "
+        "0.250 ms with mid_1, which is INT8; 0.150 ms with mid_2, which is INT8.",
+        "Alone in INT8 it adds 0.6 to the output's divergence (measured): 60.0 % of what all groups add, rank 1 of 6.",
+        "On its own output, the noise of INT8 is predicted at -1.5 dB relative to the signal.",
+        "With all others in INT8, this one in float takes 0.55 off the output's divergence (measured).",
+        # 0.5 - 1.4 of its own, and both conversions saved
+        "In the chosen plan, INT8 for this group alone would take 1.30 ms less, conversions included, "
+        "and add 0.6 to a summed divergence of 0.4.",
+    ]
+
+
+def test_all_about_an_int8_group() -> None:
+    said = explain(evidence(), "mid_1")
+    assert "It is 2 layers under one decision: mid_1, mid_1b;" in said
+    assert "Its precision is set by the rule keep_int8: mid_1." in said
+    # 1.0 - 0.5 of its own, a conversion more towards the stem, one less towards the head
+    assert "float for this group alone would take 0.270 ms more" in said
+    assert "and take 0.18 off a summed divergence of 0.4." in said
+    assert "Repairs for INT8: equalised over 16 channels; threshold mse." in explain(evidence(), "stem")
+    assert "dB" not in explain(evidence(), "tail_1")
+
+
+def flipped_ms(found: dict[str, Any], name: str) -> float:
+    match = re.search(r"alone would take ([\d.]+) ms (less|more)", explain(found, name))
+    assert match is not None
+    return float(match[1]) * (-1.0 if match[2] == "less" else 1.0)
+
+
+def plan_ms(found: dict[str, Any]) -> float:
+    groups = found["groups"]
+    times = sum(one["time_int8" if one["precision"] == "int8" else "time_float"] for one in groups)
+    return times + sum(cost for a, b, cost in found["edges"] if groups[a]["precision"] != groups[b]["precision"])
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_turning_a_group_over_is_what_is_told(index: int) -> None:
+    found = evidence()
+    found["edges"] += [[0, 5, 0.3], [index, index, 9.0]]  # a residual around all; and one that never differs
+    one = found["groups"][index]
+    before, told = plan_ms(found), flipped_ms(found, one["name"])
+    one["precision"] = "float" if one["precision"] == "int8" else "int8"
+    assert told == pytest.approx(plan_ms(found) - before, abs=0.005)
+
+
+def test_no_difference_is_told_as_none() -> None:
+    found = one_group()
+    found["groups"][0].update(time_int8=0.1 + 0.2, time_float=0.3)
+    assert "would take as long as now" in explain(found, "stem")
+
+
+def test_what_float_does_not_restore_is_told_as_it_is() -> None:
+    found = evidence()
+    found["groups"][2]["restored"] = -0.01
+    assert "this one in float adds 0.01 to the output's divergence" in explain(found, "head")
+
+
+def test_groups_are_found_by_layer_and_by_pattern() -> None:
+    assert explain(evidence(), "mid_1b") == explain(evidence(), "mid_1")
+    both = explain(evidence(), "mid_*").split("\n\n")
+    assert both == [explain(evidence(), "mid_1"), explain(evidence(), "mid_2")]
+
+
+def test_a_name_with_brackets_is_itself_before_it_is_a_pattern() -> None:
+    found = one_group()
+    found["groups"][0].update(name="conv[0]", layers=["conv[0]"])
+    assert explain(found, "conv[0]").startswith("conv[0] runs in INT8")
+
+
+def test_an_unknown_group_names_its_neighbours() -> None:
+    with pytest.raises(AgentError, match=r"'hed'.*such as head; ") as raised:
+        explain(evidence(), "hed")
+    assert raised.value.code == "plan.group"
+    with pytest.raises(AgentError, match=r"such as stem, mid_1, mid_1b;"):
+        explain(evidence(), "*zzz")
+
+
+def test_the_explanation_is_printed_as_it_is() -> None:
+    text = io.StringIO()
+    print_explanation(evidence(), "head", Console(file=text, width=200))
+    assert text.getvalue() == explain(evidence(), "head") + "\n"
