@@ -153,8 +153,9 @@ class Certifier:
     def trial(self, name: str, engine: Engine) -> Trial:
         """Measure a candidate until its loss is known well enough, the frames or the time end, or nothing more helps.
 
-        It is accepted for its loss and its confusions only: whether it is faster is for the caller to judge. Raises
-        ValueError for more candidates than the terms have, EngineError, CameraError and AgentError (`plan.journal`).
+        It is accepted for its loss and its confusions only: whether it is faster is for the caller to judge. name:
+        stands for its plan, also in the journal, so that another plan must have another in every run. Raises ValueError
+        for more candidates than the terms have, EngineError, CameraError and AgentError (`plan.journal`).
         """
         self._tried.add(name)
         if len(self._tried) > self._terms.candidates:

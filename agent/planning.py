@@ -34,6 +34,7 @@ from engines.calibration import Calibration
 from engines.fusion import Grouping, fusion_groups
 from engines.placement import place
 from engines.planned import observed_graph
+from engines.store import fingerprint
 
 Stage = Callable[[str], AbstractContextManager[Progress]]  # shows the progress of a stage by its name
 
@@ -265,8 +266,11 @@ class Planner:
                 progress, self.out_of_time,
             )  # fmt: skip
             for number, candidate in enumerate(self.found.candidates):
-                with closing(self.builder.load(self.plan_of(candidate.partition.int8))) as engine:
-                    self.found.trials.append(certifier.trial(f"candidate {number}", engine))
+                floats = self.plan_of(candidate.partition.int8)
+                name = f"candidate {number + 1}"
+                with closing(self.builder.load(floats)) as engine:
+                    told = f"{name} {fingerprint(self.builder.plan(floats).essence)}"
+                    self.found.trials.append(certifier.trial(told, engine))
                 if self.found.trials[-1].accepted or self.out_of_time():
                     break
         if self.found.accepted is None and self.out_of_time():

@@ -20,14 +20,16 @@ Numbers = tuple[float, ...]
 class Repairs:
     """What keeps a layer in INT8 that would lose too much there. Layers are named as compute nodes.
 
-    divisors: per layer, of each input channel: the layer reads x / divisor through a Q of its own, and its weights are
-    multiplied to match, so that in float nothing changes. ranges: amax of the tensors that the divisions make, by name.
+    divisors, offsets: per layer, of each input channel: the layer reads (x - offset) / divisor through a Q of its own,
+    and its weights and bias are changed to match, so that in float nothing changes. ranges: amax of what it then reads,
+    by the name of that tensor.
     methods: per tap another threshold method than the calibration's.
     clips: per layer how much of its largest weight the scale reaches, one in (0, 1] per output channel.
     shifts: per layer what INT8 moves the mean of its outputs by, one per output channel; its bias takes that back.
     """
 
     divisors: Mapping[str, Numbers] = field(default_factory=dict)
+    offsets: Mapping[str, Numbers] = field(default_factory=dict)
     ranges: Mapping[str, float] = field(default_factory=dict)
     methods: Mapping[str, str] = field(default_factory=dict)
     clips: Mapping[str, Numbers] = field(default_factory=dict)
@@ -51,7 +53,7 @@ class Repairs:
         unknown = set(document) - {each.name for each in fields(cls)}
         if unknown:
             raise ValueError(f"no repair is called '{min(unknown)}'")
-        numbers = {name: document.get(name, {}) for name in ("divisors", "clips", "shifts")}
+        numbers = {name: document.get(name, {}) for name in ("divisors", "offsets", "clips", "shifts")}
         return cls(
             **{name: {key: _finite(row) for key, row in rows.items()} for name, rows in numbers.items()},
             ranges=dict(zip(document.get("ranges", {}), _finite(document.get("ranges", {}).values()), strict=True)),
@@ -82,8 +84,8 @@ class PrecisionPlan:
             return {layer: row for layer, row in rows.items() if layer not in self.floats}
 
         repairs = self.repairs
-        divisors, clips, shifts = (kept(rows) for rows in (repairs.divisors, repairs.clips, repairs.shifts))
-        return Repairs(divisors, repairs.ranges, repairs.methods, clips, shifts)
+        divisors, offsets = kept(repairs.divisors), kept(repairs.offsets)
+        return Repairs(divisors, offsets, repairs.ranges, repairs.methods, kept(repairs.clips), kept(repairs.shifts))
 
     @property
     def essence(self) -> dict[str, Any]:

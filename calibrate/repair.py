@@ -30,73 +30,98 @@ _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # of the largest weigh
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What a layer reads: samples (channels, n), and the largest |x| of each channel, (channels,)."""
+    """What a layer reads: samples (channels, n), and the least and the largest value of each channel, (channels,)."""
 
     samples: Floats
-    amax: Floats
+    low: Floats
+    high: Floats
 
     @property
-    def power(self) -> Floats:
-        """Mean of x**2 per channel, (channels,)."""
-        power: Floats = np.square(self.samples).mean(axis=1)
-        return power
+    def amax(self) -> Floats:
+        """The largest |x| of each channel, (channels,)."""
+        return np.maximum(np.abs(self.low), np.abs(self.high))
 
-    def divided(self, divisors: Floats) -> LayerInput:
-        """The same behind an equalisation."""
-        return LayerInput(self.samples / divisors[:, np.newaxis], self.amax / divisors)
+    @property
+    def variance(self) -> Floats:
+        """Per channel, (channels,)."""
+        variance: Floats = self.samples.var(axis=1)
+        return variance
+
+    def scaled(self, divisors: Floats, offsets: Floats) -> LayerInput:
+        """(x - offset) / divisor, channel by channel."""
+        samples = (self.samples - offsets[:, np.newaxis]) / divisors[:, np.newaxis]
+        return LayerInput(samples, (self.low - offsets) / divisors, (self.high - offsets) / divisors)
 
 
 @dataclass(frozen=True)
 class Equalisation:
-    """divisors: (channels,), powers of two, so that float results do not change by a bit. amax: of x / divisors.
+    """The layer reads (x - offsets) / divisors, both (channels,). amax: of that.
 
-    noise: of the layer's output, in its units squared, from activations and weights together.
+    Divisors are powers of two, so that without offsets float results do not change by a bit. Offsets are multiples of a
+    channel's INT8 step, so that what is exactly zero stays so. noise: of the layer's output, in its units squared, from
+    activations and weights together.
     """
 
     divisors: Floats
+    offsets: Floats
     amax: float
     noise: float
 
 
 def activation_noise(matrix: Floats, read: LayerInput, scale: float) -> float:
     """Mean squared error of all outputs of a layer together when it reads its input with one int8 scale."""
-    steps = np.clip(np.rint(read.samples / scale), -QMAX, QMAX)
-    noise = np.square(steps * scale - read.samples).mean(axis=1)
-    return float(_by_input(matrix) @ noise)
+    return float(_by_input(matrix) @ _channel_noise(read, scale))
 
 
-def weight_noise(matrix: Floats, power: Floats, clips: Floats | None = None) -> float:
-    """The same when its weights are int8, a scale per output channel; clips (outputs,) as `best_clips` gives them."""
-    return float(_weight_errors(matrix, power, np.ones(1) if clips is None else clips).sum())
+def weight_noise(matrix: Floats, variance: Floats, clips: Floats | None = None) -> float:
+    """The same when its weights are int8, a scale per output channel; clips (outputs,) as `best_clips` gives them.
+
+    variance: of the input channels. What the weights' errors make of their means is a constant, which the bias takes.
+    """
+    return float(_weight_errors(matrix, variance, np.ones(1) if clips is None else clips).sum())
 
 
-def equalisation(matrix: Floats, read: LayerInput) -> Equalisation:
-    """The divisors of least noise; they trade the noise of the activations against that of the weights."""
-    ranges = np.maximum(read.amax, _NARROWEST * max(float(read.amax.max()), MIN_SCALE))
-    found = []
-    for exponent in _EXPONENTS:
-        divisors = np.exp2(np.rint(exponent * np.log2(ranges / ranges.max())))
-        divided = read.divided(divisors)
-        scaled = matrix * divisors.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
-        amax, noise = best_amax(scaled, divided)
-        found.append(Equalisation(divisors, amax, noise + weight_noise(scaled, divided.power)))
+def equalisation(matrix: Floats, read: LayerInput, may_offset: bool) -> Equalisation:
+    """The divisors, and where they are allowed the offsets, of least noise.
+
+    Divisors trade the noise of the activations against that of the weights. Offsets give a one-sided input, as ReLU and
+    SiLU make it, all of INT8's range instead of half: a quarter of its noise.
+    """
+    found = [_equalised(matrix, read, exponent, False) for exponent in _EXPONENTS]
+    if may_offset:
+        found += [_equalised(matrix, read, exponent, True) for exponent in (0.0, *_EXPONENTS)]
     return min(found, key=lambda candidate: candidate.noise)
 
 
-def best_amax(matrix: Floats, read: LayerInput) -> tuple[float, float]:
-    """The amax of least output noise, to within 1/8 octave, and that noise; (0.0, 0.0) for a silent input."""
-    largest = float(read.amax.max())
-    if largest == 0.0:
-        return 0.0, 0.0
-    candidates = largest * np.exp2(-np.arange(0.0, _OCTAVES, 1.0 / _PER_OCTAVE))
-    noise = [activation_noise(matrix, read, max(amax / QMAX, MIN_SCALE)) for amax in candidates]
-    best = int(np.argmin(noise))
-    return float(candidates[best]), noise[best]
+def _equalised(matrix: Floats, read: LayerInput, exponent: float, offset: bool) -> Equalisation:
+    width = (read.high - read.low) / 2.0 if offset else read.amax
+    widest = max(float(width.max()), MIN_SCALE)
+    ranges = np.maximum(width, _NARROWEST * widest) / widest
+    divisors = np.exp2(np.rint(exponent * np.log2(ranges)))
+    scaled = matrix * divisors.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
+    gains = _by_input(scaled)
+    found = []
+    for amax in _candidates(float((width / divisors).max())):
+        offsets = np.zeros_like(divisors)
+        if offset:  # from the low end up: what is clipped, at the high end, is rare there
+            step = divisors * max(amax / QMAX, MIN_SCALE)
+            offsets = np.rint((read.low + amax * divisors) / step) * step
+        noise = float(gains @ _channel_noise(read.scaled(divisors, offsets), max(amax / QMAX, MIN_SCALE)))
+        found.append((noise, amax, offsets))
+    noise, amax, offsets = min(found, key=lambda candidate: candidate[0])
+    variance = read.scaled(divisors, offsets).variance
+    return Equalisation(divisors, offsets, amax, noise + weight_noise(scaled, variance))
 
 
-def best_clips(matrix: Floats, power: Floats) -> Floats:
+def _candidates(largest: float) -> Floats:
+    """amax to try, (n,), from the largest value down."""
+    candidates: Floats = largest * np.exp2(-np.arange(0.0, _OCTAVES, 1.0 / _PER_OCTAVE))
+    return candidates
+
+
+def best_clips(matrix: Floats, variance: Floats) -> Floats:
     """Per output channel (outputs,) how much of its largest weight the scale should reach; 1 is all of it."""
-    noise = np.stack([_weight_errors(matrix, power, np.full(1, clip)) for clip in _CLIPS])
+    noise = np.stack([_weight_errors(matrix, variance, np.full(1, clip)) for clip in _CLIPS])
     best: Floats = _CLIPS[noise.argmin(axis=0)]
     return best
 
@@ -111,17 +136,24 @@ def output_shift(matrix: Floats, read: LayerInput, scale: float, clips: Floats |
     return moved.ravel()
 
 
+def _channel_noise(read: LayerInput, scale: float) -> Floats:
+    """Mean squared error of each input channel at one int8 scale, (channels,)."""
+    steps = np.clip(np.rint(read.samples / scale), -QMAX, QMAX)
+    noise: Floats = np.square(steps * scale - read.samples).mean(axis=1)
+    return noise
+
+
 def _by_input(matrix: Floats) -> Floats:
     """Sum of w**2 over what reads each input channel, (channels,)."""
     gains: Floats = np.square(matrix).sum(axis=(1, 3)).ravel()
     return gains
 
 
-def _weight_errors(matrix: Floats, power: Floats, clips: Floats) -> Floats:
+def _weight_errors(matrix: Floats, variance: Floats, clips: Floats) -> Floats:
     """Output noise per output channel, (outputs,)."""
     groups, _, inputs, _ = matrix.shape
     squared = np.square(_quantised(matrix, clips) - matrix).sum(axis=3)
-    noise: Floats = np.einsum("goi,gi->go", squared, power.reshape(groups, inputs))
+    noise: Floats = np.einsum("goi,gi->go", squared, variance.reshape(groups, inputs))
     return noise.ravel()
 
 

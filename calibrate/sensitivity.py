@@ -1,9 +1,9 @@
 """Which fusion groups make the noise, found by measuring few of them alone.
 
-Noises of different groups are independent, so what several INT8 groups do to the output together is the sum of what each
-does. So groups are measured in blocks, and only the loud blocks are split further: group testing (Dorfman, "The Detection
-of Defective Members of Large Populations", 1943). In a block that is not split, the predicted noise says who made how
-much of what was measured.
+Noises of different groups are independent, so what several INT8 groups do to the output together is the sum of what
+each does. So groups are measured in blocks, and only the loud blocks are split further: group testing (Dorfman, "The
+Detection of Defective Members of Large Populations", 1943). In a block that is not split, the predicted noise says who
+made how much of what was measured.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from engines.backend import EngineError
@@ -26,7 +27,9 @@ def shift_biases(master: ModelProto, shifts: Mapping[str, Sequence[float]]) -> M
     topology = Topology(model)
     for node in topology.nodes:
         if node.name in shifts:
-            _shift(model, topology, node, shifts[node.name])
+            if not takes_bias(topology, node):
+                raise _misfit(node.name)
+            add_to_bias(model, topology, node, -np.asarray(shifts[node.name], np.float64))
     missing = set(shifts) - {node.name for node in topology.nodes}
     if missing:
         raise _misfit(min(missing))
@@ -42,16 +45,18 @@ def takes_bias(topology: Topology, node: NodeProto) -> bool:
     return node.op_type in ("Conv", "ConvTranspose", "Gemm") and constant
 
 
-def _shift(model: ModelProto, topology: Topology, node: NodeProto, shift: Sequence[float]) -> None:
-    if not takes_bias(topology, node):
-        raise _misfit(node.name)
-    bias = np.zeros(len(shift))
+def add_to_bias(model: ModelProto, topology: Topology, node: NodeProto, values: NDArray[np.float64]) -> None:
+    """Add values (outputs,) to the bias of a layer of the model, which gets one of its own; see `takes_bias`.
+
+    topology: of the model. Raises EngineError `plan.node` where the layer has another number of outputs.
+    """
+    bias = np.zeros(len(values))
     if len(node.input) > 2 and node.input[2]:
         bias = numpy_helper.to_array(topology.initializers[node.input[2]]).astype(np.float64)
-        if bias.shape != (len(shift),):
+        if bias.shape != values.shape:
             raise _misfit(node.name)
-    name = f"{node.name}.corrected_bias"
-    model.graph.initializer.append(numpy_helper.from_array((bias - np.asarray(shift)).astype(np.float32), name))
+    name = f"{node.name}.bias{len(model.graph.initializer)}"
+    model.graph.initializer.append(numpy_helper.from_array((bias + values).astype(np.float32), name))
     node.input[:] = [*node.input[:2], name]
 
 

@@ -86,7 +86,7 @@ class _Collector:
         self._frames = frames
         self._random = np.random.default_rng(0)
         self._samples: list[NDArray[np.float32]] = []
-        self._amax = np.zeros(1)
+        self._low, self._high = np.full(1, np.inf), np.full(1, -np.inf)
         self._moments = np.zeros(1)
 
     def add(self, tensors: Mapping[str, Array]) -> None:
@@ -95,10 +95,11 @@ class _Collector:
         wanted = max(_FEWEST, _SAMPLES // len(read)) // self._frames + 1
         chosen = self._random.integers(0, read.shape[1], min(wanted, read.shape[1]))
         self._samples.append(read[:, chosen].astype(np.float32))
-        self._amax = np.maximum(self._amax, np.abs(read).max(axis=1))
+        self._low = np.minimum(self._low, read.min(axis=1))
+        self._high = np.maximum(self._high, read.max(axis=1))
         self._moments = self._moments + np.stack((given.mean(axis=1), np.square(given).mean(axis=1)))
 
     def statistics(self) -> LayerStatistics:
         samples = np.concatenate(self._samples, axis=1).astype(np.float64)
         mean, power = self._moments / self._frames
-        return LayerStatistics(LayerInput(samples, self._amax), np.maximum(power - np.square(mean), 0.0))
+        return LayerStatistics(LayerInput(samples, self._low, self._high), np.maximum(power - np.square(mean), 0.0))

@@ -1,10 +1,11 @@
-"""Channel equalisation: the channels of a layer's input are brought to like ranges, in float without any effect.
+"""Channel equalisation: what a layer reads is brought to INT8's range channel by channel, in float without any effect.
 
 One scale serves all channels of a tensor. Where their ranges differ by orders of magnitude, the small ones vanish: on
-yolox_nano's first depthwise convolution 5 of 16 channels round to zero. So a layer may read x / divisor, per channel,
-and multiply its weights by the divisor.
+yolox_nano's first depthwise convolution 5 of 16 channels round to zero. And what is never negative, behind ReLU, or
+hardly, behind SiLU, uses half of the integers. So a layer may read (x - offset) / divisor, per channel, with its weights
+multiplied by the divisor and the weighted offsets added to its bias. Offsets need a layer that reads no padding.
 
-The division costs nothing where the layer before can do it: what lies between is positively homogeneous
+A division without offset costs nothing where the layer before can do it: what lies between is positively homogeneous
 (f(a x) = a f(x) for a > 0: ReLU, pooling), and nothing else reads it (Nagel et al., "Data-Free Quantization Through
 Weight Equalization and Bias Correction", arXiv:1906.04721, section 4.1). Elsewhere, behind SiLU for one, it is a Mul
 before the layer's own Q, and other readers keep the tensor as it is.
@@ -19,24 +20,34 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from engines.backend import EngineError
+from engines.bias import add_to_bias, takes_bias
 from engines.layer_weights import by_input, from_matrix, to_matrix
 from engines.passes import drop_unused
 from engines.topology import Topology, attribute
+
+Floats = NDArray[np.float64]
 
 _HOMOGENEOUS_OPS = {"Relu", "LeakyRelu", "MaxPool", "AveragePool", "GlobalAveragePool"}
 _DIVISIBLE_OPS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}  # operators that can read x / divisor
 
 
 def equalised_name(layer: str) -> str:
-    """The tensor that an equalised layer reads."""
+    """The tensor that an equalised layer reads, and the last node that is there to make it."""
     return f"{layer}.equalised"
 
 
-def equalise(master: ModelProto, divisors: Mapping[str, Sequence[float]]) -> ModelProto:
-    """The graph in which each layer named reads its input divided per channel; the master itself is not changed.
+def divided_name(layer: str) -> str:
+    """The same before the offset is taken off."""
+    return f"{layer}.divided"
 
-    divisors: per layer (channels,), positive. Raises EngineError `plan.node` for what is no layer of the graph, or has
-    another number of channels.
+
+def equalise(
+    master: ModelProto, divisors: Mapping[str, Sequence[float]], offsets: Mapping[str, Sequence[float]]
+) -> ModelProto:
+    """The graph in which each layer named reads (x - offset) / divisor per channel; the master itself is not changed.
+
+    divisors: per layer (channels,), positive. offsets: for some of these layers the same. Raises EngineError
+    `plan.node` for what is no such layer of the graph, or has another number of channels.
     """
     if not divisors:
         return master
@@ -44,7 +55,8 @@ def equalise(master: ModelProto, divisors: Mapping[str, Sequence[float]]) -> Mod
     model.CopyFrom(master)
     for node in list(model.graph.node):
         if node.name in divisors:
-            _equalise(model, node, np.asarray(divisors[node.name], np.float64))
+            divisor = np.asarray(divisors[node.name], np.float64)
+            _equalise(model, node, divisor, np.asarray(offsets.get(node.name, np.zeros_like(divisor)), np.float64))
     missing = set(divisors) - {node.name for node in model.graph.node}
     if missing:
         raise _misfit(min(missing), "no node of that name")
@@ -57,29 +69,39 @@ def can_divide(topology: Topology, layer: NodeProto) -> bool:
     return layer.op_type in _DIVISIBLE_OPS and layer.input[1] in topology.initializers and not transposed
 
 
+def can_offset(topology: Topology, layer: NodeProto) -> bool:
+    """Whether its bias can make up for an offset of its input: padding, which is zero, would not have it."""
+    pads = attribute(layer, "pads", ())
+    padded = any(pads) or attribute(layer, "auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID")  # type: ignore[arg-type]  # ONNX says ints
+    plain = layer.op_type == "Conv" or (layer.op_type == "Gemm" and attribute(layer, "alpha", 1.0) == 1.0)
+    return plain and not padded and can_divide(topology, layer) and takes_bias(topology, layer)
+
+
 def is_free(topology: Topology, layer: NodeProto) -> bool:
     """Whether the layer before can do the division, so that it costs nothing."""
     return _divider(topology, layer) is not None
 
 
-def _equalise(model: ModelProto, layer: NodeProto, divisor: NDArray[np.float64]) -> None:
+def _equalise(model: ModelProto, layer: NodeProto, divisor: Floats, offset: Floats) -> None:
     topology = Topology(model)  # of the graph as the layers before have left it
-    if not can_divide(topology, layer):
-        raise _misfit(layer.name, f"a {layer.op_type} whose input cannot be divided")
+    if not can_divide(topology, layer) or (offset.any() and not can_offset(topology, layer)):
+        raise _misfit(layer.name, f"a {layer.op_type} whose input cannot be divided or offset")
     weight = numpy_helper.to_array(topology.initializers[layer.input[1]])
     matrix = to_matrix(layer, weight)
-    if divisor.shape != (matrix.shape[0] * matrix.shape[2],) or not (divisor > 0.0).all():
-        raise _misfit(layer.name, f"{divisor.size} divisors for {matrix.shape[0] * matrix.shape[2]} channels")
+    channels = matrix.shape[0] * matrix.shape[2]
+    if divisor.shape != (channels,) or offset.shape != (channels,) or not (divisor > 0.0).all():
+        raise _misfit(layer.name, f"{divisor.size} divisors and {offset.size} offsets for {channels} channels")
     name = equalised_name(layer.name)
     _constant(model, f"{name}.weight", from_matrix(layer, matrix * by_input(divisor, matrix), weight.shape))
-    divider = _divider(topology, layer)
+    divider = None if offset.any() else _divider(topology, layer)
     if divider is not None:
         _divide_outputs(model, topology, divider, divisor)
-        last = topology.producers[layer.input[0]]
-        last.output[0] = name
+        topology.producers[layer.input[0]].output[0] = name
     else:
-        _insert_division(model, layer, divisor)
+        _insert_operations(model, layer, divisor, offset)
     layer.input[0], layer.input[1] = name, f"{name}.weight"
+    if offset.any():
+        add_to_bias(model, topology, layer, (matrix * by_input(offset, matrix)).sum(axis=(2, 3)).ravel())
 
 
 def _divider(topology: Topology, layer: NodeProto) -> NodeProto | None:
@@ -110,7 +132,7 @@ def _has_one_output_per_channel(topology: Topology, producer: NodeProto, layer: 
     return made[0] * made[1] == read[0] * read[2] and (biases is None or list(biases) == [made[0] * made[1]])
 
 
-def _divide_outputs(model: ModelProto, topology: Topology, node: NodeProto, divisor: NDArray[np.float64]) -> None:
+def _divide_outputs(model: ModelProto, topology: Topology, node: NodeProto, divisor: Floats) -> None:
     """Divide what a layer gives, per output channel, through new initialisers: others may share the old ones."""
     weight = numpy_helper.to_array(topology.initializers[node.input[1]])
     matrix = to_matrix(node, weight)
@@ -123,15 +145,22 @@ def _divide_outputs(model: ModelProto, topology: Topology, node: NodeProto, divi
         node.input[2] = f"{node.name}.divided_bias"
 
 
-def _insert_division(model: ModelProto, layer: NodeProto, divisor: NDArray[np.float64]) -> None:
+def _insert_operations(model: ModelProto, layer: NodeProto, divisor: Floats, offset: Floats) -> None:
+    """x * (1 / divisor) - offset / divisor, of which what does nothing is left out."""
     name = equalised_name(layer.name)
-    image = layer.op_type in ("Conv", "ConvTranspose")
-    spatial = len(_weight_dims(model, layer)) - 2 if image else 0
-    shape = (1, -1, *[1] * spatial) if image else (-1,)
-    _constant(model, f"{name}.factor", (1.0 / divisor).astype(np.float32).reshape(shape))
-    division = helper.make_node("Mul", [layer.input[0], f"{name}.factor"], [name], name=name)
+    spatial = len(_weight_dims(model, layer)) - 2 if layer.op_type in ("Conv", "ConvTranspose") else 0
+    shape = (1, -1, *[1] * spatial) if layer.op_type in ("Conv", "ConvTranspose") else (-1,)
+    steps = [("Mul", 1.0 / divisor), ("Add", -offset / divisor)]
+    used = [(operator, values) for operator, values in steps if operator == "Mul" or offset.any()]
     index = next(i for i, node in enumerate(model.graph.node) if node.name == layer.name)
-    model.graph.node.insert(index, division)
+    read = layer.input[0]
+    for number, (operator, values) in enumerate(used):
+        made = name if number == len(used) - 1 else divided_name(layer.name)
+        _constant(model, f"{made}.constant", values.astype(np.float32).reshape(shape))
+        model.graph.node.insert(
+            index + number, helper.make_node(operator, [read, f"{made}.constant"], [made], name=made)
+        )
+        read = made
 
 
 def _weight_dims(model: ModelProto, layer: NodeProto) -> Sequence[int]:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from engines.equalise import equalised_name
+from engines.equalise import divided_name, equalised_name
 from engines.macs import node_macs
 from engines.operators import ELEMENTWISE_OPS
 from engines.placement import COMPUTE_OPS, Placement
@@ -110,7 +110,7 @@ class _Fusion:
         """Per node of a group: the layer that it is fused with."""
         layer_of: dict[str, str] = {}
         made: dict[str, str] = {}  # per tensor that a group makes: the layer
-        divisions = {equalised_name(layer): layer for layer in self.placement.weights}
+        divisions = {name(layer): layer for layer in self.placement.weights for name in (divided_name, equalised_name)}
         for node in self.topology.nodes:
             layer: str | None = None
             if node.op_type in COMPUTE_OPS:

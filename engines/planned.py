@@ -29,7 +29,7 @@ def observed_graph(master: ModelProto, plan: PrecisionPlan) -> ModelProto:
 
     Raises EngineError `plan.node` for a plan of another model.
     """
-    return equalise(master, plan.effective.divisors)
+    return equalise(master, plan.effective.divisors, plan.effective.offsets)
 
 
 def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibration | None) -> Quantised:
@@ -40,7 +40,7 @@ def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibr
     Raises EngineError: `plan.node` for a plan of another model, `calibration.tap` as `insert_qdq`.
     """
     repairs = plan.effective
-    graph = equalise(shift_biases(master, repairs.shifts), repairs.divisors)
+    graph = equalise(shift_biases(master, repairs.shifts), repairs.divisors, repairs.offsets)
     placement = place(graph, plan)
     amax = _amax(placement, repairs, calibration) if calibration is not None else {}
     return Quantised(insert_qdq(graph, placement, amax, repairs.clips), placement)

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from calibrate.histogram import merge_all
-from calibrate.plan import Repairs
+from calibrate.plan import Numbers, Repairs
 from calibrate.repair import (
+    Equalisation,
     LayerInput,
     activation_noise,
     best_clips,
@@ -29,8 +30,8 @@ from calibrate.threshold import histogram_amax
 from engines.bias import takes_bias
 from engines.calibration import Calibration
 from engines.channels import LayerStatistics
-from engines.equalise import can_divide, equalised_name, is_free
-from engines.layer_weights import to_matrix
+from engines.equalise import can_divide, can_offset, equalised_name, is_free
+from engines.layer_weights import by_input, to_matrix
 from engines.placement import Placement
 from engines.scale_groups import ScaleGroup
 from engines.topology import Topology
@@ -41,7 +42,7 @@ _BETTER_THRESHOLD = 0.9  # of the noise: chance alone makes one method a little 
 _BETTER_FREE = 0.8
 _BETTER_PAID = 0.5  # 3 dB, for a multiplication that the layer would not need
 _BETTER_WEIGHTS = 0.95
-_LEAST_SHARE = 0.002  # of the network's predicted noise: quieter layers are left alone
+_LEAST_SHARE = 0.005  # of the network's predicted noise: what gains less is left alone
 _LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
 
 
@@ -59,13 +60,19 @@ class Layer:
 
     @property
     def noise(self) -> float:
-        weights = weight_noise(self.matrix, self.read.power, self.clips)
+        weights = weight_noise(self.matrix, self.read.variance, self.clips)
         return activation_noise(self.matrix, self.read, self.scale) + weights
 
     @property
     def nsr(self) -> float:
         """Noise to signal at its output when it alone is INT8, predicted; a silent layer has none."""
         return self.noise / self.signal if self.signal > 0.0 else 0.0
+
+    def equalise(self, found: Equalisation) -> None:
+        """Read the input divided and offset from now on."""
+        self.matrix = self.matrix * by_input(found.divisors, self.matrix)
+        self.read = self.read.scaled(found.divisors, found.offsets)
+        self.scale = activation_scale(found.amax, equalised_name(self.node.name))
 
 
 @dataclass(frozen=True)
@@ -113,10 +120,10 @@ class _Workshop:
 
     def proposal(self, families: Collection[str]) -> Proposal:
         methods = self._thresholds() if "methods" in families else {}
-        divisors, ranges = self._equalise() if "divisors" in families else ({}, {})
+        divisors, offsets, ranges = self._equalise() if "divisors" in families else ({}, {}, {})
         clips = self._clip() if "clips" in families else {}
         shifts = self._shifts() if "shifts" in families else {}
-        repairs = Repairs(divisors, ranges, methods, clips, shifts)
+        repairs = Repairs(divisors, offsets, ranges, methods, clips, shifts)
         after = {name: layer.nsr for name, layer in self.layers.items()}
         notes = {name: tuple(layer.notes) for name, layer in self.layers.items() if layer.notes}
         return Proposal(repairs, self.before, after, notes)
@@ -147,30 +154,42 @@ class _Workshop:
         members = [self.calibration.histograms[tap] for tap in group.taps]
         return activation_scale(histogram_amax(merge_all(members, members[0].bits), method), group.taps[0])
 
-    def _equalise(self) -> tuple[dict[str, tuple[float, ...]], dict[str, float]]:
-        """Divisors per layer, and the amax of what it then reads."""
-        divisors: dict[str, tuple[float, ...]] = {}
-        ranges: dict[str, float] = {}
-        for layer in self.loud:
-            if not can_divide(self.topology, layer.node) or len(layer.read.amax) == 1:
+    def _equalise(self) -> tuple[dict[str, Numbers], dict[str, Numbers], dict[str, float]]:
+        """Divisors and offsets per layer, and the amax of what it then reads."""
+        found = {name: better for name, layer in self.layers.items() if (better := self._equalised(layer))}
+        left = sum(
+            found[name].noise / layer.signal if name in found else layer.nsr for name, layer in self.layers.items()
+        )
+        divisors, offsets, ranges = dict[str, Numbers](), dict[str, Numbers](), dict[str, float]()
+        for name, better in found.items():
+            layer = self.layers[name]
+            if (layer.noise - better.noise) / layer.signal < _LEAST_SHARE * left:
                 continue
-            found = equalisation(layer.matrix, layer.read)
-            free = is_free(self.topology, layer.node)
-            if found.amax > 0.0 and found.noise < (_BETTER_FREE if free else _BETTER_PAID) * layer.noise:
-                name = layer.node.name
-                divisors[name], ranges[equalised_name(name)] = tuple(found.divisors.tolist()), found.amax
-                layer.matrix = layer.matrix * found.divisors.reshape(layer.matrix.shape[0], 1, layer.matrix.shape[2], 1)
-                layer.read = layer.read.divided(found.divisors)
-                layer.scale = activation_scale(found.amax, equalised_name(name))
-                layer.notes.append(f"equalised over {len(found.divisors)} channels" + (", free" if free else ""))
-        return divisors, ranges
+            divisors[name], ranges[equalised_name(name)] = tuple(better.divisors.tolist()), better.amax
+            if better.offsets.any():
+                offsets[name] = tuple(better.offsets.tolist())
+            free = ", free" if self._is_free(layer, better) else ""
+            layer.notes.append(f"equalised{' and centred' if better.offsets.any() else ''}{free}")
+            layer.equalise(better)
+        return divisors, offsets, ranges
+
+    def _equalised(self, layer: Layer) -> Equalisation | None:
+        """The best equalisation of a layer where it is clearly better than none."""
+        if not can_divide(self.topology, layer.node) or layer.signal == 0.0:
+            return None
+        found = equalisation(layer.matrix, layer.read, can_offset(self.topology, layer.node))
+        enough = _BETTER_FREE if self._is_free(layer, found) else _BETTER_PAID
+        return found if found.amax > 0.0 and found.noise < enough * layer.noise else None
+
+    def _is_free(self, layer: Layer, found: Equalisation) -> bool:
+        return not found.offsets.any() and is_free(self.topology, layer.node)
 
     def _clip(self) -> dict[str, tuple[float, ...]]:
         clips: dict[str, tuple[float, ...]] = {}
         for layer in self.loud:
             if len(self.topology.readers(layer.node.input[1])) > 1:
                 continue  # one INT8 weight serves all its readers
-            best = best_clips(layer.matrix, layer.read.power)
+            best = best_clips(layer.matrix, layer.read.variance)
             unclipped = layer.noise
             layer.clips = best
             if layer.noise < _BETTER_WEIGHTS * unclipped:
@@ -182,7 +201,7 @@ class _Workshop:
 
     def _shifts(self) -> dict[str, tuple[float, ...]]:
         shifts: dict[str, tuple[float, ...]] = {}
-        for layer in self.loud:
+        for layer in self.layers.values():
             if not takes_bias(self.topology, layer.node):
                 continue
             shift = output_shift(layer.matrix, layer.read, layer.scale, layer.clips)
