@@ -97,12 +97,12 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from agent.plan_chart import draw_chart
-    from agent.plan_report import print_explanation, print_plan
+    from agent.planning.chart import draw_chart
+    from agent.planning.report import print_explanation, print_plan
 
     console = Console(width=None if sys.stdout.isatty() else _WIDE)
     if options.explain is not None or options.show or options.model.suffix == ".json":
-        from agent.offline_plan import read_evidence
+        from agent.planning.command import read_evidence
 
         evidence = read_evidence(options.model)
         if options.explain is not None:
@@ -123,8 +123,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    from agent.offline_plan import run_plan
-    from agent.planning import PlanOptions
+    from agent.planning.command import run_plan
+    from agent.planning.found import PlanOptions
     from engines.backend import BackendOptions, open_backend
 
     missing = [name for name in ("calibration", "frames", "output") if getattr(options, name) is None]

@@ -21,8 +21,9 @@ from calibrate.scale import MIN_SCALE, QMAX
 
 Floats = NDArray[np.float64]
 
+_MARGIN = 1.25  # of a channel's range: what other frames reach beyond the few that were seen
 _EXPONENTS = (0.5, 0.75, 1.0)  # how much of the difference in range is taken out; the weights take it over
-_OCTAVES = 5.0  # how far below the largest value an amax is looked for
+_OCTAVES = 3.0  # how far below the largest value an amax is looked for
 _PER_OCTAVE = 4
 _NARROWEST = 2.0**-10  # of the widest channel: one that is all but silent need not be blown up further
 _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # of the largest weight
@@ -94,7 +95,7 @@ def equalisation(matrix: Floats, read: LayerInput, may_offset: bool) -> Equalisa
 
 
 def _equalised(matrix: Floats, read: LayerInput, exponent: float, offset: bool) -> Equalisation:
-    width = (read.high - read.low) / 2.0 if offset else read.amax
+    width = _MARGIN * ((read.high - read.low) / 2.0 if offset else read.amax)
     widest = max(float(width.max()), MIN_SCALE)
     ranges = np.maximum(width, _NARROWEST * widest) / widest
     divisors = np.exp2(np.rint(exponent * np.log2(ranges)))

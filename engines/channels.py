@@ -21,7 +21,7 @@ from engines.layer_weights import channels_first
 from engines.taps import element_counts, expose
 from engines.topology import Topology
 
-_SAMPLES = 1 << 17  # per tensor, over all its channels
+_SAMPLES = 1 << 16  # per tensor, over all its channels
 _FEWEST = 256  # per channel
 _PASS_BYTES = 256 << 20  # of exposed tensors at a time: a board shares its memory with the camera
 

@@ -2,8 +2,8 @@
 
 One scale serves all channels of a tensor. Where their ranges differ by orders of magnitude, the small ones vanish: on
 yolox_nano's first depthwise convolution 5 of 16 channels round to zero. And what is never negative, behind ReLU, or
-hardly, behind SiLU, uses half of the integers. So a layer may read (x - offset) / divisor, per channel, with its weights
-multiplied by the divisor and the weighted offsets added to its bias. Offsets need a layer that reads no padding.
+hardly, behind SiLU, uses half of the integers. So a layer may read (x - offset) / divisor, per channel, with its
+weights multiplied by the divisor and the weighted offsets added to its bias. Offsets need a layer without padding.
 
 A division without offset costs nothing where the layer before can do it: what lies between is positively homogeneous
 (f(a x) = a f(x) for a > 0: ReLU, pooling), and nothing else reads it (Nagel et al., "Data-Free Quantization Through

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent import certificate, held_out
 from agent.camera import Source, parse_source
-from agent.certificate import Certifier, Terms, Trial, check_frames
 from agent.errors import AgentError
-from agent.held_out import RandomFrames
-from agent.journal import Journal
 from agent.model_spec import ModelSpec
+from agent.planning import certificate, held_out
+from agent.planning.certificate import Certifier, check_frames
+from agent.planning.held_out import RandomFrames
+from agent.planning.journal import Journal
+from agent.planning.trial import Terms, Trial
 from calibrate.loss_bound import frames_needed
 from engines.backend import Array, TensorSpec
 

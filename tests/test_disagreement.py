@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.decode import Classification
 from agent.detections import Detections, match
-from agent.disagreement import Disagreement, answers
+from agent.planning.disagreement import Disagreement, answers
 
 
 def detections(*rows: tuple[float, float, float, float, int, float]) -> Detections:

@@ -11,10 +11,10 @@ import cv2
 import numpy as np
 import pytest
 
-from agent import held_out
 from agent.camera import Image, Source, parse_source, read_images, source_length
 from agent.errors import CameraError
-from agent.held_out import RandomFrames
+from agent.planning import held_out
+from agent.planning.held_out import RandomFrames
 
 COUNT = 23
 

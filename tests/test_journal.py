@@ -9,7 +9,7 @@ import pytest
 from pydantic import JsonValue
 
 from agent.errors import AgentError
-from agent.journal import Journal
+from agent.planning.journal import Journal
 
 VALUES: dict[str, JsonValue] = {
     "a 0": {"loss": 0.1, "answers": [[6, None]], "latencies_ms": None},

@@ -18,8 +18,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from worlds import SPEC
 from zoo import Net, by_name, image, residual_net, run
 
-from agent.model import open_model
 from agent.cli import main
+from agent.model import open_model
 from agent.model_spec import load_model_spec
 from calibrate.plan import PrecisionPlan
 from engines.backend import BackendOptions, BuildRequest, EngineError

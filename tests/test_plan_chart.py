@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from plan_evidence import all_float, by_macs, evidence, one_group, unmeasured
 
 from agent.errors import AgentError
-from agent.plan_chart import draw_chart
+from agent.planning.chart import draw_chart
 
 GREEN, RED, BLUE = "#117733", "#cc3311", "#4477aa"
 

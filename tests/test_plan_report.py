@@ -11,7 +11,7 @@ from plan_evidence import all_float, by_macs, evidence, group, one_group, unmeas
 from rich.console import Console
 
 from agent.errors import AgentError
-from agent.plan_report import explain, print_explanation, print_plan
+from agent.planning.report import explain, print_explanation, print_plan
 
 
 def printed(found: dict[str, Any], width: int = 110, all_groups: bool = False) -> str:

@@ -15,14 +15,15 @@ from typing import Any
 from agent.camera import Source, parse_source
 from agent.console import progress, say
 from agent.errors import AgentError
-from agent.held_out import RandomFrames
-from agent.journal import Journal
 from agent.metrics import evaluate
 from agent.model import Model, check_calibration, open_model
 from agent.model_spec import load_model_spec
 from agent.offline import read_plan
-from agent.plan_result import planned, summary
-from agent.planning import Planner, PlanOptions
+from agent.planning.found import PlanOptions
+from agent.planning.held_out import RandomFrames
+from agent.planning.journal import Journal
+from agent.planning.result import planned, summary
+from agent.planning.search import Planner
 from agent.precision import read_rules
 from calibrate.plan import PrecisionPlan
 from engines.backend import Backend, Progress

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.divergence import DetectorDivergence, Sighting, outputs_divergence, sightings_divergence
 from agent.fidelity import fidelity
 from agent.model import Model
+from agent.planning.divergence import DetectorDivergence, Sighting, outputs_divergence, sightings_divergence
 from agent.vision import VisionTask
 from calibrate.plan import PrecisionPlan
 from engines.backend import Backend
@@ -27,7 +27,7 @@ Frames = Sequence[NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Answer:
-    """divergence: mean over frames, see agent/divergence.py. loss: 1 - mean fidelity over the telling frames."""
+    """divergence: mean over frames, see divergence.py. loss: 1 - mean fidelity over the telling frames."""
 
     divergence: float
     loss: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.what_if import Answer
+from agent.planning.what_if import Answer
 from calibrate.partition import Partition
 
 _STEPS = 10  # of half the noise each

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.errors import AgentError
-from agent.plan_figures import (
+from agent.planning.figures import (
     Candidate,
     CostScale,
     Evidence,

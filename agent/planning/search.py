@@ -10,28 +10,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.certificate import MAX_CANDIDATES, Certifier, Terms, Trial, check_frames
-from agent.held_out import RandomFrames
-from agent.journal import Journal
 from agent.model import Model
-from agent.plan_candidates import Candidate, choose_candidates, ladder
-from agent.plan_costs import Builder, GroupCosts, as_problem, find_costs, labels
-from agent.plan_repairs import Chosen, choose_repairs
+from agent.planning.candidates import choose_candidates, ladder
+from agent.planning.certificate import Certifier, check_frames
+from agent.planning.costs import Builder, as_problem, find_costs, labels
+from agent.planning.found import Found, PlanOptions
+from agent.planning.held_out import RandomFrames
+from agent.planning.journal import Journal
+from agent.planning.repairs import choose_repairs
+from agent.planning.trial import MAX_CANDIDATES, Terms
+from agent.planning.what_if import Answer, WhatIf
 from agent.precision import Rules
 from agent.vision import VisionTask
-from agent.what_if import Answer, WhatIf
-from calibrate.partition import Partition, frontier
-from calibrate.sensitivity import Block, measure_blocks, share_out
+from calibrate.partition import frontier
+from calibrate.sensitivity import measure_blocks
 from engines.backend import Backend, Progress
 from engines.calibration import Calibration
-from engines.fusion import Grouping, fusion_groups
+from engines.fusion import fusion_groups
 from engines.placement import place
 from engines.planned import observed_graph
 from engines.store import fingerprint
@@ -42,47 +44,6 @@ SEARCH_FRAMES = 24  # at most a quarter of the source, and no fewer than 8
 _FRAMES_PER_RUN = 12  # of them, for one block of groups
 _RUNS = 64  # of the network, to find out which groups make the noise
 _RESTORED = 8  # of the most sensitive groups are also looked at the other way round
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """max_loss, max_confusion: see `agent.certificate.Terms`. budget_s: None for as long as it takes.
-
-    costs: "measured", or "macs" to go by multiply-accumulates without measuring. seed: of the order of the frames.
-    """
-
-    max_loss: float = 0.02
-    max_confusion: float = 0.1
-    budget_s: float | None = None
-    costs: str = "measured"
-    seed: int = 0
-
-
-@dataclass
-class Found:
-    """What a search has found so far; what it had no time for is not there."""
-
-    chosen: Chosen | None = None
-    grouping: Grouping | None = None
-    predicted: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    blocks: Sequence[Block] = ()
-    restored: Mapping[int, float] = field(default_factory=dict)
-    costs: GroupCosts | None = None
-    frontier: Sequence[Partition] = ()
-    tried: Sequence[Candidate] = ()
-    candidates: Sequence[Candidate] = ()
-    trials: list[Trial] = field(default_factory=list)
-    interrupted: str = ""
-
-    @property
-    def noise(self) -> NDArray[np.float64]:
-        """What each group adds to the divergence while it is INT8, (groups,)."""
-        return share_out(self.predicted, self.blocks)
-
-    @property
-    def accepted(self) -> int | None:
-        """The index of the candidate that was certified."""
-        return next((index for index, trial in enumerate(self.trials) if trial.accepted), None)
 
 
 class Planner:

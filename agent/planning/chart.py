@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.errors import AgentError
-from agent.plan_figures import (
+from agent.planning.figures import (
     Candidate,
     CostScale,
     Evidence,

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.certificate import ERROR, Terms
-from agent.plan_candidates import Candidate
-from agent.planning import Found, Planner
+from agent.planning.candidates import Candidate
+from agent.planning.found import Found
+from agent.planning.search import Planner
+from agent.planning.trial import ERROR, Terms
 from calibrate.partition import Partition
 from calibrate.plan import PrecisionPlan
 from engines.fusion import FusionGroup, Grouping
