@@ -123,6 +123,8 @@ def _compile(
             )
         fallbacks |= lacking
     share = int8_macs_share(model.master, quantised.placement)
+    if model.plan.evidence:
+        facts["planning"] = dict(model.plan.evidence)
     return replace(built, facts={**facts, "int8_macs_share": share, "without_int8": fallbacks, **built.facts})
 
 

@@ -29,6 +29,7 @@ from agent.model_spec import ModelSpec
 from agent.verdict import MIN_TELLING, HeldOut, Verdict, judge
 from calibrate.errors import CalibrationError, TaredError
 from calibrate.histogram import AbsHistogram
+from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.backend import Backend, Engine, open_backend
 from engines.calibration import load_histograms, save_histograms
 from engines.seal import find_key
@@ -41,7 +42,7 @@ Emit = Callable[[Mapping[str, Any]], None]
 class JobRequest:
     """What the daemon asks of the child; the collected data lies beside it.
 
-    serving: directory of the artefact in service, None while the reference engine serves.
+    serving: directory of the artefact in service, None while the reference engine serves. plan: as its `to_json`.
     max_loss: largest 1 - mean fidelity at which a candidate is good whatever serves now.
     """
 
@@ -56,6 +57,7 @@ class JobRequest:
     serving: str | None
     max_loss: float
     nice: int
+    plan: str = ALL_INT8.to_json()
     dla: int | None = None
 
 
@@ -108,7 +110,7 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
     emit({"step": "CALIBRATING", "percent": 40})
     key, state = find_key(), Path(request.state_dir)
     backend = open_backend(request.backend, backend_options(state, request.threads, request.dla))
-    model = open_model(ModelSpec.model_validate(request.spec))
+    model = open_model(ModelSpec.model_validate(request.spec), PrecisionPlan.from_json(request.plan))
     if model.sha256 != request.model_sha256:
         raise CalibrationError(
             "calibration.model",

@@ -97,6 +97,7 @@ class Config(Strict):
 
     model: ModelSpec
     camera: CameraConfig
+    plan: Path | None = None
     backend: str = "onnxruntime"
     threads: int = Field(default=1, ge=1, le=64)
     dla: int | None = Field(default=None, ge=0)
@@ -144,6 +145,7 @@ def _absolute(config: Config, base: Path) -> Config:
     return config.model_copy(
         update={
             "state_dir": base / config.state_dir,
+            "plan": base / config.plan if config.plan else None,
             "camera": camera.model_copy(update={"source": source, "labels": labels}),
             "mqtt": mqtt.model_copy(update={"password_file": password_file}),
         }

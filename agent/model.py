@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -16,7 +17,7 @@ from agent.model_spec import ModelSpec
 from agent.precision import read_rules
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
-from calibrate.plan import PrecisionPlan
+from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.backend import Array, BuildRequest, ShapeRange, open_backend
 from engines.calibration import Calibration, calibrate_histograms
 from engines.graph import canonical_hash, image_input, load_model
@@ -69,11 +70,11 @@ class Model:
         return self.request(self.observed)
 
 
-def open_model(spec: ModelSpec) -> Model:
+def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
     """Load and prepare the ONNX file of a spec; ONNX Runtime runs the passes' equivalence check, whatever serves.
 
-    Its plan is what the spec's `precision` says. Raises EngineError as `load_model` and `prepare` do, ConfigError when
-    the spec does not fit the model.
+    To the plan is added what the spec's `precision` keeps float. Raises EngineError as `load_model` and `prepare` do,
+    and `plan.node` for another model's plan; ConfigError when the spec does not fit the model.
     """
     reference = open_backend("onnxruntime")
 
@@ -85,8 +86,9 @@ def open_model(spec: ModelSpec) -> Model:
     input_shape = spec.input_shape(image_input(original))
     master = prepare(original, run, input_shape)
     placement = place(master)
-    plan = PrecisionPlan(read_rules(spec.precision, master, placement).floats)
-    return Model(spec, master, canonical_hash(master), input_shape, plan, master, placement)
+    rules = read_rules(spec.precision, master, placement)
+    bare = Model(spec, master, canonical_hash(master), input_shape, ALL_INT8, master, placement)
+    return bare.under(replace(plan, floats={**plan.floats, **rules.floats}))
 
 
 def calibrate(
@@ -137,3 +139,12 @@ def check_calibration(model: Model, calibration: Calibration) -> None:
 
 def _preprocessing(model: Model) -> dict[str, Any]:
     return model.spec.input.model_dump(mode="json")
+
+
+def read_plan(path: Path) -> PrecisionPlan:
+    """Raises CalibrationError: `plan.format` also for a file that cannot be read, `plan.schema`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CalibrationError("plan.format", f"{path}: {error}", "a readable plan.json", "check the path") from error
+    return PrecisionPlan.from_json(text)

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,13 @@ from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.errors import AgentError, DatasetError
 from agent.metrics import evaluate
-from agent.model import calibrate, open_model
+from agent.model import calibrate, open_model, read_plan
 from agent.model_spec import ModelSpec, load_model_spec
 from agent.preprocess import Geometry
 from agent.sampling import Collection
 from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
-from calibrate.errors import CalibrationError
-from calibrate.plan import PrecisionPlan
+from calibrate.plan import ALL_INT8
 from calibrate.threshold import parse_method
 from engines.backend import Backend, Engine, Progress
 from engines.calibration import check_destination, load_calibration, save_calibration
@@ -88,11 +86,9 @@ def run_build(
     Without a precision it is int8 where there is a calibration, or a plan, and else the runtime's fastest float.
     """
     started = time.monotonic()
-    plan = read_plan(plan_path) if plan_path else None
+    plan = read_plan(plan_path) if plan_path else ALL_INT8
     calibration = load_calibration(calibration_path) if calibration_path else None
-    model = open_model(load_model_spec(spec_path))
-    if plan is not None:
-        model = model.under(replace(plan, floats={**plan.floats, **model.plan.floats}))
+    model = open_model(load_model_spec(spec_path), plan)
     precision = precision or ("int8" if calibration or plan_path else backend.precisions[-1])
     destination = output or Path(f"{spec_path.stem}-{precision}")
     with progress("building", 100) as bar:
@@ -113,15 +109,6 @@ def run_build(
         "engine_bytes": artefact.manifest["engine_bytes"],
         "seconds": round(time.monotonic() - started, 3),
     }
-
-
-def read_plan(path: Path) -> PrecisionPlan:
-    """Raises CalibrationError: `plan.format` also for a file that cannot be read, `plan.schema`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CalibrationError("plan.format", f"{path}: {error}", "a readable plan.json", "check the path") from error
-    return PrecisionPlan.from_json(text)
 
 
 def run_infer(

@@ -133,6 +133,7 @@ class Recalibration:
             model_sha256=self._model.sha256,
             backend=self._config.backend,
             threads=self._config.threads,
+            plan=self._model.plan.to_json(),
             dla=self._config.dla,
             method=job.method,
             frames=frames,

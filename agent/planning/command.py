@@ -16,9 +16,8 @@ from agent.camera import Source, parse_source
 from agent.console import progress, say
 from agent.errors import AgentError
 from agent.metrics import evaluate
-from agent.model import Model, check_calibration, open_model
+from agent.model import Model, check_calibration, open_model, read_plan
 from agent.model_spec import load_model_spec
-from agent.offline import read_plan
 from agent.planning.found import PlanOptions
 from agent.planning.held_out import RandomFrames
 from agent.planning.journal import Journal
