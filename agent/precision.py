@@ -74,7 +74,7 @@ def _first_rule(matches: Mapping[str, list[str]]) -> dict[str, str]:
 
 
 def _fits(node: NodeProto, pattern: str) -> bool:
-    return pattern == node.op_type or fnmatchcase(node.name, pattern)
+    return pattern in (node.op_type, node.name) or fnmatchcase(node.name, pattern)
 
 
 def _refusal(found: str, expected: str, remedy: str) -> ConfigError:

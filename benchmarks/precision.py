@@ -107,12 +107,18 @@ def section(comparison: Comparison) -> Section:
                 ", ".join(str(result.int8.decode_quantisers) for result in results),
                 f"{comparison.mean(name, lambda result: result.times[0]):.2f}x",
                 f"{comparison.mean(name, lambda result: result.times[1]):.2f}x",
-                f"{comparison.mean(name, lambda result: result.made.wall_s):.1f} s "
-                f"({comparison.mean(name, lambda result: result.made.cpu_s):.1f} s)",
+                _seconds(comparison, name),
             )
         )
     table.rows += [(name, reason, *[""] * (len(columns) - 2)) for name, reason in comparison.missing.items()]
     return table
+
+
+def _seconds(comparison: Comparison, name: str) -> str:
+    if name == FP32:
+        return ""
+    wall_s = comparison.mean(name, lambda result: result.made.wall_s)
+    return f"{wall_s:.1f} s ({comparison.mean(name, lambda result: result.made.cpu_s):.1f} s)"
 
 
 def _promised(comparison: Comparison) -> str:

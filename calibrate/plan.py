@@ -50,15 +50,21 @@ class Repairs:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Repairs:
         """What `as_dict` gave. Raises ValueError for anything else."""
-        unknown = set(document) - {each.name for each in fields(cls)}
+        unknown = document.keys() - {each.name for each in fields(cls)}
         if unknown:
             raise ValueError(f"no repair is called '{min(unknown)}'")
-        numbers = {name: document.get(name, {}) for name in ("divisors", "offsets", "clips", "shifts")}
-        return cls(
-            **{name: {key: _finite(row) for key, row in rows.items()} for name, rows in numbers.items()},
-            ranges=dict(zip(document.get("ranges", {}), _finite(document.get("ranges", {}).values()), strict=True)),
-            methods={str(key): str(method) for key, method in document.get("methods", {}).items()},
-        )
+        rows = {name: _rows(document.get(name, {}), name) for name in ("divisors", "offsets", "clips", "shifts")}
+        ranges = {str(tensor): _number(amax) for tensor, amax in document.get("ranges", {}).items()}
+        methods = dict(document.get("methods", {}))
+        if not all(isinstance(method, str) for method in methods.values()):
+            raise ValueError("a method that is no text")
+        if not all(value > 0.0 for row in rows["divisors"].values() for value in row):
+            raise ValueError("a divisor that is not positive")
+        if not all(0.0 < value <= 1.0 for row in rows["clips"].values() for value in row):
+            raise ValueError("a clip outside (0, 1]")
+        if not all(amax >= 0.0 for amax in ranges.values()):
+            raise ValueError("a negative range")
+        return cls(**rows, ranges=ranges, methods=methods)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class PrecisionPlan:
         """Raises CalibrationError: `plan.format` (not a plan), `plan.schema` (of a newer version)."""
         try:
             document: Any = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (RecursionError, ValueError) as error:
             _refuse(f"text that is not JSON ({error})")
         if not isinstance(document, dict) or "schema" not in document:
             _refuse("JSON without the key 'schema'")
@@ -116,18 +122,26 @@ class PrecisionPlan:
         floats = document.get("floats")
         if not isinstance(floats, dict) or not all(isinstance(reason, str) for reason in floats.values()):
             _refuse("a plan whose 'floats' does not map node names to reasons")
+        repairs, evidence = document.get("repairs", {}), document.get("evidence", {})
+        if not isinstance(evidence, dict):
+            _refuse("a plan whose 'evidence' is no object")
         try:
-            repairs = Repairs.from_dict(document.get("repairs", {}))
-            return cls(floats, repairs, document.get("evidence", {}))
-        except (AttributeError, TypeError, ValueError) as error:
-            _refuse(f"a plan whose repairs or evidence are not as tared writes them ({error})")
+            return cls(floats, Repairs.from_dict(repairs), evidence)
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            _refuse(f"a plan whose repairs are not as tared writes them ({error})")
 
 
-def _finite(row: Any) -> Numbers:
-    numbers = tuple(float(value) for value in row)
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError("a number that is not finite")
-    return numbers
+def _rows(rows: Any, repair: str) -> dict[str, Numbers]:
+    if not all(isinstance(row, (list, tuple)) for row in rows.values()):
+        raise ValueError(f"{repair} that are no list of numbers")
+    return {layer: tuple(map(_number, row)) for layer, row in rows.items()}
+
+
+def _number(value: Any) -> float:
+    """A finite number; neither text nor a truth value, which float() would take."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} where a finite number belongs")
+    return float(value)
 
 
 def _refuse(found: str) -> NoReturn:

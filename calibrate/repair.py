@@ -12,7 +12,9 @@ the input is channel c % inputs of group c // inputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +22,11 @@ from numpy.typing import NDArray
 from calibrate.scale import MIN_SCALE, QMAX
 
 Floats = NDArray[np.float64]
+Samples = NDArray[np.float32]  # half the memory traffic of float64, in which nothing below would come out otherwise
 
-_MARGIN = 1.25  # of a channel's range: what other frames reach beyond the few that were seen
 _EXPONENTS = (0.5, 0.75, 1.0)  # how much of the difference in range is taken out; the weights take it over
-_OCTAVES = 3.0  # how far below the largest value an amax is looked for
-_PER_OCTAVE = 4
+_OCTAVES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)  # how far below the largest value an amax is looked for
+_REFINED = (0.25, 0.125, 0.0625)  # octaves to either side of the best so far
 _NARROWEST = 2.0**-10  # of the widest channel: one that is all but silent need not be blown up further
 _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # of the largest weight
 
@@ -33,7 +35,7 @@ _CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # of the largest weigh
 class LayerInput:
     """What a layer reads: samples (channels, n), and the least and the largest value of each channel, (channels,)."""
 
-    samples: Floats
+    samples: Samples
     low: Floats
     high: Floats
 
@@ -42,15 +44,15 @@ class LayerInput:
         """The largest |x| of each channel, (channels,)."""
         return np.maximum(np.abs(self.low), np.abs(self.high))
 
-    @property
+    @cached_property
     def variance(self) -> Floats:
         """Per channel, (channels,)."""
-        variance: Floats = self.samples.var(axis=1)
+        variance: Floats = self.samples.var(axis=1, dtype=np.float64)
         return variance
 
     def scaled(self, divisors: Floats, offsets: Floats) -> LayerInput:
         """(x - offset) / divisor, channel by channel."""
-        samples = (self.samples - offsets[:, np.newaxis]) / divisors[:, np.newaxis]
+        samples = ((self.samples - offsets[:, np.newaxis]) / divisors[:, np.newaxis]).astype(np.float32)
         return LayerInput(samples, (self.low - offsets) / divisors, (self.high - offsets) / divisors)
 
 
@@ -71,7 +73,7 @@ class Equalisation:
 
 def activation_noise(matrix: Floats, read: LayerInput, scale: float) -> float:
     """Mean squared error of all outputs of a layer together when it reads its input with one int8 scale."""
-    return float(_by_input(matrix) @ _channel_noise(read, scale))
+    return float(_by_input(matrix) @ _channel_noise(read.samples, scale))
 
 
 def weight_noise(matrix: Floats, variance: Floats, clips: Floats | None = None) -> float:
@@ -82,42 +84,54 @@ def weight_noise(matrix: Floats, variance: Floats, clips: Floats | None = None) 
     return float(_weight_errors(matrix, variance, np.ones(1) if clips is None else clips).sum())
 
 
-def equalisation(matrix: Floats, read: LayerInput, may_offset: bool) -> Equalisation:
-    """The divisors, and where they are allowed the offsets, of least noise.
+def equalisation(matrix: Floats, read: LayerInput, centred: bool) -> Equalisation:
+    """The divisors of least noise; where the input is to be centred, with offsets.
 
     Divisors trade the noise of the activations against that of the weights. Offsets give a one-sided input, as ReLU and
     SiLU make it, all of INT8's range instead of half: a quarter of its noise.
     """
-    found = [_equalised(matrix, read, exponent, False) for exponent in _EXPONENTS]
-    if may_offset:
-        found += [_equalised(matrix, read, exponent, True) for exponent in (0.0, *_EXPONENTS)]
+    exponents = (0.0, *_EXPONENTS) if centred else _EXPONENTS
+    found = [_equalised(matrix, read, exponent, centred) for exponent in exponents]
     return min(found, key=lambda candidate: candidate.noise)
 
 
-def _equalised(matrix: Floats, read: LayerInput, exponent: float, offset: bool) -> Equalisation:
-    width = _MARGIN * ((read.high - read.low) / 2.0 if offset else read.amax)
-    widest = max(float(width.max()), MIN_SCALE)
-    ranges = np.maximum(width, _NARROWEST * widest) / widest
-    divisors = np.exp2(np.rint(exponent * np.log2(ranges)))
+def _equalised(matrix: Floats, read: LayerInput, exponent: float, centred: bool) -> Equalisation:
+    width = (read.high - read.low) / 2.0 if centred else read.amax
+    divisors = _divisors(width, exponent)
     scaled = matrix * divisors.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
+    samples = read.samples / divisors.astype(np.float32)[:, np.newaxis]
     gains = _by_input(scaled)
-    found = []
-    for amax in _candidates(float((width / divisors).max())):
-        offsets = np.zeros_like(divisors)
-        if offset:  # from the low end up: what is clipped, at the high end, is rare there
-            step = divisors * max(amax / QMAX, MIN_SCALE)
-            offsets = np.rint((read.low + amax * divisors) / step) * step
-        noise = float(gains @ _channel_noise(read.scaled(divisors, offsets), max(amax / QMAX, MIN_SCALE)))
-        found.append((noise, amax, offsets))
-    noise, amax, offsets = min(found, key=lambda candidate: candidate[0])
-    variance = read.scaled(divisors, offsets).variance
-    return Equalisation(divisors, offsets, amax, noise + weight_noise(scaled, variance))
+
+    def steps_off(amax: float) -> Floats:
+        """Offsets in INT8 steps: from the low end up, since what is clipped, at the high end, is rare there."""
+        return np.rint((read.low / divisors + amax) / _scale(amax)) if centred else np.zeros_like(divisors)
+
+    def noise(amax: float) -> float:
+        return float(gains @ _channel_noise(samples, _scale(amax), steps_off(amax)))
+
+    amax, least = _best_amax(noise, float((width / divisors).max()))
+    weights = weight_noise(scaled, read.variance / np.square(divisors))
+    return Equalisation(divisors, steps_off(amax) * _scale(amax) * divisors, amax, least + weights)
 
 
-def _candidates(largest: float) -> Floats:
-    """amax to try, (n,), from the largest value down."""
-    candidates: Floats = largest * np.exp2(-np.arange(0.0, _OCTAVES, 1.0 / _PER_OCTAVE))
-    return candidates
+def _divisors(width: Floats, exponent: float) -> Floats:
+    """Powers of two (channels,). A channel that was silent tells nothing, and gets what is usual among the others."""
+    heard = width > 0.0
+    if not heard.any():
+        return np.ones_like(width)
+    ranges = np.where(heard, width, np.median(width[heard])) / width.max()
+    divisors: Floats = np.exp2(np.rint(exponent * np.log2(np.maximum(ranges, _NARROWEST))))
+    return divisors
+
+
+def _best_amax(noise: Callable[[float], float], largest: float) -> tuple[float, float]:
+    """The amax of least noise, to within 1/16 octave, and that noise."""
+    tried = {amax: noise(amax) for amax in (largest * 2.0**-octaves for octaves in _OCTAVES)}
+    for octaves in _REFINED:
+        best = min(tried, key=tried.__getitem__)
+        tried |= {amax: noise(amax) for amax in (best * 2.0**octaves, best * 2.0**-octaves)}
+    best = min(tried, key=tried.__getitem__)
+    return best, tried[best]
 
 
 def best_clips(matrix: Floats, variance: Floats) -> Floats:
@@ -129,18 +143,31 @@ def best_clips(matrix: Floats, variance: Floats) -> Floats:
 
 def output_shift(matrix: Floats, read: LayerInput, scale: float, clips: Floats | None = None) -> Floats:
     """What quantisation moves the mean of each output by, (outputs,); borders, where taps read padding, apart."""
-    seen = np.clip(np.rint(read.samples / scale), -QMAX, QMAX).mean(axis=1) * scale
+    steps = np.rint(read.samples * np.float32(1.0 / scale)).clip(-QMAX, QMAX)
     groups, _, inputs, _ = matrix.shape
     quantised = _quantised(matrix, np.ones(1) if clips is None else clips)
-    means = np.stack((seen, read.samples.mean(axis=1))).reshape(2, groups, inputs)
-    moved: Floats = np.einsum("goit,gi->go", quantised, means[0]) - np.einsum("goit,gi->go", matrix, means[1])
+    seen = steps.mean(axis=1, dtype=np.float64).reshape(groups, inputs) * scale
+    true = read.samples.mean(axis=1, dtype=np.float64).reshape(groups, inputs)
+    moved: Floats = np.einsum("goit,gi->go", quantised, seen) - np.einsum("goit,gi->go", matrix, true)
     return moved.ravel()
 
 
-def _channel_noise(read: LayerInput, scale: float) -> Floats:
-    """Mean squared error of each input channel at one int8 scale, (channels,)."""
-    steps = np.clip(np.rint(read.samples / scale), -QMAX, QMAX)
-    noise: Floats = np.square(steps * scale - read.samples).mean(axis=1)
+def _scale(amax: float) -> float:
+    """As `calibrate.scale.activation_scale`, for an amax that is finite."""
+    return float(np.float32(max(amax / QMAX, MIN_SCALE)))
+
+
+def _channel_noise(samples: Samples, scale: float, steps_off: Floats | None = None) -> Floats:
+    """Mean squared error of each input channel at one int8 scale, (channels,).
+
+    steps_off: whole steps (channels,) that are taken off before rounding. They only move where values are clipped.
+    """
+    middle = np.zeros((1, 1), np.float32) if steps_off is None else steps_off.astype(np.float32)[:, np.newaxis]
+    steps = samples * np.float32(1.0 / scale)
+    error = np.rint(steps)
+    np.clip(error, middle - QMAX, middle + QMAX, out=error)
+    error -= steps
+    noise: Floats = np.einsum("cn,cn->c", error, error) * np.float64(scale**2 / samples.shape[1])
     return noise
 
 
@@ -159,9 +186,8 @@ def _weight_errors(matrix: Floats, variance: Floats, clips: Floats) -> Floats:
 
 
 def _quantised(matrix: Floats, clips: Floats) -> Floats:
-    amax = np.abs(matrix).max(axis=(2, 3), keepdims=True) * np.broadcast_to(
-        clips, matrix.shape[0] * matrix.shape[1]
-    ).reshape(*matrix.shape[:2], 1, 1)
-    scales = np.maximum(amax / QMAX, MIN_SCALE)
+    groups, outputs, _, _ = matrix.shape
+    reach = np.broadcast_to(clips, groups * outputs).reshape(groups, outputs, 1, 1)
+    scales = np.maximum(np.abs(matrix).max(axis=(2, 3), keepdims=True) * reach / QMAX, MIN_SCALE)
     quantised: Floats = np.clip(np.rint(matrix / scales), -QMAX, QMAX) * scales
     return quantised

@@ -29,60 +29,58 @@ class Block:
 
 
 def measure_blocks(predicted: Floats, measure: Callable[[Sequence[int]], float | None], runs: int) -> list[Block]:
-    """Blocks that cover all groups, in order, after at most `runs` measurements.
+    """Blocks in order after at most `runs` measurements; each group is in exactly one.
 
-    predicted: noise (n,) >= 0. measure: the divergence of a network in which only these groups are INT8; None ends the
-    search. Groups that were never measured come as a block of divergence 0.
+    predicted: noise (n,) >= 0. measure: the divergence, finite and >= 0, of a network in which only these groups are
+    INT8; None ends the search, and groups that were not measured by then are in no block.
     """
     blocks: list[Block] = []
-    unmeasured: list[int] = []
     for members in _cut(predicted, tuple(range(len(predicted))), min(_BLOCKS, runs)):
-        divergence = measure(members) if not unmeasured else None
+        divergence = measure(members)
         if divergence is None:
-            unmeasured.extend(members)
-        else:
-            blocks.append(Block(members, divergence))
-    left = runs - len(blocks)
-    while not unmeasured and left >= 2:
+            return blocks
+        blocks.append(Block(members, divergence))
+    for _ in range((runs - len(blocks)) // 2):
         loud = max((block for block in blocks if len(block.members) > 1), key=lambda b: b.divergence, default=None)
         if loud is None or loud.divergence <= _QUIET * sum(block.divergence for block in blocks):
             break
-        halves = [(half, measure(half)) for half in _cut(predicted, loud.members, 2)]
-        if any(divergence is None for _, divergence in halves):
-            break
+        halves: list[Block] = []
+        for half in _cut(predicted, loud.members, 2):
+            divergence = measure(half)
+            if divergence is None:
+                return sorted(blocks, key=lambda block: block.members)
+            halves.append(Block(half, divergence))
         blocks.remove(loud)
-        blocks.extend(Block(members, divergence or 0.0) for members, divergence in halves)
-        left -= 2
-    return sorted([*blocks, *([Block(tuple(unmeasured), 0.0)] if unmeasured else [])], key=lambda b: b.members)
+        blocks.extend(halves)
+    return sorted(blocks, key=lambda block: block.members)
 
 
 def share_out(predicted: Floats, blocks: Sequence[Block]) -> Floats:
-    """The divergence of every group (n,): a block's is shared among its members as predicted.
+    """The divergence of every group (n,): a block's is shared among its members as predicted, evenly if nothing was.
 
-    Blocks that were not measured are given what the measured ones have per predicted noise.
+    Groups that are in no block are given what the others have per predicted noise; all that was predicted where nothing
+    was measured.
     """
-    shares = np.zeros_like(predicted)
-    known = [block for block in blocks if block.divergence > 0.0]
-    noise = sum(float(predicted[list(block.members)].sum()) for block in known)
-    per_noise = sum(block.divergence for block in known) / noise if noise > 0.0 else 1.0
+    measured = [index for block in blocks for index in block.members]
+    noise = float(predicted[measured].sum())
+    shares: Floats = predicted * (sum(block.divergence for block in blocks) / noise if noise > 0.0 else 1.0)
     for block in blocks:
         members = list(block.members)
-        within = predicted[members].sum()
-        if block.divergence > 0.0 and within > 0.0:
-            shares[members] = block.divergence * predicted[members] / within
-        elif block.divergence > 0.0:
-            shares[members] = block.divergence / len(members)
-        elif len(members) > 1:
-            shares[members] = per_noise * predicted[members]
+        within = float(predicted[members].sum())
+        parts = predicted[members] / within if within > 0.0 else np.full(len(members), 1.0 / len(members))
+        shares[members] = block.divergence * parts
     return shares
 
 
 def _cut(predicted: Floats, members: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     """Consecutive parts of about equal predicted noise, none empty; fewer where there are fewer members."""
     parts = min(parts, len(members))
-    noise = np.cumsum(predicted[list(members)] + 1e-12 * max(predicted.sum(), 1e-30))
+    if parts < 1:
+        return []
+    even = 1e-9 * max(float(predicted.max()), 1e-30)  # so that groups of no noise are spread too
+    noise = np.cumsum(predicted[list(members)] + even)
     bounds = [0]
     for part in range(1, parts):
         wanted = int(np.searchsorted(noise, noise[-1] * part / parts)) + 1
         bounds.append(min(max(wanted, bounds[-1] + 1), len(members) - (parts - part)))
-    return [members[a:b] for a, b in zip(bounds, [*bounds[1:], len(members)], strict=True) if b > a]
+    return [members[a:b] for a, b in zip(bounds, [*bounds[1:], len(members)], strict=True)]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from engines.backend import EngineError
+from engines.layer_weights import add_constant, channel_counts
 from engines.topology import Topology, attribute
 
 
@@ -28,21 +29,22 @@ def shift_biases(master: ModelProto, shifts: Mapping[str, Sequence[float]]) -> M
     for node in topology.nodes:
         if node.name in shifts:
             if not takes_bias(topology, node):
-                raise _misfit(node.name)
+                raise _misfit(node.name, f"a {node.op_type} that takes none")
             add_to_bias(model, topology, node, -np.asarray(shifts[node.name], np.float64))
     missing = set(shifts) - {node.name for node in topology.nodes}
     if missing:
-        raise _misfit(min(missing))
+        raise _misfit(min(missing), "no node of that name")
     return model
 
 
 def takes_bias(topology: Topology, node: NodeProto) -> bool:
     """Whether a constant can be added to a layer's outputs, per channel, without another node."""
-    bias = node.input[2] if len(node.input) > 2 else ""
-    if node.op_type == "Gemm" and attribute(node, "beta", 1.0) != 1.0:
+    weight = topology.initializers.get(node.input[1]) if node.op_type in ("Conv", "ConvTranspose", "Gemm") else None
+    if weight is None or (node.op_type == "Gemm" and attribute(node, "beta", 1.0) != 1.0):
         return False
-    constant = not bias or (bias in topology.initializers and len(topology.initializers[bias].dims) == 1)
-    return node.op_type in ("Conv", "ConvTranspose", "Gemm") and constant
+    bias = node.input[2] if len(node.input) > 2 else ""
+    _, outputs = channel_counts(node, weight.dims)
+    return not bias or (bias in topology.initializers and list(topology.initializers[bias].dims) == [outputs])
 
 
 def add_to_bias(model: ModelProto, topology: Topology, node: NodeProto, values: NDArray[np.float64]) -> None:
@@ -50,20 +52,18 @@ def add_to_bias(model: ModelProto, topology: Topology, node: NodeProto, values: 
 
     topology: of the model. Raises EngineError `plan.node` where the layer has another number of outputs.
     """
-    bias = np.zeros(len(values))
+    _, outputs = channel_counts(node, topology.initializers[node.input[1]].dims)
+    if values.shape != (outputs,):
+        raise _misfit(node.name, f"{values.size} values for {outputs} outputs")
     if len(node.input) > 2 and node.input[2]:
-        bias = numpy_helper.to_array(topology.initializers[node.input[2]]).astype(np.float64)
-        if bias.shape != values.shape:
-            raise _misfit(node.name)
-    name = f"{node.name}.bias{len(model.graph.initializer)}"
-    model.graph.initializer.append(numpy_helper.from_array((bias + values).astype(np.float32), name))
-    node.input[:] = [*node.input[:2], name]
+        values = values + numpy_helper.to_array(topology.initializers[node.input[2]])
+    node.input[:] = [*node.input[:2], add_constant(model, topology, f"{node.name}.bias", values.astype(np.float32))]
 
 
-def _misfit(layer: str) -> EngineError:
+def _misfit(layer: str, found: str) -> EngineError:
     return EngineError(
         "plan.node",
-        f"a bias correction for '{layer}'",
+        f"a bias correction for '{layer}': {found}",
         "layers of this model that take a bias, with a value for each output",
         "make the plan anew for this model",
     )

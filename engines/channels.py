@@ -23,6 +23,7 @@ from engines.topology import Topology
 
 _SAMPLES = 1 << 16  # per tensor, over all its channels
 _FEWEST = 256  # per channel
+_CONSTANT = 1e-12  # of the power: less is the rounding of float32, not a variance
 _PASS_BYTES = 256 << 20  # of exposed tensors at a time: a board shares its memory with the camera
 
 
@@ -94,12 +95,14 @@ class _Collector:
         given = channels_first(self._node, tensors[self._node.output[0]])
         wanted = max(_FEWEST, _SAMPLES // len(read)) // self._frames + 1
         chosen = self._random.integers(0, read.shape[1], min(wanted, read.shape[1]))
-        self._samples.append(read[:, chosen].astype(np.float32))
+        self._samples.append(read[:, chosen])
         self._low = np.minimum(self._low, read.min(axis=1))
         self._high = np.maximum(self._high, read.max(axis=1))
-        self._moments = self._moments + np.stack((given.mean(axis=1), np.square(given).mean(axis=1)))
+        power = np.square(given, dtype=np.float64).mean(axis=1)
+        self._moments = self._moments + np.stack((given.mean(axis=1, dtype=np.float64), power))
 
     def statistics(self) -> LayerStatistics:
-        samples = np.concatenate(self._samples, axis=1).astype(np.float64)
         mean, power = self._moments / self._frames
-        return LayerStatistics(LayerInput(samples, self._low, self._high), np.maximum(power - np.square(mean), 0.0))
+        variance = power - np.square(mean)
+        variance[variance < _CONSTANT * power] = 0.0
+        return LayerStatistics(LayerInput(np.concatenate(self._samples, axis=1), self._low, self._high), variance)

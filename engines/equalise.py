@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from engines.backend import EngineError
 from engines.bias import add_to_bias, takes_bias
-from engines.layer_weights import by_input, from_matrix, to_matrix
+from engines.layer_weights import IMAGE_OPS, add_constant, by_input, channel_counts, from_matrix, to_matrix
 from engines.passes import drop_unused
 from engines.topology import Topology, attribute
 
@@ -32,7 +32,7 @@ _DIVISIBLE_OPS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}  # operators that c
 
 
 def equalised_name(layer: str) -> str:
-    """The tensor that an equalised layer reads, and the last node that is there to make it."""
+    """The tensor that is observed for an equalised layer, and the last node that is there to make it."""
     return f"{layer}.equalised"
 
 
@@ -49,7 +49,7 @@ def equalise(
     divisors: per layer (channels,), positive. offsets: for some of these layers the same. Raises EngineError
     `plan.node` for what is no such layer of the graph, or has another number of channels.
     """
-    if not divisors:
+    if not (divisors or offsets):
         return master
     model = ModelProto()
     model.CopyFrom(master)
@@ -57,16 +57,28 @@ def equalise(
         if node.name in divisors:
             divisor = np.asarray(divisors[node.name], np.float64)
             _equalise(model, node, divisor, np.asarray(offsets.get(node.name, np.zeros_like(divisor)), np.float64))
-    missing = set(divisors) - {node.name for node in model.graph.node}
+    missing = (set(divisors) | set(offsets)) - {node.name for node in model.graph.node}
     if missing:
         raise _misfit(min(missing), "no node of that name")
+    if set(offsets) - set(divisors):
+        raise _misfit(min(set(offsets) - set(divisors)), "offsets alone")
     return drop_unused(model)
 
 
 def can_divide(topology: Topology, layer: NodeProto) -> bool:
-    """Whether a layer's input can be divided per channel: constant weights, and channels that are an axis of it."""
+    """Whether a layer's input can be divided per channel: constant weights, and channels that are an axis of it.
+
+    A graph that has the names which a division would be given is left alone: plans go by them.
+    """
+    weight = topology.initializers.get(layer.input[1]) if layer.op_type in _DIVISIBLE_OPS else None
+    if weight is None or weight.data_type != TensorProto.FLOAT:
+        return False
+    if layer.op_type == "MatMul" and len(weight.dims) != 2:
+        return False
+    names = {equalised_name(layer.name), divided_name(layer.name)}
+    taken = any(node.name in names or names.intersection(node.output) for node in topology.nodes)
     transposed = layer.op_type == "Gemm" and bool(attribute(layer, "transA", 0))
-    return layer.op_type in _DIVISIBLE_OPS and layer.input[1] in topology.initializers and not transposed
+    return not (taken or transposed or names & topology.initializers.keys() or names.intersection(topology.inputs))
 
 
 def can_offset(topology: Topology, layer: NodeProto) -> bool:
@@ -87,88 +99,90 @@ def _equalise(model: ModelProto, layer: NodeProto, divisor: Floats, offset: Floa
     if not can_divide(topology, layer) or (offset.any() and not can_offset(topology, layer)):
         raise _misfit(layer.name, f"a {layer.op_type} whose input cannot be divided or offset")
     weight = numpy_helper.to_array(topology.initializers[layer.input[1]])
-    matrix = to_matrix(layer, weight)
-    channels = matrix.shape[0] * matrix.shape[2]
-    if divisor.shape != (channels,) or offset.shape != (channels,) or not (divisor > 0.0).all():
+    channels, _ = channel_counts(layer, weight.shape)
+    if divisor.shape != (channels,) or offset.shape != (channels,):
         raise _misfit(layer.name, f"{divisor.size} divisors and {offset.size} offsets for {channels} channels")
-    name = equalised_name(layer.name)
-    _constant(model, f"{name}.weight", from_matrix(layer, matrix * by_input(divisor, matrix), weight.shape))
+    if not (np.isfinite(divisor) & (divisor > 0.0) & np.isfinite(offset)).all():
+        raise _misfit(layer.name, "a divisor that is not positive, or an offset that is not finite")
+    matrix = to_matrix(layer, weight)
     divider = None if offset.any() else _divider(topology, layer)
-    if divider is not None:
-        _divide_outputs(model, topology, divider, divisor)
-        topology.producers[layer.input[0]].output[0] = name
-    else:
-        _insert_operations(model, layer, divisor, offset)
-    layer.input[0], layer.input[1] = name, f"{name}.weight"
     if offset.any():
         add_to_bias(model, topology, layer, (matrix * by_input(offset, matrix)).sum(axis=(2, 3)).ravel())
+    if divider is not None:
+        _divide_outputs(model, topology, divider, divisor)
+        _rename_source(topology, layer)
+    else:
+        _insert_operations(model, topology, layer, divisor, offset)
+    multiplied = from_matrix(layer, matrix * by_input(divisor, matrix), weight.shape)
+    layer.input[1] = add_constant(model, topology, f"{equalised_name(layer.name)}.weight", multiplied)
 
 
 def _divider(topology: Topology, layer: NodeProto) -> NodeProto | None:
     """The layer that makes, for this one alone, what it reads, with nothing between them but homogeneous operators."""
-    tensor = layer.input[0]
-    reader = layer
-    while topology.sole_reader(tensor) is reader and len(topology.readers(tensor)) == 1:
+    tensor, reader = layer.input[0], layer
+    while topology.sole_reader(tensor) is reader:
         producer = topology.producers.get(tensor)
         if producer is None or len(producer.output) != 1:
             return None
-        if producer.op_type in ("Conv", "Gemm") and _has_constant_parameters(topology, producer):
-            return producer if _has_one_output_per_channel(topology, producer, layer) else None
+        if producer.op_type in ("Conv", "Gemm"):
+            return producer if _makes_channels_of(topology, producer, layer) else None
         if producer.op_type not in _HOMOGENEOUS_OPS:
             return None
         tensor, reader = producer.input[0], producer
     return None
 
 
-def _has_constant_parameters(topology: Topology, node: NodeProto) -> bool:
-    plain = node.op_type == "Conv" or (attribute(node, "beta", 1.0) == 1.0 and attribute(node, "alpha", 1.0) == 1.0)
-    return plain and all(name in topology.initializers for name in node.input[1:] if name)
-
-
-def _has_one_output_per_channel(topology: Topology, producer: NodeProto, layer: NodeProto) -> bool:
-    made = to_matrix(producer, numpy_helper.to_array(topology.initializers[producer.input[1]])).shape
-    read = to_matrix(layer, numpy_helper.to_array(topology.initializers[layer.input[1]])).shape
-    biases = topology.initializers[producer.input[2]].dims if len(producer.input) > 2 and producer.input[2] else None
-    return made[0] * made[1] == read[0] * read[2] and (biases is None or list(biases) == [made[0] * made[1]])
+def _makes_channels_of(topology: Topology, producer: NodeProto, layer: NodeProto) -> bool:
+    """Whether each of a layer's input channels is an output of the producer, made with constant parameters."""
+    weight = topology.initializers.get(producer.input[1])
+    same_axis = (producer.op_type in IMAGE_OPS) == (layer.op_type in IMAGE_OPS)
+    if weight is None or weight.data_type != TensorProto.FLOAT or not same_axis:
+        return False
+    _, made = channel_counts(producer, weight.dims)
+    read, _ = channel_counts(layer, topology.initializers[layer.input[1]].dims)
+    bias = producer.input[2] if len(producer.input) > 2 else ""
+    return made == read and (not bias or (bias in topology.initializers and topology.initializers[bias].dims == [made]))
 
 
 def _divide_outputs(model: ModelProto, topology: Topology, node: NodeProto, divisor: Floats) -> None:
     """Divide what a layer gives, per output channel, through new initialisers: others may share the old ones."""
     weight = numpy_helper.to_array(topology.initializers[node.input[1]])
     matrix = to_matrix(node, weight)
-    divided = matrix / divisor.reshape(matrix.shape[0], matrix.shape[1], 1, 1)
-    _constant(model, f"{node.name}.divided_weight", from_matrix(node, divided, weight.shape))
-    node.input[1] = f"{node.name}.divided_weight"
+    divided = from_matrix(node, matrix / divisor.reshape(matrix.shape[0], matrix.shape[1], 1, 1), weight.shape)
+    node.input[1] = add_constant(model, topology, f"{node.name}.divided_weight", divided)
     if len(node.input) > 2 and node.input[2]:
-        bias = numpy_helper.to_array(topology.initializers[node.input[2]]).astype(np.float64)
-        _constant(model, f"{node.name}.divided_bias", (bias / divisor).astype(np.float32))
-        node.input[2] = f"{node.name}.divided_bias"
+        bias = (numpy_helper.to_array(topology.initializers[node.input[2]]) / divisor).astype(np.float32)
+        node.input[2] = add_constant(model, topology, f"{node.name}.divided_bias", bias)
 
 
-def _insert_operations(model: ModelProto, layer: NodeProto, divisor: Floats, offset: Floats) -> None:
-    """x * (1 / divisor) - offset / divisor, of which what does nothing is left out."""
-    name = equalised_name(layer.name)
-    spatial = len(_weight_dims(model, layer)) - 2 if layer.op_type in ("Conv", "ConvTranspose") else 0
-    shape = (1, -1, *[1] * spatial) if layer.op_type in ("Conv", "ConvTranspose") else (-1,)
-    steps = [("Mul", 1.0 / divisor), ("Add", -offset / divisor)]
-    used = [(operator, values) for operator, values in steps if operator == "Mul" or offset.any()]
+def _rename_source(topology: Topology, layer: NodeProto) -> None:
+    """Name the tensor that placement has observed for the layer: in front of max pooling, which only moves values.
+
+    Under its old name a calibration has seen it undivided.
+    """
+    tensor = layer.input[0]
+    while topology.producers[tensor].op_type == "MaxPool":
+        tensor = topology.producers[tensor].input[0]
+    reader, index = topology.readers(tensor)[0]
+    topology.producers[tensor].output[0] = reader.input[index] = equalised_name(layer.name)
+
+
+def _insert_operations(
+    model: ModelProto, topology: Topology, layer: NodeProto, divisor: Floats, offset: Floats
+) -> None:
+    """x * (1 / divisor) - offset / divisor. An Add alone where nothing is divided."""
+    spatial = len(topology.initializers[layer.input[1]].dims) - 2
+    shape = (1, -1, *[1] * spatial) if layer.op_type in IMAGE_OPS else (-1,)
+    steps = [("Add", -offset / divisor)] if offset.any() else []
+    if not steps or (divisor != 1.0).any():
+        steps.insert(0, ("Mul", 1.0 / divisor))
     index = next(i for i, node in enumerate(model.graph.node) if node.name == layer.name)
-    read = layer.input[0]
-    for number, (operator, values) in enumerate(used):
-        made = name if number == len(used) - 1 else divided_name(layer.name)
-        _constant(model, f"{made}.constant", values.astype(np.float32).reshape(shape))
-        model.graph.node.insert(
-            index + number, helper.make_node(operator, [read, f"{made}.constant"], [made], name=made)
-        )
-        read = made
-
-
-def _weight_dims(model: ModelProto, layer: NodeProto) -> Sequence[int]:
-    return next(tensor.dims for tensor in model.graph.initializer if tensor.name == layer.input[1])
-
-
-def _constant(model: ModelProto, name: str, value: NDArray[np.float32]) -> None:
-    model.graph.initializer.append(numpy_helper.from_array(value, name))
+    for number, (operator, values) in enumerate(steps):
+        made = (equalised_name if number == len(steps) - 1 else divided_name)(layer.name)
+        constant = add_constant(model, topology, f"{made}.constant", values.astype(np.float32).reshape(shape))
+        node = helper.make_node(operator, [layer.input[0], constant], [made], name=made)
+        model.graph.node.insert(index + number, node)
+        layer.input[0] = made
 
 
 def _misfit(layer: str, found: str) -> EngineError:

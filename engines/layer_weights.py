@@ -6,22 +6,27 @@ Input channel i of group g is channel g * inputs per group + i of the layer's in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto, numpy_helper
 
-from engines.topology import attribute
+from engines.topology import Topology, attribute
 
 Floats = NDArray[np.float64]
+
+IMAGE_OPS = {"Conv", "ConvTranspose"}  # channels on axis 1; matrix products have theirs on the last
 
 
 def to_matrix(node: NodeProto, weight: NDArray[np.generic]) -> Floats:
     """(groups, outputs, inputs, taps) of a Conv, ConvTranspose, Gemm or MatMul with constant weights."""
     values: Floats = weight.astype(np.float64)
     if node.op_type == "Conv":  # (out, in / groups, ...)
-        return values.reshape(_groups(node), -1, values.shape[1], int(np.prod(values.shape[2:])))
+        return values.reshape(groups(node), -1, values.shape[1], prod(values.shape[2:]))
     if node.op_type == "ConvTranspose":  # (in, out / groups, ...)
-        grouped = values.reshape(_groups(node), -1, values.shape[1], int(np.prod(values.shape[2:])))
+        grouped = values.reshape(groups(node), -1, values.shape[1], prod(values.shape[2:]))
         transposed: Floats = grouped.transpose(0, 2, 1, 3)
         return transposed
     oriented: Floats = values if _is_transposed(node) else values.T
@@ -42,15 +47,40 @@ def by_input(values: Floats, matrix: Floats) -> Floats:
     return values.reshape(matrix.shape[0], 1, matrix.shape[2], 1)
 
 
-def channels_first(node: NodeProto, tensor: NDArray[np.generic]) -> Floats:
-    """A layer's input or output as (channels, values): images keep theirs on axis 1, matrix products on the last."""
-    axis = 1 if node.op_type in ("Conv", "ConvTranspose") else -1
-    channels: Floats = np.moveaxis(tensor, axis, 0).reshape(tensor.shape[axis], -1).astype(np.float64)
-    return channels
+def channel_counts(node: NodeProto, dims: Sequence[int]) -> tuple[int, int]:
+    """How many channels a layer with a weight of that shape reads, and how many it gives."""
+    if node.op_type == "Conv":
+        return dims[1] * groups(node), dims[0]
+    if node.op_type == "ConvTranspose":
+        return dims[0], dims[1] * groups(node)
+    return (dims[1], dims[0]) if _is_transposed(node) else (dims[0], dims[1])
 
 
-def _groups(node: NodeProto) -> int:
+def coverage(node: NodeProto) -> float:
+    """The share of a layer's taps that meet in one output, on average: a ConvTranspose spreads them by its strides."""
+    strides: Sequence[int] = attribute(node, "strides", ()) if node.op_type == "ConvTranspose" else ()  # type: ignore[assignment]  # ONNX says ints
+    return 1.0 / prod(strides)
+
+
+def channels_first(node: NodeProto, tensor: NDArray[np.generic]) -> NDArray[np.float32]:
+    """A layer's input or output as (channels, values), float32."""
+    axis = 1 if node.op_type in IMAGE_OPS else -1
+    channels: NDArray[np.generic] = np.moveaxis(tensor, axis, 0).reshape(tensor.shape[axis], -1)
+    return channels.astype(np.float32, copy=False)
+
+
+def groups(node: NodeProto) -> int:
+    """Of a convolution; a matrix product is one group."""
     return int(attribute(node, "group", 1))  # type: ignore[call-overload, no-any-return]  # ONNX says int
+
+
+def add_constant(model: ModelProto, topology: Topology, name: str, value: NDArray[np.generic]) -> str:
+    """Give a model a constant; its name, which is another where the model has that one. topology: of the model."""
+    taken = {tensor.name for tensor in model.graph.initializer}
+    while name in taken or name in topology.producers or name in topology.inputs:
+        name += "_"
+    model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return name
 
 
 def _is_transposed(node: NodeProto) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import ModelProto
@@ -9,6 +10,7 @@ from onnx import ModelProto
 from calibrate.histogram import merge_all
 from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.threshold import histogram_amax
+from engines.backend import EngineError
 from engines.bias import shift_biases
 from engines.calibration import Calibration
 from engines.equalise import equalise
@@ -42,6 +44,7 @@ def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibr
     repairs = plan.effective
     graph = equalise(shift_biases(master, repairs.shifts), repairs.divisors, repairs.offsets)
     placement = place(graph, plan)
+    _check_clips(graph, placement, repairs.clips)
     amax = _amax(placement, repairs, calibration) if calibration is not None else {}
     return Quantised(insert_qdq(graph, placement, amax, repairs.clips), placement)
 
@@ -56,3 +59,17 @@ def _amax(placement: Placement, repairs: Repairs, calibration: Calibration) -> d
             chosen = histogram_amax(merge_all(members, members[0].bits), method)
             amax.update(dict.fromkeys(group.taps, chosen))
     return amax
+
+
+def _check_clips(graph: ModelProto, placement: Placement, clips: Mapping[str, Sequence[float]]) -> None:
+    """Refuse clips for what is no node, or not one for each scale of a quantised weight."""
+    dims = {tensor.name: tensor.dims for tensor in graph.graph.initializer}
+    scales = {layer: dims[weight.initializer][weight.axis] for layer, weight in placement.weights.items()}
+    for layer in clips.keys() - {node.name for node in graph.graph.node if node.name not in scales}:
+        if layer not in scales or len(clips[layer]) != scales[layer]:
+            raise EngineError(
+                "plan.node",
+                f"{len(clips[layer])} weight clips for '{layer}'",
+                f"{scales[layer]} of them" if layer in scales else "layers of this model",
+                "make the plan anew for this model",
+            )

@@ -31,16 +31,17 @@ from engines.bias import takes_bias
 from engines.calibration import Calibration
 from engines.channels import LayerStatistics
 from engines.equalise import can_divide, can_offset, equalised_name, is_free
-from engines.layer_weights import by_input, to_matrix
+from engines.layer_weights import by_input, coverage, groups, to_matrix
 from engines.placement import Placement
 from engines.scale_groups import ScaleGroup
-from engines.topology import Topology
+from engines.topology import Topology, attribute
 
 FAMILIES = ("methods", "divisors", "clips", "shifts")
 METHODS = ("entropy", "mse", "percentile:99.99", "max")  # that a tensor may be given instead of the calibration's
 _BETTER_THRESHOLD = 0.9  # of the noise: chance alone makes one method a little better than another
 _BETTER_FREE = 0.8
 _BETTER_PAID = 0.5  # 3 dB, for a multiplication that the layer would not need
+_BETTER_CENTRED = 0.8  # of that with divisors alone, where these cost a multiplication too
 _BETTER_WEIGHTS = 0.95
 _LEAST_SHARE = 0.005  # of the network's predicted noise: what gains less is left alone
 _LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
@@ -48,7 +49,10 @@ _LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
 
 @dataclass
 class Layer:
-    """One layer under repair. Noise is in its output's units squared, `signal` the sum of its outputs' variances."""
+    """One layer under repair. Noise is in its output's units squared, `signal` the sum of its outputs' variances.
+
+    Both as if all taps met in every output, which `coverage` of them do.
+    """
 
     node: NodeProto
     matrix: NDArray[np.float64]
@@ -68,8 +72,9 @@ class Layer:
         """Noise to signal at its output when it alone is INT8, predicted; a silent layer has none."""
         return self.noise / self.signal if self.signal > 0.0 else 0.0
 
-    def equalise(self, found: Equalisation) -> None:
-        """Read the input divided and offset from now on."""
+    def equalise(self, found: Equalisation, note: str) -> None:
+        """Read the input divided and offset from now on, under a scale of its own."""
+        self.notes = [note]
         self.matrix = self.matrix * by_input(found.divisors, self.matrix)
         self.read = self.read.scaled(found.divisors, found.offsets)
         self.scale = activation_scale(found.amax, equalised_name(self.node.name))
@@ -123,20 +128,29 @@ class _Workshop:
         divisors, offsets, ranges = self._equalise() if "divisors" in families else ({}, {}, {})
         clips = self._clip() if "clips" in families else {}
         shifts = self._shifts() if "shifts" in families else {}
-        repairs = Repairs(divisors, offsets, ranges, methods, clips, shifts)
+        used = {
+            tap: method for group, method in methods.items() if self._is_read(group, divisors) for tap in group.taps
+        }
+        repairs = Repairs(divisors, offsets, ranges, used, clips, shifts)
         after = {name: layer.nsr for name, layer in self.layers.items()}
         notes = {name: tuple(layer.notes) for name, layer in self.layers.items() if layer.notes}
         return Proposal(repairs, self.before, after, notes)
 
+    def _is_read(self, group: ScaleGroup, equalised: Collection[str]) -> bool:
+        """Whether a layer still reads a group's tensors as they are."""
+        return any(layer.node.input[0] in group.tensors for name, layer in self.layers.items() if name not in equalised)
+
     def _layer(self, node: NodeProto, seen: LayerStatistics) -> Layer:
         matrix = to_matrix(node, numpy_helper.to_array(self.topology.initializers[node.input[1]]))
+        if node.op_type == "Gemm":
+            matrix = matrix * float(attribute(node, "alpha", 1.0))  # type: ignore[arg-type]  # ONNX says float
         amax = max(self.calibration.amax[tap] for tap in self.groups[node.input[0]].taps)
-        scale = activation_scale(amax, node.input[0])
-        return Layer(node, matrix, seen.read, float(seen.variance.sum()), scale)
+        signal = float(seen.variance.sum()) / coverage(node)
+        return Layer(node, matrix, seen.read, signal, activation_scale(amax, node.input[0]))
 
-    def _thresholds(self) -> dict[str, str]:
-        """Per tap the method of least noise behind the weights that read its group, where that is clearly less."""
-        chosen: dict[str, str] = {}
+    def _thresholds(self) -> dict[ScaleGroup, str]:
+        """Per group the method of least noise behind the weights that read it, where that is clearly less."""
+        chosen: dict[ScaleGroup, str] = {}
         loud = {layer.node.input[0] for layer in self.loud}
         for group in dict.fromkeys(self.groups[tensor] for tensor in sorted(loud)):
             readers = [layer for layer in self.layers.values() if layer.node.input[0] in group.tensors]
@@ -144,7 +158,7 @@ class _Workshop:
             noise = {method: _noise_to_signal(readers, scale) for method, scale in scales.items()}
             best = min(noise, key=noise.__getitem__)
             if noise[best] < _BETTER_THRESHOLD * _noise_to_signal(readers, readers[0].scale):
-                chosen.update(dict.fromkeys(group.taps, best))
+                chosen[group] = best
                 for layer in readers:
                     layer.scale = scales[best]
                     layer.notes.append(f"threshold {best}")
@@ -168,26 +182,33 @@ class _Workshop:
             divisors[name], ranges[equalised_name(name)] = tuple(better.divisors.tolist()), better.amax
             if better.offsets.any():
                 offsets[name] = tuple(better.offsets.tolist())
-            free = ", free" if self._is_free(layer, better) else ""
-            layer.notes.append(f"equalised{' and centred' if better.offsets.any() else ''}{free}")
-            layer.equalise(better)
+                layer.equalise(better, "equalised and centred")
+            else:
+                layer.equalise(better, f"equalised{', free' if is_free(self.topology, layer.node) else ''}")
         return divisors, offsets, ranges
 
     def _equalised(self, layer: Layer) -> Equalisation | None:
-        """The best equalisation of a layer where it is clearly better than none."""
-        if not can_divide(self.topology, layer.node) or layer.signal == 0.0:
+        """The best equalisation of a layer that is worth its price."""
+        if layer.signal == 0.0 or not layer.read.amax.any():
             return None
-        found = equalisation(layer.matrix, layer.read, can_offset(self.topology, layer.node))
-        enough = _BETTER_FREE if self._is_free(layer, found) else _BETTER_PAID
-        return found if found.amax > 0.0 and found.noise < enough * layer.noise else None
+        if not (can_divide(self.topology, layer.node) and _has_scale_per_output(layer.node)):
+            return None
+        noise, best = layer.noise, None
+        free = is_free(self.topology, layer.node)
+        divided = equalisation(layer.matrix, layer.read, centred=False)
+        if divided.noise < (_BETTER_FREE if free else _BETTER_PAID) * noise:
+            noise, best = divided.noise, divided
+        if can_offset(self.topology, layer.node):
+            centred = equalisation(layer.matrix, layer.read, centred=True)
+            if centred.noise < (_BETTER_CENTRED if best and not free else _BETTER_PAID) * noise:
+                best = centred
+        return best
 
-    def _is_free(self, layer: Layer, found: Equalisation) -> bool:
-        return not found.offsets.any() and is_free(self.topology, layer.node)
-
-    def _clip(self) -> dict[str, tuple[float, ...]]:
-        clips: dict[str, tuple[float, ...]] = {}
+    def _clip(self) -> dict[str, Numbers]:
+        """How much of its largest weight each output channel's scale reaches, per layer."""
+        clips: dict[str, Numbers] = {}
         for layer in self.loud:
-            if len(self.topology.readers(layer.node.input[1])) > 1:
+            if len(self.topology.readers(layer.node.input[1])) > 1 or not _has_scale_per_output(layer.node):
                 continue  # one INT8 weight serves all its readers
             best = best_clips(layer.matrix, layer.read.variance)
             unclipped = layer.noise
@@ -199,18 +220,26 @@ class _Workshop:
                 layer.clips = np.ones(1)
         return clips
 
-    def _shifts(self) -> dict[str, tuple[float, ...]]:
-        shifts: dict[str, tuple[float, ...]] = {}
+    def _shifts(self) -> dict[str, Numbers]:
+        """What each layer's bias has to take back, per output."""
+        shifts: dict[str, Numbers] = {}
         for layer in self.layers.values():
-            if not takes_bias(self.topology, layer.node):
+            if not (takes_bias(self.topology, layer.node) and _has_scale_per_output(layer.node)):
                 continue
-            shift = output_shift(layer.matrix, layer.read, layer.scale, layer.clips)
-            if np.square(shift).sum() > _LEAST_SHIFT * layer.noise:
+            share = coverage(layer.node)
+            shift = share * output_shift(layer.matrix, layer.read, layer.scale, layer.clips)
+            if np.square(shift).sum() > _LEAST_SHIFT * share * layer.noise:
                 shifts[layer.node.name] = tuple(shift.tolist())
                 layer.notes.append("bias corrected")
         return shifts
 
 
 def _noise_to_signal(readers: list[Layer], scale: float) -> float:
-    """What the readers of a tensor lose through its activations, together."""
-    return sum(activation_noise(layer.matrix, layer.read, scale) / max(layer.signal, 1e-30) for layer in readers)
+    """What the readers of a tensor lose through its activations, together; those that give nothing have no say."""
+    heard = [layer for layer in readers if layer.signal > 0.0]
+    return sum(activation_noise(layer.matrix, layer.read, scale) / layer.signal for layer in heard)
+
+
+def _has_scale_per_output(node: NodeProto) -> bool:
+    """Not so where ONNX has the outputs of all groups on one axis of a weight's: see `channel_axis`."""
+    return node.op_type != "ConvTranspose" or groups(node) == 1

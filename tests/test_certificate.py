@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from agent.planning import certificate, held_out
 from agent.planning.certificate import Certifier, check_frames
 from agent.planning.held_out import RandomFrames
 from agent.planning.journal import Journal
-from agent.planning.trial import Terms, Trial
+from agent.planning.trial import Measurement, Tally, Terms, Trial
 from calibrate.loss_bound import frames_needed
 from engines.backend import Array, TensorSpec
 
@@ -364,6 +365,18 @@ def test_twenty_times_the_fewest_frames_are_enough(bench: MakeBench) -> None:
     assert trial.frames == 20 * terms.needed
     assert not trial.accepted
     assert "and more would take too long" in trial.reason
+
+
+def test_a_candidate_whose_mean_is_too_high_is_not_measured_to_the_end() -> None:
+    tally = Tally(USUAL)
+    for number in itertools.count():
+        tally.add(Measurement(float(number % 19 == 0), False, [], (1.0, 2.0)))
+        if tally.is_decided:
+            break
+    trial = tally.trial(DIGITS, "the frames ended")
+    assert trial.frames == 2 * USUAL.needed < 20 * USUAL.needed
+    assert (trial.accepted, trial.lower < 0.05) == (False, True)
+    assert "and more would hardly lower it" in trial.reason
 
 
 def test_a_candidate_too_many_is_refused(bench: MakeBench) -> None:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from calibrate.errors import CalibrationError
-from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.scale import MAX_SCALE, MIN_SCALE, QMAX, activation_scale, power_of_two, quantise, weight_scales
 
 WEIGHTS = hnp.arrays(
@@ -98,29 +97,3 @@ def test_rounds_ties_to_even_as_onnx_does() -> None:
 def test_refuses_weights_that_are_not_finite() -> None:
     with pytest.raises(CalibrationError, match=r"scale\.amax.*'w'"):
         weight_scales(np.array([[1.0, np.nan]], np.float32), 0, "w")
-
-
-@given(st.dictionaries(st.text(), st.text()))
-def test_plan_survives_json(floats: dict[str, str]) -> None:
-    assert PrecisionPlan.from_json(PrecisionPlan(floats).to_json()) == PrecisionPlan(floats)
-
-
-def test_plan_cannot_be_changed() -> None:
-    with pytest.raises(TypeError):
-        ALL_INT8.floats["conv"] = "because"  # type: ignore[index]  # what must not work
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("", "plan.format"),
-        ("[]", "plan.format"),
-        ('{"floats": {}}', "plan.format"),
-        ('{"schema": 1, "floats": {"conv": 3}}', "plan.format"),
-        ('{"schema": 3, "floats": {}}', "plan.schema"),
-    ],
-)
-def test_refuses_what_is_no_plan(text: str, code: str) -> None:
-    with pytest.raises(CalibrationError) as caught:
-        PrecisionPlan.from_json(text)
-    assert caught.value.code == code

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from agent.planning.what_if import Answer
 from calibrate.partition import Partition
 
+_HARDLY = 0.25  # of the accepted loss
 _STEPS = 10  # of half the noise each
 
 
@@ -23,23 +24,17 @@ class Candidate:
 
 
 def ladder(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
-    """Plans of ever less noise, fastest first: at each step the quietest among those that are as fast as any.
+    """The fastest plan, and others of ever less noise: at each step the quietest of those that are as fast as any.
 
     frontier: fastest first, quietest last. tolerance: relative difference in time below which plans are as fast.
     """
-    chosen: list[Partition] = []
-    limit = frontier[0].noise
-    for _ in range(_STEPS):
-        quiet = [plan for plan in frontier if plan.noise <= limit and plan.int8.any()]
-        if not quiet:
-            break
-        as_fast = (1.0 + tolerance) * min(plan.time for plan in quiet)
-        plan = min((plan for plan in quiet if plan.time <= as_fast), key=lambda plan: plan.noise)
-        chosen.append(plan)
-        if plan.noise == 0.0:
-            break
-        limit = plan.noise / 2.0
-    return chosen
+    rungs: list[Partition] = []
+    plans = [plan for plan in frontier if plan.int8.any()]
+    while plans and len(rungs) < _STEPS:
+        as_fast = (1.0 + tolerance) * plans[0].time if rungs else plans[0].time
+        rungs.append(min((plan for plan in plans if plan.time <= as_fast), key=lambda plan: plan.noise))
+        plans = [plan for plan in plans if 2.0 * plan.noise <= rungs[-1].noise and plan.noise < rungs[-1].noise]
+    return rungs
 
 
 def choose_candidates(
@@ -47,19 +42,21 @@ def choose_candidates(
     ask: Callable[[NDArray[np.bool_]], Answer],
     max_loss: float,
     most: int,
-    out_of_time: Callable[[], bool],
+    fastest: Partition | None = None,
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Try plans on the search frames, fastest first; those to be certified, at most `most`, and all that were tried.
 
-    A plan that loses more than max_loss there already is left out. Where the frames show nothing, none is.
+    A plan that loses more than max_loss there already is left out. Where the frames show nothing, none is. fastest: the
+    plan whose time others come near; it goes before them where it is so quiet that there is hardly a loss to win back.
     """
     tried: list[Candidate] = []
     promising: list[Candidate] = []
-    for plan in plans:
-        if len(promising) == most or out_of_time():
+    first = [] if fastest is None or any(plan is fastest for plan in plans) else [fastest]
+    for plan in (*first, *plans):
+        if len(promising) == most:
             break
         candidate = Candidate(plan, ask(plan.int8))
         tried.append(candidate)
-        if candidate.answer.loss <= max_loss:
+        if candidate.answer.loss <= (_HARDLY * max_loss if plan is fastest and first else max_loss):
             promising.append(candidate)
     return promising, tried

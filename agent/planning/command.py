@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,19 @@ from agent.errors import AgentError
 from agent.metrics import evaluate
 from agent.model import Model, check_calibration, open_model, read_plan
 from agent.model_spec import load_model_spec
+from agent.planning.costs import Builder
 from agent.planning.found import PlanOptions
 from agent.planning.held_out import RandomFrames
 from agent.planning.journal import Journal
 from agent.planning.result import planned, summary
 from agent.planning.search import Planner
 from agent.precision import read_rules
+from calibrate.errors import CalibrationError
 from calibrate.plan import PrecisionPlan
 from engines.backend import Backend, Progress
 from engines.calibration import Calibration, load_calibration
 from engines.files import replace_files
+from engines.fusion import fusion_groups
 from engines.macs import int8_macs_share
 from engines.placement import place
 from engines.store import fingerprint
@@ -35,7 +37,7 @@ from engines.store import fingerprint
 
 def run_plan(
     spec_path: Path,
-    calibration_path: Path,
+    calibration_path: Path | None,
     frames: str,
     output: Path,
     backend: Backend,
@@ -45,56 +47,93 @@ def run_plan(
 ) -> tuple[PrecisionPlan, dict[str, Any]]:
     """Search for the fastest plan that keeps the loss, and write it; the plan, and what --json prints of it.
 
-    What was measured is kept beside the output until the search ends; interrupted, it goes on there.
+    What was measured is kept beside the output until the search ends; interrupted, it goes on there. Whatever can be
+    refused is refused before the search begins. calibration_path: not looked at for a model that brings all scales.
+    Raises TaredError, AgentError `plan.nothing` for a model that is INT8 already.
     """
     started = time.monotonic()
+    _check_output(output)
     source = parse_source(frames)
-    calibration = load_calibration(calibration_path)
-    spec = load_model_spec(spec_path)
-    model = open_model(spec)
-    check_calibration(model, calibration)
-    rules = read_rules(spec.precision, model.master, model.placement)
-    journal = _journal(output, model, calibration, backend, source, options)
-    planner = Planner(
-        model, rules, calibration, RandomFrames(source, options.seed), backend, embedded, options, journal, _stage
-    )
-    planner.run()
-    plan = planned(planner)
-    evidence = {
-        **plan.evidence,
-        "model": model.sha256,
-        "model_name": spec.path.name,
-        "calibration": calibration.id,
-        "backend": dict(backend.describe()),
-        "source": source.shown,
-        "labels": _on_labels(planner, plan, dataset) if dataset is not None else None,
-        "seconds": round(time.monotonic() - started, 3),
-    }
-    plan = replace(plan, evidence=evidence)
-    _write(output, plan)
-    if not planner.found.interrupted:
-        journal.finish()
+    model = _open(spec_path)
+    calibration = _calibration(model, calibration_path)
+    rules = read_rules(model.spec.precision, model.master, model.placement)
+    builder = Builder(model, calibration, backend)
+    planner = Planner(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
+    if not planner.is_decided:
+        say(planner.split.told)
+    with _journal(output, builder, source, options) as journal:
+        of_float = _score(builder, None, dataset) if dataset is not None else {}
+        found = planner.run(journal)
+        facts: dict[str, Any] = {
+            "model": model.sha256,
+            "model_name": model.spec.path.name,
+            "calibration": calibration.id,
+            "backend": dict(backend.describe()),
+            "source": source.shown,
+            "labels": None,
+        }
+        plan = planned(planner)
+        if dataset is not None:
+            of_plan = _score(builder, plan.floats, dataset) if found.accepted is not None else of_float
+            facts["labels"] = {"dataset": dataset.name, "float": of_float, "plan": of_plan}
+        seconds = round(time.monotonic() - started, 3)
+        plan = replace(plan, evidence={**plan.evidence, **facts, "seconds": seconds})
+        _write(output, plan)
+        if not found.interrupted:
+            journal.finish()
     share = int8_macs_share(model.master, place(model.master, plan))
-    return plan, {**summary(plan, share), "seconds": evidence["seconds"], "output": str(output)}
+    return plan, {**summary(plan, share), "seconds": seconds, "output": str(output)}
 
 
-def _journal(
-    output: Path, model: Model, calibration: Calibration, backend: Backend, source: Source, options: PlanOptions
-) -> Journal:
-    """Beside the output; of the same search, whatever its budget."""
+def _open(spec_path: Path) -> Model:
+    model = open_model(load_model_spec(spec_path))
+    if model.placement.own and all(group.fixed for group in fusion_groups(model.master, model.placement).groups):
+        raise AgentError(
+            "plan.nothing",
+            f"{model.spec.path.name}, which brings its own INT8, and no other layer that may be",
+            "a model with layers to decide about",
+            "build it as it is, with --precision int8 and no calibration",
+        )
+    return model
+
+
+def _calibration(model: Model, path: Path | None) -> Calibration:
+    if model.needs_no_calibration:
+        return Calibration(model.sha256, "the model's own", 0, "", {}, {})
+    if path is None:
+        raise CalibrationError(
+            "calibration.missing", "no calibration", "one, for int8", "make it with 'tared calibrate'"
+        )
+    calibration = load_calibration(path)
+    check_calibration(model, calibration)
+    return calibration
+
+
+@contextmanager
+def _journal(output: Path, builder: Builder, source: Source, options: PlanOptions) -> Iterator[Journal]:
+    """Beside the output; of the same search, whatever its budget. One in which nothing is does not stay."""
     status = os.stat(source.location) if not source.live and Path(source.location).exists() else None
     identity = {
-        "model": model.sha256,
-        "spec": model.spec.model_dump(mode="json", exclude={"path"}),
-        "calibration": hashlib.sha256(json.dumps(dict(calibration.amax), sort_keys=True).encode()).hexdigest(),
-        "backend": {**backend.describe(), **backend.flags()},
+        "tared": version("tared"),
+        "model": builder.model.sha256,
+        "spec": builder.model.spec.model_dump(mode="json", exclude={"path"}),
+        "calibration": [builder.calibration.id, builder.calibration.frames],
+        "backend": builder.runtime,
         "source": [source.shown, status and status.st_size, status and status.st_mtime_ns],
         "options": [options.max_loss, options.max_confusion, options.costs, options.seed],
     }
+    output.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(output.with_name(output.name + ".journal"), fingerprint(identity))
     if journal.size:
         say(f"going on with the search that was interrupted: {journal.size} measurements are known")
-    return journal
+    try:
+        yield journal
+    except KeyboardInterrupt:
+        say(f"{journal.size} measurements are kept: the same command goes on from there")
+        raise
+    finally:
+        if not journal.size:
+            journal.finish()
 
 
 @contextmanager
@@ -103,27 +142,31 @@ def _stage(name: str) -> Iterator[Progress]:
         yield lambda fraction, doing: bar.update(round(100 * fraction), doing)
 
 
-def _on_labels(planner: Planner, plan: PrecisionPlan, dataset: Path) -> dict[str, Any]:
-    """The task's own score, of float and of the plan, on labelled images."""
-    scores = {}
-    for name, floats in (("float", None), ("plan", plan.floats)):
-        if floats is None or planner.found.accepted is None:
-            engine = planner.builder.load_float()
-        else:
-            engine = planner.builder.load(floats)
-        with closing(engine), _stage(f"{name} on labels"):
-            scores[name] = dict(evaluate(engine, planner.model.spec, dataset).scores)
-    return {"dataset": dataset.name, **scores}
+def _score(builder: Builder, floats: Mapping[str, str] | None, dataset: Path) -> dict[str, float]:
+    """The task's own score on labelled images, of the float engine or of a plan."""
+    engine = builder.load_float() if floats is None else builder.load(floats)
+    with closing(engine), _stage(f"{'float' if floats is None else 'the plan'} on labels"):
+        return dict(evaluate(engine, builder.model.spec, dataset).scores)
+
+
+def _check_output(output: Path) -> None:
+    """Say before the work that its result could not be written."""
+    folder = next(folder for folder in output.absolute().parents if folder.exists())
+    if output.is_dir():
+        raise _unwritable(output, "a folder")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise _unwritable(output, f"{folder} takes no files")
 
 
 def _write(output: Path, plan: PrecisionPlan) -> None:
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
         replace_files({output: (plan.to_json() + "\n").encode()})
     except OSError as error:
-        raise AgentError(
-            "plan.write", f"{output}: {error.strerror}", "a writable place with room", "choose another -o"
-        ) from error
+        raise _unwritable(output, error.strerror) from error
+
+
+def _unwritable(output: Path, found: str | None) -> AgentError:
+    return AgentError("plan.write", f"{output}: {found}", "a writable place with room", "choose another -o")
 
 
 def read_evidence(path: Path) -> Mapping[str, Any]:

@@ -23,37 +23,54 @@ _WORTH_IT = 0.99  # of the float engine's time: a plan that saves less saves not
 
 
 class Builder:
-    """Builds engines of one model under plans, and counts them. The all-float one is built once.
+    """Builds engines of one model under plans, and counts them. The all-float one and the last are built once.
 
-    without_int8: layers that the runtime has turned out to have no INT8 kernel for, with the reason: left float since.
+    repairs: of every plan. without_int8: layers that the runtime has turned out to have no INT8 kernel for, with the
+    reason: left float since.
     """
 
-    def __init__(self, model: Model, calibration: Calibration, backend: Backend, repairs: Repairs) -> None:
+    def __init__(self, model: Model, calibration: Calibration, backend: Backend) -> None:
+        self.model = model
+        self.calibration = calibration
+        self.repairs = Repairs()
         self.builds = 0
         self.without_int8: dict[str, str] = {}
-        self._model = model
-        self._calibration = calibration
         self._backend = backend
-        self._repairs = repairs
         self._ranges = {name: histogram.amax for name, histogram in calibration.histograms.items()}
         self._float: bytes | None = None
+        self._last: tuple[tuple[frozenset[str], Repairs], bytes] | None = None
+
+    @property
+    def runtime(self) -> Mapping[str, str]:
+        """What times and kernels follow from beside the model."""
+        return {**self._backend.describe(), **self._backend.flags()}
 
     def plan(self, floats: Mapping[str, str]) -> PrecisionPlan:
         """The plan of these floats and what has no INT8 kernel, with the repairs."""
-        return PrecisionPlan({**floats, **self.without_int8}, self._repairs)
+        return PrecisionPlan({**floats, **self.without_int8}, self.repairs)
 
     def load(self, floats: Mapping[str, str], progress: Progress = silent) -> Engine:
         """A loaded engine in which all but these is INT8, as far as the runtime has kernels.
 
         Raises EngineError as the backend does, and `engine.int8` where leaving layers float does not help it.
         """
+        if self._last is None or self._last[0] != self._key(floats):
+            engine = self._build(floats, progress)
+            self._last = self._key(floats), engine
+        return self._backend.load(self._last[1])
+
+    def _key(self, floats: Mapping[str, str]) -> tuple[frozenset[str], Repairs]:
+        """What an engine follows from: not from the reasons."""
+        return frozenset({*floats, *self.without_int8}), self.repairs
+
+    def _build(self, floats: Mapping[str, str], progress: Progress) -> bytes:
         while True:
-            graph = quantised_graph(self._model.master, self.plan(floats), self._calibration)
-            built = self._backend.build(self._model.request(graph.graph, "int8", self._ranges), progress)
+            graph = quantised_graph(self.model.master, self.plan(floats), self.calibration)
+            built = self._backend.build(self.model.request(graph.graph, "int8", self._ranges), progress)
             self.builds += 1
             lacking = {name: reason for name, reason in built.without_int8.items() if name not in graph.placement.own}
             if not lacking and built.engine:
-                return self._backend.load(built.engine)
+                return built.engine
             if not lacking.keys() - self.without_int8.keys():
                 raise EngineError(
                     "engine.int8",
@@ -66,7 +83,7 @@ class Builder:
     def load_float(self, progress: Progress = silent) -> Engine:
         """The engine that INT8 has to be faster than: the runtime's fastest float."""
         if self._float is None:
-            request = self._model.request(self._model.master, self._backend.precisions[-1], self._ranges)
+            request = self.model.request(self.model.master, self._backend.precisions[-1], self._ranges)
             self._float = self._backend.build(request, progress).engine
             self.builds += 1
         return self._backend.load(self._float)
@@ -138,7 +155,7 @@ def find_costs(
 
 
 def labels(grouping: Grouping, floats: Mapping[str, str], forced: Mapping[str, str]) -> NDArray[np.int8]:
-    """Per group FREE, or what it is by rule, kernel or nature."""
+    """Per group FREE, or what it is by nature, kernel or rule; where rules differ in a group, it stays float."""
     found = []
     for group in grouping.groups:
         if group.fixed or any(layer in floats for layer in group.layers):

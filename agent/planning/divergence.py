@@ -19,7 +19,9 @@ from agent.model_spec import ModelSpec
 from agent.vision import VisionTask
 from engines.backend import Array, Engine
 
-_FAINT = 0.1  # of the score threshold: down to here, candidates are looked for
+# Of the score threshold. Objects count down to a third of it: there are more of them, and what is only just not served
+# today is what tomorrow's scene serves. Their nearest candidates are looked for down to a tenth.
+_SEEN, _FAINT = 1.0 / 3.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class DetectorDivergence:
     """Reads the outputs of one detector, and compares two readings."""
 
     def __init__(self, spec: ModelSpec, engine: Engine) -> None:
+        seen = {"score_threshold": _SEEN * spec.score_threshold}
         faint = {"score_threshold": _FAINT * spec.score_threshold, "iou_threshold": 1.0}
-        self._found = VisionTask(spec, engine.inputs, engine.outputs)
+        self._found = VisionTask(spec.model_copy(update=seen), engine.inputs, engine.outputs)
         self._candidates = VisionTask(spec.model_copy(update=faint), engine.inputs, engine.outputs)
 
     def read(self, outputs: RawOutputs, shape: tuple[int, ...]) -> Sighting:
@@ -72,8 +75,14 @@ def outputs_divergence(served: RawOutputs, reference: RawOutputs) -> float:
 
 
 def _noise_to_signal(served: Array, reference: Array) -> float:
+    """Of one output; of one that does not vary, such as a single number, relative to its power."""
+    if served.shape != reference.shape:
+        return 1.0  # it holds as many rows as were found
+    if not reference.size:
+        return 0.0
     signal = reference.astype(np.float64)
     with np.errstate(all="ignore"):
         noise = np.square(served.astype(np.float64) - signal).mean()
-        ratio = noise / max(float(signal.var()), float(np.finfo(np.float32).tiny))
+        power = float(signal.var() or np.square(signal).mean())
+        ratio = noise / max(power, float(np.finfo(np.float32).tiny))
     return float(min(ratio, 1.0)) if np.isfinite(ratio) else 1.0

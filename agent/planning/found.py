@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from engines.fusion import Grouping
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """max_loss, max_confusion: see `agent.planning.certificate.Terms`. budget_s: None for as long as it takes.
+    """max_loss, max_confusion: see `agent.planning.trial.Terms`. budget_s: None for as long as it takes.
 
     costs: "measured", or "macs" to go by multiply-accumulates without measuring. seed: of the order of the frames.
     """
@@ -33,13 +33,19 @@ class PlanOptions:
 
 @dataclass
 class Found:
-    """What a search has found so far; what it had no time for is not there."""
+    """What a search has found so far; what it had no time for is not there.
 
+    predicted: per group the noise to signal of its layers, in the sum. restored: by group, what it takes off the
+    divergence to have this one float and all others INT8. tried: plans on the search frames; those of them worth a
+    trial are `candidates`. trials: of the first candidates, in their order. interrupted: "budget" where that cut the
+    search short.
+    """
+
+    grouping: Grouping
     chosen: Chosen | None = None
-    grouping: Grouping | None = None
     predicted: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     blocks: Sequence[Block] = ()
-    restored: Mapping[int, float] = field(default_factory=dict)
+    restored: dict[int, float] = field(default_factory=dict)
     costs: GroupCosts | None = None
     frontier: Sequence[Partition] = ()
     tried: Sequence[Candidate] = ()

@@ -2,195 +2,203 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from agent.planning.candidates import Candidate
+from agent.planning.figures import show_share
 from agent.planning.found import Found
 from agent.planning.search import Planner
-from agent.planning.trial import ERROR, Terms
+from agent.planning.trial import ERROR, Terms, Trial
 from calibrate.partition import Partition
-from calibrate.plan import PrecisionPlan
-from engines.fusion import FusionGroup, Grouping
+from calibrate.plan import PrecisionPlan, Repairs
 from engines.macs import node_macs
 
 _NOT_CERTIFIED = "no plan with INT8 in it was certified"
+_FASTER = 0.97  # of float's latency at most: the medians of equal engines differ by 1.5 %, see certificate.py
 
 
 def planned(planner: Planner) -> PrecisionPlan:
     """The certified plan, or the one in which all is float; its evidence without what the caller knows of the run."""
-    found = planner.found
-    grouping = found.grouping
-    assert grouping is not None
-    evidence = _evidence(planner, grouping)
-    if found.accepted is None:
-        floats = grouping.plan([False] * len(grouping.groups), _NOT_CERTIFIED)
-        return PrecisionPlan({**floats, **planner.rules.floats}, evidence=evidence)
-    int8 = found.candidates[found.accepted].partition.int8
-    why = {group["name"]: group["why"] for group in evidence["groups"]}
-    floats = {**grouping.plan(int8.tolist(), why), **planner.rules.floats, **planner.builder.without_int8}
-    assert found.chosen is not None
-    chosen = PrecisionPlan(floats, found.chosen.repairs)
-    return PrecisionPlan(floats, chosen.effective, evidence)
+    told = _Evidence(planner)
+    floats = planner.plan_of(told.chosen, dict(told.reasons()))
+    repairs = planner.builder.repairs if planner.found.accepted is not None else Repairs()
+    return PrecisionPlan(floats, PrecisionPlan(floats, repairs).effective, told.as_dict())
 
 
 def verdict(planner: Planner) -> str:
     """The result in one sentence or two, for people."""
-    found, options = planner.found, planner.options
-    slower = f" {found.costs.slower}: serve float here." if found.costs and found.costs.slower else ""
-    if found.accepted is not None:
-        trial = found.trials[found.accepted]
-        faster = "" if slower else f" {trial.latency_ms:.3g} ms against {trial.latency_float_ms:.3g} ms in float."
-        return (
-            f"Certified: a loss of at most {trial.upper:.3g}, where {options.max_loss:g} is accepted.{faster}{slower}"
-        )
-    if found.interrupted:
-        return "All float: the time was up before a plan with INT8 in it was certified."
-    if found.costs is None:
-        reasons = dict.fromkeys(group.fixed for group in found.grouping.groups if group.fixed) if found.grouping else {}
-        return f"All float: no layer may be INT8{': ' + next(iter(reasons)) if reasons else ' by the rules'}."
-    if not found.candidates:
-        least = min((candidate.answer.loss for candidate in found.tried), default=0.0)
-        return (
-            f"All float: every plan with INT8 in it lost more than {options.max_loss:g} on the search frames already, "
-            f"{least:.3g} at least."
-        )
-    return f"All float: none of {len(found.trials)} plans was certified. The last: {found.trials[-1].reason}."
-
-
-def _evidence(planner: Planner, grouping: Grouping) -> dict[str, Any]:
-    found, options = planner.found, planner.options
-    costs = found.costs
-    accepted = found.accepted
-    trial = found.trials[accepted] if accepted is not None else None
-    macs = sum(node_macs(planner.model.master).values())
-    shares = np.array([group.macs for group in grouping.groups], np.float64) / max(macs, 1)
-    chosen = found.candidates[accepted].partition.int8 if accepted is not None else np.zeros(len(shares), np.bool_)
-    answers = {candidate.partition.int8.tobytes(): candidate.answer.loss for candidate in found.tried}
-    last = found.trials[-1] if found.trials else None
-    return {
-        "max_loss": options.max_loss,
-        "max_confusion": options.max_confusion,
-        "seed": options.seed,
-        "costs": _costs(found),
-        "repairs": {name: dict(row) for name, row in found.chosen.tried.items()} if found.chosen else {},
-        "groups": [_group(planner, grouping, index, bool(chosen[index]), shares) for index in range(len(shares))],
-        "edges": [
-            [i, j, float(costs.costs.boundary_ms[k]) if costs else 0.0] for k, (i, j, _) in enumerate(grouping.edges)
-        ],
-        "frontier": [
-            {**_plan(found, plan, shares), "loss": answers.get(plan.int8.tobytes())} for plan in found.frontier
-        ],
-        "candidates": [
-            _candidate(found, candidate, shares, found.trials[index] if index < len(found.trials) else None)
-            for index, candidate in enumerate(found.candidates)
-        ],
-        "accepted": accepted,
-        "verdict": verdict(planner),
-        "certificate": {
-            "error": ERROR,
-            "frames_needed": Terms(options.max_loss, options.max_confusion, max(1, len(found.candidates))).needed,
-        },
-        "latency_ms": trial.latency_ms if trial else (last.latency_float_ms if last else None),
-        "latency_float_ms": last.latency_float_ms if last else None,
-        "faster": trial is not None and trial.latency_ms < trial.latency_float_ms,
-        "frames": {"search": planner.search_count(), "certificate": last.frames if last else 0},
-        "builds": planner.builds,
-        "interrupted": found.interrupted,
-    }
-
-
-def _costs(found: Found) -> dict[str, Any]:
-    if found.costs is None:
-        return {
-            "source": "macs",
-            "why": "nothing was measured",
-            "unit": "MACs",
-            "noise": 0.0,
-            "builds": 0,
-            "fixed": 0.0,
-        }
-    costs = found.costs.costs
-    measured = not found.costs.why
-    return {
-        "source": "measured" if measured else "macs",
-        "why": found.costs.why,
-        "unit": "ms" if measured else "MACs",
-        "noise": costs.noise,
-        "builds": costs.builds,
-        "fixed": costs.fixed_ms,
-    }
-
-
-def _group(planner: Planner, grouping: Grouping, index: int, int8: bool, shares: NDArray[np.float64]) -> dict[str, Any]:
     found = planner.found
-    group = grouping.groups[index]
-    noise = float(found.noise[index]) if len(found.predicted) else 0.0
-    nsr = float(found.predicted[index]) if len(found.predicted) else 0.0
-    block = next((block for block in found.blocks if index in block.members), None)
-    rule = next((rule for layer in group.layers if (rule := _rule(planner, layer))), "")
-    return {
-        "name": group.name,
-        "layers": list(group.layers),
-        "macs_share": float(shares[index]),
-        "precision": "int8" if int8 else "float",
-        "why": _why(planner, group, index, int8, rule),
-        "time_int8": float(found.costs.costs.int8_ms[index]) if found.costs else 0.0,
-        "time_float": float(found.costs.costs.float_ms[index]) if found.costs else 0.0,
-        "nsr_db": 10.0 * float(np.log10(nsr)) if nsr > 0.0 else None,
-        "sensitivity": noise,
-        "measured": block is not None and len(block.members) == 1,
-        "restored": found.restored.get(index),
-        "repairs": sorted({note for layer in group.layers for note in _notes(found, layer)}),
-        "rule": rule,
-    }
-
-
-def _rule(planner: Planner, layer: str) -> str:
-    return planner.rules.floats.get(layer) or planner.rules.int8.get(layer, "")
-
-
-def _notes(found: Found, layer: str) -> tuple[str, ...]:
-    return tuple(found.chosen.notes.get(layer, ())) if found.chosen else ()
-
-
-def _why(planner: Planner, group: FusionGroup, index: int, int8: bool, rule: str) -> str:
-    found = planner.found
-    if group.fixed or rule:
-        return group.fixed or rule
-    lacking = next((layer for layer in group.layers if layer in planner.without_int8), None)
-    if lacking:
-        return planner.without_int8[lacking]
     if found.accepted is None:
-        return _NOT_CERTIFIED
-    assert found.costs is not None
-    costs = found.costs.costs
-    saved = float(costs.float_ms[index] - costs.int8_ms[index]) / max(float(costs.float_ms.sum()), 1e-30)
-    noise = float(found.noise[index]) / max(float(found.noise.sum()), 1e-30)
-    told = f"INT8 saves {saved:.1%} of the time and makes {noise:.1%} of the noise"
-    return told if int8 or saved > 0.0 else "INT8 is not faster here"
+        own = " but what the model itself has in INT8" if planner.model.placement.own else ""
+        kept = "" if not planner.rules.int8 else " So precision.force_int8 is not kept."
+        return f"All float{own}: {_why_not(planner)}.{kept}"
+    trial = found.trials[found.accepted]
+    times = f"{trial.latency_ms:.3g} ms against {trial.latency_float_ms:.3g} ms in float"
+    speed = f"{times}." if is_faster(trial) else f"INT8 is not faster on this machine, {times}: serve float here."
+    return f"Certified: a loss of at most {trial.upper:.3g}, where {planner.options.max_loss:g} is accepted. {speed}"
 
 
-def _plan(found: Found, plan: Partition, shares: NDArray[np.float64]) -> dict[str, Any]:
-    assert found.costs is not None
-    return {
-        "time": plan.time + found.costs.costs.fixed_ms,
-        "noise": plan.noise,
-        "int8_macs_share": float(shares[plan.int8].sum()),
-    }
+def is_faster(trial: Trial) -> bool:
+    """Whether a candidate took less time than float by more than chance."""
+    return trial.latency_ms <= _FASTER * trial.latency_float_ms
 
 
-def _candidate(found: Found, candidate: Candidate, shares: NDArray[np.float64], trial: Any) -> dict[str, Any]:
-    return {
-        **_plan(found, candidate.partition, shares),
-        "predicted_loss": candidate.answer.loss,
-        "floats": int((~candidate.partition.int8).sum()),
-        "trial": asdict(trial) if trial is not None else None,
-    }
+def _why_not(planner: Planner) -> str:
+    found, options = planner.found, planner.options
+    if found.interrupted:
+        return "the time was up before a plan with INT8 in it was certified"
+    if found.costs is None:
+        reasons = dict.fromkeys(group.fixed or "precision.keep_float" for group in found.grouping.groups)
+        return f"no layer may be INT8 ({'; '.join(reasons)})" if reasons else "there is no layer that could be INT8"
+    if not found.tried:
+        return "no plan with INT8 in it takes less time than float"
+    if not found.candidates:
+        least = min(candidate.answer.loss for candidate in found.tried)
+        return (
+            f"every plan with INT8 in it lost more than {options.max_loss:g} on the search frames already, "
+            f"{least:.3g} at least"
+        )
+    return f"none of {len(found.trials)} plans was certified. The last: {found.trials[-1].reason}"
+
+
+class _Evidence:
+    """All that a plan's evidence tells of the search."""
+
+    def __init__(self, planner: Planner) -> None:
+        found = planner.found
+        self.planner = planner
+        self.found: Found = found
+        self.groups = found.grouping.groups
+        self.rules = planner.rules
+        macs = sum(node_macs(planner.model.master).values())
+        self.shares = np.array([group.macs for group in self.groups], np.float64) / max(macs, 1)
+        self.chosen = np.zeros(len(self.groups), np.bool_)
+        if found.accepted is not None:
+            self.chosen = found.candidates[found.accepted].partition.int8
+        self.int8 = [bool(int8) and not self._lacking(index) for index, int8 in enumerate(self.chosen)]
+
+    def as_dict(self) -> dict[str, Any]:
+        found, options = self.found, self.planner.options
+        trial = found.trials[found.accepted] if found.accepted is not None else None
+        last = found.trials[-1] if found.trials else None
+        return {
+            "max_loss": options.max_loss,
+            "max_confusion": options.max_confusion,
+            "seed": options.seed,
+            "costs": self._costs(),
+            "repairs": {name: dict(row) for name, row in found.chosen.tried.items()} if found.chosen else {},
+            "groups": [self._group(index, why) for index, (_, why) in enumerate(self.reasons())],
+            "edges": self._edges(),
+            "frontier": self._frontier(),
+            "candidates": self._candidates(),
+            "accepted": found.accepted,
+            "verdict": verdict(self.planner),
+            "certificate": {
+                "error": ERROR,
+                "frames_needed": Terms(options.max_loss, options.max_confusion, max(1, len(found.candidates))).needed,
+            },
+            "latency_ms": trial.latency_ms if trial else (last.latency_float_ms if last else None),
+            "latency_float_ms": last.latency_float_ms if last else None,
+            "faster": trial is not None and is_faster(trial),
+            "frames": {
+                "search": self.planner.split.search if found.chosen else 0,
+                "certificate": last.frames if last else 0,
+            },
+            "builds": self.planner.builder.builds,
+            "interrupted": found.interrupted,
+        }
+
+    def reasons(self) -> Iterator[tuple[str, str]]:
+        """Every group by its name, and why it is what it is."""
+        for index, group in enumerate(self.groups):
+            yield group.name, group.fixed or self._rule(index) or self._lacking(index) or self._weighed(index)
+
+    def _rule(self, index: int) -> str:
+        """The rule that decided a group; one that keeps it float goes before one that forces it."""
+        layers = self.groups[index].layers
+        found = [rules[layer] for rules in (self.rules.floats, self.rules.int8) for layer in layers if layer in rules]
+        return found[0] if found else ""
+
+    def _lacking(self, index: int) -> str:
+        without = self.planner.builder.without_int8
+        return next((without[layer] for layer in self.groups[index].layers if layer in without), "")
+
+    def _weighed(self, index: int) -> str:
+        """Of a group that was free: what INT8 would bring, and what it would do."""
+        if self.found.accepted is None or self.found.costs is None:
+            return _NOT_CERTIFIED
+        costs = self.found.costs.costs
+        saved = float(costs.float_ms[index] - costs.int8_ms[index]) / max(float(costs.float_ms.sum()), 1e-30)
+        noise = float(self.found.noise[index]) / max(float(self.found.noise.sum()), 1e-30)
+        if saved <= 0.0 and not self.int8[index]:
+            return "INT8 is not faster here"
+        gain = f"saves {show_share(saved)}" if saved >= 0.0 else f"takes {show_share(-saved)} more"
+        what = "cost" if self.found.costs.why else "time"
+        return f"INT8 {gain} of the {what} and makes {show_share(noise)} of the noise"
+
+    def _costs(self) -> dict[str, Any]:
+        found = self.found.costs
+        measured = found is not None and not found.why
+        return {
+            "source": "measured" if measured else "macs",
+            "why": found.why if found else "nothing was measured",
+            "unit": "ms" if measured else "MACs",
+            "noise": found.costs.noise if found else 0.0,
+            "builds": found.costs.builds if found else 0,
+            "fixed": found.costs.fixed_ms if found else 0.0,
+        }
+
+    def _group(self, index: int, why: str) -> dict[str, Any]:
+        found, group = self.found, self.groups[index]
+        noise, nsr = (float(each[index]) if len(found.predicted) else 0.0 for each in (found.noise, found.predicted))
+        notes = found.chosen.notes if found.chosen else {}
+        return {
+            "name": group.name,
+            "layers": list(group.layers),
+            "macs_share": float(self.shares[index]),
+            "precision": "int8" if self.int8[index] else "float",
+            "why": why,
+            "time_int8": float(found.costs.costs.int8_ms[index]) if found.costs else 0.0,
+            "time_float": float(found.costs.costs.float_ms[index]) if found.costs else 0.0,
+            "nsr_db": 10.0 * float(np.log10(nsr)) if nsr > 0.0 else None,
+            "sensitivity": noise,
+            "measured": any(block.members == (index,) for block in found.blocks),
+            "restored": found.restored.get(index),
+            "repairs": sorted({note for layer in group.layers for note in notes.get(layer, ())}),
+            "rule": self._rule(index),
+        }
+
+    def _edges(self) -> list[list[float]]:
+        edges, costs = self.found.grouping.edges, self.found.costs
+        times = costs.costs.boundary_ms.tolist() if costs else [0.0] * len(edges)
+        return [[i, j, time] for (i, j, _), time in zip(edges, times, strict=True)]
+
+    def _frontier(self) -> list[dict[str, Any]]:
+        losses = {candidate.partition.int8.tobytes(): candidate.answer.loss for candidate in self.found.tried}
+        return [{**self._plan(plan), "loss": losses.get(plan.int8.tobytes())} for plan in self.found.frontier]
+
+    def _candidates(self) -> list[dict[str, Any]]:
+        trials = [{**asdict(trial), "confused": list(map(asdict, trial.confused))} for trial in self.found.trials]
+        return [
+            {
+                **self._plan(candidate.partition),
+                "predicted_loss": candidate.answer.loss,
+                "floats": int((~candidate.partition.int8).sum()),
+                "trial": trials[index] if index < len(trials) else None,
+            }
+            for index, candidate in enumerate(self.found.candidates)
+        ]
+
+    def _plan(self, plan: Partition) -> dict[str, Any]:
+        assert self.found.costs is not None
+        return {
+            "time": plan.time + self.found.costs.costs.fixed_ms,
+            "noise": plan.noise,
+            "int8_macs_share": float(self.shares[plan.int8].sum()),
+        }
 
 
 def summary(plan: PrecisionPlan, int8_macs_share: float) -> Mapping[str, Any]:

@@ -94,7 +94,7 @@ class Tally:
     @property
     def is_decided(self) -> bool:
         """Whether more frames would change nothing, or too little."""
-        if self._loses_more or self._is_hopeless:
+        if self._loses_more or self._is_futile or self._is_hopeless:
             return True
         return self._keeps_loss and not self._disagreement.looks_worse(self._terms.max_confusion)
 
@@ -105,6 +105,11 @@ class Tally:
     @property
     def _loses_more(self) -> bool:
         return self.bound.lower >= self._terms.max_loss
+
+    @property
+    def _is_futile(self) -> bool:
+        """The mean itself is too high, on frames enough for it to be near the truth; refusing early is no promise."""
+        return self.bound.n >= max(100, 2 * self._terms.needed) and self.bound.mean >= self._terms.max_loss
 
     @property
     def _is_hopeless(self) -> bool:
@@ -132,8 +137,14 @@ class Tally:
             latency_float_ms=latency_float_ms,
             confused=pairs,
             accepted=self._keeps_loss and worst is None,
-            reason=self._reason(worst, "more would take too long" if self._is_hopeless else ended),
+            reason=self._reason(worst, self._ended() or ended),
         )
+
+    def _ended(self) -> str:
+        """Why more frames were not asked for, where that was not for want of them."""
+        if self._is_hopeless:
+            return "more would take too long"
+        return "more would hardly lower it" if self._is_futile else ""
 
     def _reason(self, worst: ConfusedPair | None, ended: str) -> str:
         asked = f"at most {self._terms.max_loss:g} is asked"

@@ -1,0 +1,145 @@
+"""What plans go by: measured costs, or estimates and why; engines built under plans; runtimes without some kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_tensorrt import FakeTensorRt
+from plan_world import LOUD, MACS, QUIET, journal, plan_world, planner
+
+import agent.planning.costs as costs
+from agent.planning.costs import Builder, GroupCosts, find_costs, labels
+from agent.planning.result import planned
+from calibrate.partition import FLOAT, FREE, INT8
+from calibrate.plan import Repairs
+from engines.backend import BackendOptions, EngineError, open_backend, silent
+from engines.costs import Costs, macs_costs
+from engines.fusion import FusionGroup, Grouping
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Path:
+    return plan_world(tmp_path / "world")
+
+
+@pytest.fixture
+def builder(world: Path) -> Builder:
+    return planner(world).builder
+
+
+def test_an_engine_is_built_once_whatever_the_reasons(builder: Builder) -> None:
+    for reason in ("one", "another"):
+        with closing(builder.load({LOUD: reason})) as engine:
+            assert engine.inputs[0].name == "image"
+    assert builder.builds == 1
+    for _ in range(2):
+        builder.load_float().close()
+    assert builder.builds == 2
+    builder.load({QUIET: ""}).close()
+    builder.repairs = Repairs(shifts={LOUD: (0.0,) * 8})
+    builder.load({QUIET: ""}).close()
+    assert builder.builds == 4
+
+
+def group(*layers: str, fixed: str = "") -> FusionGroup:
+    return FusionGroup(layers[0], layers, layers, 2, fixed)
+
+
+GROUPS = Grouping((group("a"), group("b", "c"), group("d", fixed="odd")), ((0, 1, 4), (1, 2, 4)), {}, {})
+
+
+def test_labels_follow_nature_then_float_then_force() -> None:
+    assert labels(GROUPS, {}, {}).tolist() == [FREE, FREE, FLOAT]
+    assert labels(GROUPS, {}, {"a": "", "c": "", "d": ""}).tolist() == [INT8, INT8, FLOAT]
+    assert labels(GROUPS, {"b": ""}, {"c": ""}).tolist() == [FREE, FLOAT, FLOAT]
+
+
+def measured(int8: list[float], in_float: list[float], boundary: list[float], **changes: Any) -> Costs:
+    found = Costs(np.array(int8), np.array(in_float), np.array(boundary), 1.0, 0.02, 0.1, 8, "measured")
+    return replace(found, **changes)
+
+
+def found_costs(
+    builder: Builder, folder: Path, monkeypatch: pytest.MonkeyPatch, found: Costs, source: str = "measured"
+) -> GroupCosts:
+    monkeypatch.setattr(costs, "measure_costs", lambda *_: found)
+    return find_costs(GROUPS, {}, builder, np.zeros(1, np.float32), journal(folder), silent, source)
+
+
+def test_measured_costs_are_taken_and_remembered(
+    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = measured([1.0, 1.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1])
+    taken = found_costs(builder, tmp_path, monkeypatch, real)
+    assert (taken.why, taken.tolerance, taken.costs.source) == ("", 0.02, "measured")
+    again = found_costs(builder, tmp_path, monkeypatch, measured([9.0] * 3, [9.0] * 3, [9.0] * 2))
+    assert again.costs.int8_ms.tolist() == [1.0, 1.0, 3.0]
+
+
+def test_costs_that_are_noise_are_not_gone_by(
+    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = found_costs(builder, tmp_path, monkeypatch, replace(macs_costs(GROUPS), noise=0.4, builds=8))
+    assert "noise" in told.why
+    assert (told.costs.source, told.costs.noise, told.costs.builds, told.tolerance) == ("macs", 0.4, 8, 0.05)
+
+
+def test_where_int8_is_slower_the_plan_is_for_a_machine_where_it_is_not(
+    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = found_costs(builder, tmp_path, monkeypatch, measured([4.0, 4.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1]))
+    assert told.why.startswith("INT8 is not faster on this machine: 12.1 ms all INT8, 8 ms all float;")
+    assert told.costs.source == "macs"
+
+
+def test_boundaries_count_when_int8_is_compared(
+    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = found_costs(builder, tmp_path, monkeypatch, measured([1.9, 1.9, 3.0], [2.0, 2.0, 3.0], [1.0, 1.0]))
+    assert "not faster" in told.why
+
+
+def test_who_asks_for_macs_measures_nothing(builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = found_costs(builder, tmp_path, monkeypatch, measured([], [], []), "macs")
+    assert (told.why, told.costs.int8_ms.tolist()) == ("asked for", [1e-6, 1e-6, 2e-6])
+    assert builder.builds == 0
+
+
+def test_layers_without_int8_kernels_stay_float_and_are_remembered(world: Path, fake: FakeTensorRt) -> None:
+    fake.without_int8 = {LOUD}
+    backend = open_backend("tensorrt", BackendOptions(1))
+    found = planner(world, replace(MACS, costs="measured"), backend)
+    found.run(journal(world))
+    plan = planned(found)
+    groups = {group["name"]: group for group in plan.evidence["groups"]}
+    assert set(plan.floats) >= {LOUD}
+    assert "INT8" in plan.floats[LOUD]
+    assert plan.floats[LOUD] == groups[LOUD]["why"]
+    assert groups[LOUD]["precision"] == "float"
+    assert found.builder.builds <= 13 + 1  # one more, to learn of the layer
+    again = planner(world, replace(MACS, costs="measured"), open_backend("tensorrt", BackendOptions(1)))
+    again.run(journal(world))
+    assert planned(again).essence == plan.essence
+    assert again.builder.builds < found.builder.builds
+
+
+def test_a_runtime_that_cannot_do_without_a_kernel_is_refused(world: Path, fake: FakeTensorRt) -> None:
+    builder = planner(world, backend=open_backend("tensorrt", BackendOptions(1))).builder
+    fake.without_int8 = {LOUD}
+    builder.without_int8 = {LOUD: "known"}
+    lacking: Mapping[str, str] = {LOUD: "again"}
+    build = builder._backend.build
+
+    def stubborn(*arguments: Any) -> Any:
+        return replace(build(*arguments), without_int8=lacking)
+
+    builder._backend.build = stubborn  # type: ignore[method-assign]  # a runtime that does not listen
+    with pytest.raises(EngineError) as refused:
+        builder.load({})
+    assert refused.value.code == "engine.int8"

@@ -1,0 +1,96 @@
+"""A plan given to the daemon: every engine that it ever builds is built under it, in whatever process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_world import MACS, journal, plan_world, planner
+from worlds import SPEC, World, make_world
+from zoo import residual_net
+
+from agent.planning.result import planned
+from calibrate.plan import PrecisionPlan
+from engines.store import Artefact, Store
+
+TESTS = Path(__file__).parent
+KEPT = "Conv_t2"
+
+
+@pytest.fixture(scope="module", name="plan")
+def plan_fixture(tmp_path_factory: pytest.TempPathFactory) -> PrecisionPlan:
+    """Found by a search in which the owner keeps a layer float."""
+    owners = {"precision": {"keep_float": [KEPT]}}
+    world = plan_world(tmp_path_factory.mktemp("plan") / "world", residual_net(), **{**SPEC, **owners})
+    search = planner(world, MACS)
+    search.run(journal(world))
+    plan = planned(search)
+    assert set(plan.floats) == {KEPT}
+    assert plan.repairs
+    return plan
+
+
+def world_under(folder: Path, plan: PrecisionPlan, seconds: float) -> World:
+    """Its light changes after a minute. Few frames are asked for: on a busy machine they come slowly."""
+    few: dict[str, Any] = {"calibration": {"frames": 16}, "observe": {"held_out": 8}}
+    world = make_world(folder, lambda ts: 0.06 if ts < 60.0 else 1.0, seconds, **few)
+    (folder / "plan.json").write_text(plan.to_json())
+    world.config["plan"] = "plan.json"
+    return world
+
+
+def check_under(artefact: Artefact | None, plan: PrecisionPlan) -> None:
+    assert artefact is not None
+    written = PrecisionPlan.from_json((artefact.path / "plan.json").read_text())
+    assert written == plan
+    assert artefact.manifest["inputs"]["plan"] == json.loads(json.dumps(plan.essence))
+    assert artefact.manifest["planning"] == plan.evidence
+    assert 0.0 < artefact.manifest["int8_macs_share"] < 1.0
+
+
+def test_a_plan_survives_recalibration_and_rollback(tmp_path: Path, plan: PrecisionPlan) -> None:
+    world = world_under(tmp_path / "world", plan, 130.0)
+    summary, _ = world.run()
+    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"]
+    store = Store(world.state_dir)
+    current, previous = store.read("current"), store.read("previous")
+    assert current is not None
+    assert previous is not None
+    assert current.id != previous.id
+    for artefact in (current, previous):  # a rollback serves the second one
+        check_under(artefact, plan)
+
+
+@pytest.fixture
+def fake_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Processes of this test find the fakes as TensorRT and PyCUDA."""
+    (tmp_path / "mistakes").mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (TESTS / "fake_machine", TESTS))))
+    monkeypatch.setenv("FAKE_MISTAKES", str(tmp_path / "mistakes"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return monkeypatch
+
+
+def test_a_plan_survives_a_new_runtime(tmp_path: Path, plan: PrecisionPlan, fake_board: pytest.MonkeyPatch) -> None:
+    world = world_under(tmp_path / "world", plan, 60.0)
+    world.config["backend"] = "tensorrt"
+    first, told = world.run()
+    assert first["swaps"], told
+    check_under(Store(world.state_dir).read("current"), plan)
+    fake_board.setenv("FAKE_VERSION", "10.13.3.9")
+    updated, said = world.run()
+    assert "artefact.runtime" in said
+    assert updated["artefact"] != first["artefact"]
+    check_under(Store(world.state_dir).read("current"), plan)
+
+
+def test_a_plan_of_another_model_stops_the_start(tmp_path: Path, plan: PrecisionPlan) -> None:
+    world = world_under(tmp_path / "world", replace(plan, floats={"Conv_t77": ""}), 1.0)
+    done = subprocess.run(world.command(), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "plan.node: node 'Conv_t77' in the plan" in done.stderr

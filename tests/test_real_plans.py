@@ -1,0 +1,65 @@
+"""`tared plan` on real networks and real frames: what may be INT8, what it loses, and what the certificate says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from lab import ASL, CIFAR_TEST, CIFAR_TRAIN, COCO, STREET, Lab, tared
+
+import agent.planning.search as search
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find out which groups make the noise: a quarter of the time, and a coarser picture."""
+    monkeypatch.setattr(search, "_RUNS", 16)
+    monkeypatch.setattr(search, "_RESTORED", 2)
+
+
+def planned(lab: Lab, name: str, frames: str, *more: object, calibrated_on: str, count: int) -> dict[str, Any]:
+    """The evidence of a plan, which is written as NAME-plan.json."""
+    calibration, plan = lab.folder / f"{name}-calibration.json", lab.folder / f"{name}-plan.json"
+    tared("calibrate", lab.spec(name), "--frames", lab.data / calibrated_on, "--count", count, "-o", calibration)
+    search = ["--calibration", calibration, "--frames", lab.data / frames, "--costs", "macs"]
+    told = tared("plan", lab.spec(name), *search, "-o", plan, *more)
+    evidence: dict[str, Any] = json.loads(plan.read_text())["evidence"]
+    assert told["certified"], evidence["verdict"]
+    assert told["builds"] <= 13
+    return evidence
+
+
+def test_resnet20_is_int8_as_a_whole_and_keeps_its_accuracy(lab: Lab) -> None:
+    evidence = planned(lab, "resnet20", CIFAR_TRAIN, "--max-loss", 0.05, calibrated_on=CIFAR_TRAIN, count=500)
+    assert all(group["precision"] == "int8" for group in evidence["groups"])
+    artefact = lab.folder / "resnet20-planned"
+    plan = ["--plan", lab.folder / "resnet20-plan.json"]
+    tared(
+        "build", lab.spec("resnet20"), "--calibration", lab.folder / "resnet20-calibration.json", *plan, "-o", artefact
+    )
+    scores = [
+        tared("evaluate", target, "--dataset", lab.data / CIFAR_TEST)["top1"]
+        for target in (lab.spec("resnet20"), artefact)
+    ]
+    assert scores[0] - scores[1] <= 0.004
+
+
+def test_ultraface_keeps_its_decoding_float_without_being_told(lab: Lab) -> None:
+    frames = ASL.format("walk")
+    evidence = planned(lab, "ultraface", frames, "--max-loss", 0.1, calibrated_on=ASL.format("again"), count=64)
+    layers = [layer for group in evidence["groups"] for layer in group["layers"]]
+    assert all(layer.startswith("Conv") for layer in layers)
+    int8 = {layer for group in evidence["groups"] if group["precision"] == "int8" for layer in group["layers"]}
+    assert int8
+    trial = evidence["candidates"][evidence["accepted"]]["trial"]
+    assert trial["loss"] <= 0.02
+
+
+def test_yolox_nano_sees_a_street_with_int8_in_it(lab: Lab) -> None:
+    evidence = planned(lab, "yolox_nano", STREET, "--max-loss", 0.05, calibrated_on=COCO, count=64)
+    chosen = evidence["candidates"][evidence["accepted"]]
+    assert chosen["trial"]["upper"] <= 0.05
+    assert chosen["int8_macs_share"] > 0.25
