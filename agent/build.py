@@ -124,8 +124,18 @@ def _compile(
         fallbacks |= lacking
     share = int8_macs_share(model.master, quantised.placement)
     if model.plan.evidence:
-        facts["planning"] = dict(model.plan.evidence)
+        facts["planning"] = _evidence(model.plan.evidence, backend, calibration)
     return replace(built, facts={**facts, "int8_macs_share": share, "without_int8": fallbacks, **built.facts})
+
+
+def _evidence(evidence: Mapping[str, Any], backend: Backend, calibration: Calibration | None) -> dict[str, Any]:
+    """How the plan was found. Its certificate is of one calibration's engine on one runtime, and of no other."""
+    same_scales = calibration is not None and evidence.get("calibration") == calibration.id
+    if same_scales and evidence.get("backend") == dict(backend.describe()):
+        return dict(evidence)
+    built = "another calibration" if not same_scales else "another runtime"
+    verdict = f"Not certified: the certificate of its plan is of {built}."
+    return {**evidence, "verdict": verdict, "candidates": [], "accepted": None}
 
 
 def _round(progress: Progress, number: int) -> Progress:

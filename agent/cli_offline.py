@@ -127,7 +127,7 @@ def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, A
     from agent.planning.found import PlanOptions
     from engines.backend import BackendOptions, open_backend
 
-    missing = [name for name in ("calibration", "frames", "output") if getattr(options, name) is None]
+    missing = [name for name in ("frames", "output") if getattr(options, name) is None]
     if missing:
         found = f"'tared plan' without --{missing[0]}"
         raise AgentError("cli.arguments", found, "--calibration, --frames and --output", "see 'tared plan --help'")

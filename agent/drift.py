@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from agent.config import DriftConfig
 from calibrate.evidence import EDetector
@@ -35,10 +36,11 @@ class DriftMonitor:
     configured tolerance and false-alarm budget.
     """
 
-    def __init__(self, config: DriftConfig, calibration: Calibration) -> None:
+    def __init__(self, config: DriftConfig, calibration: Calibration, amax: Mapping[str, float] | None = None) -> None:
+        """amax: per tap what serves, where a plan has chosen otherwise than the calibration."""
         self._block_s = config.block_s
         self._tolerance_db = config.tolerance_db
-        self._scales = calibration.scales
+        self._scales = replace(calibration, amax={**calibration.amax, **(amax or {})}).scales
         self._baseline_db = predicted_gain_db(calibration.histograms, self._scales)
         threshold = _MONTH_S / config.block_s / config.false_alarms_per_30d
         self._detector = EDetector(config.tolerance_db / FULL_SCALE_DB, threshold, min(_WARNING_BLOCKS, threshold))

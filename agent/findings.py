@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,10 +75,13 @@ class Findings:
         self._nonfinite: set[str] = set()
         self._history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
 
-    def watch(self, engine_id: str, calibration: Calibration, since: float) -> None:
-        """From capture time `since` on watch this calibration in service: fresh evidence, fresh collection."""
+    def watch(self, engine_id: str, calibration: Calibration, amax: Mapping[str, float], since: float) -> None:
+        """From capture time `since` on watch this calibration in service: fresh evidence, fresh collection.
+
+        amax: as for DriftMonitor.
+        """
         with self._lock:
-            self._monitor = DriftMonitor(self._config.drift, calibration)
+            self._monitor = DriftMonitor(self._config.drift, calibration, amax)
             self._watched = engine_id
             self._drift_name = "calm"
             self._start_fidelity(since)

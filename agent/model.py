@@ -23,7 +23,7 @@ from engines.calibration import Calibration, calibrate_histograms
 from engines.graph import canonical_hash, image_input, load_model
 from engines.passes import prepare
 from engines.placement import Placement, place
-from engines.planned import observed_graph
+from engines.planned import observed_graph, planned_amax
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,10 @@ class Model:
             for profile in self.spec.profiles
         )
         return BuildRequest(graph, precision, self.input_shape, profiles, amax or {})
+
+    def amax(self, calibration: Calibration) -> Mapping[str, float]:
+        """Per tap the amax that serves under the plan."""
+        return planned_amax(self.placement, self.plan.effective, calibration)
 
     @property
     def needs_no_calibration(self) -> bool:
@@ -117,9 +121,18 @@ def calibrate(
 
 
 def check_calibration(model: Model, calibration: Calibration) -> None:
-    """Raises CalibrationError: `calibration.model` for another model's, `calibration.input` for another input spec."""
-    known = {*calibration.amax, *model.plan.repairs.ranges}
-    if calibration.model_sha256 != model.sha256 or not known >= set(model.placement.taps):
+    """Raises CalibrationError: `calibration.model` for another model's, `calibration.plan` for one that lacks tensors
+    of the model's plan, `calibration.input` for another input spec.
+    """
+    missing = set(model.placement.taps) - {*calibration.amax, *model.plan.repairs.ranges}
+    if missing and calibration.model_sha256 == model.sha256:
+        raise CalibrationError(
+            "calibration.plan",
+            f"a calibration without tensor '{min(missing)}': it was made under another plan",
+            f"all {len(model.placement.taps)} tensors that are INT8 under this one",
+            "calibrate again under this plan, or return to the plan it was made under",
+        )
+    if calibration.model_sha256 != model.sha256:
         raise CalibrationError(
             "calibration.model",
             f"a calibration of model {calibration.model_sha256[:12]}",

@@ -179,7 +179,8 @@ class Operations:
             except TaredError as error:
                 self._reporter.error(error)
             since = self._pipeline.last_ts if ts is None else ts
-            self._pipeline.observer.findings.watch(artefact.id, calibration, since)
+            amax = self._service.model.amax(calibration)
+            self._pipeline.observer.findings.watch(artefact.id, calibration, amax, since)
             self._drift_state = "calm"
             self._reporter.serves(artefact.id, calibration.id)
             self._tell_swap(ts, artefact, why)

@@ -9,7 +9,6 @@ from pathlib import Path
 from agent.build import build_artefact
 from agent.model import Model, check_calibration
 from calibrate.errors import TaredError
-from calibrate.plan import PrecisionPlan
 from engines.backend import Backend, Engine, EngineError, Progress, silent
 from engines.calibration import Calibration, load_calibration
 from engines.store import Artefact, Store, check_runtime, read_artefact
@@ -95,17 +94,18 @@ class Service:
     def _of_this_machine(
         self, link: str, artefact: Artefact, on_error: Callable[[TaredError], None], progress: Progress
     ) -> Artefact:
-        """The artefact, or another of the same calibration and plan where this one was built elsewhere."""
+        """The artefact; another of the same calibration where this one was built elsewhere, or under another plan."""
         try:
             check_runtime(artefact, self._backend.describe())
-            return artefact
+            if artefact.manifest["inputs"].get("plan") in (None, self.model.plan.essence):
+                return artefact
+            log.info("plan=changed artefact=%s step=BUILDING", artefact.id)
         except EngineError as error:
             if error.code != "artefact.runtime":
                 raise
             on_error(error)
-        plan = artefact.read_file("plan.json").decode() if "plan.json" in artefact.manifest["files"] else None
         rebuilt = build_artefact(
-            self.model if plan is None else self.model.under(PrecisionPlan.from_json(plan)),
+            self.model,
             self._backend,
             self._store.place,
             progress,

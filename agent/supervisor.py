@@ -84,7 +84,8 @@ class Supervisor:
         """
         calibration = self._service.calibration
         if calibration is not None:
-            self._pipeline.observer.findings.watch(self._service.serving.id, calibration, since=0.0)
+            amax = self._service.model.amax(calibration)
+            self._pipeline.observer.findings.watch(self._service.serving.id, calibration, amax, since=0.0)
         self._reporter.serves(self._service.serving.id, calibration.id if calibration else None)
         with handling_signals(self._on_signal):
             with progress("preparing", 100) as bar:

@@ -95,13 +95,14 @@ class PrecisionPlan:
 
     @property
     def essence(self) -> dict[str, Any]:
-        """What an engine follows from, in JSON's types."""
-        return {"floats": dict(self.floats), **({"repairs": self.repairs.as_dict()} if self.repairs else {})}
+        """What an engine follows from, in JSON's types: the reasons are not among it."""
+        return {"floats": sorted(self.floats), **({"repairs": self.repairs.as_dict()} if self.repairs else {})}
 
     def to_json(self) -> str:
         """Text that `from_json` reads back to an equal plan; keys sorted, so equal plans give equal bytes."""
         evidence = {"evidence": dict(self.evidence)} if self.evidence else {}
-        return json.dumps({"schema": SCHEMA_VERSION, **self.essence, **evidence}, indent=1, sort_keys=True)
+        document = {"schema": SCHEMA_VERSION, **self.essence, "floats": dict(self.floats), **evidence}
+        return json.dumps(document, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> PrecisionPlan:

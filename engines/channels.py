@@ -91,8 +91,8 @@ class _Collector:
         self._moments = np.zeros(1)
 
     def add(self, tensors: Mapping[str, Array]) -> None:
-        read = channels_first(self._node, tensors[self._node.input[0]])
-        given = channels_first(self._node, tensors[self._node.output[0]])
+        read = channels_first(self._node, tensors[self._node.input[0]], is_input=True)
+        given = channels_first(self._node, tensors[self._node.output[0]], is_input=False)
         wanted = max(_FEWEST, _SAMPLES // len(read)) // self._frames + 1
         chosen = self._random.integers(0, read.shape[1], min(wanted, read.shape[1]))
         self._samples.append(read[:, chosen])

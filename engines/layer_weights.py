@@ -62,9 +62,11 @@ def coverage(node: NodeProto) -> float:
     return 1.0 / prod(strides)
 
 
-def channels_first(node: NodeProto, tensor: NDArray[np.generic]) -> NDArray[np.float32]:
+def channels_first(node: NodeProto, tensor: NDArray[np.generic], is_input: bool) -> NDArray[np.float32]:
     """A layer's input or output as (channels, values), float32."""
     axis = 1 if node.op_type in IMAGE_OPS else -1
+    if is_input and node.op_type == "Gemm" and attribute(node, "transA", 0):
+        axis = 0
     channels: NDArray[np.generic] = np.moveaxis(tensor, axis, 0).reshape(tensor.shape[axis], -1)
     return channels.astype(np.float32, copy=False)
 

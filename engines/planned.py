@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from onnx import ModelProto
 
 from calibrate.histogram import merge_all
-from calibrate.plan import PrecisionPlan, Repairs
+from calibrate.plan import Numbers, PrecisionPlan, Repairs
+from calibrate.scale import activation_scale
 from calibrate.threshold import histogram_amax
 from engines.backend import EngineError
 from engines.bias import shift_biases
 from engines.calibration import Calibration
-from engines.equalise import equalise
+from engines.equalise import equalise, equalised_name
 from engines.placement import Placement, place
 from engines.qdq import insert_qdq
 
@@ -42,14 +44,28 @@ def quantised_graph(master: ModelProto, plan: PrecisionPlan, calibration: Calibr
     Raises EngineError: `plan.node` for a plan of another model, `calibration.tap` as `insert_qdq`.
     """
     repairs = plan.effective
-    graph = equalise(shift_biases(master, repairs.shifts), repairs.divisors, repairs.offsets)
+    offsets = _on_the_grid(repairs, calibration) if calibration is not None else repairs.offsets
+    graph = equalise(shift_biases(master, repairs.shifts), repairs.divisors, offsets)
     placement = place(graph, plan)
     _check_clips(graph, placement, repairs.clips)
-    amax = _amax(placement, repairs, calibration) if calibration is not None else {}
+    amax = planned_amax(placement, repairs, calibration) if calibration is not None else {}
     return Quantised(insert_qdq(graph, placement, amax, repairs.clips), placement)
 
 
-def _amax(placement: Placement, repairs: Repairs, calibration: Calibration) -> dict[str, float]:
+def _on_the_grid(repairs: Repairs, calibration: Calibration) -> dict[str, Numbers]:
+    """The offsets as multiples of today's steps: after a recalibration too, what is exactly zero stays so."""
+    snapped = {}
+    for layer, offsets in repairs.offsets.items():
+        tensor = equalised_name(layer)
+        amax = calibration.amax.get(tensor, repairs.ranges.get(tensor, 0.0))
+        steps = np.asarray(repairs.divisors.get(layer, (1.0,))) * activation_scale(amax, tensor)
+        if steps.size not in (1, len(offsets)):
+            return dict(repairs.offsets)  # equalise says what is wrong
+        snapped[layer] = tuple((np.rint(np.asarray(offsets) / steps) * steps).tolist())
+    return snapped
+
+
+def planned_amax(placement: Placement, repairs: Repairs, calibration: Calibration) -> dict[str, float]:
     """Per tap. What a calibration has seen goes before what a plan remembers."""
     amax = {**repairs.ranges, **calibration.amax}
     for group in placement.groups:

@@ -92,12 +92,12 @@ def bench(stock: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Pla
 
 
 def test_a_plan_is_written_shown_explained_and_built(bench: Place) -> None:
-    told = bench.plan("--costs", "measured", output="new/folder/plan.json")
+    told = bench.plan(output="new/folder/plan.json")
     assert set(told) == KEYS
     assert told["certified"]
     assert told["measured_loss_upper"] <= 0.2
     assert told["int8_macs_share"] == 0.5
-    assert told["builds"] <= 13
+    assert told["builds"] <= 6
     written = bench / "new/folder/plan.json"
     assert told["output"] == str(written)
     assert sorted(path.name for path in written.parent.iterdir()) == ["plan.json"]  # no journal
@@ -116,6 +116,14 @@ def test_a_plan_is_written_shown_explained_and_built(bench: Place) -> None:
     assert planning == json.loads(written.read_text())["evidence"]
     assert {"costs", "groups", "candidates", "certificate", "verdict"} <= set(planning)
     assert all(np.isfinite(group["sensitivity"]) for group in planning["groups"])
+
+
+def test_costs_are_measured_unless_told_otherwise(bench: Place) -> None:
+    told = bench.plan("--costs", "measured")
+    assert 3 <= told["builds"] <= 13
+    costs = bench.evidence()["costs"]
+    assert 3 <= costs["builds"] <= 8
+    assert (costs["source"] == "measured") == (costs["why"] == "")
 
 
 def test_how_many_frames_it_takes_is_said_before_the_work(bench: Place) -> None:
@@ -257,6 +265,16 @@ def test_labels_are_scored_beside_it(tmp_path: Path, capfd: pytest.CaptureFixtur
     bench.change_spec(task="classify", precision={"keep_float": ["Conv", "Gemm"]})
     bench.plan("--dataset", labels)
     assert bench.evidence()["labels"]["plan"] == evidence["labels"]["float"]
+
+
+def test_a_plan_in_which_nothing_was_to_decide_is_shown_all_the_same(bench: Place) -> None:
+    bench.change_spec(precision={"keep_float": ["Conv"]})
+    shown, said = bench.says(*bench.arguments("--chart", bench / "chart.png"))
+    assert "All float: no layer may be INT8 (precision.keep_float)." in shown
+    assert said == ""  # no frame is needed
+    assert cv2.imread(str(bench / "chart.png")).shape == (800, 1280, 3)
+    explained, _ = bench.says("plan", bench / "plan.json", "--explain", LOUD)
+    assert f"{LOUD} stays float: keep_float: Conv." in explained
 
 
 def colour_classifier() -> ModelProto:

@@ -16,11 +16,13 @@ from plan_world import LOUD, MACS, QUIET, journal, plan_world, planner
 import agent.planning.costs as costs
 from agent.planning.costs import Builder, GroupCosts, find_costs, labels
 from agent.planning.result import planned
+from agent.planning.search import Planner
 from calibrate.partition import FLOAT, FREE, INT8
 from calibrate.plan import Repairs
 from engines.backend import BackendOptions, EngineError, open_backend, silent
 from engines.costs import Costs, macs_costs
 from engines.fusion import FusionGroup, Grouping
+from engines.tensorrt_backend import TensorRtBackend
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ def test_where_int8_is_slower_the_plan_is_for_a_machine_where_it_is_not(
 ) -> None:
     told = found_costs(builder, tmp_path, monkeypatch, measured([4.0, 4.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1]))
     assert told.why.startswith("INT8 is not faster on this machine: 12.1 ms all INT8, 8 ms all float;")
-    assert told.costs.source == "macs"
+    assert (told.costs.source, told.costs.noise, told.costs.builds) == ("macs", 0.02, 8)
 
 
 def test_boundaries_count_when_int8_is_compared(
@@ -127,6 +129,25 @@ def test_layers_without_int8_kernels_stay_float_and_are_remembered(world: Path, 
     again.run(journal(world))
     assert planned(again).essence == plan.essence
     assert again.builder.builds < found.builder.builds
+
+
+def test_a_build_ends_with_the_budget(world: Path, fake: FakeTensorRt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is going on: on a board it takes minutes."""
+    started = 0
+    build = TensorRtBackend.build
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal started
+        started += 1
+        return build(*arguments)
+
+    monkeypatch.setattr(TensorRtBackend, "build", counted)
+    monkeypatch.setattr(Planner, "out_of_time", lambda *_: started == 3)
+    found = planner(world, replace(MACS, costs="measured"), open_backend("tensorrt", BackendOptions(1)))
+    found.run(journal(world))
+    assert (found.found.interrupted, found.found.costs) == ("budget", None)
+    assert (started, found.builder.builds) == (3, 2)
+    assert fake.without_int8 == set()
 
 
 def test_a_runtime_that_cannot_do_without_a_kernel_is_refused(world: Path, fake: FakeTensorRt) -> None:

@@ -56,8 +56,8 @@ def test_evidence_makes_no_other_plan() -> None:
     found = PrecisionPlan({"conv": "loud"}, EXAMPLE, {"loss": 0.01})
     assert found == PrecisionPlan({"conv": "loud"}, EXAMPLE)
     assert "evidence" not in found.essence
-    assert found.essence == {"floats": {"conv": "loud"}, "repairs": EXAMPLE.as_dict()}
-    assert ALL_INT8.essence == {"floats": {}}
+    assert found.essence == {"floats": ["conv"], "repairs": EXAMPLE.as_dict()}
+    assert ALL_INT8.essence == {"floats": []}
 
 
 def test_the_first_schema_is_read_as_a_plan_without_repairs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import onnx
 import pytest
 from lab import ASL, CIFAR_TEST, CIFAR_TRAIN, COCO, STREET, Lab, tared
 
@@ -50,12 +51,25 @@ def test_resnet20_is_int8_as_a_whole_and_keeps_its_accuracy(lab: Lab) -> None:
 def test_ultraface_keeps_its_decoding_float_without_being_told(lab: Lab) -> None:
     frames = ASL.format("walk")
     evidence = planned(lab, "ultraface", frames, "--max-loss", 0.1, calibrated_on=ASL.format("again"), count=64)
-    layers = [layer for group in evidence["groups"] for layer in group["layers"]]
-    assert all(layer.startswith("Conv") for layer in layers)
-    int8 = {layer for group in evidence["groups"] if group["precision"] == "int8" for layer in group["layers"]}
-    assert int8
-    trial = evidence["candidates"][evidence["accepted"]]["trial"]
-    assert trial["loss"] <= 0.02
+    assert any(group["precision"] == "int8" for group in evidence["groups"])
+    assert evidence["candidates"][evidence["accepted"]]["trial"]["loss"] <= 0.02
+    artefact = lab.folder / "ultraface-planned"
+    plan = ["--plan", lab.folder / "ultraface-plan.json"]
+    tared(
+        "build",
+        lab.spec("ultraface"),
+        "--calibration",
+        lab.folder / "ultraface-calibration.json",
+        *plan,
+        "-o",
+        artefact,
+    )
+    graph = onnx.load(artefact / "engine.onnx").graph
+    dequantised = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    readers = [node for node in graph.node if dequantised & set(node.input)]
+    assert {node.op_type for node in readers} == {"Conv", "Add"}
+    constants = {tensor.name for tensor in graph.initializer}  # decoding adds and multiplies the priors
+    assert not any(constants & set(node.input) for node in readers if node.op_type == "Add")
 
 
 def test_yolox_nano_sees_a_street_with_int8_in_it(lab: Lab) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +23,26 @@ class Candidate:
     partition: Partition
     answer: Answer
 
+    def as_dict(self) -> dict[str, Any]:
+        """In JSON's types."""
+        plan = self.partition
+        return {"int8": plan.int8.tolist(), "time": plan.time, "noise": plan.noise, "answer": asdict(self.answer)}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Candidate:
+        """What `as_dict` gave."""
+        return cls(Partition(np.array(row["int8"], np.bool_), row["time"], row["noise"]), Answer(**row["answer"]))
+
 
 def ladder(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
-    """The fastest plan, and others of ever less noise: at each step the quietest of those that are as fast as any.
+    """Plans of ever less noise, fastest first: at each step the quietest of those that are as fast as any.
 
     frontier: fastest first, quietest last. tolerance: relative difference in time below which plans are as fast.
     """
     rungs: list[Partition] = []
     plans = [plan for plan in frontier if plan.int8.any()]
     while plans and len(rungs) < _STEPS:
-        as_fast = (1.0 + tolerance) * plans[0].time if rungs else plans[0].time
+        as_fast = (1.0 + tolerance) * plans[0].time
         rungs.append(min((plan for plan in plans if plan.time <= as_fast), key=lambda plan: plan.noise))
         plans = [plan for plan in plans if 2.0 * plan.noise <= rungs[-1].noise and plan.noise < rungs[-1].noise]
     return rungs

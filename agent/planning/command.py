@@ -61,28 +61,35 @@ def run_plan(
     planner = Planner(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
     if not planner.is_decided:
         say(planner.split.told)
+        if calibration.source == Path(source.location).name:
+            say(
+                "warning: the calibration is from the same source; what is certified holds for that, not for new scenes"
+            )
     with _journal(output, builder, source, options) as journal:
-        of_float = _score(builder, None, dataset) if dataset is not None else {}
+        of_float = _score(builder, None, dataset) if dataset is not None else None
         found = planner.run(journal)
-        facts: dict[str, Any] = {
+        plan = planned(planner)
+        of_plan = of_float
+        if dataset is not None and found.accepted is not None:
+            of_plan = _score(builder, plan.floats, dataset)
+        facts = {
+            "schema": _SCHEMA,
             "model": model.sha256,
             "model_name": model.spec.path.name,
             "calibration": calibration.id,
             "backend": dict(backend.describe()),
             "source": source.shown,
-            "labels": None,
+            "held_out": calibration.source != Path(source.location).name,
+            "float_precision": backend.precisions[-1],
+            "labels": {"dataset": dataset.name, "float": of_float, "plan": of_plan} if dataset is not None else None,
+            "seconds": round(time.monotonic() - started, 3),
         }
-        plan = planned(planner)
-        if dataset is not None:
-            of_plan = _score(builder, plan.floats, dataset) if found.accepted is not None else of_float
-            facts["labels"] = {"dataset": dataset.name, "float": of_float, "plan": of_plan}
-        seconds = round(time.monotonic() - started, 3)
-        plan = replace(plan, evidence={**plan.evidence, **facts, "seconds": seconds})
+        plan = replace(plan, evidence={**plan.evidence, **facts})
         _write(output, plan)
         if not found.interrupted:
             journal.finish()
     share = int8_macs_share(model.master, place(model.master, plan))
-    return plan, {**summary(plan, share), "seconds": seconds, "output": str(output)}
+    return plan, {**summary(plan, share), "seconds": facts["seconds"], "output": str(output)}
 
 
 def _open(spec_path: Path) -> Model:
@@ -112,14 +119,13 @@ def _calibration(model: Model, path: Path | None) -> Calibration:
 @contextmanager
 def _journal(output: Path, builder: Builder, source: Source, options: PlanOptions) -> Iterator[Journal]:
     """Beside the output; of the same search, whatever its budget. One in which nothing is does not stay."""
-    status = os.stat(source.location) if not source.live and Path(source.location).exists() else None
     identity = {
         "tared": version("tared"),
         "model": builder.model.sha256,
         "spec": builder.model.spec.model_dump(mode="json", exclude={"path"}),
         "calibration": [builder.calibration.id, builder.calibration.frames],
         "backend": builder.runtime,
-        "source": [source.shown, status and status.st_size, status and status.st_mtime_ns],
+        "source": [source.shown, _stamp(source)],
         "options": [options.max_loss, options.max_confusion, options.costs, options.seed],
     }
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -134,6 +140,15 @@ def _journal(output: Path, builder: Builder, source: Source, options: PlanOption
     finally:
         if not journal.size:
             journal.finish()
+
+
+def _stamp(source: Source) -> Any:
+    """What changes when a source's frames do. A camera's always do: nothing is taken over from another day."""
+    if source.live:
+        return time.time_ns()
+    path = Path(source.location)
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [[str(file), (status := file.stat()).st_size, status.st_mtime_ns] for file in files]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,14 +91,10 @@ class Builder:
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """What the search goes by. why: for what reason costs are not measured; empty where they are.
-
-    slower: the measured finding that INT8 saves nothing on this machine, in words; empty where it does.
-    """
+    """What the search goes by. why: for what reason costs are not measured; empty where they are."""
 
     costs: Costs
     why: str
-    slower: str
 
     @property
     def tolerance(self) -> float:
@@ -120,12 +116,45 @@ def find_costs(
     floats: layers that stay float in every design. source: "macs" measures nothing.
     """
     if source == "macs":
-        return GroupCosts(macs_costs(grouping), "asked for", "")
+        return GroupCosts(macs_costs(grouping), "asked for")
+    costs = _measured(grouping, floats, builder, batch, journal, progress)
+    if costs.source != "measured":
+        return GroupCosts(costs, "the measured times are noise: INT8 and float cannot be told apart by them")
+    fixed = labels(grouping, {**floats, **builder.without_int8}, {})
+    best = fastest(as_problem(grouping, costs, np.zeros(len(fixed)), fixed), np.inf).time + costs.fixed_ms
+    all_float = float(costs.float_ms.sum()) + costs.fixed_ms
+    if best <= _WORTH_IT * all_float:
+        return GroupCosts(costs, "")
+    all_int8 = costs.total_ms(grouping, fixed != FLOAT)
+    times = f"{all_int8:.3g} ms all INT8, {all_float:.3g} ms all float"
+    why = f"INT8 is not faster on this machine: {times}; so the plan is for one where it is"
+    return GroupCosts(replace(macs_costs(grouping), noise=costs.noise, builds=costs.builds), why)
+
+
+def _measured(
+    grouping: Grouping,
+    floats: Mapping[str, str],
+    builder: Builder,
+    batch: Array,
+    journal: Journal,
+    progress: Progress,
+) -> Costs:
+    """What the designs show, or what the journal knows of them; also of layers without INT8 kernels."""
     layers = {layer for group in grouping.groups for layer in group.layers}
+    shown = 0.0
+
+    def show(fraction: float, doing: str) -> None:
+        nonlocal shown
+        shown = fraction
+        progress(fraction, doing)
+
+    def show_build(_: float, doing: str) -> None:
+        progress(shown, doing)
 
     def build(plan: PrecisionPlan) -> ProfiledEngine:
         wanted = {**floats, **plan.floats}
-        engine = builder.load_float() if layers <= wanted.keys() else builder.load(wanted)
+        is_float = layers <= wanted.keys()
+        engine = builder.load_float(show_build) if is_float else builder.load(wanted, show_build)
         if not isinstance(engine, ProfiledEngine):
             engine.close()
             raise EngineError(
@@ -134,24 +163,14 @@ def find_costs(
         return engine
 
     def measured() -> dict[str, Any]:
-        costs = measure_costs(grouping, build, batch, progress)
+        costs = measure_costs(grouping, build, batch, show)
         found = {name: np.asarray(value).tolist() for name, value in asdict(costs).items()}
         return {**found, "without_int8": dict(builder.without_int8)}
 
     known = dict(journal.remember("costs", measured))
     builder.without_int8 |= known.pop("without_int8")
     arrays = {name: np.array(known[name], np.float64) for name in ("int8_ms", "float_ms", "boundary_ms")}
-    costs = Costs(**{**known, **arrays})
-    if costs.source != "measured":
-        return GroupCosts(costs, "the measured times are noise: INT8 and float cannot be told apart by them", "")
-    problem = as_problem(grouping, costs, np.zeros(len(grouping.groups)), labels(grouping, floats, {}))
-    best = fastest(problem, np.inf).time + costs.fixed_ms
-    all_float = float(costs.float_ms.sum()) + costs.fixed_ms
-    if best > _WORTH_IT * all_float:
-        all_int8 = costs.total_ms(grouping, np.array([not group.fixed for group in grouping.groups]))
-        slower = f"INT8 is not faster on this machine: {all_int8:.3g} ms all INT8, {all_float:.3g} ms all float"
-        return GroupCosts(macs_costs(grouping), f"{slower}; so the plan is for one where it is", slower)
-    return GroupCosts(costs, "", "")
+    return Costs(**{**known, **arrays})
 
 
 def labels(grouping: Grouping, floats: Mapping[str, str], forced: Mapping[str, str]) -> NDArray[np.int8]:

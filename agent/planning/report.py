@@ -107,14 +107,15 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
 
 def _loss_fact(evidence: Evidence, chosen: Candidate | None) -> str:
     if chosen is None:
-        return "0: every layer stays float"
+        return "0: every layer stays float" if evidence["float_precision"] == "fp32" else "not measured: all is float"
     trial = chosen["trial"]
     if trial is None:
         return f"{show_loss(chosen['predicted_loss'])} predicted, not measured"
     empty = f" and {trial['empty_frames']} empty ones" if trial["empty_frames"] else ""
     bound = f"at most {show_loss(trial['upper'])} with {show_confidence(evidence)}"
     allowed = f"allowed {show_loss(evidence['max_loss'])}"
-    return f"{show_loss(trial['loss'])} measured, {bound} ({allowed}), from {trial['frames']} frames{empty}"
+    known = "" if evidence["held_out"] else " of the calibration's own source"
+    return f"{show_loss(trial['loss'])} measured, {bound} ({allowed}), from {trial['frames']} frames{empty}{known}"
 
 
 def _latency_fact(evidence: Evidence) -> str:

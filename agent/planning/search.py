@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.planning.candidates import choose_candidates, ladder
+from agent.planning.candidates import Candidate, choose_candidates, ladder
 from agent.planning.certificate import Certifier
 from agent.planning.costs import Builder, as_problem, find_costs, labels
 from agent.planning.found import Found, PlanOptions
@@ -25,7 +25,7 @@ from agent.planning.held_out import RandomFrames
 from agent.planning.journal import Journal
 from agent.planning.repairs import choose_repairs
 from agent.planning.split import Split, split_frames
-from agent.planning.trial import Terms
+from agent.planning.trial import Terms, Trial
 from agent.planning.what_if import Answer, WhatIf
 from agent.precision import Rules
 from agent.vision import VisionTask
@@ -213,7 +213,10 @@ class Planner:
 
             fastest = next((plan for plan in self.found.frontier if plan.int8.any()), None)
             found = choose_candidates(plans, ask, self.options.max_loss, self.split.terms.candidates, fastest)
-            self.found.candidates, self.found.tried = found
+            chosen, self.found.tried = found
+        # The error was split over these: whatever else a resumed search would choose, it certifies no others.
+        kept = self._journal.remember("candidates", lambda: [candidate.as_dict() for candidate in chosen])
+        self.found.candidates = [Candidate.from_dict(row) for row in kept]
 
     def _certify(self) -> None:
         if not self.found.candidates:
@@ -232,7 +235,15 @@ class Planner:
                 floats = self.plan_of(candidate.partition.int8, _SEARCHED)
                 with closing(self.builder.load(floats, self._limited(progress))) as engine:
                     name = f"candidate {number} {fingerprint(self.builder.plan(floats).essence)}"
-                    self.found.trials.append(certifier.trial(name, engine))
+                    self.found.trials.append(self._worth_it(certifier.trial(name, engine)))
                 if self.found.accepted is not None:
                     return
                 self._check_time()
+
+    def _worth_it(self, trial: Trial) -> Trial:
+        """The trial; refused where INT8 was found to be faster here, and this candidate is not."""
+        assert self.found.costs is not None
+        if not trial.accepted or self.found.costs.why or trial.is_faster:
+            return trial
+        slow = f"{trial.latency_ms:.3g} ms, which is not faster than {trial.latency_float_ms:.3g} ms in float"
+        return replace(trial, accepted=False, reason=f"{slow}; {trial.reason}")

@@ -16,6 +16,7 @@ ERROR = 0.05  # of all candidates of a search together
 # Draws per candidate, in multiples of the fewest. Of candidates with half the loss that is asked all 14 simulated were
 # accepted by 16, of those with 0.7 of it 6 of 14 by 20.
 _LIMIT = 20
+_FASTER = 0.97  # of float's latency at most: the medians of equal engines differ by 1.5 %, see certificate.py
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Trial:
     confused: tuple[ConfusedPair, ...]
     accepted: bool
     reason: str
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it took less time than float by more than chance."""
+        return self.latency_ms <= _FASTER * self.latency_float_ms
 
 
 @dataclass(frozen=True)
