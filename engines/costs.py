@@ -65,7 +65,7 @@ def macs_costs(grouping: Grouping) -> Costs:
     return Costs(int8_ms, float_ms, boundary_ms, 0.0, 0.0, 0.0, 0, "macs")
 
 
-def measure_costs(grouping: Grouping, build: Build, batch: Array, progress: Progress = silent, runs: int = 20) -> Costs:
+def measure_costs(grouping: Grouping, build: Build, batch: Array, progress: Progress = silent, runs: int = 10) -> Costs:
     """Build the designs one after the other, profile each on a batch, and fit.
 
     build: a loaded engine under a plan; it is closed here. runs: inferences per profile. Returns `macs_costs` with what

@@ -64,6 +64,7 @@ def evidence() -> dict[str, Any]:
         "model_name": "yolox_nano.onnx",
         "calibration": "c0ffee",
         "backend": {"runtime": "onnxruntime", "version": "1.23.2"},
+        "schema": 1,
         "held_out": True,
         "float_precision": "fp32",
         "source": "clip.mp4",

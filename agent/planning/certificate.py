@@ -104,7 +104,8 @@ class Certifier:
         with closing(self._measurements(name, engine)) as measurements:
             for measurement in measurements:
                 tally.add(measurement)
-                told = f"{name}: loss at most {tally.bound.upper:.3g} on {tally.bound.n} frames"
+                shown = name.rpartition(" ")[0] or name  # without what tells its journal entries from another plan's
+                told = f"{shown}: loss at most {tally.bound.upper:.3g} on {tally.bound.n} frames"
                 self._progress(min(1.0, tally.bound.n / self._terms.needed), told)
                 if tally.is_decided:
                     break

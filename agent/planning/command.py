@@ -34,6 +34,8 @@ from engines.macs import int8_macs_share
 from engines.placement import place
 from engines.store import fingerprint
 
+_SCHEMA = 1  # of the evidence
+
 
 def run_plan(
     spec_path: Path,
@@ -185,8 +187,12 @@ def _unwritable(output: Path, found: str | None) -> AgentError:
 
 
 def read_evidence(path: Path) -> Mapping[str, Any]:
-    """The evidence in a plan.json. Raises CalibrationError as `read_plan`, AgentError (`plan.evidence`) without any."""
+    """The evidence in a plan.json.
+
+    Raises CalibrationError as `read_plan`, AgentError (`plan.evidence`) without any, or with another version's.
+    """
     evidence = read_plan(path).evidence
-    if not evidence:
-        raise AgentError("plan.evidence", f"{path}, a plan written by hand", "one that 'tared plan' wrote", "make one")
+    if evidence.get("schema") != _SCHEMA:
+        found = f"{path}, a plan written by hand" if not evidence else f"{path}, planned by another version of tared"
+        raise AgentError("plan.evidence", found, "one that this 'tared plan' wrote", "make it anew")
     return evidence

@@ -20,6 +20,7 @@ from engines.repairs import FAMILIES, Proposal, propose_repairs
 from engines.topology import Topology
 
 _STATISTICS_FRAMES = 16
+_TRIED_FRAMES = 12
 _HOPELESS = 0.5  # noise to signal at a layer's output: in INT8 it would drown what repairs do elsewhere
 
 
@@ -79,4 +80,4 @@ def _divergence(model: Model, proposal: Proposal, what_if: WhatIf, journal: Jour
     hopeless = {layer: "hopeless" for layer, nsr in proposal.after.items() if nsr > _HOPELESS}
     plan = PrecisionPlan({**model.plan.floats, **hopeless}, proposal.repairs)
     key = f"repairs {' '.join(sorted(proposal.repairs.as_dict()))}"
-    return float(journal.remember(key, lambda: what_if.ask(plan).divergence))
+    return float(journal.remember(key, lambda: what_if.ask(plan, _TRIED_FRAMES).divergence))

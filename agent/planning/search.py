@@ -39,8 +39,8 @@ from engines.store import fingerprint
 
 Stage = Callable[[str], AbstractContextManager[Progress]]  # shows the progress of a stage by its name
 
-_FRAMES_PER_RUN = 12  # of the search frames, for one block of groups
-_RUNS = 64  # of the network, to find out which groups make the noise
+_FRAMES_PER_RUN = 8  # of the search frames, for one block of groups
+_RUNS = 48  # of the network, to find out which groups make the noise
 _RESTORED = 8  # of the most sensitive groups are also looked at the other way round
 _SEARCHED = "left float by the search"
 _SENSED = 0.5  # of the budget: what is not measured until then is predicted, so that something can be certified

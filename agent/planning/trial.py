@@ -115,7 +115,7 @@ class Tally:
     @property
     def _is_futile(self) -> bool:
         """The mean itself is too high, on frames enough for it to be near the truth; refusing early is no promise."""
-        return self.bound.n >= max(100, 2 * self._terms.needed) and self.bound.mean >= self._terms.max_loss
+        return self.bound.n >= max(100, self._terms.needed) and self.bound.mean >= self._terms.max_loss
 
     @property
     def _is_hopeless(self) -> bool:
