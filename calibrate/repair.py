@@ -24,6 +24,7 @@ from calibrate.scale import MIN_SCALE, QMAX
 Floats = NDArray[np.float64]
 Samples = NDArray[np.float32]  # half the memory traffic of float64, in which nothing below would come out otherwise
 
+_MARGIN = 1.15  # of the amax that is best for the few frames seen: what others reach beyond it would be clipped
 _EXPONENTS = (0.5, 0.75, 1.0)  # how much of the difference in range is taken out; the weights take it over
 _OCTAVES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)  # how far below the largest value an amax is looked for
 _REFINED = (0.25, 0.125, 0.0625)  # octaves to either side of the best so far
@@ -109,9 +110,9 @@ def _equalised(matrix: Floats, read: LayerInput, exponent: float, centred: bool)
     def noise(amax: float) -> float:
         return float(gains @ _channel_noise(samples, _scale(amax), steps_off(amax)))
 
-    amax, least = _best_amax(noise, float((width / divisors).max()))
+    amax = _MARGIN * _best_amax(noise, float((width / divisors).max()))[0]
     weights = weight_noise(scaled, read.variance / np.square(divisors))
-    return Equalisation(divisors, steps_off(amax) * _scale(amax) * divisors, amax, least + weights)
+    return Equalisation(divisors, steps_off(amax) * _scale(amax) * divisors, amax, noise(amax) + weights)
 
 
 def _divisors(width: Floats, exponent: float) -> Floats:
