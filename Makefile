@@ -22,7 +22,7 @@ run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@$(BIN)/tared run -c config.yaml
 
 test: $(VENV)/.test broker bindings
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .

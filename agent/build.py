@@ -9,21 +9,18 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import version
-from itertools import count
 from pathlib import Path
 from typing import Any
 
+from agent.int8_build import build_int8
 from agent.model import Model, check_calibration
 from calibrate.errors import CalibrationError
 from engines.backend import Backend, Built, Engine, EngineError, Progress
 from engines.calibration import Calibration, save_calibration
 from engines.macs import int8_macs_share
-from engines.planned import quantised_graph
 from engines.store import Artefact, find_artefact, write_artefact
 
 Judge = Callable[[Engine], Mapping[str, Any]]
-
-_ROUND_SHARE = 0.8  # of what is left of the progress: nobody knows how many builds follow, and mostly none does
 
 
 def check_precision(backend: Backend, precision: str) -> None:
@@ -93,39 +90,19 @@ def _compile(
     calibration: Calibration | None,
     without_int8: Mapping[str, str],
 ) -> Built:
-    """The engine with the facts of its manifest.
-
-    Where the runtime has no INT8 kernel for a node, the node is left float and the graph built again. A node known to
-    be one stays one, although among other neighbours it might have a kernel: to find out would take a build a node.
-    """
+    """The engine with the facts of its manifest."""
     facts: dict[str, Any] = {"engine": backend.engine_file, "model_name": model.spec.path.name}
-    ranges = {name: h.amax for name, h in calibration.histograms.items()} if calibration is not None else {}
     if precision != "int8":
+        ranges = calibration.seen if calibration is not None else {}
         built = backend.build(model.request(model.master, precision, ranges), progress)
         share = int8_macs_share(model.master, replace(model.placement, reads={}))  # the model's own stays
         return replace(built, facts={**facts, "int8_macs_share": share, **built.facts})
-    fallbacks = dict(without_int8)
-    for number in count():
-        plan = replace(model.plan, floats={**model.plan.floats, **fallbacks})
-        quantised = quantised_graph(model.master, plan, calibration)
-        built = backend.build(model.request(quantised.graph, precision, ranges), _round(progress, number))
-        own = quantised.placement.own  # what the model itself has in INT8 may run in float: it cannot be left out
-        lacking = {name: reason for name, reason in built.without_int8.items() if name not in own}
-        if not lacking and built.engine:
-            progress(1.0, "built")
-            break
-        if not set(lacking) - set(fallbacks):
-            raise EngineError(
-                "engine.int8",
-                f"no INT8 kernel for {', '.join(built.without_int8)}, though they were left float",
-                "an engine after the nodes without INT8 kernels were left float",
-                "leave their neighbours float too, in plan.json, or build with --precision fp16",
-            )
-        fallbacks |= lacking
-    share = int8_macs_share(model.master, quantised.placement)
+    done = build_int8(model, backend, model.plan, calibration, without_int8, progress)
+    facts["int8_macs_share"] = int8_macs_share(model.master, done.placement)
+    facts["without_int8"] = dict(done.without_int8)
     if model.plan.evidence:
         facts["planning"] = _evidence(model.plan.evidence, backend, calibration)
-    return replace(built, facts={**facts, "int8_macs_share": share, "without_int8": fallbacks, **built.facts})
+    return replace(done.built, facts={**facts, **done.built.facts})
 
 
 def _evidence(evidence: Mapping[str, Any], backend: Backend, calibration: Calibration | None) -> dict[str, Any]:
@@ -136,12 +113,6 @@ def _evidence(evidence: Mapping[str, Any], backend: Backend, calibration: Calibr
     built = "another calibration" if not same_scales else "another runtime"
     verdict = f"Not certified: the certificate of its plan is of {built}."
     return {**evidence, "verdict": verdict, "candidates": [], "accepted": None}
-
-
-def _round(progress: Progress, number: int) -> Progress:
-    """The progress of one build of several, never less than that of those before."""
-    left = (1.0 - _ROUND_SHARE) ** number
-    return lambda fraction, doing: progress(1.0 - left + left * _ROUND_SHARE * fraction, doing)
 
 
 def _inputs(model: Model, backend: Backend, precision: str, calibration: Calibration | None) -> dict[str, Any]:

@@ -98,7 +98,8 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from agent.planning.chart import draw_chart
-    from agent.planning.report import print_explanation, print_plan
+    from agent.planning.explanation import print_explanation
+    from agent.planning.report import print_plan
 
     console = Console(width=None if sys.stdout.isatty() else _WIDE)
     if options.explain is not None or options.show or options.model.suffix == ".json":

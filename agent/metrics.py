@@ -92,7 +92,7 @@ def evaluate(engine: Engine, spec: ModelSpec, path: Path) -> Evaluation:
     if spec.task == "classify":
         return _evaluate_classifier(engine, spec, ClassifiedImages(path, spec.labels))
     if spec.task == "detect":
-        return _evaluate_detector(engine, spec, DetectionImages(path, spec.labels))
+        return _evaluate_detector(engine, spec, path)
     raise DatasetError(
         "dataset.task",
         f"task '{spec.task}'",
@@ -120,7 +120,8 @@ def _evaluate_classifier(engine: Engine, spec: ModelSpec, images: ClassifiedImag
     return Evaluation(spec.task, len(images), {"top1": correct / len(images)})
 
 
-def _evaluate_detector(engine: Engine, spec: ModelSpec, images: DetectionImages) -> Evaluation:
+def _evaluate_detector(engine: Engine, spec: ModelSpec, path: Path) -> Evaluation:
+    images = DetectionImages(path, spec.labels)
     all_scores = spec.model_copy(update={"score_threshold": _EVALUATION_SCORE_THRESHOLD})
     vision = VisionTask(all_scores, engine.inputs, engine.outputs)
     precision = AveragePrecision()
@@ -131,5 +132,12 @@ def _evaluate_detector(engine: Engine, spec: ModelSpec, images: DetectionImages)
         in_frame = Detections(boxes=geometry.to_frame(found.boxes), classes=found.classes, scores=found.scores)
         precision.add(in_frame, truth)
     by_threshold = precision.by_threshold()
+    if np.isnan(by_threshold).any():
+        raise DatasetError(
+            "dataset.label",
+            f"no object in the labels of any of {len(images)} images in {path}",
+            "objects to find, without which there is no precision",
+            "add images with objects on them, or correct the label files",
+        )
     scores = {"map": float(by_threshold.mean()), "map50": float(by_threshold[0])}
     return Evaluation(spec.task, len(images), scores)

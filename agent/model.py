@@ -18,7 +18,7 @@ from agent.precision import read_rules
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.backend import Array, BuildRequest, ShapeRange, open_backend
+from engines.backend import Array, BuildRequest, EngineError, ShapeRange, open_backend
 from engines.calibration import Calibration, calibrate_histograms
 from engines.graph import canonical_hash, image_input, load_model
 from engines.passes import prepare
@@ -44,7 +44,11 @@ class Model:
     placement: Placement
 
     def under(self, plan: PrecisionPlan) -> Model:
-        """The model under another plan. Raises EngineError `plan.node` for a plan of another model."""
+        """The model under another plan. Raises EngineError: `plan.model` and `plan.node` for another model's plan."""
+        planned = str(plan.evidence.get("model", self.sha256))  # a plan by hand has no evidence
+        if planned != self.sha256:
+            found, expected = f"a plan of model {planned[:12]}", f"one of {self.spec.path.name}, {self.sha256[:12]}"
+            raise EngineError("plan.model", found, expected, "make the plan anew: repairs follow from the weights")
         place(self.master, plan)
         observed = observed_graph(self.master, plan)
         return replace(self, plan=plan, observed=observed, placement=place(observed))
@@ -78,7 +82,7 @@ def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
     """Load and prepare the ONNX file of a spec; ONNX Runtime runs the passes' equivalence check, whatever serves.
 
     To the plan is added what the spec's `precision` keeps float. Raises EngineError as `load_model` and `prepare` do,
-    and `plan.node` for another model's plan; ConfigError when the spec does not fit the model.
+    `plan.model` and `plan.node` for another model's plan; ConfigError when the spec does not fit the model.
     """
     reference = open_backend("onnxruntime")
 

@@ -111,9 +111,8 @@ def compare(name: str, backend: Backend, advance: Callable[[], object]) -> Row:
     observed = observe(name, backend)
     master, images = observed.model.master, observed.held_out
     calibration = calibrate(observed.model, observed.histograms, "entropy", observed.frames, observed.source)
-    amax = {tap: histogram.amax for tap, histogram in observed.histograms.items()}
     quantised = insert_qdq(master, observed.model.placement, calibration.amax)
-    half, half_int8 = half_precision(master, amax), half_precision(quantised, amax)
+    half, half_int8 = half_precision(master, calibration.seen), half_precision(quantised, calibration.seen)
     outputs = []
     for graph in (master, half.model, quantised, half_int8.model):
         outputs.append(run(graph, images))

@@ -64,10 +64,9 @@ def requests(name: str) -> dict[str, BuildRequest]:
     observed = observe(name, open_backend("onnxruntime"))
     model: Model = observed.model
     calibration = calibrate(model, observed.histograms, "entropy", observed.frames, observed.source)
-    ranges = {tap: histogram.amax for tap, histogram in observed.histograms.items()}
     int8 = insert_qdq(model.master, model.placement, calibration.amax)
     graphs = {"int8": int8, "fp16": model.master, "fp32": model.master}
-    return {precision: model.request(graphs[precision], precision, ranges) for precision in PRECISIONS}
+    return {precision: model.request(graphs[precision], precision, calibration.seen) for precision in PRECISIONS}
 
 
 def build(name: str, backend: Backend) -> Row:

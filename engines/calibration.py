@@ -60,6 +60,11 @@ class Calibration:
         return fingerprint({**parts, "amax": dict(self.amax)})
 
     @property
+    def seen(self) -> dict[str, float]:
+        """The largest magnitude seen per tensor: what a float type has to hold."""
+        return {name: histogram.amax for name, histogram in self.histograms.items()}
+
+    @property
     def scales(self) -> dict[str, float]:
         """Scale per tensor, amax / 127."""
         return {name: float(activation_scale(amax, name)) for name, amax in self.amax.items()}

@@ -35,3 +35,9 @@ def shared_vectors(shared_data: Path) -> dict[str, NDArray[Any]]:
     """What the peers' calibrators answer on 38 histograms; see README.md beside the file."""
     with np.load(shared_data.parent / "vectors" / "thresholds.npz") as file:
         return {name: file[name] for name in file.files}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: at the end two workers then share what is short."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

@@ -135,7 +135,7 @@ class Bench:
     def trial(self, compute: Compute, name: str = "int8") -> tuple[Trial, int]:
         """A candidate's trial, and how often it ran."""
         engine = NumpyEngine(self.clock, compute)
-        return self.certifier.trial(name, engine), engine.runs
+        return self.certifier.trial(name, name, engine), engine.runs
 
 
 MakeBench = Callable[..., Bench]
@@ -302,10 +302,10 @@ def test_the_journal_of_one_candidate_says_nothing_of_another(bench: MakeBench) 
 def test_latencies_are_medians_of_the_same_frames_after_the_warm_up(bench: MakeBench, clock: Clock) -> None:
     made = bench()
     slow_in_the_end = NumpyEngine(clock, read_digits, lambda run: 9.0 if run < WARM_UP or run >= WARM_UP + 50 else 1.0)
-    trial = made.certifier.trial("int8", slow_in_the_end)
+    trial = made.certifier.trial("int8", "int8", slow_in_the_end)
     assert (trial.latency_ms, trial.latency_float_ms) == (1.0, 2.0)
     uneven = NumpyEngine(clock, read_digits, lambda run: 1.0 + run % 2)
-    assert made.certifier.trial("uneven", uneven).latency_ms == 1.5
+    assert made.certifier.trial("uneven", "uneven", uneven).latency_ms == 1.5
 
 
 def test_whoever_goes_first_alternates(bench: MakeBench, clock: Clock) -> None:
@@ -322,7 +322,7 @@ def test_whoever_goes_first_alternates(bench: MakeBench, clock: Clock) -> None:
     made.float_engine._compute = noted("float")
     candidate = NumpyEngine(clock, noted("int8"))
     order.clear()
-    made.certifier.trial("int8", candidate)
+    made.certifier.trial("int8", "int8", candidate)
     timed = order[2 * WARM_UP : 2 * WARM_UP + 2 * TIMED]
     assert timed == ["int8", "float", "float", "int8"] * (TIMED // 2)
     assert set(order[2 * WARM_UP + 2 * TIMED :]) == {"int8"}

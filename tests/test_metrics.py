@@ -182,6 +182,32 @@ def test_raw_models_have_no_labels(tmp_path: Path) -> None:
         evaluate(Oracle(), ModelSpec(path=Path("a.onnx"), task="raw"), tmp_path)
 
 
+class Blind:
+    """A YOLOX for 32 x 32 images that sees none of its two classes."""
+
+    inputs = (TensorSpec("x", np.dtype(np.float32), (1, 3, 32, 32)),)
+    outputs = (TensorSpec("y", np.dtype(np.float32), (1, 21, 7)),)
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        return {"y": np.zeros((len(batch), 21, 7), np.float32)}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("label", ["", "1 0.5 0.5 0.2 0.2"])
+def test_without_an_object_there_is_no_precision(tmp_path: Path, label: str) -> None:
+    folder = solid(tmp_path, {"images/a.png": 0})
+    (folder / "labels").mkdir()
+    (folder / "labels" / "a.txt").write_text(label)
+    spec = ModelSpec(path=Path("a.onnx"), task="detect", decoder="yolox", labels=("car", "person"))
+    if label:
+        assert evaluate(Blind(), spec, folder).scores == {"map": 0.0, "map50": 0.0}
+        return
+    with pytest.raises(DatasetError, match="no object in the labels of any of 1 images"):
+        evaluate(Blind(), spec, folder)
+
+
 FASTESTDET = {
     "task": "detect",
     "decoder": "fastestdet",

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.partition import FLOAT, FREE, INT8, Partition, Problem, fastest, frontier
+from calibrate.cut import FLOAT, FREE, INT8, Partition, Problem
+from calibrate.partition import fastest, frontier
 
 BUDGETS = (0.1, 0.25, 0.5)
 

@@ -165,15 +165,13 @@ def test_a_calibration_of_another_model_is_refused(bench: Place) -> None:
 
 def test_a_plan_of_another_model_is_refused(bench: Place) -> None:
     bench.plan()
-    onnx.save(residual_net(), bench / "other.onnx")
-    (bench / "other.yaml").write_text(yaml.safe_dump({**RAW, "path": "other.onnx", "task": "classify"}))
-    calibrate = ["calibrate", bench / "other.yaml", "--frames", bench / "clip.avi", "-o", bench / "other.json"]
-    bench.says(*calibrate)
+    build = ["build", bench / "model.yaml", "--calibration", bench / "calibration.json", "--plan", bench / "plan.json"]
     plan = json.loads((bench / "plan.json").read_text())
     plan["floats"]["Conv_t77"] = "by hand"
     (bench / "plan.json").write_text(json.dumps(plan))
-    build = ["build", bench / "other.yaml", "--calibration", bench / "other.json", "--plan", bench / "plan.json"]
     assert bench.refuses(*build, "-o", bench / "artefact").startswith("plan.node: node 'Conv_t77' in the plan")
+    onnx.save(scaled(two_branches()), bench / "model.onnx")  # the same nodes, other weights
+    assert bench.refuses(*build, "-o", bench / "artefact").startswith("plan.model: a plan of model ")
 
 
 def test_a_budget_of_nothing_gives_a_plan_without_int8(bench: Place) -> None:

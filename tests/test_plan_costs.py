@@ -17,7 +17,7 @@ import agent.planning.costs as costs
 from agent.planning.costs import Builder, GroupCosts, find_costs, labels
 from agent.planning.result import planned
 from agent.planning.search import Planner
-from calibrate.partition import FLOAT, FREE, INT8
+from calibrate.cut import FLOAT, FREE, INT8
 from calibrate.plan import Repairs
 from engines.backend import BackendOptions, EngineError, open_backend, silent
 from engines.costs import Costs, macs_costs

@@ -11,7 +11,8 @@ from plan_evidence import all_float, by_macs, evidence, group, one_group, unmeas
 from rich.console import Console
 
 from agent.errors import AgentError
-from agent.planning.report import explain, print_explanation, print_plan
+from agent.planning.explanation import explain, print_explanation
+from agent.planning.report import print_plan
 
 
 def printed(found: dict[str, Any], width: int = 110, all_groups: bool = False) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,11 @@ SPEC = {
     "input": {"color": "bgr", "resize": "stretch", "scale": 1 / 255},
 }
 FPS = 10
+_LIMIT_S = 120.0
+
+
+FIRST_SWAP = "event=swap .*trigger='first-start'"
+ALARM_SWAP = "event=swap .*trigger='alarm'"
 
 
 @dataclass
@@ -43,13 +50,15 @@ class World:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
         return [sys.executable, "-m", "agent.cli", "run", "-c", str(self.folder / "config.yaml"), "--json", *arguments]
 
-    def run(self, *arguments: str, before: Callable[[], None] | None = None) -> tuple[dict[str, Any], str]:
-        """Run to the end; the summary, and what was said on stderr. Fails unless the exit code is 0."""
-        done = subprocess.run(
-            self.command(*arguments), capture_output=True, text=True, timeout=120, check=False, preexec_fn=before
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout), done.stderr
+    def run(
+        self, *arguments: str, until: str = "", before: Callable[[], None] | None = None
+    ) -> tuple[dict[str, Any], str]:
+        """Run to the end, or until a line matches; the summary, and what was said on stderr.
+
+        What takes its time, as a swap does, is waited for with `until` and frames in plenty: how many pass meanwhile is
+        the machine's affair. Fails unless the exit code is 0.
+        """
+        return run_until(self.command(*arguments), until, before)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:
@@ -61,6 +70,31 @@ class World:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
             process.communicate()
+
+
+def run_until(
+    command: list[str], until: str = "", before: Callable[[], None] | None = None
+) -> tuple[dict[str, Any], str]:
+    """As World.run, for another `tared run`. until: a regular expression; SIGTERM follows its first match."""
+    said: list[str] = []
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=before) as process:
+        limit = threading.Timer(_LIMIT_S, process.kill)
+        limit.start()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        waiting = bool(until)
+        for line in process.stderr:
+            said.append(line)
+            if waiting and re.search(until, line):
+                waiting = False
+                process.terminate()
+        summary = process.stdout.read()
+        limit.cancel()
+    errors = "".join(said)
+    assert process.returncode == 0, errors
+    assert not waiting, f"nothing said '{until}':\n{errors}"
+    return json.loads(summary), errors
 
 
 def make_world(folder: Path, light: Callable[[float], float], seconds: float, **changes: Any) -> World:

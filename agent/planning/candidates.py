@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.planning.what_if import Answer
-from calibrate.partition import Partition
+from calibrate.cut import Partition
 
 _HARDLY = 0.25  # of the accepted loss
 _STEPS = 10  # of half the noise each

@@ -90,31 +90,31 @@ class Certifier:
         self._truths: dict[int, Prediction] = {}  # by index of the frame
         self._tried: set[str] = set()
 
-    def trial(self, name: str, engine: Engine) -> Trial:
+    def trial(self, name: str, plan: str, engine: Engine) -> Trial:
         """Measure a candidate until its loss is known well enough, the frames or the time end, or nothing more helps.
 
-        It is accepted for its loss and its confusions only: whether it is faster is for the caller to judge. name:
-        stands for its plan, also in the journal, so that another plan must have another in every run. Raises ValueError
-        for more candidates than the terms have, EngineError, CameraError and AgentError (`plan.journal`).
+        It is accepted for its loss and its confusions only: whether it is faster is for the caller to judge. name: of
+        the candidate, in what is told. plan: tells its plan from all others, in the journal of every run. Raises
+        ValueError for more plans than the terms have candidates, EngineError, CameraError and AgentError
+        (`plan.journal`).
         """
-        self._tried.add(name)
+        self._tried.add(plan)
         if len(self._tried) > self._terms.candidates:
             raise ValueError(f"the error is split over {self._terms.candidates} candidates, and '{name}' is one more")
         tally = Tally(self._terms)
-        with closing(self._measurements(name, engine)) as measurements:
+        with closing(self._measurements(plan, engine)) as measurements:
             for measurement in measurements:
                 tally.add(measurement)
-                shown = name.rpartition(" ")[0] or name  # without what tells its journal entries from another plan's
-                told = f"{shown}: loss at most {tally.bound.upper:.3g} on {tally.bound.n} frames"
+                told = f"{name}: loss at most {tally.bound.upper:.3g} on {tally.bound.n} frames"
                 self._progress(min(1.0, tally.bound.n / self._terms.needed), told)
                 if tally.is_decided:
                     break
         return tally.trial(self._spec, "the time was up" if self._deadline() else "there were no more frames")
 
-    def _measurements(self, name: str, engine: Engine) -> Generator[Measurement, None, None]:
+    def _measurements(self, plan: str, engine: Engine) -> Generator[Measurement, None, None]:
         """Those in the journal, and then new ones until the time is up, but at least one."""
         begin = 0
-        while (known := self._journal.get(_key(name, begin))) is not None:
+        while (known := self._journal.get(_key(plan, begin))) is not None:
             yield Measurement(**cast("dict[str, Any]", known))
             begin += 1
         with closing(self._frames.draw(self._start + begin)) as draws:
@@ -124,7 +124,7 @@ class Certifier:
                     for warming in (engine, self._float_engine) * _WARM_UP:
                         warming.infer(tensor)
                 measurement = self._measure(engine, number, index, tensor)
-                self._journal.put(_key(name, number), asdict(measurement))
+                self._journal.put(_key(plan, number), asdict(measurement))
                 yield measurement
                 if self._deadline():
                     return
@@ -155,9 +155,9 @@ class Certifier:
         return truth
 
 
-def _key(name: str, number: int) -> str:
+def _key(plan: str, number: int) -> str:
     """In the journal, which the rest of the search writes to as well."""
-    return f"trial {name} {number}"
+    return f"trial {plan} {number}"
 
 
 def _infer_timed(engine: Engine, tensor: NDArray[np.float32]) -> tuple[dict[str, Array], float]:

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.int8_build import build_int8
 from agent.model import Model
 from agent.planning.journal import Journal
-from calibrate.partition import FLOAT, FREE, INT8, Problem, fastest
+from calibrate.cut import FLOAT, FREE, INT8, Problem
+from calibrate.partition import fastest
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.backend import Array, Backend, Engine, EngineError, ProfiledEngine, Progress, silent
 from engines.calibration import Calibration
 from engines.costs import Costs, macs_costs, measure_costs
 from engines.fusion import Grouping
-from engines.planned import quantised_graph
 
 _WORTH_IT = 0.99  # of the float engine's time: a plan that saves less saves nothing
 
@@ -36,7 +37,6 @@ class Builder:
         self.builds = 0
         self.without_int8: dict[str, str] = {}
         self._backend = backend
-        self._ranges = {name: histogram.amax for name, histogram in calibration.histograms.items()}
         self._float: bytes | None = None
         self._last: tuple[tuple[frozenset[str], Repairs], bytes] | None = None
 
@@ -52,38 +52,25 @@ class Builder:
     def load(self, floats: Mapping[str, str], progress: Progress = silent) -> Engine:
         """A loaded engine in which all but these is INT8, as far as the runtime has kernels.
 
-        Raises EngineError as the backend does, and `engine.int8` where leaving layers float does not help it.
+        Raises EngineError as `build_int8`.
         """
         if self._last is None or self._last[0] != self._key(floats):
-            engine = self._build(floats, progress)
-            self._last = self._key(floats), engine
+            done = build_int8(
+                self.model, self._backend, self.plan(floats), self.calibration, self.without_int8, progress
+            )
+            self.builds += done.builds
+            self.without_int8 |= done.without_int8
+            self._last = self._key(floats), done.built.engine
         return self._backend.load(self._last[1])
 
     def _key(self, floats: Mapping[str, str]) -> tuple[frozenset[str], Repairs]:
         """What an engine follows from: not from the reasons."""
         return frozenset({*floats, *self.without_int8}), self.repairs
 
-    def _build(self, floats: Mapping[str, str], progress: Progress) -> bytes:
-        while True:
-            graph = quantised_graph(self.model.master, self.plan(floats), self.calibration)
-            built = self._backend.build(self.model.request(graph.graph, "int8", self._ranges), progress)
-            self.builds += 1
-            lacking = {name: reason for name, reason in built.without_int8.items() if name not in graph.placement.own}
-            if not lacking and built.engine:
-                return built.engine
-            if not lacking.keys() - self.without_int8.keys():
-                raise EngineError(
-                    "engine.int8",
-                    f"no INT8 kernel for {', '.join(built.without_int8)}, though they were left float",
-                    "an engine after the nodes without INT8 kernels were left float",
-                    "keep their neighbours float too, with precision.keep_float",
-                )
-            self.without_int8 |= lacking
-
     def load_float(self, progress: Progress = silent) -> Engine:
         """The engine that INT8 has to be faster than: the runtime's fastest float."""
         if self._float is None:
-            request = self.model.request(self.model.master, self._backend.precisions[-1], self._ranges)
+            request = self.model.request(self.model.master, self._backend.precisions[-1], self.calibration.seen)
             self._float = self._backend.build(request, progress).engine
             self.builds += 1
         return self._backend.load(self._float)

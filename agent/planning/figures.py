@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Evidence = Mapping[str, Any]  # how a plan was found, as JSON holds it
@@ -45,6 +45,12 @@ def chosen_candidate(evidence: Evidence) -> Candidate | None:
 def precision_of(group: Group) -> str:
     """As people write it."""
     return "INT8" if group["precision"] == "int8" else "float"
+
+
+def noise_share(evidence: Evidence, groups: Sequence[Group]) -> float:
+    """Of the noise that INT8 in all groups would add."""
+    everything = sum(group["sensitivity"] for group in evidence["groups"])
+    return sum(group["sensitivity"] for group in groups) / everything if everything else 0.0
 
 
 def show_confidence(evidence: Evidence) -> str:

@@ -12,7 +12,7 @@ from agent.planning.candidates import Candidate
 from agent.planning.costs import GroupCosts
 from agent.planning.repairs import Chosen
 from agent.planning.trial import Trial
-from calibrate.partition import Partition
+from calibrate.cut import Partition
 from calibrate.sensitivity import Block, share_out
 from engines.fusion import Grouping
 

@@ -1,25 +1,23 @@
-"""`tared plan` as a person reads it: the verdict, the groups that matter, the candidates; and all about one group.
+"""`tared plan` as a person reads it: the verdict, the groups that matter, the candidates.
 
 Reads a plan's evidence and nothing else; all its keys are there.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent.errors import AgentError
 from agent.planning.figures import (
     Candidate,
     CostScale,
     Evidence,
     Group,
     chosen_candidate,
+    noise_share,
     precision_of,
     show_confidence,
     show_digits,
@@ -30,7 +28,6 @@ from agent.planning.figures import (
 _TELLING = 0.01  # of all noise: an INT8 group that adds less, and needed no repair, is only counted
 _MOST_ROWS = 40  # of groups, unless all are asked for
 _CONFUSIONS = 3  # pairs told per candidate, the worst
-_ROUNDING = 1e-9  # of what all float takes: less is what a sum of differences may be off
 
 
 def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -> None:
@@ -57,31 +54,6 @@ def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -
     for number, candidate in enumerate(evidence["candidates"], start=1):
         for line in _outcome(number, candidate):
             console.print(Text(line))
-
-
-def print_explanation(evidence: Evidence, group: str, console: Console) -> None:
-    """`explain` on a console."""
-    console.print(Text(explain(evidence, group)))
-
-
-def explain(evidence: Evidence, group: str) -> str:
-    """All about one group in plain sentences, a line each; `group` names it or one of its layers, or is a glob.
-
-    Several groups are told one after the other. Raises AgentError (`plan.group`) when nothing has that name.
-    """
-    names = [dict.fromkeys((one["name"], *one["layers"])) for one in evidence["groups"]]
-    found = [index for index, own in enumerate(names) if group in own]
-    found = found or [index for index, own in enumerate(names) if any(fnmatchcase(name, group) for name in own)]
-    if not found:
-        known = [name for own in names for name in own]
-        near = difflib.get_close_matches(group, known, cutoff=0.5) or known[:3]
-        raise AgentError(
-            "plan.group",
-            f"no group or layer '{group}'",
-            f"one of this plan's, such as {', '.join(near)}",
-            "name one, or a pattern such as 'Conv_4*'; --all lists the groups",
-        )
-    return "\n\n".join("\n".join(_sentences(evidence, index)) for index in found)
 
 
 def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
@@ -130,14 +102,8 @@ def _latency_fact(evidence: Evidence) -> str:
     return f"{told}: INT8 is not faster on this machine, it takes {ms / float_ms:.2f} times as long"
 
 
-def _share(evidence: Evidence, groups: Sequence[Group]) -> float:
-    """Of the noise that INT8 in all groups would add."""
-    everything = sum(group["sensitivity"] for group in evidence["groups"])
-    return sum(group["sensitivity"] for group in groups) / everything if everything else 0.0
-
-
 def _matters(evidence: Evidence, group: Group) -> bool:
-    return group["precision"] == "float" or bool(group["repairs"]) or _share(evidence, [group]) >= _TELLING
+    return group["precision"] == "float" or bool(group["repairs"]) or noise_share(evidence, [group]) >= _TELLING
 
 
 def _group_table(evidence: Evidence, groups: Sequence[Group]) -> Table:
@@ -157,7 +123,7 @@ def _group_table(evidence: Evidence, groups: Sequence[Group]) -> Table:
             Text(precision_of(group), style="" if group["precision"] == "int8" else "yellow"),
             Text("; ".join([group["why"], *(repair for repair in group["repairs"] if repair not in group["why"])])),
             scale.pair(group),
-            show_share(_share(evidence, [group])),
+            show_share(noise_share(evidence, [group])),
             "measured" if group["measured"] else "predicted",
         )
     return table
@@ -168,10 +134,10 @@ def _rest(evidence: Evidence, groups: Sequence[Group]) -> Iterator[str]:
     for precision in ("float", "int8"):
         left_out = [group for group in groups if group["precision"] == precision]
         if left_out:
-            share = show_share(_share(evidence, left_out))
+            share = show_share(noise_share(evidence, left_out))
             count = f"and {len(left_out)} more in {precision_of(left_out[0])}"
             yield f"{count}, together {share} of the noise (--all shows them)"
-    kept = show_share(_share(evidence, [group for group in evidence["groups"] if group["precision"] == "int8"]))
+    kept = show_share(noise_share(evidence, [group for group in evidence["groups"] if group["precision"] == "int8"]))
     yield f"The plan keeps {kept} of the noise that INT8 in all groups would add."
 
 
@@ -209,68 +175,3 @@ def _outcome(number: int, candidate: Candidate) -> Iterator[str]:
     for pair in trial["confused"][:_CONFUSIONS]:
         often = f"{pair['count']} of {pair['of']} times, a rate of at least {show_share(pair['low'])}"
         yield f"  it takes '{pair['reference']}' for '{pair['candidate']}': {often}"
-
-
-def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
-    groups = evidence["groups"]
-    group = groups[index]
-    yield f"{group['name']} {'runs in INT8' if group['precision'] == 'int8' else 'stays float'}: {group['why']}."
-    made_of = f"{len(group['layers'])} layers under one decision" if len(group["layers"]) > 1 else "one layer"
-    share = show_share(group["macs_share"])
-    yield f"It is {made_of}: {', '.join(group['layers'])}; {share} of the model's multiply-accumulates."
-    if group["rule"]:
-        yield f"Its precision is set by the rule {group['rule']}."
-    yield from _costs(evidence, index)
-    rank = 1 + sum(other["sensitivity"] > group["sensitivity"] for other in groups)
-    of_all = f"{show_share(_share(evidence, [group]))} of what all groups add, rank {rank} of {len(groups)}"
-    source = "measured" if group["measured"] else "predicted"
-    yield f"Alone in INT8 it adds {group['sensitivity']:.2g} to the output's divergence ({source}): {of_all}."
-    if group["nsr_db"] is not None:
-        yield f"On its own output, the noise of INT8 is predicted at {group['nsr_db']:.1f} dB relative to the signal."
-    if group["restored"] is not None:
-        change = f"takes {group['restored']:.2g} off" if group["restored"] >= 0 else f"adds {-group['restored']:.2g} to"
-        yield f"With all others in INT8, this one in float {change} the output's divergence (measured)."
-    if group["repairs"]:
-        yield f"Repairs for INT8: {'; '.join(group['repairs'])}."
-    yield _flipped(evidence, index)
-
-
-def _costs(evidence: Evidence, index: int) -> Iterator[str]:
-    """What each precision takes, and where values are converted."""
-    scale, costs, group = CostScale(evidence), evidence["costs"], evidence["groups"][index]
-    takes = f"{scale.show(group['time_int8'])} in INT8 and {scale.show(group['time_float'])} in float"
-    if scale.measured:
-        yield f"It takes {takes} (measured, spread {show_share(costs['noise'])})."
-    else:
-        yield f"It costs {takes} of what all float costs (estimated from multiply-accumulates: {costs['why']})."
-    boundaries = [
-        f"{scale.show(cost)} with {other['name']}, which is {precision_of(other)}"
-        for other, cost in _boundaries(evidence, index)
-    ]
-    if boundaries:
-        yield f"Where a neighbour's precision differs, values are converted: {'; '.join(boundaries)}."
-
-
-def _boundaries(evidence: Evidence, index: int) -> list[tuple[Group, float]]:
-    """The neighbours of a group, each with what the boundary takes where the two differ."""
-    pairs = [((b if a == index else a), cost) for a, b, cost in evidence["edges"] if a != b and index in (a, b)]
-    return [(evidence["groups"][other], cost) for other, cost in pairs]
-
-
-def _flipped(evidence: Evidence, index: int) -> str:
-    """What the plan would gain and lose with this group alone turned over."""
-    scale, group = CostScale(evidence), evidence["groups"][index]
-    to_int8 = group["precision"] == "float"
-    time = group["time_int8"] - group["time_float"] if to_int8 else group["time_float"] - group["time_int8"]
-    for other, cost in _boundaries(evidence, index):
-        time += cost if other["precision"] == group["precision"] else -cost
-    takes = f"{scale.show(abs(time))} {'less' if time < 0.0 else 'more'}"
-    if abs(time) <= _ROUNDING * scale.all_float:
-        takes = "as long as now"
-    kept = sum(other["sensitivity"] for other in evidence["groups"] if other["precision"] == "int8")
-    noise = f"{'add' if to_int8 else 'take'} {group['sensitivity']:.2g} {'to' if to_int8 else 'off'}"
-    turned = f"{'INT8' if to_int8 else 'float'} for this group alone"
-    return (
-        f"In the chosen plan, {turned} would take {takes}, conversions included, and {noise} "
-        f"a summed divergence of {kept:.2g}."
-    )

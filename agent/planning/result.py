@@ -12,7 +12,7 @@ from agent.planning.figures import show_share
 from agent.planning.found import Found
 from agent.planning.search import Planner
 from agent.planning.trial import ERROR, Terms
-from calibrate.partition import Partition
+from calibrate.cut import Partition
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.macs import node_macs
 

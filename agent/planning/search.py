@@ -29,7 +29,8 @@ from agent.planning.trial import Terms, Trial
 from agent.planning.what_if import Answer, WhatIf
 from agent.precision import Rules
 from agent.vision import VisionTask
-from calibrate.partition import FLOAT, frontier
+from calibrate.cut import FLOAT
+from calibrate.partition import frontier
 from calibrate.sensitivity import Block, measure_blocks
 from engines.backend import Backend, Progress
 from engines.fusion import fusion_groups
@@ -234,8 +235,9 @@ class Planner:
             for number, candidate in enumerate(self.found.candidates, start=1):
                 floats = self.plan_of(candidate.partition.int8, _SEARCHED)
                 with closing(self.builder.load(floats, self._limited(progress))) as engine:
-                    name = f"candidate {number} {fingerprint(self.builder.plan(floats).essence)}"
-                    self.found.trials.append(self._worth_it(certifier.trial(name, engine)))
+                    plan = fingerprint(self.builder.plan(floats).essence)
+                    trial = certifier.trial(f"candidate {number}", plan, engine)
+                    self.found.trials.append(self._worth_it(trial))
                 if self.found.accepted is not None:
                     return
                 self._check_time()
