@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-pytest_plugins = ["bench", "brokers", "lab", "trt_world"]
+pytest_plugins = ["bench", "brokers", "lab", "plan_bench", "trial_bench", "trt_world"]
 
 
 @pytest.fixture(scope="session")

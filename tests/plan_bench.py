@@ -1,0 +1,87 @@
+"""Copies of a world to plan in: one under the command line, one under a search in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from bench import ERROR, contents
+from plan_world import MACS, RAW, journal, plan_world, planner
+
+from agent.cli import main
+from agent.planning.figures import Evidence
+from agent.planning.found import PlanOptions
+from agent.planning.result import planned
+from calibrate.plan import PrecisionPlan
+
+
+class Place:
+    """A world, and the command line in this process."""
+
+    def __init__(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capfd = capfd
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+    def arguments(self, *more: object, output: str = "plan.json") -> list[str]:
+        given = ["--calibration", self / "calibration.json", "--frames", self / "clip.avi"]
+        limits = ["--max-loss", 0.2, "--costs", "macs"]
+        return [str(each) for each in ("plan", self / "model.yaml", *given, *limits, "-o", self / output, *more)]
+
+    def plan(self, *more: object, output: str = "plan.json") -> dict[str, Any]:
+        """What it prints with --json."""
+        assert main([*self.arguments(*more, output=output), "--json"]) == 0
+        told: dict[str, Any] = json.loads(self._capfd.readouterr().out)
+        return told
+
+    def says(self, *arguments: object) -> tuple[str, str]:
+        """What a command says on stdout and stderr."""
+        assert main([str(argument) for argument in arguments]) == 0
+        heard = self._capfd.readouterr()
+        return heard.out, heard.err
+
+    def refuses(self, *arguments: object) -> str:
+        """The error; every file is as it was, and none is new."""
+        before = contents(self.folder)
+        assert main([str(argument) for argument in arguments]) == 2
+        heard = self._capfd.readouterr()
+        assert (heard.out, contents(self.folder)) == ("", before)
+        error = heard.err.splitlines()[-1]
+        assert ERROR.fullmatch(error), heard.err
+        return error.removeprefix("error: ")
+
+    def evidence(self, name: str = "plan.json") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self / name).read_text())["evidence"]
+        return found
+
+    def change_spec(self, **changes: Any) -> None:
+        (self / "model.yaml").write_text(yaml.safe_dump({**RAW, **changes}))
+
+
+def search_in(world: Path, options: PlanOptions = MACS) -> tuple[PrecisionPlan, Evidence]:
+    found = planner(world, options)
+    found.run(journal(world))
+    plan = planned(found)
+    return plan, plan.evidence
+
+
+@pytest.fixture(scope="session")
+def plan_stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The world that every other is a copy of."""
+    return plan_world(tmp_path_factory.mktemp("plans") / "world")
+
+
+@pytest.fixture
+def plan_bench(plan_stock: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Place:
+    return Place(Path(shutil.copytree(plan_stock, tmp_path / "world")), capfd)
+
+
+@pytest.fixture
+def search_world(plan_stock: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(plan_stock, tmp_path / "world"))

@@ -1,0 +1,95 @@
+"""A certificate takes the frames it needs and no more: fewer are refused before the work, and a trial ends in time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from trial_bench import DIGITS, USUAL, WARM_UP, MakeTrialBench, misread, read_digits
+
+from agent.camera import Source, parse_source
+from agent.errors import AgentError
+from agent.planning import held_out
+from agent.planning.certificate import check_frames
+from agent.planning.held_out import RandomFrames
+from agent.planning.trial import Measurement, Tally, Terms
+
+
+def test_too_few_frames_are_told_before_an_engine_runs(trial_bench: MakeTrialBench, digits_video: Source) -> None:
+    terms = Terms(0.02, 0.3, 5)
+    with pytest.raises(AgentError) as caught:
+        trial_bench(terms, start=600)
+    assert str(caught.value) == (
+        f"plan.frames: 200 frames to measure on in {digits_video.location}, beside 600 to search with; "
+        f"expected at least {terms.needed} for --max-loss 0.02 with 95 % confidence; "
+        "give more frames, or accept --max-loss 0.026, for which 200 frames suffice"
+    )
+    assert Terms(0.026, 0.3, 5).needed <= 200 < Terms(0.025, 0.3, 5).needed
+    check_frames(RandomFrames(digits_video, 0), 600, Terms(0.026, 0.3, 5))
+
+
+def test_the_fewest_frames_are_enough(digits_video: Source) -> None:
+    frames = RandomFrames(digits_video, 0)
+    check_frames(frames, 800 - USUAL.needed, USUAL)
+    with pytest.raises(AgentError, match=f"{USUAL.needed - 1} frames to measure on"):
+        check_frames(frames, 801 - USUAL.needed, USUAL)
+
+
+@pytest.mark.parametrize("start", [800, 900])
+def test_without_frames_no_loss_is_suggested(digits_video: Source, start: int) -> None:
+    with pytest.raises(AgentError, match=r"plan\.frames: 0 frames .*beside 800 .*; give more frames$"):
+        check_frames(RandomFrames(digits_video, 0), start, Terms(0.02, 0.3))
+
+
+def test_a_trial_ends_when_the_time_is_up(trial_bench: MakeTrialBench) -> None:
+    made = trial_bench(deadline=lambda: True)
+    for frames in (1, 2):  # the next attempt replays, and measures one more
+        trial, runs = made.trial(read_digits)
+        assert (trial.accepted, trial.frames, runs) == (False, frames, 1 + WARM_UP)
+    assert (
+        trial.reason == "loss 0, perhaps 0.87, on 2 frames, 0 others empty, and the time was up; at most 0.05 is asked"
+    )
+
+
+def test_what_the_frames_leave_open_is_refused(trial_bench: MakeTrialBench) -> None:
+    trial, _ = trial_bench(start=600).trial(misread(lambda number, marked: marked or number == 6, 8))
+    assert (trial.accepted, trial.frames) == (False, 200)
+    assert trial.lower < 0.05 < trial.upper
+    assert "and there were no more frames" in trial.reason
+
+
+def test_twenty_times_the_fewest_frames_are_enough(trial_bench: MakeTrialBench) -> None:
+    terms = Terms(0.5, 0.9, 1)
+    trial, _ = trial_bench(terms).trial(misread(lambda number, marked: (number % 2 == 1) != marked, 0))
+    assert trial.frames == 20 * terms.needed
+    assert not trial.accepted
+    assert "and more would take too long" in trial.reason
+
+
+def test_a_candidate_whose_mean_is_too_high_is_not_measured_to_the_end() -> None:
+    tally = Tally(USUAL)
+    for number in itertools.count():
+        tally.add(Measurement(float(number % 19 == 0), False, [], (1.0, 2.0)))
+        if tally.is_decided:
+            break
+    trial = tally.trial(DIGITS, "the frames ended")
+    assert trial.frames == max(100, USUAL.needed) < 20 * USUAL.needed
+    assert (trial.accepted, trial.lower < 0.05) == (False, True)
+    assert "and more would hardly lower it" in trial.reason
+
+
+def test_a_camera_has_frames_enough_and_never_the_same(
+    trial_bench: MakeTrialBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def live(_: Source) -> Iterator[tuple[float, NDArray[np.uint8]]]:
+        for second in range(100_000):
+            yield float(second), np.full((16, 16, 3), second % 250, np.uint8)
+
+    monkeypatch.setattr(held_out, "read_images", live)
+    made = trial_bench(source=parse_source("rtsp://10.0.0.1/stream"))
+    for name in ("first", "second"):
+        assert made.trial(read_digits, name)[0].accepted
+    assert made.reference.runs == 2 * USUAL.needed

@@ -1,0 +1,103 @@
+"""What a trial measures is measured once, wherever it is interrupted, and its latencies in turns with float."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from trial_bench import TIMED, WARM_UP, Clock, Compute, MakeTrialBench, NumpyEngine, digit, misread, read_digits
+
+from agent.planning.trial import Terms
+from engines.backend import Array
+
+
+class Interrupted(Exception):
+    pass
+
+
+def failing(compute: Compute, runs: int) -> Compute:
+    """Computes so often, and then raises; once more before that, for the example of its output."""
+    left = iter(range(runs + 1))
+
+    def attempt(batch: NDArray[np.float32]) -> Array:
+        if next(left, None) is None:
+            raise Interrupted
+        return compute(batch)
+
+    return attempt
+
+
+def by_digit(clock: Clock, compute: Compute) -> Compute:
+    """Larger digits take longer, so that a latency follows from the frame and not from when it is measured."""
+
+    def timed(batch: NDArray[np.float32]) -> Array:
+        clock.ns += 100_000 * digit(batch)
+        return compute(batch)
+
+    return timed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frame", [0, 1, *np.random.default_rng(0).integers(2, 200, 3).tolist()])
+def test_an_interrupted_trial_goes_on_where_it_was(
+    trial_bench: MakeTrialBench, engine_clock: Clock, frame: int
+) -> None:
+    terms = Terms(0.08, 0.2, 1)
+    compute = by_digit(engine_clock, misread(lambda number, marked: marked or number == 6, 8))
+    whole = trial_bench(terms)
+    expected, runs = whole.trial(compute)
+    assert runs - WARM_UP > 200  # a frame each
+    whole.journal.finish()
+
+    interrupted = trial_bench(terms)
+    with pytest.raises(Interrupted):
+        interrupted.trial(failing(compute, WARM_UP + frame))
+    resumed = trial_bench(terms)
+    trial, rest = resumed.trial(compute)
+    assert trial == expected
+    assert rest == runs - frame - (WARM_UP if frame >= TIMED else 0)
+    assert resumed.reference.runs == whole.reference.runs - frame
+
+    replayed, none = trial_bench(terms).trial(compute)
+    assert (replayed, none) == (expected, 0)
+
+
+def test_the_journal_of_one_candidate_says_nothing_of_another(trial_bench: MakeTrialBench) -> None:
+    made = trial_bench()
+    made.trial(read_digits, "first")
+    trial, runs = made.trial(misread(lambda number, _: number % 2 == 1, 0), "second")
+    assert not trial.accepted
+    assert runs == trial.frames + WARM_UP
+
+
+def test_latencies_are_medians_of_the_same_frames_after_the_warm_up(
+    trial_bench: MakeTrialBench, engine_clock: Clock
+) -> None:
+    made = trial_bench()
+    slow_in_the_end = NumpyEngine(
+        engine_clock, read_digits, lambda run: 9.0 if run < WARM_UP or run >= WARM_UP + 50 else 1.0
+    )
+    trial = made.certifier.trial("int8", "int8", slow_in_the_end)
+    assert (trial.latency_ms, trial.latency_float_ms) == (1.0, 2.0)
+    uneven = NumpyEngine(engine_clock, read_digits, lambda run: 1.0 + run % 2)
+    assert made.certifier.trial("uneven", "uneven", uneven).latency_ms == 1.5
+
+
+def test_whoever_goes_first_alternates(trial_bench: MakeTrialBench, engine_clock: Clock) -> None:
+    order: list[str] = []
+    made = trial_bench()
+
+    def noted(name: str) -> Compute:
+        def compute(batch: NDArray[np.float32]) -> Array:
+            order.append(name)
+            return read_digits(batch)
+
+        return compute
+
+    made.float_engine._compute = noted("float")
+    candidate = NumpyEngine(engine_clock, noted("int8"))
+    order.clear()
+    made.certifier.trial("int8", "int8", candidate)
+    timed = order[2 * WARM_UP : 2 * WARM_UP + 2 * TIMED]
+    assert timed == ["int8", "float", "float", "int8"] * (TIMED // 2)
+    assert set(order[2 * WARM_UP + 2 * TIMED :]) == {"int8"}

@@ -1,0 +1,210 @@
+"""What the runtimes tell of their layers' times and nodes, and that the costs measured by it hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+from trt_world import int8, net
+from zoo import Net, image, residual_net
+
+from agent.model import open_model
+from agent.model_spec import load_model_spec
+from calibrate.plan import ALL_INT8, PrecisionPlan
+from engines.backend import Array, BuildRequest, EngineError, ProfiledEngine, open_backend
+from engines.costs import Costs, measure_costs
+from engines.fusion import Grouping, fusion_groups
+from engines.onnxruntime_profile import kernel_times_ms, nodes_by_kernel
+from engines.placement import place
+from engines.qdq import insert_qdq
+from engines.tensorrt_backend import TensorRtBackend
+from engines.trt.layers import Layer, nodes_by_layer
+
+# ---- ONNX Runtime
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+Sample = tuple[Grouping, Callable[[PrecisionPlan], ProfiledEngine], Costs, Array]
+
+
+def quantised(model: ModelProto, plan: PrecisionPlan = ALL_INT8) -> ModelProto:
+    """As if every tensor reached 4."""
+    return insert_qdq(model, place(model, plan), dict.fromkeys(place(model).taps, 4.0))
+
+
+def profiled(model: ModelProto) -> ProfiledEngine:
+    engine = open_backend("onnxruntime").load(model.SerializeToString())
+    assert isinstance(engine, ProfiledEngine)
+    return engine
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("prepared", [residual_net, lambda: quantised(residual_net())])
+def test_onnxruntime_tells_every_kernel_and_its_nodes(prepared: Callable[[], ModelProto], scratch: Path) -> None:
+    model = prepared()
+    with closing(profiled(model)) as engine:
+        times, nodes = engine.layer_times_ms(image(model), runs=3), engine.layer_nodes()
+    assert times.keys() == nodes.keys()
+    assert all(nodes.values())
+    assert {node for found in nodes.values() for node in found} == {node.name for node in model.graph.node}
+    assert min(times.values()) >= 0.0
+    assert list(scratch.iterdir()) == []
+
+
+def test_what_onnxruntime_fuses_is_in_one_layer() -> None:
+    with closing(profiled(residual_net())) as engine:
+        nodes = engine.layer_nodes()
+    assert ("Conv_t0", "Relu_t1") in nodes.values()
+
+
+def test_a_closed_engine_and_a_wrong_batch_are_refused() -> None:
+    engine = profiled(residual_net())
+    with pytest.raises(EngineError, match=r"engine\.batch"):
+        engine.layer_times_ms(np.zeros((1, 3, 9, 9), np.float32))
+    engine.close()
+    with pytest.raises(EngineError, match=r"engine\.closed"):
+        engine.layer_times_ms(image(residual_net()))
+    with pytest.raises(EngineError, match=r"engine\.closed"):
+        engine.layer_nodes()
+
+
+def test_an_interrupted_profile_leaves_no_files(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    inference = ort.InferenceSession.run
+
+    def interrupted(session: ort.InferenceSession, *arguments: Any) -> Any:
+        written.extend(path for path in scratch.rglob("*") if path.is_file())
+        if written:
+            raise KeyboardInterrupt
+        return inference(session, *arguments)
+
+    with closing(profiled(residual_net())) as engine:
+        monkeypatch.setattr(ort.InferenceSession, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.layer_times_ms(image(residual_net()))
+    assert written
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_profile_is_read_without_its_first_runs() -> None:
+    def event(name: str, microseconds: int, category: str = "Node") -> dict[str, object]:
+        return {"cat": category, "name": name, "dur": microseconds}
+
+    runs = [event("conv_kernel_time", dur) for dur in (900, 10, 30, 20)]
+    others = [event("model_run", 50, "Session"), event("conv_fence_before", 7), event("once_kernel_time", 5)]
+    assert kernel_times_ms(json.dumps([*runs, *others]), 1) == {"conv": 0.02}
+
+
+def test_kernels_are_matched_by_their_tensors_or_their_names() -> None:
+    test_net = Net((1, 3, 8, 8))
+    conv = test_net.conv("image", 3, 4)
+    silu = test_net.node("Mul", conv, test_net.node("Sigmoid", conv))
+    graph = test_net.model(test_net.conv(silu, 4, 2))
+    kernels = [  # as ONNX Runtime names them on x86
+        ("Conv", ["image"], "reorder_token_0", "t0_nchwc"),
+        ("QuickGelu", ["reorder_token_0"], "reorder_token_1", "Mul_t2/QuickGeluFusion/"),
+        ("ReorderOutput", ["reorder_token_1"], "t2", "ReorderOutput"),
+        ("FusedConv", ["t2"], "t3", "fused Conv_t3"),
+        ("ReorderOutput", ["t3"], "again", "ReorderOutput_token_9"),
+    ]
+    nodes = [helper.make_node(kind, inputs, [output], name=name) for kind, inputs, output, name in kernels]
+    optimised = helper.make_model(helper.make_graph(nodes, "optimised", graph.graph.input, []))
+    assert nodes_by_kernel(graph, optimised) == {
+        "t0_nchwc": ("Conv_t0",),
+        "Mul_t2/QuickGeluFusion/": ("Sigmoid_t1", "Mul_t2"),
+        "ReorderOutput": ("Conv_t3",),  # for its reader's sake
+        "fused Conv_t3": ("Conv_t3",),
+        "ReorderOutput_token_9": ("Conv_t3",),
+    }
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    """The sample detector with its measured costs."""
+    model = open_model(load_model_spec(ROOT / "examples" / "street" / "model.yaml"))
+    grouping = fusion_groups(model.master, model.placement)
+    batch = np.zeros(model.input_shape, np.float32)
+
+    def build(plan: PrecisionPlan) -> ProfiledEngine:
+        return profiled(quantised(model.master, plan))
+
+    return grouping, build, measure_costs(grouping, build, batch, runs=10), batch
+
+
+def test_an_unseen_plan_takes_what_the_costs_say(
+    sample: Sample,
+) -> None:
+    grouping, build, costs, batch = sample
+    assert costs.source == "measured"
+    assert costs.residual < 0.2
+    labels = np.random.default_rng(7).random(len(grouping.groups)) < 0.5
+    nothing = np.zeros_like(labels)
+
+    def engine(int8: NDArray[np.bool_]) -> ProfiledEngine:
+        return build(PrecisionPlan(grouping.plan(int8.tolist(), "planned")))
+
+    with (
+        closing(engine(labels)) as mixed,
+        closing(engine(nothing)) as plain,
+    ):  # side by side: no clock is the same twice
+        ratios = [
+            sum(mixed.layer_times_ms(batch, 10).values()) / sum(plain.layer_times_ms(batch, 10).values())
+            for _ in range(5)
+        ]
+    predicted = costs.total_ms(grouping, labels) / costs.total_ms(grouping, nothing)
+    assert predicted == pytest.approx(np.median(ratios), rel=0.25)
+
+
+# ---- TensorRT
+
+
+@pytest.mark.usefixtures("fake")
+def test_tensorrt_tells_the_nodes_of_its_layers() -> None:
+    request = int8(net())
+    backend = TensorRtBackend()
+    with closing(backend.load(backend.build(request).engine)) as engine:
+        assert isinstance(engine, ProfiledEngine)
+        times, nodes = engine.layer_times_ms(image(net()), runs=2), engine.layer_nodes()
+    assert times.keys() == nodes.keys()
+    assert ("Conv_t0", "Relu_t1") in nodes.values()
+    layers = {layer for group in fusion_groups(net(), place(net())).groups for layer in group.layers}
+    assert layers <= {node for found in nodes.values() for node in found}
+
+
+@pytest.mark.usefixtures("fake")
+def test_tensorrt_engines_are_measured() -> None:
+    model, backend = net(), TensorRtBackend()
+    grouping = fusion_groups(model, place(model))
+
+    def build(plan: PrecisionPlan) -> ProfiledEngine:
+        return backend.load(backend.build(BuildRequest(quantised(model, plan), "int8")).engine)
+
+    costs = measure_costs(grouping, build, image(model), runs=2)
+    assert costs.builds == 8
+    assert costs.residual < 1e-6  # the fake's layers take what they take, in any type
+
+
+def test_a_reformatting_is_its_layers() -> None:
+    layers = [
+        Layer("Conv_0 + Relu_1", "CaskConvolution", ("Conv_0", "Relu_1")),
+        Layer("Reformatting CopyNode for Input Tensor 0 to Conv_0 + Relu_1", "Reformat"),
+        Layer("Reformatting CopyNode for Output Tensor 0 to Conv_0 + Relu_1", "Reformat"),
+        Layer("Reformatting CopyNode for Network Output scores", "Reformat"),
+    ]
+    assert list(nodes_by_layer(layers).values()) == [("Conv_0", "Relu_1")] * 3 + [()]

@@ -1,0 +1,182 @@
+"""Models quantised elsewhere, on the whole way: kept to the bit, not calibrated, and INT8 to NVIDIA's builder."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from bench import Bench, calibrate, picture
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from quantised_zoo import net, qat_net, quantised, sqnr_db
+from worlds import SPEC
+from zoo import image, residual_net, run
+
+from agent.cli import main
+from agent.model import open_model
+from agent.model_spec import load_model_spec
+from engines.backend import BackendOptions, BuildRequest, EngineError
+from engines.graph import load_model
+from engines.half import half_precision
+from engines.macs import int8_macs_share
+from engines.onnxruntime_backend import OnnxRuntimeBackend
+from engines.passes import prepare
+from engines.placement import COMPUTE_OPS, place
+from engines.qdq import insert_qdq
+from engines.tensorrt_backend import TensorRtBackend
+from engines.topology import Topology
+from engines.trt.layers import LAYERS_FILE, layers_from_json
+
+# ---- what other tools write
+
+
+class Images(CalibrationDataReader):
+    def __init__(self, model: ModelProto) -> None:
+        name = model.graph.input[0].name
+        self.images: Iterator[dict[str, NDArray[np.float32]]] = iter([{name: image(model, seed)} for seed in range(4)])
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        return next(self.images, None)
+
+
+def by_onnxruntime(
+    model: ModelProto, folder: Path, per_channel: bool, floats: tuple[str, ...], symmetric: bool = True
+) -> Path:
+    """What ONNX Runtime's own static quantisation makes of a model."""
+    onnx.save(model, folder / "float.onnx")
+    quantize_static(
+        folder / "float.onnx",
+        folder / "model.onnx",
+        Images(model),
+        quant_format=QuantFormat.QDQ,
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+        per_channel=per_channel,
+        nodes_to_exclude=list(floats),
+        extra_options={"ActivationSymmetric": symmetric, "WeightSymmetric": symmetric},
+    )
+    return folder / "model.onnx"
+
+
+def check_kept(model: ModelProto, master: ModelProto, output: str) -> None:
+    """The same results to the bit, from the same graph without the DQs of int32 biases."""
+    np.testing.assert_array_equal(*(run(m, image(model, 9))[output] for m in (model, master)))
+    integers = {tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.INT32}
+    biases = sum(node.op_type == "DequantizeLinear" and node.input[0] in integers for node in model.graph.node)
+    before, after = (Counter(node.op_type for node in m.graph.node) for m in (model, master))
+    assert before - after == ({"DequantizeLinear": biases} if biases else {})
+    assert not after - before
+
+
+@pytest.mark.parametrize("floats", [(), ("Conv_t2", "Gemm_t9")])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_what_onnxruntime_quantised(per_channel: bool, floats: tuple[str, ...], tmp_path: Path) -> None:
+    model = load_model(by_onnxruntime(residual_net(), tmp_path, per_channel, floats))
+    master = prepare(model, run)
+    check_kept(model, master, "t9")
+    placement = place(master)
+    assert (placement.quantised, placement.taps) == (floats, ())  # what those read is dequantised already
+    assert set(placement.own) == {"Conv_t0", "Conv_t2", "Conv_t4", "Gemm_t9"} - set(floats)
+    graph = insert_qdq(master, placement, {})
+    assert (graph == master) == (not floats)
+    assert sqnr_db(run(residual_net(), image(model, 9))["t9"], run(graph, image(model, 9))["t9"]) > 20
+
+
+def test_asymmetric_models_of_onnxruntime_are_refused(tmp_path: Path) -> None:
+    model = load_model(by_onnxruntime(residual_net(), tmp_path, per_channel=False, floats=(), symmetric=False))
+    with pytest.raises(EngineError, match=r"model\.quantised.*with zero point -?\d+.*ActivationSymmetric"):
+        prepare(model, run)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_resnet20_quantised_by_onnxruntime(per_channel: bool, shared_data: Path, tmp_path: Path) -> None:
+    whole = onnx.load(shared_data / "cls_resnet20_cifar10_fp32.onnx")
+    layers = [node.name for node in whole.graph.node if node.op_type == "Conv"]
+    for floats in ((), tuple(layers[1::2])):
+        model = load_model(by_onnxruntime(whole, tmp_path, per_channel, floats))
+        master = prepare(model, run)
+        check_kept(model, master, "logits")
+        placement = place(master)
+        assert len(placement.own) == 20 - len(floats)
+        assert placement.quantised == floats
+        assert int8_macs_share(master, placement) == 1.0
+        expected = run(whole, image(model, 9))["logits"]
+        assert sqnr_db(expected, run(quantised(master), image(model, 9))["logits"]) > 20
+
+
+# ---- the whole way
+
+
+def test_a_quantised_model_needs_no_calibration(tmp_path: Path) -> None:
+    by_onnxruntime(residual_net(), tmp_path, per_channel=True, floats=())
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(SPEC))
+    model = open_model(load_model_spec(tmp_path / "model.yaml"))
+    assert model.placement.taps == ()
+    backend = OnnxRuntimeBackend()
+    observation = backend.observer(model.reference, model.placement.taps).observe(image(model.master))
+    assert observation.histograms == {}
+    built = backend.build(model.request(insert_qdq(model.master, model.placement, {}), "int8"))
+    found = backend.load(built.engine).infer(image(model.master))
+    np.testing.assert_array_equal(found["t9"], observation.outputs["t9"])
+
+
+def precisions(graph: ModelProto) -> dict[str, str]:
+    """The type that NVIDIA's builder has each convolution and matrix product compute in."""
+    shape = tuple(dim.dim_value for dim in graph.graph.input[0].type.tensor_type.shape.dim)
+    built = TensorRtBackend(BackendOptions(target="sm86")).build(BuildRequest(graph, "int8", shape))
+    layers = [layer for layer in layers_from_json(built.files[LAYERS_FILE]) if layer.kind in ("correlation", "gemm")]
+    names = [node.name for node in graph.graph.node if node.op_type in COMPUTE_OPS]
+    return {name: layer.precision for layer in layers for name in names if name in layer.nodes}
+
+
+def test_nvidias_builder_takes_both_kinds_of_q_dq_as_int8() -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
+    assert precisions(quantised(prepare(qat_net(), run))) == dict.fromkeys(("Conv_t3", "Conv_t9", "Conv_t11"), "Int8")
+
+
+def test_a_quantised_model_is_built_at_once(bench: Bench) -> None:
+    by_onnxruntime(residual_net(), bench.folder, per_channel=True, floats=())
+    bench.images("some", picture())
+    said = bench.refuses(*calibrate(bench, bench.spec("own", onnx.load(bench / "model.onnx")), "some"))
+    assert said.startswith("calibration.nothing: a model that is quantised already")
+    assert "build it at once" in said
+    for precision in ("int8", "fp32"):
+        out = bench / precision
+        assert main(["build", str(bench / "own.yaml"), "--precision", precision, "-o", str(out)]) == 0
+        assert json.loads((out / "manifest.json").read_text())["int8_macs_share"] == 1.0
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_nvidias_builder_takes_what_onnxruntime_quantised(per_channel: bool, tmp_path: Path) -> None:
+    """Its outputs are dequantised: nothing reads them."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
+    graph = quantised(prepare(load_model(by_onnxruntime(residual_net(), tmp_path, per_channel, ("Conv_t2",))), run))
+    assert set(precisions(graph)) == {"Conv_t0", "Conv_t2", "Conv_t4", "Gemm_t9"}
+    assert set(precisions(graph).values()) == {"Int8"}
+
+
+def test_nvidias_builder_takes_transposed_weights() -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
+    n = net(8)
+    graph = n.model(n.node("MatMul", n.int8("image"), n.node("Transpose", n.stored((6, 8)), perm=[1, 0])))
+    assert precisions(graph) == {"MatMul_t4": "Int8"}
+
+
+def test_q_and_dq_with_constants_of_their_own_agree_in_float16() -> None:
+    n = net()
+    form = half_precision(n.model(n.node("Exp", n.int8(n.node("Relu", "image"), 0.0123))), {}).model
+    topology = Topology(form)
+    compared = []
+    for node in topology.nodes:
+        if node.op_type == "QuantizeLinear":
+            scales = [node.input[1], *(reader.input[1] for reader, _ in topology.readers(node.output[0]))]
+            first, *others = (onnx.numpy_helper.to_array(topology.initializers[name]) for name in scales)
+            compared.append([np.array_equal(first.astype(np.float32), other.astype(np.float32)) for other in others])
+    assert compared == [[True]]

@@ -1,0 +1,107 @@
+"""`tared plan` that is stopped goes on where it was, unless something else is asked; without time it plans float."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from plan_bench import Place
+from plan_world import plan_world
+
+from agent.cli import main
+from agent.planning import command
+
+
+def test_a_budget_of_nothing_gives_a_plan_without_int8(plan_bench: Place) -> None:
+    told = plan_bench.plan("--budget-s", 0)
+    assert (told["certified"], told["int8_macs_share"], told["builds"]) == (False, 0.0, 0)
+    assert "the time was up" in plan_bench.evidence()["verdict"]
+    assert not (plan_bench / "plan.json.journal").exists()  # nothing is in it
+    shown, _ = plan_bench.says("plan", plan_bench / "plan.json", "--show")
+    assert "stopped early" in shown
+
+
+# `tared` to which a signal is sent: some CPU time after its search has remembered so many measurements.
+STOPPED = """
+import os, signal, sys
+from agent.cli import main
+from agent.planning import command
+from agent.planning.journal import Journal
+number, left, cpu_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+put = Journal.put
+def counted(*arguments):
+    global left
+    put(*arguments)
+    left -= 1
+    if left == 0:
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+Journal.put = counted
+signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), number))
+raise SystemExit(main(sys.argv[4:]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_search_that_is_stopped_goes_on_where_it_was(
+    number: int, code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bench = Place(plan_world(tmp_path / "world", frames=260), capfd)
+    limits = ["--max-loss", 0.03]
+    bench.plan(*limits, output="whole.json")
+    rng = random.Random(number)
+    known = 0
+    for _ in range(2):
+        moment = [str(number), str(rng.randint(1, 25)), str(rng.uniform(1e-4, 5e-3))]
+        command = [sys.executable, "-c", STOPPED, *moment, *bench.arguments(*limits)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert ("the same command goes on from there" in done.stderr) == (number == signal.SIGINT)
+        assert not (bench / "plan.json").exists()
+        measured = (bench / "plan.json.journal").read_bytes().count(b"\n") - 1
+        assert measured > known
+        known = measured
+    _, said = bench.says(*bench.arguments(*limits))
+    assert f"going on with the search that was interrupted: {known} measurements are known" in said
+    whole, again = (json.loads((bench / name).read_text()) for name in ("whole.json", "plan.json"))
+    assert (again["floats"], again["repairs"]) == (whole["floats"], whole["repairs"])
+    assert not (bench / "plan.json.journal").exists()
+
+
+def interrupted(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the journal of a search that was almost done."""
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "planned", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(bench.arguments()) == 130
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: ["--max-loss", "0.3"],
+        lambda _: ["--seed", "1"],
+        lambda bench: bench.change_spec(min_sqnr_db=64.0) or [],
+        lambda bench: shutil.copy(bench / "clip.avi", bench / "same.avi") and ["--frames", str(bench / "same.avi")],
+    ],
+    ids=["max-loss", "seed", "spec", "frames"],
+)
+def test_what_was_asked_otherwise_starts_anew(
+    plan_bench: Place, change: Callable[[Place], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(plan_bench, monkeypatch)
+    kept = (plan_bench / "plan.json.journal").read_bytes()
+    assert kept.count(b"\n") > 20
+    _, said = plan_bench.says(*plan_bench.arguments(*change(plan_bench)))
+    assert "going on" not in said.partition("24 frames")[2]
+
+
+def test_a_larger_budget_goes_on(plan_bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted(plan_bench, monkeypatch)
+    _, said = plan_bench.says(*plan_bench.arguments("--budget-s", 500))
+    assert "going on with the search" in said

@@ -1,0 +1,64 @@
+"""`tared plan` refuses before the search what cannot work, and a plan, a calibration or a disk that does not fit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+from bench import tared
+from onnx import ModelProto
+from plan_bench import Place
+from plan_world import two_branches
+
+
+def scaled(model: ModelProto) -> ModelProto:
+    """The same graph with other weights."""
+    for tensor in model.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values * np.float32(0.5), tensor.name))
+    return model
+
+
+def test_what_cannot_work_is_refused_before_the_search(plan_bench: Place) -> None:
+    def refused(*changes: object) -> str:
+        return plan_bench.refuses(*plan_bench.arguments(*changes))
+
+    assert refused("--frames", plan_bench / "none.avi").startswith("camera.")
+    few = refused("--max-loss", 0.001)
+    assert few.startswith("plan.frames: 96 frames to measure on in ")
+    assert "at least 3" in few
+    assert "or accept --max-loss 0.036" in few
+    assert refused("--calibration", plan_bench / "none.json").startswith("calibration.unreadable: ")
+    assert refused("-o", plan_bench.folder).startswith("plan.write: ")
+    assert refused("-o", plan_bench / "clip.avi/plan.json").startswith("plan.write: ")
+    assert refused("--dataset", plan_bench / "none.zip").startswith("dataset.")
+    (plan_bench / "empty").mkdir()
+    assert refused("--frames", plan_bench / "empty").startswith("images.none: ")
+    plan_bench.change_spec(precision={"keep_float": ["Cnov"]})
+    assert "keep_float: Cnov, which matches no node" in refused()
+
+
+def test_a_calibration_of_another_model_is_refused(plan_bench: Place) -> None:
+    onnx.save(scaled(two_branches()), plan_bench / "model.onnx")
+    assert plan_bench.refuses(*plan_bench.arguments()).startswith("calibration.model: ")
+
+
+def test_a_plan_of_another_model_is_refused(plan_bench: Place) -> None:
+    plan_bench.plan()
+    given = ["--calibration", plan_bench / "calibration.json", "--plan", plan_bench / "plan.json"]
+    build = ["build", plan_bench / "model.yaml", *given]
+    plan = json.loads((plan_bench / "plan.json").read_text())
+    plan["floats"]["Conv_t77"] = "by hand"
+    (plan_bench / "plan.json").write_text(json.dumps(plan))
+    assert plan_bench.refuses(*build, "-o", plan_bench / "artefact").startswith(
+        "plan.node: node 'Conv_t77' in the plan"
+    )
+    onnx.save(scaled(two_branches()), plan_bench / "model.onnx")  # the same nodes, other weights
+    assert plan_bench.refuses(*build, "-o", plan_bench / "artefact").startswith("plan.model: a plan of model ")
+
+
+def test_a_disk_that_is_full_is_told(plan_bench: Place) -> None:
+    done = tared(*plan_bench.arguments(), file_bytes=300)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: plan.journal: ")

@@ -1,0 +1,133 @@
+"""A search with too little time gives a certified plan or float; one that is interrupted goes on to the same plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plan_bench import search_in
+from plan_world import LOUD, MACS, QUIET, journal
+
+import agent.planning.search as search
+from agent.planning.certificate import Certifier
+from agent.planning.journal import Journal
+from agent.planning.what_if import WhatIf
+
+
+class Clock:
+    """A second passes whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(search, "time", found)
+    return found
+
+
+def test_no_budget_at_all_is_said_and_leaves_all_float(search_world: Path) -> None:
+    plan, evidence = search_in(search_world, replace(MACS, budget_s=0.0))
+    assert set(plan.floats) == {LOUD, QUIET}
+    assert evidence["interrupted"] == "budget"
+    assert evidence["verdict"] == "All float: the time was up before a plan with INT8 in it was certified."
+    assert (evidence["builds"], evidence["candidates"], evidence["groups"][0]["measured"]) == (0, [], False)
+
+
+def test_wherever_the_budget_ends_the_plan_is_certified_or_float(search_world: Path, clock: Clock) -> None:
+    _, everything = search_in(search_world, replace(MACS, budget_s=1e9))
+    whole = int(clock.now)
+    ends = set()
+    for budget in range(1, whole + 10, whole // 8):
+        clock.now = 0.0
+        (search_world / "plan.json.journal").unlink(missing_ok=True)
+        plan, evidence = search_in(search_world, replace(MACS, budget_s=float(budget)))
+        assert clock.now <= budget + 8.0
+        ends.add((evidence["interrupted"], evidence["accepted"] is not None))
+        if evidence["accepted"] is None:
+            assert set(plan.floats) == {LOUD, QUIET}
+        else:
+            assert set(plan.floats) == {LOUD}
+    assert {("budget", False), ("", True)} <= ends <= {("budget", False), ("budget", True), ("", True)}
+    assert everything["accepted"] is not None
+
+
+def test_what_is_not_sensed_in_half_the_budget_is_predicted(
+    search_world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search.Planner, "out_of_time", lambda _, share=1.0: share < 1.0)
+    plan, evidence = search_in(search_world)
+    assert evidence["interrupted"] == "budget"
+    assert not any(group["measured"] for group in evidence["groups"])
+    assert all(group["sensitivity"] > 0.0 for group in evidence["groups"])
+    # Noise to signal at the layers' outputs hardly tells the branches apart; the certificate does.
+    assert set(plan.floats) == ({LOUD, QUIET} if evidence["accepted"] is None else {LOUD})
+
+
+class Work:
+    """Counts what a search asks of the machine."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.measured = 0
+        for owner, name, counter in ((WhatIf, "ask", "asked"), (Certifier, "_measure", "measured")):
+            monkeypatch.setattr(owner, name, self._counting(getattr(owner, name), counter))
+
+    def _counting(self, wrapped: Callable[..., Any], counter: str) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            found = wrapped(*arguments)
+            setattr(self, counter, getattr(self, counter) + 1)
+            return found
+
+        return counted
+
+
+def test_wherever_it_is_interrupted_it_goes_on_to_the_same_plan(
+    search_world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(monkeypatch)
+    plan, _ = search_in(search_world)
+    asked, measured = work.asked, work.measured
+    assert asked > 5
+    assert measured > 10
+    put = Journal.put
+    for last in range(0, asked + measured, 6):
+        (search_world / "plan.json.journal").unlink()
+        left = last
+
+        def torn(self: Journal, key: str, value: Any) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            put(self, key, value)
+
+        work.asked = work.measured = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "put", torn)
+            with pytest.raises(KeyboardInterrupt):
+                search_in(search_world)
+        again, _ = search_in(search_world)
+        assert again.essence == plan.essence
+        assert work.asked + work.measured == asked + measured + 1  # the one that was not written
+
+
+def test_a_torn_journal_is_measured_again_from_there(search_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _ = search_in(search_world)
+    kept = search_world / "plan.json.journal"
+    lines = kept.read_bytes().splitlines(keepends=True)
+    kept.write_bytes(b"".join(lines[:12]) + lines[12][:-4])
+    work = Work(monkeypatch)
+    again, _ = search_in(search_world)
+    assert again.essence == plan.essence
+    assert work.asked + work.measured == len(lines) - 12
+    assert journal(search_world).size == len(lines) - 1
