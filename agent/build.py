@@ -15,10 +15,11 @@ from typing import Any
 from agent.int8_build import build_int8
 from agent.model import Model, check_calibration
 from calibrate.errors import CalibrationError
+from calibrate.plan import PrecisionPlan
 from engines.backend import Backend, Built, Engine, EngineError, Progress
 from engines.calibration import Calibration, save_calibration
 from engines.macs import int8_macs_share
-from engines.store import Artefact, find_artefact, write_artefact
+from engines.store import Artefact, find_artefact, fingerprint, write_artefact
 
 Judge = Callable[[Engine], Mapping[str, Any]]
 
@@ -101,17 +102,24 @@ def _compile(
     facts["int8_macs_share"] = int8_macs_share(model.master, done.placement)
     facts["without_int8"] = dict(done.without_int8)
     if model.plan.evidence:
-        facts["planning"] = _evidence(model.plan.evidence, backend, calibration)
+        built_under = replace(model.plan, floats={**model.plan.floats, **done.without_int8})
+        facts["planning"] = _evidence(model, built_under, backend, calibration)
     return replace(done.built, facts={**facts, **done.built.facts})
 
 
-def _evidence(evidence: Mapping[str, Any], backend: Backend, calibration: Calibration | None) -> dict[str, Any]:
-    """How the plan was found. Its certificate is of one calibration's engine on one runtime, and of no other."""
-    same_scales = calibration is not None and evidence.get("calibration") == calibration.id
-    if same_scales and evidence.get("backend") == dict(backend.describe()):
+def _evidence(model: Model, plan: PrecisionPlan, backend: Backend, calibration: Calibration | None) -> dict[str, Any]:
+    """How the plan was found. Its certificate is of one engine on one runtime, judged under one spec; of no other."""
+    evidence = plan.evidence
+    today = {
+        "another calibration": ("calibration", calibration.id if calibration is not None else ""),
+        "another runtime": ("backend", dict(backend.describe())),
+        "another model spec": ("spec", model.spec_id),
+        "another plan: this one was changed since": ("plan", fingerprint(plan.essence)),
+    }
+    others = [other for other, (key, value) in today.items() if evidence.get(key) != value]
+    if not others:
         return dict(evidence)
-    built = "another calibration" if not same_scales else "another runtime"
-    verdict = f"Not certified: the certificate of its plan is of {built}."
+    verdict = f"Not certified: the certificate of its plan is of {others[0]}."
     return {**evidence, "verdict": verdict, "candidates": [], "accepted": None}
 
 

@@ -98,7 +98,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     from agent.planning.chart import draw_chart
-    from agent.planning.explanation import print_explanation
+    from agent.planning.explanation import named, print_explanation
     from agent.planning.report import print_plan
 
     console = Console(width=None if sys.stdout.isatty() else _WIDE)
@@ -106,7 +106,9 @@ def _plan(options: argparse.Namespace) -> int:
         from agent.planning.command import read_evidence
 
         evidence = read_evidence(options.model)
-        if options.explain is not None:
+        if options.explain is not None and options.json:
+            print(json.dumps({"groups": [evidence["groups"][index] for index in named(evidence, options.explain)]}))
+        elif options.explain is not None:
             print_explanation(evidence, options.explain, console)
         elif not options.json:
             print_plan(evidence, console, options.all)

@@ -16,7 +16,7 @@ from agent.detections import LabelledBoxes
 from agent.errors import AgentError, ConfigError
 from agent.link import MqttLink
 from agent.messages import Birth
-from agent.model import open_model, read_plan
+from agent.model import open_model, read_plan, slower_here
 from agent.mqtt import Endpoint
 from agent.review import Panel, read_labels, review
 from agent.signals import handling_signals, interrupt
@@ -44,6 +44,8 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
 def _run(config: Config, frame_limit: int, labels: Mapping[int, LabelledBoxes] | None) -> RunSummary:
     backend = open_backend(config.backend, config.backend_options())
     model = open_model(config.model, read_plan(config.plan) if config.plan else ALL_INT8)
+    if warning := slower_here(model.plan, backend.describe()):
+        say(f"warning: {warning}")
     birth = Birth(
         agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
     )

@@ -89,10 +89,18 @@ def evaluate(engine: Engine, spec: ModelSpec, path: Path) -> Evaluation:
 
     Raises DatasetError: labels that cannot be used, or task `raw`, which has none.
     """
+    images = labelled_images(spec, path)
+    if isinstance(images, ClassifiedImages):
+        return _evaluate_classifier(engine, spec, images)
+    return _evaluate_detector(engine, spec, images)
+
+
+def labelled_images(spec: ModelSpec, path: Path) -> ClassifiedImages | DetectionImages:
+    """The images at `path` as the spec's task has them labelled. Raises DatasetError as far as that is known by now."""
     if spec.task == "classify":
-        return _evaluate_classifier(engine, spec, ClassifiedImages(path, spec.labels))
+        return ClassifiedImages(path, spec.labels)
     if spec.task == "detect":
-        return _evaluate_detector(engine, spec, path)
+        return DetectionImages(path, spec.labels)
     raise DatasetError(
         "dataset.task",
         f"task '{spec.task}'",
@@ -120,8 +128,7 @@ def _evaluate_classifier(engine: Engine, spec: ModelSpec, images: ClassifiedImag
     return Evaluation(spec.task, len(images), {"top1": correct / len(images)})
 
 
-def _evaluate_detector(engine: Engine, spec: ModelSpec, path: Path) -> Evaluation:
-    images = DetectionImages(path, spec.labels)
+def _evaluate_detector(engine: Engine, spec: ModelSpec, images: DetectionImages) -> Evaluation:
     all_scores = spec.model_copy(update={"score_threshold": _EVALUATION_SCORE_THRESHOLD})
     vision = VisionTask(all_scores, engine.inputs, engine.outputs)
     precision = AveragePrecision()
@@ -135,7 +142,7 @@ def _evaluate_detector(engine: Engine, spec: ModelSpec, path: Path) -> Evaluatio
     if np.isnan(by_threshold).any():
         raise DatasetError(
             "dataset.label",
-            f"no object in the labels of any of {len(images)} images in {path}",
+            f"no object in the labels of any of {len(images)} images",
             "objects to find, without which there is no precision",
             "add images with objects on them, or correct the label files",
         )

@@ -18,12 +18,14 @@ from agent.precision import read_rules
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
+from calibrate.scale import has_scale
 from engines.backend import Array, BuildRequest, EngineError, ShapeRange, open_backend
 from engines.calibration import Calibration, calibrate_histograms
 from engines.graph import canonical_hash, image_input, load_model
 from engines.passes import prepare
 from engines.placement import Placement, place
 from engines.planned import observed_graph, planned_amax
+from engines.store import fingerprint
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,16 @@ class Model:
         return planned_amax(self.placement, self.plan.effective, calibration)
 
     @property
+    def spec_id(self) -> str:
+        """16 hex digits over what the spec says of a model, wherever its file lies."""
+        return fingerprint(self.spec.model_dump(mode="json", exclude={"path"}))
+
+    @property
+    def needed_taps(self) -> tuple[str, ...]:
+        """Of the taps those without which this plan cannot be built. All are observed: they serve every plan."""
+        return place(self.observed, PrecisionPlan(self.plan.floats)).taps
+
+    @property
     def needs_no_calibration(self) -> bool:
         """True where INT8 needs no scale of ours: all that may be INT8 has the model's own."""
         return not self.placement.taps and bool(self.placement.own or self.placement.quantised)
@@ -81,7 +93,7 @@ class Model:
 def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
     """Load and prepare the ONNX file of a spec; ONNX Runtime runs the passes' equivalence check, whatever serves.
 
-    To the plan is added what the spec's `precision` keeps float. Raises EngineError as `load_model` and `prepare` do,
+    The spec's `precision` goes before the plan. Raises EngineError as `load_model` and `prepare` do,
     `plan.model` and `plan.node` for another model's plan; ConfigError when the spec does not fit the model.
     """
     reference = open_backend("onnxruntime")
@@ -96,7 +108,7 @@ def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
     placement = place(master)
     rules = read_rules(spec.precision, master, placement)
     bare = Model(spec, master, canonical_hash(master), input_shape, ALL_INT8, master, placement)
-    return bare.under(replace(plan, floats={**plan.floats, **rules.floats}))
+    return bare.under(replace(plan, floats=rules.applied(plan.floats)))
 
 
 def calibrate(
@@ -104,6 +116,7 @@ def calibrate(
 ) -> Calibration:
     """A calibration of this model, from histograms by tap. Raises CalibrationError as `calibrate_histograms`.
 
+    A tensor that is too large for any scale is left out where all that reads it stays float, and is refused elsewhere.
     `calibration.nothing` for a model that brings INT8 of its own and leaves nothing to observe: it can be built now.
     """
     if model.needs_no_calibration:
@@ -113,8 +126,9 @@ def calibrate(
             "a model with tensors to quantise",
             "build it at once, with --precision int8 and no calibration",
         )
+    needed = set(model.needed_taps)
     return calibrate_histograms(
-        histograms,
+        {tap: seen for tap, seen in histograms.items() if tap in needed or has_scale(seen.amax)},
         model.placement.shared,
         model_sha256=model.sha256,
         method=method,
@@ -128,12 +142,12 @@ def check_calibration(model: Model, calibration: Calibration) -> None:
     """Raises CalibrationError: `calibration.model` for another model's, `calibration.plan` for one that lacks tensors
     of the model's plan, `calibration.input` for another input spec.
     """
-    missing = set(model.placement.taps) - {*calibration.amax, *model.plan.repairs.ranges}
+    missing = set(model.needed_taps) - {*calibration.amax, *model.plan.repairs.ranges}
     if missing and calibration.model_sha256 == model.sha256:
         raise CalibrationError(
             "calibration.plan",
             f"a calibration without tensor '{min(missing)}': it was made under another plan",
-            f"all {len(model.placement.taps)} tensors that are INT8 under this one",
+            f"all {len(model.needed_taps)} tensors that are INT8 under this one",
             "calibrate again under this plan, or return to the plan it was made under",
         )
     if calibration.model_sha256 != model.sha256:
@@ -156,6 +170,14 @@ def check_calibration(model: Model, calibration: Calibration) -> None:
 
 def _preprocessing(model: Model) -> dict[str, Any]:
     return model.spec.input.model_dump(mode="json")
+
+
+def slower_here(plan: PrecisionPlan, runtime: Mapping[str, str]) -> str:
+    """What to tell of a plan whose INT8 was not faster on this very runtime; empty where it was, or nobody knows."""
+    found = plan.evidence
+    if found.get("accepted") is None or found.get("faster") or found.get("backend") != dict(runtime):
+        return ""
+    return "on this runtime INT8 under this plan was measured, and is not faster than float: it is for other boards"
 
 
 def read_plan(path: Path) -> PrecisionPlan:

@@ -21,12 +21,12 @@ import numpy as np
 
 from agent.build import build_artefact
 from agent.camera import Image, Source, parse_source, read_images, source_length
-from agent.console import Task, progress
+from agent.console import Task, progress, say
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.errors import AgentError, DatasetError
 from agent.metrics import evaluate
-from agent.model import calibrate, open_model, read_plan
+from agent.model import calibrate, open_model, read_plan, slower_here
 from agent.model_spec import ModelSpec, load_model_spec
 from agent.preprocess import Geometry
 from agent.sampling import Collection
@@ -90,6 +90,8 @@ def run_build(
     calibration = load_calibration(calibration_path) if calibration_path else None
     model = open_model(load_model_spec(spec_path), plan)
     precision = precision or ("int8" if calibration or plan_path else backend.precisions[-1])
+    if precision == "int8" and (warning := slower_here(plan, backend.describe())):
+        say(f"warning: {warning}")
     destination = output or Path(f"{spec_path.stem}-{precision}")
     with progress("building", 100) as bar:
         artefact = build_artefact(

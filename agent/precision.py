@@ -21,6 +21,10 @@ class Rules:
     floats: Mapping[str, str]
     int8: Mapping[str, str]
 
+    def applied(self, floats: Mapping[str, str]) -> dict[str, str]:
+        """The layers that stay float where a plan says these, each with its reason: the owner's word goes first."""
+        return {**{layer: why for layer, why in floats.items() if layer not in self.int8}, **self.floats}
+
 
 def read_rules(rules: PrecisionRules, master: ModelProto, placement: Placement) -> Rules:
     """Match the rules with a master graph and where INT8 may go in it.

@@ -1,6 +1,6 @@
 """Our precision plan beside the peers' INT8: task score, share of INT8, speed, and what it took to make it.
 
-    python -m benchmarks.precision [--models yolox_nano ...] [--max-loss L] [--rounds 60] [--markdown | --json]
+    python -m benchmarks.precision [--models yolox_nano ...] [--alone] [--rounds 60] [--json | --markdown]
 
 Needs ../shared/data (or $TARED_SHARED/data). Every contender is given the same network and the same frames. Whatever
 is scored was seen by nobody before, and two splits take turns:
@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,22 +58,22 @@ def _score(result: Result) -> float:
     return result.agreement if result.score is None else result.score
 
 
-def compare(name: str, max_loss: float, rounds: int) -> Comparison:
-    """Every contender on every split."""
+def compare(name: str, max_loss: float, rounds: int, contenders: Sequence[str] = tuple(CONTENDERS)) -> Comparison:
+    """Every contender on every split, and FP32."""
     comparison = Comparison(name)
     with tempfile.TemporaryDirectory() as folder:
         for number, split in enumerate(splits(name, Path(folder))):
             (place := Path(folder, f"split-{number}")).mkdir()
             with closing(Contest(name, split, max_loss, place)) as contest:
-                _hold(contest, comparison, rounds, f"{name}, split {number}")
+                _hold(contest, contenders, comparison, rounds, f"{name}, split {number}")
     for contender in comparison.missing:
         comparison.results.pop(contender, None)
     return comparison
 
 
-def _hold(contest: Contest, comparison: Comparison, rounds: int, title: str) -> None:
+def _hold(contest: Contest, contenders: Sequence[str], comparison: Comparison, rounds: int, title: str) -> None:
     made: dict[str, Made] = {}
-    for contender in (FP32, *CONTENDERS):
+    for contender in (FP32, *contenders):
         if contender not in comparison.missing:
             print(f"{title}: {contender}", file=sys.stderr)
             try:
@@ -168,8 +168,10 @@ def main() -> None:
     parser.add_argument("--max-loss", type=float, help="for all models; by default each has its own")
     parser.add_argument("--rounds", type=int, default=60, help="inferences of each contender that are timed")
     add_output_option(parser)
+    parser.add_argument("--alone", action="store_true", help="our plan and FP32 only")
     options = parser.parse_args()
-    found = [compare(name, options.max_loss or MAX_LOSS[name], options.rounds) for name in options.models]
+    contenders = [PLANNED] if options.alone else list(CONTENDERS)
+    found = [compare(name, options.max_loss or MAX_LOSS[name], options.rounds, contenders) for name in options.models]
     publish([*map(section, found), bars_section([bar for each in found for bar in bars(each)])], options)
 
 

@@ -154,7 +154,7 @@ def output_shift(matrix: Floats, read: LayerInput, scale: float, clips: Floats |
 
 
 def _scale(amax: float) -> float:
-    """As `calibrate.scale.activation_scale`, for an amax that is finite."""
+    """As `calibrate.scale.activation_scale`, for an amax that is finite and not 0, and in less time."""
     return float(np.float32(max(amax / QMAX, MIN_SCALE)))
 
 

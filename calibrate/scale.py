@@ -45,7 +45,7 @@ def activation_scale(amax: float, tensor: str) -> float:
             "a finite amax, zero or more",
             "check the model and the calibration images for values that are not numbers",
         )
-    if amax > QMAX * MAX_SCALE:
+    if not has_scale(amax):
         raise CalibrationError(
             "scale.range",
             f"amax {amax:.3g} for tensor '{tensor}'",
@@ -53,6 +53,11 @@ def activation_scale(amax: float, tensor: str) -> float:
             "keep the layers that read it float, or look for the layer that diverges",
         )
     return float(np.float32(max(amax / QMAX, MIN_SCALE) if amax > 0.0 else UNUSED_SCALE))
+
+
+def has_scale(amax: float) -> bool:
+    """Whether a tensor with this finite amax can be INT8 at all: see `MAX_SCALE`."""
+    return amax <= QMAX * MAX_SCALE
 
 
 def power_of_two(scale: float) -> float:

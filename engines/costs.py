@@ -65,14 +65,22 @@ def macs_costs(grouping: Grouping) -> Costs:
     return Costs(int8_ms, float_ms, boundary_ms, 0.0, 0.0, 0.0, 0, "macs")
 
 
-def measure_costs(grouping: Grouping, build: Build, batch: Array, progress: Progress = silent, runs: int = 10) -> Costs:
+def measure_costs(
+    grouping: Grouping,
+    build: Build,
+    batch: Array,
+    progress: Progress = silent,
+    runs: int = 10,
+    free: Labels | None = None,
+) -> Costs:
     """Build the designs one after the other, profile each on a batch, and fit.
 
-    build: a loaded engine under a plan; it is closed here. runs: inferences per profile. Returns `macs_costs` with what
-    was measured of noise and residual when the measurement shows no difference between INT8 and float, or the fit
-    does not explain it. Raises what `build`, the engines and `progress` raise.
+    build: a loaded engine under a plan; it is closed here. runs: inferences per profile. free: the groups (n,) that
+    may be INT8, by default all that are not `fixed`. Returns `macs_costs` with what was measured of noise and residual
+    when the measurement shows no difference between INT8 and float, or the fit does not explain it. Raises what
+    `build`, the engines and `progress` raise.
     """
-    labels = designs(_free(grouping), _pairs(grouping))
+    labels = designs(_free(grouping) if free is None else free, _pairs(grouping))
     repeats = _measure(grouping, labels, build, batch, progress, runs)
     n = len(grouping.groups)
     times = np.array([np.median(values, axis=0) for values in repeats])

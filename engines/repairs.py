@@ -117,7 +117,7 @@ class _Workshop:
         self.topology = Topology(master)
         self.calibration = calibration
         self.groups = {tensor: group for group in placement.groups for tensor in group.tensors}
-        nodes = [node for node in self.topology.nodes if node.name in statistics and node.input[0] in self.groups]
+        nodes = [node for node in self.topology.nodes if node.name in statistics and self._is_scaled(node.input[0])]
         self.layers = {node.name: self._layer(node, statistics[node.name]) for node in nodes}
         self.before = {name: layer.nsr for name, layer in self.layers.items()}
         total = sum(self.before.values())
@@ -139,6 +139,10 @@ class _Workshop:
     def _is_read(self, group: ScaleGroup, equalised: Collection[str]) -> bool:
         """Whether a layer still reads a group's tensors as they are."""
         return any(layer.node.input[0] in group.tensors for name, layer in self.layers.items() if name not in equalised)
+
+    def _is_scaled(self, tensor: str) -> bool:
+        """Whether a tensor is under a scale of ours. Some have none: what reads them stays float."""
+        return tensor in self.groups and self.calibration.amax.keys() >= set(self.groups[tensor].taps)
 
     def _layer(self, node: NodeProto, seen: LayerStatistics) -> Layer:
         matrix = to_matrix(node, numpy_helper.to_array(self.topology.initializers[node.input[1]]))

@@ -64,7 +64,12 @@ def evidence() -> dict[str, Any]:
         "model_name": "yolox_nano.onnx",
         "calibration": "c0ffee",
         "backend": {"runtime": "onnxruntime", "version": "1.23.2"},
-        "schema": 1,
+        "schema": 2,
+        "spec": "5bec",
+        "plan": "91a9",
+        "int8_macs_share": 0.84,
+        "sensed": True,
+        "live": False,
         "held_out": True,
         "float_precision": "fp32",
         "source": "clip.mp4",
@@ -103,7 +108,8 @@ def all_float() -> dict[str, Any]:
     for one in found["groups"]:
         one.update(precision="float", why="no plan was accepted")
     found["candidates"] = found["candidates"][:1]
-    found.update(accepted=None, verdict="Every layer stays float.", latency_ms=None, latency_float_ms=None)
+    found.update(accepted=None, int8_macs_share=0.0, verdict="Every layer stays float.")
+    found.update(latency_ms=None, latency_float_ms=None)
     return found
 
 

@@ -10,10 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from trial_bench import CLASSES, INPUT, TIMED, USUAL, WARM_UP, MakeTrialBench, digit, misread, read_digits, write_video
+from trial_bench import (
+    CLASSES,
+    DIGITS,
+    INPUT,
+    TIMED,
+    USUAL,
+    WARM_UP,
+    MakeTrialBench,
+    digit,
+    misread,
+    read_digits,
+    write_video,
+)
 
 from agent.model_spec import ModelSpec
-from agent.planning.trial import Terms
+from agent.planning.trial import Measurement, Tally, Terms
 from calibrate.loss_bound import frames_needed
 from engines.backend import Array
 
@@ -75,6 +87,20 @@ def test_a_confusion_that_is_allowed_is_named_all_the_same(trial_bench: MakeTria
     trial, _ = trial_bench(Terms(0.1, 0.99, 1)).trial(misread(lambda number, _: number == 6, 8))
     assert trial.accepted
     assert [(pair.reference, pair.candidate) for pair in trial.confused] == [("6", "8")]
+
+
+def test_what_was_good_at_first_and_then_bad_is_refused() -> None:
+    """Its loss was kept, but a confusion had to be looked at for longer; meanwhile the scene changed."""
+    tally = Tally(Terms(0.2, 0.01, 5))
+    good, confused = Measurement(0.0, False, [], None), Measurement(0.0, False, [(6, 8)], None)
+    for measurement in (Measurement(0.0, False, [], (1.0, 2.0)), *[good] * 37, confused, confused):
+        tally.add(measurement)
+    assert tally.bound.upper <= 0.2
+    while not tally.is_decided:
+        tally.add(Measurement(1.0, False, [], None))
+    trial = tally.trial(DIGITS, "the frames ended")
+    assert (trial.accepted, trial.lower >= 0.2 or trial.loss >= 0.2) == (False, True)
+    assert trial.reason.startswith("loss ")
 
 
 def test_confusions_may_be_asked_to_be_rarer_than_the_loss(trial_bench: MakeTrialBench, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -39,16 +40,39 @@ def test_a_plan_is_written_shown_explained_and_built(plan_bench: Place) -> None:
     assert LOUD in shown
     explained, _ = plan_bench.says("plan", written, "--explain", "Conv_t0")
     assert f"{LOUD} stays float: INT8 saves" in explained
+    explained, _ = plan_bench.says("plan", written, "--explain", "Conv_t0", "--json")
+    assert [group["name"] for group in json.loads(explained)["groups"]] == [LOUD]
     plan_bench.says("plan", written, "--show", "--chart", plan_bench / "chart.png")
     assert cv2.imread(str(plan_bench / "chart.png")).shape == (800, 1280, 3)
     build = ["build", plan_bench / "model.yaml", "--calibration", plan_bench / "calibration.json", "--plan", written]
-    plan_bench.says(*build, "-o", plan_bench / "artefact")
+    _, said = plan_bench.says(*build, "-o", plan_bench / "artefact")
+    assert "warning: on this runtime INT8 under this plan was measured, and is not faster than float" in said
     manifest = json.loads((plan_bench / "artefact/manifest.json").read_text())
     assert manifest["int8_macs_share"] == 0.5
     planning = manifest["planning"]
     assert planning == json.loads(written.read_text())["evidence"]
     assert {"costs", "groups", "candidates", "certificate", "verdict"} <= set(planning)
     assert all(np.isfinite(group["sensitivity"]) for group in planning["groups"])
+
+
+def planning(plan_bench: Place, name: str) -> Any:
+    """What an artefact's manifest says of a build under plan.json."""
+    build = ["build", plan_bench / "model.yaml", "--calibration", plan_bench / "calibration.json"]
+    plan_bench.says(*build, "--plan", plan_bench / "plan.json", "-o", plan_bench / name)
+    return json.loads((plan_bench / name / "manifest.json").read_text())["planning"]
+
+
+def test_a_certificate_is_of_what_was_certified_and_of_nothing_else(plan_bench: Place) -> None:
+    plan_bench.plan()
+    assert planning(plan_bench, "as-planned")["verdict"].startswith("Certified: ")
+    plan_bench.change_spec(min_sqnr_db=120.0)
+    of_spec = planning(plan_bench, "other-spec")
+    assert of_spec["verdict"] == "Not certified: the certificate of its plan is of another model spec."
+    assert (of_spec["accepted"], of_spec["candidates"]) == (None, [])
+    plan_bench.change_spec()
+    plan = json.loads((plan_bench / "plan.json").read_text())
+    (plan_bench / "plan.json").write_text(json.dumps({**plan, "floats": {}}))
+    assert "is of another plan: this one was changed since." in planning(plan_bench, "all-int8")["verdict"]
 
 
 def test_costs_are_measured_unless_told_otherwise(plan_bench: Place) -> None:

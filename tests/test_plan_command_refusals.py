@@ -10,6 +10,7 @@ from bench import tared
 from onnx import ModelProto
 from plan_bench import Place
 from plan_world import two_branches
+from zoo import Net
 
 
 def scaled(model: ModelProto) -> ModelProto:
@@ -62,3 +63,21 @@ def test_a_disk_that_is_full_is_told(plan_bench: Place) -> None:
     done = tared(*plan_bench.arguments(), file_bytes=300)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: plan.journal: ")
+
+
+def test_a_tensor_beyond_every_scale_is_left_to_float(plan_bench: Place) -> None:
+    net = Net((1, 3, 8, 8))
+    large = net.node("Mul", net.conv("image", 3, 8), net.constant(np.array(1e10, np.float32)))
+    small = net.node("Mul", net.conv(large, 8, 4), net.constant(np.array(1e-10, np.float32)))
+    onnx.save(net.model(small), plan_bench / "model.onnx")
+    calibration = plan_bench / "calibration.json"
+    calibrate = ["calibrate", plan_bench / "model.yaml", "--frames", plan_bench / "clip.avi", "-o", calibration]
+    build = ["build", plan_bench / "model.yaml", "--calibration", calibration, "-o", plan_bench / "artefact"]
+    assert plan_bench.refuses(*calibrate).startswith("scale.range: amax ")
+    plan_bench.change_spec(precision={"keep_float": ["Conv_t2"]}, min_sqnr_db=20.0)
+    plan_bench.says(*calibrate)
+    assert plan_bench.plan()["certified"]
+    assert {group["name"]: group["precision"] for group in plan_bench.evidence()["groups"]}["Conv_t2"] == "float"
+    plan_bench.says(*build)
+    plan_bench.change_spec(min_sqnr_db=20.0)
+    assert plan_bench.refuses(*build).startswith("calibration.plan: a calibration without tensor ")

@@ -70,7 +70,7 @@ def measured(int8: list[float], in_float: list[float], boundary: list[float], **
 def found_costs(
     builder: Builder, folder: Path, monkeypatch: pytest.MonkeyPatch, found: Costs, source: str = "measured"
 ) -> GroupCosts:
-    monkeypatch.setattr(costs, "measure_costs", lambda *_: found)
+    monkeypatch.setattr(costs, "measure_costs", lambda *_, **__: found)
     return find_costs(GROUPS, {}, builder, np.zeros(1, np.float32), journal(folder), silent, source)
 
 
@@ -155,12 +155,12 @@ def test_a_runtime_that_cannot_do_without_a_kernel_is_refused(world: Path, fake:
     fake.without_int8 = {LOUD}
     builder.without_int8 = {LOUD: "known"}
     lacking: Mapping[str, str] = {LOUD: "again"}
-    build = builder._backend.build
+    build = builder.backend.build
 
     def stubborn(*arguments: Any) -> Any:
         return replace(build(*arguments), without_int8=lacking)
 
-    builder._backend.build = stubborn  # type: ignore[method-assign]  # a runtime that does not listen
+    builder.backend.build = stubborn  # type: ignore[method-assign]  # a runtime that does not listen
     with pytest.raises(EngineError) as refused:
         builder.load({})
     assert refused.value.code == "engine.int8"

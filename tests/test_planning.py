@@ -88,8 +88,10 @@ def test_what_must_be_int8_and_cannot_be_certified_is_said(search_world: Path) -
     text = (search_world / "model.yaml").read_text()
     (search_world / "model.yaml").write_text(text + f"precision: {{force_int8: [{LOUD}]}}\n")
     plan, evidence = search_in(search_world)
-    assert set(plan.floats) == {LOUD, QUIET}
-    assert evidence["verdict"].endswith("So precision.force_int8 is not kept.")
+    assert set(plan.floats) == {QUIET}
+    assert by_name(evidence)[LOUD]["precision"] == "int8"
+    assert evidence["accepted"] is None
+    assert evidence["verdict"].startswith("All float, and what precision.force_int8 names, whose loss nobody knows: ")
 
 
 def test_what_must_be_int8_is_in_every_plan(search_world: Path) -> None:

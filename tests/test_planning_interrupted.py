@@ -121,6 +121,23 @@ def test_wherever_it_is_interrupted_it_goes_on_to_the_same_plan(
         assert work.asked + work.measured == asked + measured + 1  # the one that was not written
 
 
+def test_what_the_time_was_too_short_for_does_not_bind_the_search_that_goes_on(
+    search_world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = search_in(search_world)
+    (search_world / "plan.json.journal").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(search.Planner, "out_of_time", lambda _, share=1.0: share < 1.0)  # nothing is sensed
+        patch.setattr(search, "ladder", lambda *_: [])
+        patch.setattr(search, "choose_candidates", lambda *_: ([], []))
+        hurried, evidence = search_in(search_world)
+    assert set(hurried.floats) == {LOUD, QUIET}
+    assert evidence["interrupted"] == "budget"
+    again, evidence = search_in(search_world)
+    assert evidence["accepted"] is not None
+    assert again.essence == plan.essence
+
+
 def test_a_torn_journal_is_measured_again_from_there(search_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, _ = search_in(search_world)
     kept = search_world / "plan.json.journal"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agent.camera import Source, parse_source
 from agent.console import progress, say
-from agent.errors import AgentError
-from agent.metrics import evaluate
+from agent.errors import AgentError, DatasetError
+from agent.metrics import evaluate, labelled_images
 from agent.model import Model, check_calibration, open_model, read_plan
 from agent.model_spec import load_model_spec
 from agent.planning.costs import Builder
@@ -34,7 +34,8 @@ from engines.macs import int8_macs_share
 from engines.placement import place
 from engines.store import fingerprint
 
-_SCHEMA = 1  # of the evidence
+_SCHEMA = 2  # of the evidence
+_SPENT = "spent"  # in the journal
 
 
 def run_plan(
@@ -51,47 +52,66 @@ def run_plan(
 
     What was measured is kept beside the output until the search ends; interrupted, it goes on there. Whatever can be
     refused is refused before the search begins. calibration_path: not looked at for a model that brings all scales.
+    dataset: scored after the search, if its budget has time left.
     Raises TaredError, AgentError `plan.nothing` for a model that is INT8 already.
     """
-    started = time.monotonic()
     _check_output(output)
     source = parse_source(frames)
     model = _open(spec_path)
+    if dataset is not None:
+        labelled_images(model.spec, dataset)
     calibration = _calibration(model, calibration_path)
     rules = read_rules(model.spec.precision, model.master, model.placement)
     builder = Builder(model, calibration, backend)
     planner = Planner(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
+    held_out = calibration.source != Path(source.location).name
     if not planner.is_decided:
         say(planner.split.told)
-        if calibration.source == Path(source.location).name:
+        if not held_out:
             say(
-                "warning: the calibration is from the same source; what is certified holds for that, not for new scenes"
+                "warning: the calibration is from a source of the same name; what is certified holds for its frames, "
+                "not for new scenes"
             )
     with _journal(output, builder, source, options) as journal:
-        of_float = _score(builder, None, dataset) if dataset is not None else None
-        found = planner.run(journal)
-        plan = planned(planner)
-        of_plan = of_float
-        if dataset is not None and found.accepted is not None:
-            of_plan = _score(builder, plan.floats, dataset)
-        facts = {
-            "schema": _SCHEMA,
-            "model": model.sha256,
-            "model_name": model.spec.path.name,
-            "calibration": calibration.id,
-            "backend": dict(backend.describe()),
-            "source": source.shown,
-            "held_out": calibration.source != Path(source.location).name,
-            "float_precision": backend.precisions[-1],
-            "labels": {"dataset": dataset.name, "float": of_float, "plan": of_plan} if dataset is not None else None,
-            "seconds": round(time.monotonic() - started, 3),
-        }
-        plan = replace(plan, evidence={**plan.evidence, **facts})
-        _write(output, plan)
+        with _spent(journal, builder) as seconds:
+            found = planner.run(journal)
+            labels = _labels(planner, dataset) if dataset is not None else None
+            plan = planned(planner)
+            facts = {**_identity(builder, plan), "source": source.shown, "held_out": held_out, "labels": labels}
+            plan = replace(plan, evidence={**plan.evidence, **facts, "seconds": round(seconds(), 3)})
+            _write(output, plan)
         if not found.interrupted:
             journal.finish()
-    share = int8_macs_share(model.master, place(model.master, plan))
-    return plan, {**summary(plan, share), "seconds": facts["seconds"], "output": str(output)}
+    return plan, {**summary(plan), "seconds": plan.evidence["seconds"], "output": str(output)}
+
+
+def _identity(builder: Builder, plan: PrecisionPlan) -> dict[str, Any]:
+    """What the plan is of, and its certificate."""
+    model = builder.model
+    return {
+        "schema": _SCHEMA,
+        "model": model.sha256,
+        "model_name": model.spec.path.name,
+        "spec": model.spec_id,
+        "calibration": builder.calibration.id,
+        "backend": dict(builder.backend.describe()),
+        "float_precision": builder.backend.precisions[-1],
+        "plan": fingerprint(plan.essence),
+        "int8_macs_share": int8_macs_share(model.master, place(model.master, plan)),
+    }
+
+
+@contextmanager
+def _spent(journal: Journal, builder: Builder) -> Iterator[Callable[[], float]]:
+    """Counts builds and seconds on from those of an interrupted search; gives the seconds so far."""
+    before = cast("dict[str, Any]", journal.get(_SPENT) or {"builds": 0, "seconds": 0.0})
+    builder.builds = before["builds"]
+    started = time.monotonic() - before["seconds"]
+    try:
+        yield lambda: time.monotonic() - started
+    finally:
+        if journal.size:
+            journal.put(_SPENT, {"builds": builder.builds, "seconds": time.monotonic() - started})
 
 
 def _open(spec_path: Path) -> Model:
@@ -124,7 +144,7 @@ def _journal(output: Path, builder: Builder, source: Source, options: PlanOption
     identity = {
         "tared": version("tared"),
         "model": builder.model.sha256,
-        "spec": builder.model.spec.model_dump(mode="json", exclude={"path"}),
+        "spec": builder.model.spec_id,
         "calibration": [builder.calibration.id, builder.calibration.frames],
         "backend": builder.runtime,
         "source": [source.shown, _stamp(source)],
@@ -133,15 +153,19 @@ def _journal(output: Path, builder: Builder, source: Source, options: PlanOption
     output.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(output.with_name(output.name + ".journal"), fingerprint(identity))
     if journal.size:
-        say(f"going on with the search that was interrupted: {journal.size} measurements are known")
+        say(f"going on with the search that was interrupted: {_measurements(journal)} measurements are known")
     try:
         yield journal
     except KeyboardInterrupt:
-        say(f"{journal.size} measurements are kept: the same command goes on from there")
+        say(f"{_measurements(journal)} measurements are kept: the same command goes on from there")
         raise
     finally:
         if not journal.size:
             journal.finish()
+
+
+def _measurements(journal: Journal) -> int:
+    return journal.size - (journal.get(_SPENT) is not None)
 
 
 def _stamp(source: Source) -> Any:
@@ -159,8 +183,24 @@ def _stage(name: str) -> Iterator[Progress]:
         yield lambda fraction, doing: bar.update(round(100 * fraction), doing)
 
 
+def _labels(planner: Planner, dataset: Path) -> dict[str, Any] | None:
+    """The task's own scores on labelled images, of the float engine and of the plan; None if the time is up."""
+    if planner.out_of_time():
+        say(f"{dataset.name} was not looked at: the time is up")
+        return None
+    builder, found = planner.builder, planner.found
+    try:
+        of_float = of_plan = _score(builder, None, dataset)
+        if found.accepted is not None:
+            floats = planner.plan_of(found.candidates[found.accepted].partition.int8, "")
+            of_plan = _score(builder, floats, dataset)
+    except DatasetError as error:  # a label that cannot be used must not cost the search
+        say(f"warning: {error}")
+        return None
+    return {"dataset": dataset.name, "float": of_float, "plan": of_plan}
+
+
 def _score(builder: Builder, floats: Mapping[str, str] | None, dataset: Path) -> dict[str, float]:
-    """The task's own score on labelled images, of the float engine or of a plan."""
     engine = builder.load_float() if floats is None else builder.load(floats)
     with closing(engine), _stage(f"{'float' if floats is None else 'the plan'} on labels"):
         return dict(evaluate(engine, builder.model.spec, dataset).scores)

@@ -36,14 +36,14 @@ class Builder:
         self.repairs = Repairs()
         self.builds = 0
         self.without_int8: dict[str, str] = {}
-        self._backend = backend
+        self.backend = backend
         self._float: bytes | None = None
         self._last: tuple[tuple[frozenset[str], Repairs], bytes] | None = None
 
     @property
     def runtime(self) -> Mapping[str, str]:
         """What times and kernels follow from beside the model."""
-        return {**self._backend.describe(), **self._backend.flags()}
+        return {**self.backend.describe(), **self.backend.flags()}
 
     def plan(self, floats: Mapping[str, str]) -> PrecisionPlan:
         """The plan of these floats and what has no INT8 kernel, with the repairs."""
@@ -56,12 +56,12 @@ class Builder:
         """
         if self._last is None or self._last[0] != self._key(floats):
             done = build_int8(
-                self.model, self._backend, self.plan(floats), self.calibration, self.without_int8, progress
+                self.model, self.backend, self.plan(floats), self.calibration, self.without_int8, progress
             )
             self.builds += done.builds
             self.without_int8 |= done.without_int8
             self._last = self._key(floats), done.built.engine
-        return self._backend.load(self._last[1])
+        return self.backend.load(self._last[1])
 
     def _key(self, floats: Mapping[str, str]) -> tuple[frozenset[str], Repairs]:
         """What an engine follows from: not from the reasons."""
@@ -70,10 +70,10 @@ class Builder:
     def load_float(self, progress: Progress = silent) -> Engine:
         """The engine that INT8 has to be faster than: the runtime's fastest float."""
         if self._float is None:
-            request = self.model.request(self.model.master, self._backend.precisions[-1], self.calibration.seen)
-            self._float = self._backend.build(request, progress).engine
+            request = self.model.request(self.model.master, self.backend.precisions[-1], self.calibration.seen)
+            self._float = self.backend.build(request, progress).engine
             self.builds += 1
-        return self._backend.load(self._float)
+        return self.backend.load(self._float)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,8 @@ def _measured(
         return engine
 
     def measured() -> dict[str, Any]:
-        costs = measure_costs(grouping, build, batch, show)
+        free = labels(grouping, {**floats, **builder.without_int8}, {}) != FLOAT
+        costs = measure_costs(grouping, build, batch, show, free=free)
         found = {name: np.asarray(value).tolist() for name, value in asdict(costs).items()}
         return {**found, "without_int8": dict(builder.without_int8)}
 

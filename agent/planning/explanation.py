@@ -21,9 +21,14 @@ def print_explanation(evidence: Evidence, group: str, console: Console) -> None:
 
 
 def explain(evidence: Evidence, group: str) -> str:
-    """All about one group in plain sentences, a line each; `group` names it or one of its layers, or is a glob.
+    """All about one group in plain sentences, a line each; several are told one after the other. Raises as `named`."""
+    return "\n\n".join("\n".join(_sentences(evidence, index)) for index in named(evidence, group))
 
-    Several groups are told one after the other. Raises AgentError (`plan.group`) when nothing has that name.
+
+def named(evidence: Evidence, group: str) -> list[int]:
+    """The groups of this name, or that have a layer of it, or that match it as a glob.
+
+    Raises AgentError (`plan.group`) when nothing has that name.
     """
     names = [dict.fromkeys((one["name"], *one["layers"])) for one in evidence["groups"]]
     found = [index for index, own in enumerate(names) if group in own]
@@ -37,7 +42,7 @@ def explain(evidence: Evidence, group: str) -> str:
             f"one of this plan's, such as {', '.join(near)}",
             "name one, or a pattern such as 'Conv_4*'; --all lists the groups",
         )
-    return "\n\n".join("\n".join(_sentences(evidence, index)) for index in found)
+    return found
 
 
 def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
@@ -49,7 +54,11 @@ def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
     yield f"It is {made_of}: {', '.join(group['layers'])}; {share} of the model's multiply-accumulates."
     if group["rule"]:
         yield f"Its precision is set by the rule {group['rule']}."
-    yield from _costs(evidence, index)
+    if evidence["costs"]["source"] != "none":
+        yield from _costs(evidence, index)
+    if not evidence["sensed"]:
+        yield "What it adds to the output's divergence was not looked at: the time was up before."
+        return
     rank = 1 + sum(other["sensitivity"] > group["sensitivity"] for other in groups)
     of_all = f"{show_share(noise_share(evidence, [group]))} of what all groups add, rank {rank} of {len(groups)}"
     source = "measured" if group["measured"] else "predicted"
@@ -61,7 +70,8 @@ def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
         yield f"With all others in INT8, this one in float {change} the output's divergence (measured)."
     if group["repairs"]:
         yield f"Repairs for INT8: {'; '.join(group['repairs'])}."
-    yield _flipped(evidence, index)
+    if evidence["costs"]["source"] != "none":
+        yield _flipped(evidence, index)
 
 
 def _costs(evidence: Evidence, index: int) -> Iterator[str]:

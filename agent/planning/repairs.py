@@ -62,7 +62,8 @@ def choose_repairs(
     for number, family in enumerate(FAMILIES):
         layers_of = len(getattr(proposal.repairs, family))
         if not layers_of:
-            kept.remove(family)
+            kept.remove(family)  # others of its layers' repairs may have taken its place
+            proposal = proposed(kept)
             continue
         progress(0.5 + 0.5 * number / len(FAMILIES), f"trying the network without {family}")
         without = proposed([other for other in kept if other != family])

@@ -60,8 +60,7 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
     groups, costs, labels = evidence["groups"], evidence["costs"], evidence["labels"]
     chosen = chosen_candidate(evidence)
     int8 = sum(group["precision"] == "int8" for group in groups)
-    share = chosen["int8_macs_share"] if chosen else 0.0
-    yield "INT8", f"{show_share(share)} of multiply-accumulates, {int8} of {len(groups)} groups"
+    yield "INT8", f"{show_share(evidence['int8_macs_share'])} of multiply-accumulates, {int8} of {len(groups)} groups"
     yield "loss", _loss_fact(evidence, chosen)
     yield "latency", _latency_fact(evidence)
     if labels:
@@ -69,7 +68,7 @@ def _facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield "labels", f"{'; '.join(scores)} ({labels['dataset']})"
     if costs["source"] == "measured":
         yield "costs", f"measured on {costs['builds']} engines, spread {show_share(costs['noise'])}"
-    else:
+    elif costs["source"] == "macs":
         yield "costs", f"estimated from multiply-accumulates: {costs['why']}"
     frames = evidence["frames"]["search"]
     yield "search", f"{evidence['builds']} engines, {frames} frames, {evidence['seconds']:.0f} s"
@@ -84,7 +83,8 @@ def _loss_fact(evidence: Evidence, chosen: Candidate | None) -> str:
     if trial is None:
         return f"{show_loss(chosen['predicted_loss'])} predicted, not measured"
     empty = f" and {trial['empty_frames']} empty ones" if trial["empty_frames"] else ""
-    bound = f"at most {show_loss(trial['upper'])} with {show_confidence(evidence)}"
+    sure = "on that stretch of a live camera" if evidence["live"] else f"with {show_confidence(evidence)}"
+    bound = f"at most {show_loss(trial['upper'])} {sure}"
     allowed = f"allowed {show_loss(evidence['max_loss'])}"
     known = "" if evidence["held_out"] else " of the calibration's own source"
     return f"{show_loss(trial['loss'])} measured, {bound} ({allowed}), from {trial['frames']} frames{empty}{known}"
@@ -173,5 +173,4 @@ def _outcome(number: int, candidate: Candidate) -> Iterator[str]:
         return
     yield f"{number} was {'accepted' if trial['accepted'] else 'refused'}: {trial['reason']}"
     for pair in trial["confused"][:_CONFUSIONS]:
-        often = f"{pair['count']} of {pair['of']} times, a rate of at least {show_share(pair['low'])}"
-        yield f"  it takes '{pair['reference']}' for '{pair['candidate']}': {often}"
+        yield f"  it takes '{pair['reference']}' for '{pair['candidate']}' {pair['count']} of {pair['of']} times"

@@ -20,10 +20,13 @@ _NOT_CERTIFIED = "no plan with INT8 in it was certified"
 
 
 def planned(planner: Planner) -> PrecisionPlan:
-    """The certified plan, or the one in which all is float; its evidence without what the caller knows of the run."""
+    """The certified plan, or the one in which all is float but what the owner forces into INT8.
+
+    Its evidence is without what the caller knows of the run.
+    """
     told = _Evidence(planner)
     floats = planner.plan_of(told.chosen, dict(told.reasons()))
-    repairs = planner.builder.repairs if planner.found.accepted is not None else Repairs()
+    repairs = planner.builder.repairs if any(told.int8) else Repairs()
     return PrecisionPlan(floats, PrecisionPlan(floats, repairs).effective, told.as_dict())
 
 
@@ -32,20 +35,20 @@ def verdict(planner: Planner) -> str:
     found = planner.found
     if found.accepted is None:
         own = " but what the model itself has in INT8" if planner.model.placement.own else ""
-        kept = "" if not planner.rules.int8 else " So precision.force_int8 is not kept."
-        return f"All float{own}: {_why_not(planner)}.{kept}"
+        forced = ", and what precision.force_int8 names, whose loss nobody knows" if planner.rules.int8 else ""
+        return f"All float{own}{forced}: {_why_not(planner)}."
     trial = found.trials[found.accepted]
     times = f"{trial.latency_ms:.3g} ms against {trial.latency_float_ms:.3g} ms in float"
     speed = f"{times}." if trial.is_faster else f"INT8 is not faster on this machine, {times}: serve float here."
     told = f"a loss of at most {trial.upper:.3g}, where {planner.options.max_loss:g} is accepted. {speed}"
-    if planner.split.certificate is None:  # its frames come in the order of time, and the scene may change
+    if planner.split.certificate is None:  # its frames came in the order of time, and are no sample of any other
         return f"Kept, on the stretch of a live camera that was seen and for no other: {told}"
     return f"Certified: {told}"
 
 
 def _why_not(planner: Planner) -> str:
     found, options = planner.found, planner.options
-    if found.interrupted:
+    if found.interrupted and (not found.tried or len(found.trials) < len(found.candidates)):
         return "the time was up before a plan with INT8 in it was certified"
     if found.costs is None:
         reasons = dict.fromkeys(group.fixed or "precision.keep_float" for group in found.grouping.groups)
@@ -75,7 +78,8 @@ class _Evidence:
         self.chosen = np.zeros(len(self.groups), np.bool_)
         if found.accepted is not None:
             self.chosen = found.candidates[found.accepted].partition.int8
-        self.int8 = [bool(int8) and not self._lacking(index) for index, int8 in enumerate(self.chosen)]
+        floats = planner.plan_of(self.chosen, "")
+        self.int8 = [not group.fixed and not floats.keys() >= set(group.layers) for group in self.groups]
 
     def as_dict(self) -> dict[str, Any]:
         found, options = self.found, self.planner.options
@@ -104,6 +108,8 @@ class _Evidence:
                 "search": self.planner.split.search if found.chosen else 0,
                 "certificate": last.frames if last else 0,
             },
+            "sensed": len(found.predicted) > 0,
+            "live": trial is not None and self.planner.split.certificate is None,
             "builds": self.planner.builder.builds,
             "interrupted": found.interrupted,
         }
@@ -140,8 +146,8 @@ class _Evidence:
         found = self.found.costs
         measured = found is not None and not found.why
         return {
-            "source": "measured" if measured else "macs",
-            "why": found.why if found else "nothing was measured",
+            "source": "measured" if measured else "macs" if found else "none",
+            "why": found.why if found else "",
             "unit": "ms" if measured else "MACs",
             "noise": found.costs.noise if found else 0.0,
             "builds": found.costs.builds if found else 0,
@@ -198,18 +204,18 @@ class _Evidence:
         }
 
 
-def summary(plan: PrecisionPlan, int8_macs_share: float) -> Mapping[str, Any]:
-    """What `tared plan --json` prints of a plan."""
+def summary(plan: PrecisionPlan) -> Mapping[str, Any]:
+    """What `tared plan --json` prints of a plan with all its evidence."""
     evidence = plan.evidence
     accepted = evidence["candidates"][evidence["accepted"]] if evidence["accepted"] is not None else None
     trial = accepted["trial"] if accepted else None
     unmeasured = 0.0 if evidence["float_precision"] == "fp32" else None  # the reference itself; FP16 was not compared
     return {
-        "int8_macs_share": round(int8_macs_share, 4),
+        "int8_macs_share": round(evidence["int8_macs_share"], 4),
         "predicted_loss": accepted["predicted_loss"] if accepted else unmeasured,
         "measured_loss": trial["loss"] if trial else unmeasured,
         "measured_loss_upper": trial["upper"] if trial else unmeasured,
-        "certified": accepted is not None,
+        "certified": accepted is not None and not evidence["live"],
         "latency_ms": evidence["latency_ms"],
         "latency_float_ms": evidence["latency_float_ms"],
         "faster": evidence["faster"],

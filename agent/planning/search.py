@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import islice
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,7 @@ _FRAMES_PER_RUN = 8  # of the search frames, for one block of groups
 _RUNS = 48  # of the network, to find out which groups make the noise
 _RESTORED = 8  # of the most sensitive groups are also looked at the other way round
 _SEARCHED = "left float by the search"
+_CANDIDATES = "candidates"  # in the journal
 _SENSED = 0.5  # of the budget: what is not measured until then is predicted, so that something can be certified
 
 
@@ -105,7 +107,7 @@ class Planner:
 
     def plan_of(self, int8: NDArray[np.bool_], reasons: Mapping[str, str] | str) -> dict[str, str]:
         """The layers that stay float where these groups are INT8, with the rules' and kernels' reasons or these."""
-        return {**self.found.grouping.plan(int8.tolist(), reasons), **self.rules.floats, **self.builder.without_int8}
+        return {**self.rules.applied(self.found.grouping.plan(int8.tolist(), reasons)), **self.builder.without_int8}
 
     def _check_time(self) -> None:
         if self.out_of_time():
@@ -184,7 +186,7 @@ class Planner:
     def _ask(self, int8: NDArray[np.bool_], frames: int | None = None) -> Answer:
         """What the network answers when these groups are INT8."""
         plan = self.builder.plan(self.plan_of(int8, _SEARCHED))
-        key = f"ask {frames} {''.join('1' if label else '0' for label in int8)}"
+        key = f"ask {frames} {fingerprint(plan.essence)}"
         return Answer(**self._journal.remember(key, lambda: asdict(self._what_if.ask(plan, frames))))
 
     def _cost(self) -> None:
@@ -215,9 +217,9 @@ class Planner:
             fastest = next((plan for plan in self.found.frontier if plan.int8.any()), None)
             found = choose_candidates(plans, ask, self.options.max_loss, self.split.terms.candidates, fastest)
             chosen, self.found.tried = found
-        # The error was split over these: whatever else a resumed search would choose, it certifies no others.
-        kept = self._journal.remember("candidates", lambda: [candidate.as_dict() for candidate in chosen])
-        self.found.candidates = [Candidate.from_dict(row) for row in kept]
+        # Once one was measured, the error is split over these: whatever else a resumed search chooses, no others.
+        kept = cast("list[dict[str, Any]] | None", self._journal.get(_CANDIDATES))
+        self.found.candidates = chosen if kept is None else [Candidate.from_dict(row) for row in kept]
 
     def _certify(self) -> None:
         if not self.found.candidates:
@@ -232,6 +234,7 @@ class Planner:
                 self.model.spec, terms, self._frames, self.split.search, reference, float_engine, self._journal,
                 progress, self.out_of_time,
             )  # fmt: skip
+            self._journal.remember(_CANDIDATES, lambda: [candidate.as_dict() for candidate in self.found.candidates])
             for number, candidate in enumerate(self.found.candidates, start=1):
                 floats = self.plan_of(candidate.partition.int8, _SEARCHED)
                 with closing(self.builder.load(floats, self._limited(progress))) as engine:

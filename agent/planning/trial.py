@@ -142,7 +142,7 @@ class Tally:
             latency_ms=latency_ms,
             latency_float_ms=latency_float_ms,
             confused=pairs,
-            accepted=self._keeps_loss and worst is None,
+            accepted=self._keeps_loss and not self._loses_more and not self._is_futile and worst is None,
             reason=self._reason(worst, self._ended() or ended),
         )
 
@@ -155,15 +155,15 @@ class Tally:
     def _reason(self, worst: ConfusedPair | None, ended: str) -> str:
         asked = f"at most {self._terms.max_loss:g} is asked"
         told = f"on {self.bound.n} frames, {self._empty_frames} others empty"
+        if self._loses_more:
+            return f"loss at least {self.bound.lower:.3g} {told}; {asked}"
         if self._keeps_loss and worst is not None:
             return (
                 f"'{worst.reference}' served as '{worst.candidate}' on {worst.count} of {worst.of} frames, at least "
                 f"{worst.low:.3g} of all; at most {self._terms.max_confusion:g} is asked"
             )
-        if self._keeps_loss:
+        if self._keeps_loss and not self._is_futile:
             return f"loss at most {self.bound.upper:.3g} {told}; {asked}"
-        if self._loses_more:
-            return f"loss at least {self.bound.lower:.3g} {told}; {asked}"
         if not self.bound.n:
             return f"nothing found on any of {self._empty_frames} frames, which tells nothing; {ended}"
         return f"loss {self.bound.mean:.3g}, perhaps {self.bound.upper:.3g}, {told}, and {ended}; {asked}"
