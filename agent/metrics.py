@@ -87,7 +87,7 @@ class Evaluation:
 def evaluate(engine: Engine, spec: ModelSpec, path: Path) -> Evaluation:
     """Run an engine over the labelled images at `path`: top-1 or mAP, as the spec's task asks.
 
-    Raises DatasetError: labels that cannot be used, or task `raw`, which has none.
+    Raises DatasetError: labels that cannot be used, no object among them, or task `raw`, which has none.
     """
     images = labelled_images(spec, path)
     if isinstance(images, ClassifiedImages):
@@ -140,11 +140,7 @@ def _evaluate_detector(engine: Engine, spec: ModelSpec, images: DetectionImages)
         precision.add(in_frame, truth)
     by_threshold = precision.by_threshold()
     if np.isnan(by_threshold).any():
-        raise DatasetError(
-            "dataset.label",
-            f"no object in the labels of any of {len(images)} images",
-            "objects to find, without which there is no precision",
-            "add images with objects on them, or correct the label files",
-        )
+        what = f"no labelled object in {len(images)} images"
+        raise DatasetError("dataset.empty", what, "at least one", "check the label files")
     scores = {"map": float(by_threshold.mean()), "map50": float(by_threshold[0])}
     return Evaluation(spec.task, len(images), scores)

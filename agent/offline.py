@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import resource
 import time
@@ -24,7 +23,7 @@ from agent.camera import Image, Source, parse_source, read_images, source_length
 from agent.console import Task, progress, say
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
-from agent.errors import AgentError, DatasetError
+from agent.errors import AgentError
 from agent.metrics import evaluate
 from agent.model import calibrate, open_model, read_plan, slower_here
 from agent.model_spec import ModelSpec, load_model_spec
@@ -155,8 +154,6 @@ def run_evaluate(target: Path, dataset: Path, backend: Backend, key: bytes | Non
     """Score an artefact, or the float reference of a MODEL.yaml, on labelled images."""
     with open_engine(target, backend, key) as (engine, spec):
         evaluation = evaluate(engine, spec, dataset)
-    if not all(map(math.isfinite, evaluation.scores.values())):
-        raise DatasetError("dataset.empty", f"no labelled object in {dataset}", "at least one", "check the label files")
     scores = {name: round(score, 4) for name, score in evaluation.scores.items()}
     return {"task": evaluation.task, "images": evaluation.images, **scores}
 
