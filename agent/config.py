@@ -42,8 +42,9 @@ class CameraConfig(Strict):
 
 
 class ObserveConfig(Strict):
-    """How often the reference engine looks at a frame; seconds of capture time."""
+    """How often the reference engine looks at a frame: seconds of capture time; `budget` is of inference."""
 
+    budget: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.02
     period_s: Finite = Field(default=1.0, gt=0.0)
     alert_period_s: Finite = Field(default=0.2, gt=0.0)
     held_out: int = Field(default=32, ge=8, le=512)
@@ -60,8 +61,17 @@ class DriftConfig(Strict):
     """When the alarm rises."""
 
     tolerance_db: float = Field(default=3.0, gt=0.0, lt=12.0)
-    block_s: Finite = Field(default=5.0, gt=0.0, le=86400.0)
+    block_s: Finite = Field(default=3.0, gt=0.0, le=86400.0)
     false_alarms_per_30d: Finite = Field(default=1.0, gt=0.0, le=1000.0)
+
+
+class RegimesConfig(Strict):
+    """What becomes of calibrations that have proved themselves."""
+
+    most: int = Field(default=5, ge=1, le=32)
+    dwell_s: Finite = Field(default=600.0, gt=0.0)
+    fidelity: float = Field(default=0.8, ge=0.0, le=1.0)
+    switch_db: float = Field(default=1.5, gt=0.0, lt=12.0)
 
 
 class RecalibrationConfig(Strict):
@@ -72,6 +82,7 @@ class RecalibrationConfig(Strict):
     nice: int = Field(default=10, ge=0, le=19)
     timeout_s: Finite = Field(default=900.0, gt=0.0)
     cooldown_s: Finite = Field(default=600.0, ge=0.0)
+    per_day: int = Field(default=8, ge=1, le=1000)
 
 
 class MqttConfig(Strict):
@@ -105,6 +116,7 @@ class Config(Strict):
     observe: ObserveConfig = ObserveConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     drift: DriftConfig = DriftConfig()
+    regimes: RegimesConfig = RegimesConfig()
     recalibration: RecalibrationConfig = RecalibrationConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

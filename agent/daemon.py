@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from agent.accuracy import Truth
 from agent.broker import EmbeddedBroker
 from agent.camera import parse_source
 from agent.config import Config, MqttConfig
@@ -18,7 +19,7 @@ from agent.link import MqttLink
 from agent.messages import Birth
 from agent.model import open_model, read_plan, slower_here
 from agent.mqtt import Endpoint
-from agent.review import Panel, read_labels, review
+from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
 from agent.summary import RunSummary
 from agent.supervisor import Supervisor
@@ -41,7 +42,7 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
         return _run(config, frame_limit, labels)
 
 
-def _run(config: Config, frame_limit: int, labels: Mapping[int, LabelledBoxes] | None) -> RunSummary:
+def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -> RunSummary:
     backend = open_backend(config.backend, config.backend_options())
     model = open_model(config.model, read_plan(config.plan) if config.plan else ALL_INT8)
     if warning := slower_here(model.plan, backend.describe()):
@@ -50,25 +51,30 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, LabelledBoxes] |
         agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
     )
     with handling_signals(interrupt), _link(config.mqtt, birth) as link:
-        summary = Supervisor(config, model, backend, link, birth, frame_limit).run()
-    if labels is not None and not summary.stopped_by and summary.periods():
+        summary = Supervisor(config, model, backend, link, birth, frame_limit, labels).run()
+    boxes = {frame: truth for frame, truth in (labels or {}).items() if isinstance(truth, LabelledBoxes)}
+    if labels is not None and config.model.task == "detect" and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
         artefacts = [read_artefact(config.state_dir / "artefacts" / identity, find_key()) for identity in ids]
         try:
             with closing(Panel(model, backend, artefacts)) as panel:
-                summary.accuracy = review(panel, parse_source(config.camera.source), labels, summary.periods())
+                summary.accuracy = review(panel, parse_source(config.camera.source), boxes, summary.periods())
         except TaredError as error:
             say(f"no review: {error}")  # the run itself was good, and its summary is still to be told
     return summary
 
 
-def _labels(config: Config) -> Mapping[int, LabelledBoxes] | None:
-    if config.camera.labels is None:
+def _labels(config: Config) -> Mapping[int, Truth] | None:
+    """Raises ConfigError (`labels.task`), DatasetError (`labels.unreadable`)."""
+    path, spec = config.camera.labels, config.model
+    if path is None:
         return None
-    if config.model.task != "detect":
-        found = f"camera.labels with a model of task '{config.model.task}'"
-        raise ConfigError("labels.task", found, "task detect, whose boxes they label", "set camera.labels to null")
-    return read_labels(config.camera.labels)
+    if spec.task == "detect":
+        return read_labels(path)
+    if spec.task == "classify":
+        return read_classes(path, spec.labels)
+    found = f"camera.labels with a model of task '{spec.task}'"
+    raise ConfigError("labels.task", found, "task detect or classify", "set camera.labels to null")
 
 
 @contextmanager

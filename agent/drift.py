@@ -1,85 +1,143 @@
-"""Has the scene left the calibration behind? The predicted gain of a recalibration, block by block."""
+"""Has the scene left the known calibrations behind? The predicted gain of a recalibration, block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from agent.config import DriftConfig
-from calibrate.evidence import EDetector
+from agent.sampling import Blocks
+from calibrate.errors import CalibrationError
+from calibrate.evidence import DriftDetector
 from calibrate.histogram import AbsHistogram, merge
-from calibrate.noise import predicted_gain_db
+from calibrate.noise import network_noise
 from engines.calibration import Calibration
 
-FULL_SCALE_DB = 12.0  # gains from here on count as 1 on the detector's [0, 1] scale
-_WARNING_BLOCKS = 100.0  # a warning only starts a fresh collection: at most one false one in so many blocks
-_CALM_BLOCKS = 24
-_MONTH_S = 30 * 86400.0
+_CALM_S = 120.0
+_SWITCHES_PER_30D = 30.0  # for nothing, at most: one costs seconds, and no frame
+
+
+@dataclass(frozen=True)
+class Regime:
+    """An artefact's scales by tensor, and the gain in dB that its calibration left on the table where it was made."""
+
+    artefact: str
+    scales: Mapping[str, float]
+    baseline_db: float
+
+    @classmethod
+    def of(cls, artefact: str, calibration: Calibration, scales: Mapping[str, float]) -> Regime:
+        """scales: what serves, where a plan has chosen otherwise than the calibration."""
+        today, least = network_noise(calibration.histograms, [scales])
+        return cls(artefact, dict(scales), least.gain_db(today[0]))
 
 
 @dataclass(frozen=True)
 class DriftState:
-    """What the monitor knows: the latest block's predicted gain and the evidence so far; times are capture times."""
+    """What the monitor knows; times are capture times, gains those of the latest block.
+
+    gain_db: of a recalibration over the known regime that fits best, in which the alarm believes with e_value.
+    serving_db: the same over the engine in service. onset_ts: start of the present run of blocks whose gain_db is above
+    the tolerance. switch_to: the artefact of another regime that fits better beyond doubt, empty if none does.
+    """
 
     gain_db: float
+    serving_db: float
     e_value: float
     state: str  # calm, warning or alarm
-    onset_ts: float | None  # start of the present run of blocks above the tolerance
+    onset_ts: float | None
+    switch_to: str
 
 
 class DriftMonitor:
-    """Watches one calibration in service.
+    """Watches one calibration in service, beside those of other regimes.
 
-    Frames of `block_s` seconds of capture time form a block; their merged histograms give the predicted gain of a
-    recalibration in dB. What the calibration method itself leaves on the table, measured on the calibration's own
-    histograms, is no drift and is taken off. The gain, clipped to [0, 12] dB, feeds an e-detector with the
-    configured tolerance and false-alarm budget.
+    Frames of `block_s` seconds of capture time form a block, or a single frame where they are rarer; their merged
+    histograms give the predicted gain of a recalibration in dB. What a calibration method itself leaves on the table,
+    measured on the calibration's own histograms, is no drift and is taken off. The gain over the best of the regimes
+    feeds a drift detector with the configured tolerance and false-alarm budget; what the best is ahead of the one in
+    service, another.
     """
 
-    def __init__(self, config: DriftConfig, calibration: Calibration, amax: Mapping[str, float] | None = None) -> None:
-        """amax: per tap what serves, where a plan has chosen otherwise than the calibration."""
-        self._block_s = config.block_s
-        self._tolerance_db = config.tolerance_db
-        self._scales = replace(calibration, amax={**calibration.amax, **(amax or {})}).scales
-        self._baseline_db = predicted_gain_db(calibration.histograms, self._scales)
-        threshold = _MONTH_S / config.block_s / config.false_alarms_per_30d
-        self._detector = EDetector(config.tolerance_db / FULL_SCALE_DB, threshold, min(_WARNING_BLOCKS, threshold))
+    def __init__(self, config: DriftConfig, switch_db: float, serving: Regime, others: Sequence[Regime] = ()) -> None:
+        """switch_db: what another regime has to be ahead by."""
+        self._tolerance_db, self._switch_db = config.tolerance_db, switch_db
+        self._regimes = (serving, *others)
+        self._detector = DriftDetector(config.false_alarms_per_30d, config.tolerance_db, config.block_s)
+        self._ahead = DriftDetector(_SWITCHES_PER_30D, switch_db, config.block_s)
         self._block: dict[str, AbsHistogram] = {}
-        self._block_start: float | None = None
-        self._gain_db = 0.0
+        self._blocks = Blocks(config.block_s)
+        self._gains_db = [0.0] * len(self._regimes)
         self._onset_ts: float | None = None
-        self._calm_blocks = 0
+        self._calm_since: float | None = None
 
     @property
     def state(self) -> DriftState:
         reached = self._detector.drift_detected, self._detector.warning_detected
         name = {(True, True): "alarm", (False, True): "warning"}.get(reached, "calm")
-        return DriftState(self._gain_db, self._detector.e_value, name, self._onset_ts)
+        best = min(range(len(self._regimes)), key=self._gains_db.__getitem__)
+        switch_to = self._regimes[best].artefact if self._ahead.drift_detected and best else ""
+        serving_db, e_value = self._gains_db[0], self._detector.e_value
+        return DriftState(self._gains_db[best], serving_db, e_value, name, self._onset_ts, switch_to)
+
+    def memory(self) -> dict[str, Any]:
+        """What `recall` needs to go on after the last whole block, in JSON's types."""
+        return {
+            "detector": self._detector.state(),
+            "ahead": self._ahead.state(),
+            "gains_db": self._gains_db,
+            "onset_ts": self._onset_ts,
+            "calm_since": self._calm_since,
+        }
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Go on where `memory` was taken, of the same regimes. Raises CalibrationError (`evidence.state`)."""
+        try:
+            times = [None if memory[key] is None else float(memory[key]) for key in ("onset_ts", "calm_since")]
+            gains_db = [float(gain) for gain in memory["gains_db"]]
+            detector, ahead = memory["detector"], memory["ahead"]
+        except (KeyError, TypeError, ValueError) as error:
+            found, expected = f"a drift monitor's state with {error!r}", "one as this version of tared wrote it"
+            raise CalibrationError("evidence.state", found, expected, "start anew") from error
+        self._detector.restore(detector)
+        self._ahead.restore(ahead)
+        self._onset_ts, self._calm_since = times
+        if len(gains_db) == len(self._gains_db):
+            self._gains_db = gains_db
 
     def update(self, ts: float, histograms: dict[str, AbsHistogram]) -> bool:
         """Take one observed frame of capture time `ts`; True when it completed a block.
 
         A clock that jumps back starts the block anew; one that jumps ahead just ends it.
         """
-        completed = False
-        if self._block_start is None or ts < self._block_start:
-            self._block, self._block_start = {}, ts
-        elif ts - self._block_start >= self._block_s:
-            self._judge(self._block_start)
-            self._block, self._block_start = {}, ts
-            completed = True
+        first, last = self._blocks.place(ts)
+        if first:
+            self._block = {}
         for name, histogram in histograms.items():
             known = self._block.get(name)
             self._block[name] = histogram if known is None else merge(known, histogram)
-        return completed
+        if last:
+            self._judge(self._blocks.began_ts, ts)
+        return last
 
-    def _judge(self, block_start: float) -> None:
-        self._gain_db = max(0.0, predicted_gain_db(self._block, self._scales) - self._baseline_db)
-        if self._gain_db <= self._tolerance_db:
+    def _judge(self, began_ts: float, ended_ts: float) -> None:
+        today, least = network_noise(self._block, [regime.scales for regime in self._regimes])
+        self._gains_db = [
+            max(0.0, least.gain_db(noise) - regime.baseline_db)
+            for noise, regime in zip(today, self._regimes, strict=True)
+        ]
+        gain_db = min(self._gains_db)
+        if gain_db <= self._tolerance_db:
             self._onset_ts = None
-        elif self._onset_ts is None:
-            self._onset_ts = block_start
-        self._calm_blocks = 0 if self._onset_ts is not None else self._calm_blocks + 1
-        if self._detector.drift_detected and self._calm_blocks >= _CALM_BLOCKS:
+            self._calm_since = began_ts if self._calm_since is None else self._calm_since
+        else:
+            self._onset_ts = began_ts if self._onset_ts is None else self._onset_ts
+            self._calm_since = None
+        if self._detector.drift_detected and self._calm_since is not None and ended_ts - self._calm_since >= _CALM_S:
             self._detector.reset()  # an alarm nobody acted on is over when its cause is
-        self._detector.update(min(self._gain_db / FULL_SCALE_DB, 1.0))
+        self._detector.update(gain_db)
+        ahead_db = self._gains_db[0] - gain_db
+        if self._ahead.drift_detected and ahead_db <= self._switch_db:
+            self._ahead.reset()  # nobody could switch, and it is no longer worth it
+        self._ahead.update(ahead_db)

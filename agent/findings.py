@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,26 +13,41 @@ from numpy.typing import NDArray
 from agent.capture import Frame
 from agent.config import Config
 from agent.decode import Prediction
-from agent.drift import DriftMonitor, DriftState
-from agent.fidelity import fidelity, is_empty
+from agent.drift import DriftMonitor, DriftState, Regime
+from agent.estimates import Estimate, FidelityRecord
+from agent.fidelity import Fidelity, fidelity, is_empty
+from agent.memory import Memory, Recalled
 from agent.model_spec import ModelSpec
+from agent.preprocess import Geometry
 from agent.sampling import Collection
-from calibrate.evidence import ConfidenceSequence, Interval
+from agent.view import FROZEN, View, ViewState
+from calibrate.errors import CalibrationError
+from calibrate.evidence import Interval
 from calibrate.histogram import AbsHistogram
 from engines.backend import Observation
-from engines.calibration import Calibration
-
-_HISTORY = 10_000
 
 
 @dataclass(frozen=True)
 class Served:
-    """A frame as it was answered: by which engine, with what, and when it was done."""
+    """A frame as it was answered: by which engine, with what, when it was done, and how long the engine took.
+
+    geometry: where the frame lay in the network input, in whose pixels a detector answers; None: in the frame's own.
+    """
 
     frame: Frame
     engine_id: str
     result: Prediction
     done_ns: int
+    inferred_s: float
+    geometry: Geometry | None = None
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What observing takes. share: of inference so far, 0.02 for one part in fifty. debt_s: spent ahead, owed."""
+
+    share: float
+    debt_s: float
 
 
 @dataclass(frozen=True)
@@ -42,8 +57,9 @@ class ObserverState:
     collected: frames in the histograms of the current collection; telling: held-out frames beside them on which the
     reference found something. drift is None while nothing is calibrated.
     drift_since: capture time at which drift.state was reached. fidelity: of frames since fidelity_since that showed
-    anything; empty_frames showed nothing to either engine. outage: why nothing is observed now: PREPARING, or the code
-    of the error; empty while frames are observed.
+    anything; empty_frames showed nothing to either engine. fidelity_hour: over the last hour, whatever served.
+    outage: why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
+    spending: of all observations, whatever they were for. view: what no recalibration cures.
     """
 
     collected: int
@@ -53,8 +69,11 @@ class ObserverState:
     fidelity: Interval
     fidelity_since: float
     empty_frames: int
+    fidelity_hour: Estimate
     nonfinite: tuple[str, ...]
     outage: str
+    spending: Spending
+    view: ViewState
 
 
 class Findings:
@@ -69,23 +88,43 @@ class Findings:
         self._lock = threading.Lock()  # guards everything below
         self._collection = Collection(config.observe.held_out)
         self._monitor: DriftMonitor | None = None
+        self._view = View()
         self._watched = ""
         self._drift_name, self._drift_since = "calm", 0.0
-        self._fidelity, self._fidelity_since, self._empty_frames = ConfidenceSequence(), 0.0, 0
+        self._fidelity = FidelityRecord()
+        self._memory: Memory | None = None
         self._nonfinite: set[str] = set()
-        self._history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
 
-    def watch(self, engine_id: str, calibration: Calibration, amax: Mapping[str, float], since: float) -> None:
-        """From capture time `since` on watch this calibration in service: fresh evidence, fresh collection.
+    def remember(self, memory: Memory) -> None:
+        """Keep what is found from now on, and recall what `watch` asks for."""
+        self._memory = memory
 
-        amax: as for DriftMonitor.
-        """
+    def watch(self, serving: Regime, others: Sequence[Regime], since: float, recall: bool = False) -> None:
+        """From capture time `since` on watch what serves, beside other regimes: fresh collection, and fresh evidence
+        unless what is remembered of this one is to be recalled."""
         with self._lock:
-            self._monitor = DriftMonitor(self._config.drift, calibration, amax)
-            self._watched = engine_id
+            self._monitor = DriftMonitor(self._config.drift, self._config.regimes.switch_db, serving, others)
+            self._view = View()
+            self._watched = serving.artefact
             self._drift_name = "calm"
-            self._start_fidelity(since)
+            self._fidelity.start(since)
             self._collection = Collection(self._config.observe.held_out)
+            if self._memory is not None:
+                recalled = self._memory.begin(serving.artefact, recall)
+                if recalled.since is None:
+                    self._memory.fidelity_starts(since)
+                self._recall(recalled, self._monitor)
+
+    def _recall(self, recalled: Recalled, monitor: DriftMonitor) -> None:
+        """What cannot be gone on with, as evidence weighed under other settings, begins anew."""
+        with suppress(CalibrationError):
+            if recalled.drift is not None:
+                monitor.recall(recalled.drift)
+        self._drift_name = monitor.state.state
+        if recalled.since is not None:
+            self._fidelity.start(recalled.since)
+        for ts, value in recalled.fidelity:
+            self._fidelity.add(ts, Fidelity(value or 0.0, is_empty=value is None))
 
     def collect_afresh(self) -> None:
         """Drop the collection and start a new one."""
@@ -98,53 +137,54 @@ class Findings:
             collection = self._collection
             return collection.frames, dict(collection.histograms), list(collection.held_out)
 
-    def state(self, outage: str) -> ObserverState:
+    def state(self, outage: str, spending: Spending) -> ObserverState:
         """What is known, with why nothing is observed now, if so."""
         with self._lock:
+            since_start = self._fidelity.since_start
             return ObserverState(
                 self._collection.frames,
                 self._collection.telling,
                 self._monitor.state if self._monitor else None,
                 self._drift_since,
-                self._fidelity.interval,
-                self._fidelity_since,
-                self._empty_frames,
+                since_start.interval,
+                since_start.since,
+                since_start.empty,
+                self._fidelity.hour,
                 tuple(sorted(self._nonfinite)),
                 outage,
+                spending,
+                self._view.state,
             )
 
     def history(self) -> list[tuple[float, float]]:
         """(capture time, fidelity) of the newest frames on which a calibrated engine was observed."""
         with self._lock:
-            return list(self._history)
+            return self._fidelity.history
 
     def add(self, served: Served, tensor: NDArray[np.float32], observation: Observation, reference: Prediction) -> None:
         """Take an observed frame: as it was answered, its network input (1, C, H, W), what the reference says of it."""
         with self._lock:
+            self._view.look(served.frame.ts, served.frame.image)
+            if self._view.state.trouble == FROZEN:
+                return  # nothing new is seen, however often
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
             self._collection.add(tensor, observation.histograms, telling=not is_empty(reference))
             if served.engine_id != self._watched or self._monitor is None:
                 return
-            self._compare(served, reference)
-            if not self._monitor.update(served.frame.ts, observation.histograms):
+            agreement = fidelity(served.result, reference, self._spec.min_sqnr_db)
+            self._fidelity.add(served.frame.ts, agreement)
+            completed = self._monitor.update(served.frame.ts, observation.histograms)
+            if self._memory is not None:
+                self._memory.frame(served.frame.ts, None if agreement.is_empty else agreement.value)
+                if completed:
+                    self._memory.block(self._monitor.memory())
+            if not completed:
                 return
             before, self._drift_name = self._drift_name, self._monitor.state.state
             if before != self._drift_name:
                 self._drift_since = served.frame.ts
-                self._start_fidelity(served.frame.ts)
+                self._fidelity.start(served.frame.ts)
+                if self._memory is not None:
+                    self._memory.fidelity_starts(served.frame.ts)
         if before == "calm" and self._drift_name != "calm":
             self.collect_afresh()  # what was seen before the warning is not what the cure is for
-
-    def _compare(self, served: Served, reference: Prediction) -> None:
-        """Count one frame's fidelity; a frame on which nobody found anything tells nothing, and is counted apart."""
-        agreement = fidelity(served.result, reference, self._spec.min_sqnr_db)
-        if agreement.is_empty:
-            self._empty_frames += 1
-            return
-        if self._fidelity.refuted:
-            self._start_fidelity(served.frame.ts)
-        self._history.append((served.frame.ts, agreement.value))
-        self._fidelity.update(agreement.value)
-
-    def _start_fidelity(self, since: float) -> None:
-        self._fidelity, self._fidelity_since, self._empty_frames = ConfidenceSequence(), since, 0

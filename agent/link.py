@@ -22,8 +22,8 @@ class MqttLink:
     """A context manager; inside it the device is on the air whenever the broker can be reached.
 
     Status (also the last will) and birth are retained and sent anew with every connection; the state is
-    `degraded` until `set_state` knows better. `inbox` holds the commands as they came, for the supervisor to
-    drain. Nothing here waits for a broker, or needs one.
+    `degraded` until `set_state` knows better. `inbox` holds the commands and the labels as they came, for the
+    supervisor to drain. Nothing here waits for a broker, or needs one.
     Raises ConfigError for a password file that cannot be read.
     """
 
@@ -39,7 +39,7 @@ class MqttLink:
         self._client = MqttClient(
             endpoint,
             client_id,
-            subscriptions=[topics.command],
+            subscriptions=[topics.command, topics.labels],
             will=self._will,
             greet=self._greet,
             backoff=backoff,

@@ -55,8 +55,9 @@ class FrameLoop(threading.Thread):
         try:
             while (frame := self._slot.get()) is not None:
                 self._take_next(frame.ts)
-                result, _ = self._task.infer(self._engine, frame.image)
-                served = Served(frame, self._engine_id, result, time.monotonic_ns())
+                result, geometry = self._task.infer(self._engine, frame.image)
+                done_ns, inferred_s = time.monotonic_ns(), self._task.inferred_s
+                served = Served(frame, self._engine_id, result, done_ns, inferred_s, geometry)
                 for sink in self._sinks:
                     sink(served)
         except BaseException as error:

@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from agent.schema import Strict
@@ -27,11 +28,14 @@ from agent.topics import check_name
 from agent.wire import MessageError, problems, read_object
 
 SCHEMA_VERSION = 1
+MAX_LABELLED_BOXES = 1000  # of a frame; more do not fit a payload
 _EVENT_FIELDS = frozenset({"epoch", "seq", "ts", "kind"})
 
 DeviceState = Literal["online", "degraded", "stopping", "offline"]
 CommandStatus = Literal["ACCEPTED", "IN_PROGRESS", "SUCCEEDED", "FAILED", "REJECTED", "EXPIRED"]
 Name = Annotated[str, AfterValidator(check_name)]
+ClassLabel = Annotated[int, Field(ge=0, lt=2**31)] | Annotated[str, Field(max_length=256)]
+Pixel = Annotated[float, Field(ge=-1e6, le=1e6)]
 DocumentT = TypeVar("DocumentT", bound="Document")
 
 
@@ -104,11 +108,27 @@ class Fidelity(Document):
     empty: int = 0
 
 
-class CameraTelemetry(Document):
-    """One camera since the telemetry before: frame rate, drops by cause, latency, drift, fidelity.
+class Observing(Document):
+    """What observing takes: `share` of inference since the start, 0.02 for one part in fifty; spent ahead, and owed."""
 
-    `observer` says why nothing is observed now, "preparing" or the code of an error; drift and fidelity are absent
-    then, because nobody knows them.
+    share: float
+    debt_s: float
+
+
+class Accuracy(Fidelity):
+    """How often the engine in service is right, by the labels that came; `empty` had no object, and none was found."""
+
+
+class CameraTelemetry(Document):
+    """One camera since the telemetry before: frame rate, drops by cause, latency, drift, fidelity, accuracy.
+
+    `fidelity` is since the swap or the last change of drift; its interval holds at all times at once. `fidelity_hour`
+    is over the last hour of capture time, whatever served; its interval holds for an hour chosen beforehand. `accuracy`
+    is since the swap, of labelled frames. The lower bound is the owner's `reference_accuracy` less the most that the
+    engine may differ from the reference by `fidelity`: it is as true as that accuracy is of the present scene.
+
+    `observer` says why nothing is observed now, "preparing" or the code of an error; drift and fidelity, and what
+    follows from them, are absent then, because nobody knows them.
     """
 
     fps: float
@@ -116,7 +136,11 @@ class CameraTelemetry(Document):
     latency_ms: Latency
     drift: dict[str, JsonValue] = {}
     fidelity: Fidelity | None = None
+    fidelity_hour: Fidelity | None = None
+    accuracy: Accuracy | None = None
+    accuracy_lower_bound_if_reference_accuracy_holds: float | None = None
     observer: str | None = None
+    observing: Observing | None = None
 
 
 class Telemetry(Document):
@@ -158,6 +182,39 @@ class Event(Document):
     def _fields(document: dict[str, Any]) -> dict[str, Any]:
         known = {name: document.pop(name) for name in _EVENT_FIELDS & document.keys()}
         return {**known, "detail": document}
+
+
+class LabelledBox(Document):
+    """An object: its class by id or name, its box x1 y1 x2 y2 in frame pixels."""
+
+    class_: ClassLabel = Field(alias="class")
+    box: list[Pixel] = Field(min_length=4, max_length=4)
+
+    @field_validator("box")
+    @classmethod
+    def _first_corner_first(cls, box: list[float]) -> list[float]:
+        if box[0] > box[2] or box[1] > box[3]:
+            raise ValueError("x1 y1 x2 y2 with x1 <= x2 and y1 <= y2")
+        return box
+
+
+class Labels(Document):
+    """What one frame of a camera truly shows: a class, by id or name, or all of its objects.
+
+    The frame is named by its number since the daemon's start, from 0 (a recording's own number), or by its capture time
+    `ts` in seconds: Unix time for cameras, media time for files.
+    """
+
+    camera: str = Field(max_length=256)
+    frame: int | None = Field(default=None, ge=0, lt=2**63)
+    ts: float | None = None
+    labels: ClassLabel | Annotated[list[LabelledBox], Field(max_length=MAX_LABELLED_BOXES)]
+
+    @model_validator(mode="after")
+    def _names_one_frame(self) -> Labels:
+        if (self.frame is None) == (self.ts is None):
+            raise ValueError("frame or ts, one of the two")
+        return self
 
 
 class StatusArgs(Strict):

@@ -65,9 +65,9 @@ class Model:
         )
         return BuildRequest(graph, precision, self.input_shape, profiles, amax or {})
 
-    def amax(self, calibration: Calibration) -> Mapping[str, float]:
-        """Per tap the amax that serves under the plan."""
-        return planned_amax(self.placement, self.plan.effective, calibration)
+    def scales(self, calibration: Calibration) -> dict[str, float]:
+        """Per tap the scale that serves under the plan."""
+        return replace(calibration, amax=planned_amax(self.placement, self.plan.effective, calibration)).scales
 
     @property
     def spec_id(self) -> str:

@@ -105,7 +105,8 @@ class PrecisionRules(Strict):
 class ModelSpec(Strict):
     """One model: its ONNX file, its task, its input and how its outputs are decoded.
 
-    Thresholds are fractions; `min_sqnr_db` is what task `raw` asks of an engine's outputs.
+    Thresholds are fractions; `min_sqnr_db` is what task `raw` asks of an engine's outputs. `reference_accuracy` is the
+    owner's word on the float model, for task `classify`.
     """
 
     path: Path
@@ -118,6 +119,8 @@ class ModelSpec(Strict):
     iou_threshold: Fraction = 0.5
     min_sqnr_db: Finite = 20.0
     precision: PrecisionRules = PrecisionRules()
+    # Not dumped: no engine depends on it, and a spec's dump is what engines and plans are known by.
+    reference_accuracy: Fraction | None = Field(default=None, exclude=True)
 
     @field_validator("decoder")
     @classmethod
@@ -131,6 +134,13 @@ class ModelSpec(Strict):
         elif task not in ("detect", None):
             raise ValueError(f"no decoder for task '{task}'")
         return decoder
+
+    @field_validator("reference_accuracy")
+    @classmethod
+    def _only_of_classifiers(cls, accuracy: float | None, info: ValidationInfo) -> float | None:
+        if accuracy is not None and info.data.get("task", "classify") != "classify":
+            raise ValueError("null unless task is 'classify': fidelity bounds no other accuracy")
+        return accuracy
 
     @field_validator("profiles")
     @classmethod

@@ -201,4 +201,6 @@ class MqttClient:
             self.inbox.put_nowait(message)
         except queue.Full:
             self._dropped_incoming += 1
+            if self._dropped_incoming.bit_count() > 1:
+                return  # a flood is told at 1, 2, 4, 8 ... messages
             log.warning("mqtt=inbox_full topic=%s dropped=%d", message.topic, self._dropped_incoming)

@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from agent.backoff import Backoff
+from agent.budget import ObservationBudget
 from agent.config import Config
-from agent.findings import Findings, ObserverState, Served
+from agent.findings import Findings, ObserverState, Served, Spending
 from agent.model_spec import ModelSpec
 from agent.outage import Outage, is_final
-from agent.sampling import Clock
 from agent.vision import VisionTask
 from calibrate.errors import TaredError
 from engines.backend import Observer, Progress, silent
@@ -77,7 +78,13 @@ class ObserverThread(threading.Thread):
         self._offered: Served | None = None
         self._busy = True
         self._stopped = False
-        self._clock = Clock(config.observe.period_s)  # guarded by _handover
+        observe = config.observe
+        # No job may want for frames: what a day of them spends ahead is as much as may be owed.
+        enough = (1 + config.recalibration.per_day) * (config.calibration.frames + observe.held_out) * 4 // 3
+        self._budget = ObservationBudget(  # guarded by _handover
+            observe.budget, observe.period_s, observe.alert_period_s, enough
+        )
+        self._unearned_s = 0.0  # inference that the budget has not been told of; the frame path's alone
         self.findings = Findings(spec, config)
         self.error: BaseException | None = None
 
@@ -92,10 +99,13 @@ class ObserverThread(threading.Thread):
 
     def offer(self, served: Served) -> None:
         """Called by the frame path; takes the frame if one is due and the observer is idle. Never waits."""
+        self._unearned_s += served.inferred_s
         if not self._handover.acquire(blocking=False):
             return
         try:
-            if not self._busy and self._offered is None and self._clock.due(served.frame.ts):
+            self._budget.earn(self._unearned_s)
+            self._unearned_s = 0.0
+            if not self._busy and self._offered is None and self._budget.due(served.frame.ts):
                 self._offered = served
                 self._handover.notify()
         finally:
@@ -103,14 +113,15 @@ class ObserverThread(threading.Thread):
 
     def set_pace(self, alert: bool) -> None:
         """Observe at the alert pace, or at the normal one."""
-        period_s = self._config.observe.alert_period_s if alert else self._config.observe.period_s
         with self._handover:
-            if period_s != self._clock.period_s:
-                self._clock.change(period_s)
+            self._budget.set_pace(alert)
 
     def state(self) -> ObserverState:
         """What is known now."""
-        return self.findings.state(self._observing.code if self._opened.is_set() else self._opening.code or PREPARING)
+        outage = self._observing.code if self._opened.is_set() else self._opening.code or PREPARING
+        with self._handover:
+            spending = Spending(self._budget.spent, self._budget.debt_s)
+        return self.findings.state(outage, spending)
 
     def stop(self) -> None:
         """End the thread after the frame in hand; an engine that is still being built is given up."""
@@ -176,9 +187,12 @@ class ObserverThread(threading.Thread):
             return None if self._stopped else served
 
     def _try(self, observer: Observer, task: VisionTask, served: Served) -> None:
+        started = time.monotonic()
         try:
             with span("observe"):
                 self._observe(observer, task, served)
+            with self._handover:
+                self._budget.spend(time.monotonic() - started)
         except TaredError as error:
             self._survive(error, self._observing)
         else:

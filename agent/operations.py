@@ -5,9 +5,9 @@ Everything in here runs in the supervisor's thread.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,51 +17,23 @@ from agent.commands import Handler, Report
 from agent.config import Config
 from agent.errors import AgentError, CommandError
 from agent.findings import ObserverState
+from agent.job_report import JobReport
+from agent.memory import Memory
 from agent.messages import RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.news import News
 from agent.pipeline import Pipeline
-from agent.recalibration import CANCELLED, Job, JobObserver, Post, Recalibration
+from agent.recalibration import DailyCap, Job, JobObserver, Post, Recalibration
+from agent.regimes import RegimeBook, Regimes
 from agent.reporting import Reporter
 from agent.service import Service
-from agent.summary import Alarm, RunSummary, Swap
+from agent.summary import RunSummary, Swap
 from agent.verdict import Verdict
+from agent.view import BLIND, FROZEN
 from calibrate.errors import TaredError
 from calibrate.threshold import parse_method
 from engines.backend import Engine
 from engines.calibration import Calibration
 from engines.store import Artefact
-
-
-class JobReport:
-    """Tells the world how a job goes and, where a command asked for it, the operator."""
-
-    def __init__(
-        self, trigger: str, reporter: Reporter, on_failure: Callable[[], None], command: Report | None
-    ) -> None:
-        self._trigger = trigger
-        self._reporter = reporter
-        self._on_failure = on_failure
-        self._command = command
-        self._step = ""
-
-    def progress(self, step: str, percent: int) -> None:
-        level = logging.DEBUG if step == self._step else logging.INFO
-        self._step = step
-        self._reporter.event("job", level, trigger=self._trigger, step=step, percent=percent)
-        if self._command is not None:
-            self._command.progress(step, percent)
-
-    def succeed(self, result: dict[str, Any]) -> None:
-        if self._command is not None:
-            self._command.succeed(result)
-
-    def fail(self, error: TaredError) -> None:
-        if error.code == CANCELLED:
-            self._reporter.event("job", trigger=self._trigger, step="CANCELLED", message=error.found)
-        else:
-            self._reporter.error(error, trigger=self._trigger)
-            self._on_failure()
-        if self._command is not None:
-            self._command.fail(error)
 
 
 @dataclass(frozen=True)
@@ -83,12 +55,20 @@ class Operations:
         self._pipeline = pipeline
         self._reporter = reporter
         self._post = post
+        book = RegimeBook(config.state_dir / "regimes.json", service.identity, config.regimes.most)
+
+        def tell(error: AgentError) -> None:
+            post(lambda: reporter.error(error))
+
+        if pipeline.is_live:  # a recording that is played once more is news
+            pipeline.observer.findings.remember(Memory(config.state_dir / "evidence.jsonl", tell))
+        self._regimes = Regimes(config, service.model, book, pipeline.observer.findings)
         self._jobs = Recalibration(config, service.model, pipeline.observer, post, self._on_candidate)
-        self._drift_state = "calm"
-        self._nonfinite: tuple[str, ...] = ()
         self._swapping = False  # an engine waits for its first frame
+        self._cap = DailyCap(config.recalibration.per_day)
         self._quiet_until = 0.0  # monotonic time before which no job starts by itself
         self.summary = RunSummary(str(service.serving.path))
+        self._news = News(reporter, self.summary.alarms)
         self.handlers: Mapping[str, Handler] = {
             "status": self._on_status,
             "recalibrate": self._on_recalibrate,
@@ -106,44 +86,78 @@ class Operations:
         job = self._jobs.job
         return f"{job.step} {job.percent} %" if job else ""
 
+    def start(self) -> None:
+        """Tell and watch what serves at the start."""
+        if self._service.calibration is None:
+            self._reporter.serves(self._service.serving.id, None)
+        else:
+            self._watch(self._service.serving.id, self._service.calibration, since=0.0, recall=True)
+
+    def _watch(self, artefact: str, calibration: Calibration, since: float, recall: bool = False) -> None:
+        """An artefact serves from capture time `since` on: fresh evidence for it."""
+        self._news.serves_anew()
+        self._reporter.serves(artefact, calibration.id)
+        with self._reporting():
+            self._regimes.watch(artefact, calibration, since, recall)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Tell of an error that does not keep the daemon from going on."""
+        try:
+            yield
+        except TaredError as error:
+            self._reporter.error(error)
+
     def tick(self, state: ObserverState) -> None:
         """Look at the observer's evidence, start what is due, move the running job on."""
-        fresh = sorted(set(state.nonfinite) - set(self._nonfinite))
-        if fresh:
-            self._nonfinite = state.nonfinite
-            self._reporter.event(
-                "error", logging.ERROR, code="observer.nonfinite", message=f"NaN or infinite values in {fresh}"
-            )
-        self._follow_drift(state)
-        idle = self._jobs.job is None and not self._swapping and not state.outage  # nothing to collect in an outage
+        self._news.tell(state)
+        drift = state.drift.state if state.drift is not None else ""
+        self._learn(state)
+        sees = not state.outage and not (state.view.trouble in (BLIND, FROZEN) and not state.telling)
+        idle = self._jobs.job is None and not self._swapping and sees  # else there is nothing to collect
         if idle and time.monotonic() >= self._quiet_until:
             if self._service.degraded:
                 self._start_job("first-start")
-            elif self._drift_state == "alarm" and self._config.recalibration.automatic:
-                self._start_job("alarm")
-        self._pipeline.observer.set_pace(alert=self._jobs.collecting or self._drift_state == "warning")
+            elif state.drift is not None and state.drift.switch_to:
+                self._switch(state.drift.switch_to)
+            elif drift == "alarm" and self._config.recalibration.automatic:
+                self._answer_alarm()
+        self._pipeline.observer.set_pace(alert=self._jobs.collecting or drift == "warning")
         self._jobs.tick(self._service.calibrated_path)
 
     def stop(self, reason: str) -> None:
         """Abandon the running job."""
         self._jobs.abandon(reason)
 
-    def _follow_drift(self, state: ObserverState) -> None:
-        drift = state.drift
-        if drift is None or drift.state == self._drift_state:
+    def _learn(self, state: ObserverState) -> None:
+        with self._reporting():
+            learnt = self._regimes.learns(state, self._pipeline.last_ts)
+            if learnt:
+                self._reporter.event("regime", artefact=learnt, known=self._regimes.known)
+
+    def _switch(self, identity: str) -> None:
+        """Put the artefact of another regime in service; one that cannot serve any more is forgotten."""
+        since_s = time.monotonic()
+        try:
+            artefact = self._service.find(identity)
+            engine, calibration = self._service.load(artefact)
+        except TaredError as error:
+            self._reporter.error(error, trigger="switch")
+            with self._reporting():
+                self._regimes.forget(identity, self._pipeline.last_ts)
             return
-        self._drift_state = drift.state
-        onset_ts = drift.onset_ts if drift.onset_ts is not None else state.drift_since
-        detail = {
-            "capture_ts": state.drift_since,
-            "gain_db": round(drift.gain_db, 2),
-            "e_value": round(drift.e_value, 1),
-        }
-        if drift.state != "alarm":
-            self._reporter.event("drift", state=drift.state, **detail)
+        report = JobReport("switch", self._reporter, self._pause, None)
+        self._exchange(artefact, engine, calibration, _Exchange("switch", since_s, report))
+
+    def _answer_alarm(self) -> None:
+        """Recalibrate, unless that was done too often today: a scene that never settles is for people to look at."""
+        if self._cap.takes(time.monotonic()):
+            self._start_job("alarm")
             return
-        self._reporter.event("alarm", logging.WARNING, onset_ts=onset_ts, **detail)
-        self.summary.alarms.append(Alarm(state.drift_since, onset_ts, drift.gain_db, drift.e_value))
+        per_day = self._config.recalibration.per_day
+        found, remedy = f"an alarm after {per_day} recalibrations in a day", "look at the scene, or raise the cap"
+        self._reporter.error(AgentError("recalibration.cap", found, "a scene that settles", remedy))
+        self._pause()
 
     def _start_job(self, trigger: str, command: Report | None = None, **wishes: Any) -> Job | None:
         on_failure = self._pause if command is None else lambda: None
@@ -179,10 +193,7 @@ class Operations:
             except TaredError as error:
                 self._reporter.error(error)
             since = self._pipeline.last_ts if ts is None else ts
-            amax = self._service.model.amax(calibration)
-            self._pipeline.observer.findings.watch(artefact.id, calibration, amax, since)
-            self._drift_state = "calm"
-            self._reporter.serves(artefact.id, calibration.id)
+            self._watch(artefact.id, calibration, since)
             self._tell_swap(ts, artefact, why)
 
         self._swapping = True
@@ -212,7 +223,11 @@ class Operations:
                 "degraded": self._service.degraded,
                 "frames": self._pipeline.served,
                 "fidelity": asdict(state.fidelity),
+                "fidelity_hour": state.fidelity_hour.as_dict(),
+                "accuracy": self._pipeline.accuracy.estimate.as_dict(),
                 "drift": asdict(state.drift) if state.drift else None,
+                "regimes": self._regimes.known,
+                "view": state.view.trouble or "good",
                 "observer": state.outage or "observing",
                 "job": self.doing or None,
             }
@@ -239,5 +254,7 @@ class Operations:
             raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
         engine, calibration = self._service.load(previous)
         self._jobs.abandon("the operator rolls back")
-        self._pause()  # what the operator took back must not return by itself at once
+        self._pause()  # what the operator took back must not return by itself at once, nor be switched to later
+        with self._reporting():
+            self._regimes.forget(self._service.serving.id, self._pipeline.last_ts)
         self._exchange(previous, engine, calibration, _Exchange("rollback", time.monotonic(), report))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from agent.accuracy import LiveAccuracy
 from agent.camera import Source
 from agent.capture import CaptureThread, FrameSlot
 from agent.config import Config
@@ -25,7 +26,7 @@ JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that
 
 
 class Pipeline:
-    """Built stopped. `meter` is sampled for telemetry, `run_meter` once for the summary.
+    """Built stopped. `meter` is sampled for telemetry, `run_meter` once for the summary; labels go to `accuracy`.
 
     on_camera is called in the capture thread with the error when a live camera is lost, with None when it is back;
     on_observer so in the observer's thread, when observing fails and when it works again. preparing hears in that
@@ -44,6 +45,7 @@ class Pipeline:
         on_observer: Callable[[TaredError | None], None],
         preparing: Progress,
     ) -> None:
+        self.is_live = source.live
         policy = config.camera.policy
         self._waits = policy == "every-frame" or (policy == "auto" and not source.live)
         self._slot = FrameSlot(self._waits)
@@ -56,7 +58,9 @@ class Pipeline:
         reference = partial(backend.observer, model.reference, model.placement.taps)
         self.observer = ObserverThread(reference, model.spec, config, on_observer, preparing)
         task = VisionTask(model.spec, engine.inputs, engine.outputs)
-        self.loop = FrameLoop(self._slot, engine_id, engine, task, [self._count, self.observer.offer])
+        self.accuracy = LiveAccuracy(model.spec.task)
+        sinks = [self._count, self.observer.offer, self.accuracy.answered]
+        self.loop = FrameLoop(self._slot, engine_id, engine, task, sinks)
         self._capture = CaptureThread(source, self._slot, config.camera.speed, frame_limit, on_camera)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from calibrate.errors import TaredError
 
 CANCELLED = "recalibration.cancelled"
 COLLECTING = "COLLECTING"
+_DAY_S = 86_400.0
 _COLLECTED_PERCENT = 40  # of the whole job; the child reports the rest
 
 Post = Callable[[Callable[[], None]], None]  # runs a function in the supervisor's thread
@@ -55,6 +57,20 @@ class Job:
         self.step, self.percent = step, percent
         if news:
             self.report.progress(step, percent)
+
+
+class DailyCap:
+    """At most `per_day` in any 24 hours."""
+
+    def __init__(self, per_day: int) -> None:
+        self._taken_s: deque[float] = deque(maxlen=per_day)
+
+    def takes(self, now_s: float) -> bool:
+        """Whether there may be one more at this monotonic time, which then counts."""
+        if len(self._taken_s) == self._taken_s.maxlen and now_s - self._taken_s[0] < _DAY_S:
+            return False
+        self._taken_s.append(now_s)
+        return True
 
 
 class Recalibration:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from engines.store import Artefact
 
 REFERENCE = "reference"
 FRAMES_PER_PERIOD = 120
+Label = TypeVar("Label")
 NOTHING = LabelledBoxes(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64))
 
 
@@ -56,21 +59,46 @@ def read_labels(path: Path) -> dict[int, LabelledBoxes]:
 
     Boxes are in frame pixels. Raises DatasetError (`labels.unreadable`) naming the line.
     """
+
+    def parse(labels: Any) -> LabelledBoxes:
+        boxes = np.array([label["box"] for label in labels], np.float32).reshape(-1, 4)
+        return LabelledBoxes(boxes=boxes, classes=np.array([label["class"] for label in labels], np.int64))
+
+    return _read(path, parse, '{"frame": 17, "labels": [{"class": 0, "box": [x1, y1, x2, y2]}]}')
+
+
+def read_classes(path: Path, names: Sequence[str]) -> dict[int, int]:
+    """Class ids by frame number from JSON lines `{"frame", "labels"}`, where a label is an id or one of `names`.
+
+    Raises DatasetError: `labels.unreadable` naming the line, `labels.task` for a detector's labels.
+    """
+
+    def parse(label: Any) -> int:
+        if isinstance(label, list):
+            found = f"boxes in {path} for a model of task 'classify'"
+            raise DatasetError("labels.task", found, "a class id or name per frame", "correct camera.labels")
+        class_id = names.index(label) if isinstance(label, str) else index(label)
+        if class_id < 0 or (names and class_id >= len(names)):
+            raise ValueError(f"no class {label} among {len(names)}")
+        return class_id
+
+    return _read(path, parse, '{"frame": 17, "labels": 3}, a class id or name')
+
+
+def _read(path: Path, parse: Callable[[Any], Label], expected: str) -> dict[int, Label]:
     where = str(path)
     try:
         labels = {}
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             where = f"{path}, line {number}"
             entry = json.loads(line)
-            boxes = np.array([label["box"] for label in entry["labels"]], np.float32).reshape(-1, 4)
-            classes = np.array([label["class"] for label in entry["labels"]], np.int64)
-            labels[int(entry["frame"])] = LabelledBoxes(boxes=boxes, classes=classes)
+            labels[int(entry["frame"])] = parse(entry["labels"])
         return labels
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DatasetError(
             "labels.unreadable",
             f"{where}: {type(error).__name__}: {error}",
-            'JSON lines {"frame": 17, "labels": [{"class": 0, "box": [x1, y1, x2, y2]}]}',
+            f"JSON lines {expected}",
             "correct the file that camera.labels names",
         ) from error
 

@@ -40,6 +40,29 @@ class Clock:
         self._due = float("-inf")
 
 
+class Blocks:
+    """Puts observations into blocks of at least `block_s` of capture time: each ends with one, and the next follows it.
+
+    Where observations are rarer, each is a block. A clock that jumps back starts a block anew.
+    """
+
+    def __init__(self, block_s: float) -> None:
+        self.began_ts = float("inf")  # of the block of the observation that was placed last
+        self._block_s = block_s
+        self._ends = True  # whether that observation ended it
+        self._last_ts = float("inf")
+
+    def place(self, ts: float) -> tuple[bool, bool]:
+        """Whether an observation of capture time `ts` is the first of its block, and whether it is the last."""
+        jumped = ts < self._last_ts
+        first = jumped or self._ends
+        if first:
+            self.began_ts = ts if jumped else self._last_ts
+        self._last_ts = ts
+        self._ends = ts - self.began_ts >= self._block_s
+        return first, self._ends
+
+
 class Reservoir:
     """A uniform sample of fixed size from a stream of unknown length; what comes is copied.
 

@@ -11,7 +11,7 @@ from agent.model import Model, check_calibration
 from calibrate.errors import TaredError
 from engines.backend import Backend, Engine, EngineError, Progress, silent
 from engines.calibration import Calibration, load_calibration
-from engines.store import Artefact, Store, check_runtime, read_artefact
+from engines.store import Artefact, Store, check_runtime, fingerprint, read_artefact
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,17 @@ class Service:
             precision=self._backend.precisions[0],
             key=self._store.key,
         )
+
+    @property
+    def identity(self) -> str:
+        """Of all artefacts that may take one another's place: of one model, spec, plan and runtime."""
+        model, backend = self.model, self._backend
+        parts = {"model": model.sha256, "spec": model.spec_id, "plan": model.plan.essence}
+        return fingerprint({**parts, "backend": {**backend.describe(), **backend.flags()}})
+
+    def find(self, identity: str) -> Artefact:
+        """The artefact of this id in the store, verified. Raises EngineError as `Store.find`."""
+        return self._store.find(identity)
 
     def read(self, path: Path) -> Artefact:
         """An artefact of the store, verified. Raises EngineError as read_artefact."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from agent.estimates import Estimate
 from agent.review import Period, Score
 from agent.telemetry import LoopSample
 from calibrate.evidence import Interval
@@ -49,6 +50,7 @@ class RunSummary:
     swaps: list[Swap] = field(default_factory=list)
     fidelity: Interval | None = None
     fidelity_since: float = 0.0
+    live_accuracy: Estimate | None = None  # since the last swap, by the labels that came or lay beside the recording
     fidelity_history: list[tuple[float, float]] = field(default_factory=list)
     accuracy: dict[str, dict[str, Score]] = field(default_factory=dict)
 
@@ -71,6 +73,7 @@ class RunSummary:
             "alarms": [asdict(alarm) for alarm in self.alarms],
             "swaps": [asdict(swap) for swap in self.swaps],
             "fidelity": asdict(self.fidelity) if self.fidelity else {},
+            **({"live_accuracy": self.live_accuracy.as_dict()} if self.live_accuracy is not None else {}),
             "accuracy": {
                 period: {engine: score.as_dict() for engine, score in scores.items()}
                 for period, scores in self.accuracy.items()

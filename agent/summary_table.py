@@ -10,6 +10,7 @@ from rich.text import Text
 
 from agent.review import REFERENCE, Score
 from agent.summary import Alarm, RunSummary, Swap
+from calibrate.evidence import Interval
 
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 50
@@ -57,8 +58,9 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         else:
             yield _swap_row(event, alarm)
     if fidelity is not None and fidelity.n:
-        interval = f"95 % interval [{fidelity.low:.3f}, {fidelity.high:.3f}] from {fidelity.n} frames"
-        yield "fidelity", f"{fidelity.estimate:.3f} since {summary.fidelity_since:.0f} s, {interval}"
+        yield "fidelity", _interval_row(fidelity, summary.fidelity_since)
+    if summary.live_accuracy is not None:
+        yield "accuracy, live", _interval_row(summary.live_accuracy.interval, summary.live_accuracy.since)
     if len(history) > 1:
         start, end = f"{history[0][0]:.0f} s", f"{history[-1][0]:.0f} s"
         yield "fidelity over time", f"{sparkline(history)}\n{start}{end:>{_COLUMNS - len(start)}}"
@@ -67,6 +69,11 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if not summary.calibrated:
         yield "calibration", "none: the float reference served (degraded); the log says why"
     yield "artefact", summary.artefact
+
+
+def _interval_row(mean: Interval, since: float) -> str:
+    interval = f"95 % interval [{mean.low:.3f}, {mean.high:.3f}] from {mean.n} frames"
+    return f"{mean.estimate:.3f} since {since:.0f} s, {interval}"
 
 
 def _alarm_row(alarm: Alarm) -> tuple[str, str]:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 
+from pydantic import JsonValue
+
+from agent.accuracy import Truth, accuracy_bound
 from agent.camera import parse_source, source_length
 from agent.commands import CommandDesk
 from agent.config import Config
 from agent.console import Task, progress
+from agent.drift import DriftState
 from agent.errors import CameraError
 from agent.findings import ObserverState
 from agent.health import notify_service_manager
+from agent.labels import LabelsDesk
 from agent.link import MqttLink
-from agent.messages import Birth, CameraTelemetry, Fidelity, Latency
+from agent.messages import Accuracy, Birth, CameraTelemetry, Fidelity, Latency, Observing
 from agent.model import Model
 from agent.observer import PREPARING
 from agent.operations import Operations
@@ -26,13 +31,15 @@ from agent.service import Service
 from agent.signals import handling_signals
 from agent.starting import Starting
 from agent.summary import RunSummary
+from agent.topics import Topics
 from calibrate.errors import TaredError
+from calibrate.evidence import Interval
 from engines.backend import Backend
 from engines.seal import find_key
 from engines.store import Store
 
 _TICK_S = 0.1
-_COMMANDS_PER_TICK = 20  # a flood of commands must not hold up the watchdog
+_MESSAGES_PER_TICK = 20  # a flood of commands or labels must not hold up the watchdog
 
 
 class Supervisor:
@@ -49,8 +56,12 @@ class Supervisor:
         link: MqttLink | None,
         birth: Birth,
         frame_limit: int = 0,
+        labels: Mapping[int, Truth] | None = None,
     ) -> None:
-        """Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs."""
+        """labels: of a recording, by frame number.
+
+        Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
+        """
         self._config = config
         self._link = link
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -74,6 +85,9 @@ class Supervisor:
         )
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put)
         self._desk = CommandDesk(self._operations.handlers, lambda result: link.send(result) if link else None)
+        self._labels_topic = Topics(config.mqtt.fleet, config.mqtt.device).labels
+        self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
+        self._recorded_labels = labels
         length = source_length(source)
         self._total = min(length or frame_limit, frame_limit or length or 0) or None
 
@@ -82,11 +96,7 @@ class Supervisor:
 
         Raises what stopped the frame path, after everything else has been stopped cleanly.
         """
-        calibration = self._service.calibration
-        if calibration is not None:
-            amax = self._service.model.amax(calibration)
-            self._pipeline.observer.findings.watch(self._service.serving.id, calibration, amax, since=0.0)
-        self._reporter.serves(self._service.serving.id, calibration.id if calibration else None)
+        self._operations.start()
         with handling_signals(self._on_signal):
             with progress("preparing", 100) as bar:
                 self._pipeline.start(lambda: self._waits(bar))
@@ -102,6 +112,7 @@ class Supervisor:
                 self._operations.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
             self._run_posted()  # a swap that only the end of the stream completed
+            self._take_labels()
         summary = self._operations.summary
         summary.loop = self._pipeline.run_meter.sample()
         summary.stopped_by = self._stop_reason
@@ -110,6 +121,8 @@ class Supervisor:
         state = self._pipeline.observer.state()
         summary.fidelity, summary.fidelity_since = state.fidelity, state.fidelity_since
         summary.fidelity_history = self._pipeline.observer.findings.history()
+        accuracy = self._pipeline.accuracy.estimate
+        summary.live_accuracy = accuracy if accuracy.interval.n else None
         return summary
 
     def _serve(self, bar: Task) -> None:
@@ -120,6 +133,7 @@ class Supervisor:
             if not self._pipeline.running and not self._operations.building:
                 break
             self._run_posted()
+            self._take_labels()
             state = self._pipeline.observer.state()
             self._operations.tick(state)
             if self._pipeline.served != pinged:
@@ -134,8 +148,14 @@ class Supervisor:
                 self._reporter.telemetry({self._config.camera.name: self._sample(state)})
         self._run_posted()
 
+    def _take_labels(self) -> None:
+        """Those of a recording, for what was answered since the last call, and what has to be told of others."""
+        if self._recorded_labels is not None:
+            self._pipeline.accuracy.label_recorded(self._recorded_labels)
+        self._labels_desk.tick(time.monotonic())
+
     def _run_posted(self) -> None:
-        """Wait a tick for functions from other threads, run them, and carry out the commands that came."""
+        """Wait a tick for functions from other threads, run them, and take the commands and labels that came."""
         with suppress(queue.Empty):
             function = self._posted.get(timeout=_TICK_S)
             while True:
@@ -144,9 +164,12 @@ class Supervisor:
         if self._link is None:
             return
         with suppress(queue.Empty):
-            for _ in range(_COMMANDS_PER_TICK):
+            for _ in range(_MESSAGES_PER_TICK):
                 message = self._link.inbox.get_nowait()
-                self._desk.receive(message.payload, time.time(), message.retain)
+                if message.topic == self._labels_topic:
+                    self._labels_desk.receive(message.payload, time.monotonic(), message.retain)
+                else:
+                    self._desk.receive(message.payload, time.time(), message.retain)
 
     def _on_camera(self, error: CameraError | None) -> None:
         if error is not None:
@@ -159,6 +182,9 @@ class Supervisor:
             self._reporter.error(error, part="observer")
         else:
             self._reporter.event("observer", state="back")
+
+    def _on_bad_labels(self, error: TaredError, count: int) -> None:
+        self._reporter.error(error, part="labels", count=count)
 
     def _on_building(self, percent: int, _doing: str) -> None:
         self._built_percent = percent
@@ -180,6 +206,9 @@ class Supervisor:
             words.append(f"drift {state.drift.state} {state.drift.gain_db:.1f} dB")
         if state.fidelity.n:
             words.append(f"fidelity {state.fidelity.estimate:.3f}")
+        accuracy = self._pipeline.accuracy.estimate.interval
+        if accuracy.n:
+            words.append(f"accuracy {accuracy.estimate:.3f}")
         if state.outage:
             built = state.outage == PREPARING and self._built_percent
             words.append(f"observer {self._built_percent} %" if built else f"observer {state.outage}")
@@ -188,12 +217,28 @@ class Supervisor:
     def _sample(self, state: ObserverState) -> CameraTelemetry:
         loop = self._pipeline.meter.sample()
         drift = state.drift if not state.outage else None  # what nobody observes now is not known now
-        known = state.fidelity
+        fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, self._pipeline.accuracy.estimate
+        observed = not state.outage
         return CameraTelemetry(
             fps=loop.fps,
             dropped=dict(loop.dropped),
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
-            drift={"state": drift.state, "gain_db": drift.gain_db, "e_value": drift.e_value} if drift else {},
-            fidelity=Fidelity(**asdict(known), empty=state.empty_frames) if known.n and not state.outage else None,
+            drift=_drift(drift) if drift else {},
+            fidelity=Fidelity(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
+            fidelity_hour=Fidelity(**hour.as_dict()) if hour.interval.n and observed else None,
+            accuracy=Accuracy(**accuracy.as_dict()) if accuracy.interval.n else None,
+            accuracy_lower_bound_if_reference_accuracy_holds=self._accuracy_bound(fidelity) if observed else None,
             observer=state.outage or None,
+            observing=Observing(**asdict(state.spending)),
         )
+
+    def _accuracy_bound(self, fidelity: Interval) -> float | None:
+        """What top-1 accuracy is at least, by the owner's word on the reference: see `accuracy_bound`."""
+        reference = self._config.model.reference_accuracy
+        return accuracy_bound(reference, fidelity) if reference is not None and fidelity.n else None
+
+
+def _drift(drift: DriftState) -> dict[str, JsonValue]:
+    """What telemetry tells of it; serving_db is the gain over the engine in service, gain_db over the best regime."""
+    told: dict[str, JsonValue] = {"state": drift.state, "e_value": drift.e_value}
+    return {**told, "gain_db": drift.gain_db, "serving_db": drift.serving_db}

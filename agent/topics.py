@@ -61,6 +61,10 @@ class Topics:
     def command(self) -> str:
         return self._topic("cmd")
 
+    @property
+    def labels(self) -> str:
+        return self._topic("labels")
+
     def result(self, command_id: str) -> str:
         """Where the results of one command appear. `command_id` has passed `check_name`."""
         return self._topic(f"cmd/{command_id}/result")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
@@ -32,6 +33,7 @@ class VisionTask:
         self._decoder_for = decoder_for
         self._shape: tuple[int, ...] = spec.input_shape(inputs[0])
         self._decoder_for(self._shape)
+        self.inferred_s = 0.0  # by the engine, for the frame of the last `infer`
         self._engine: Engine | None = None  # the last one that inferred
         self._image_engine: ImageEngine | None = None  # the same, where it preprocesses itself
 
@@ -45,13 +47,17 @@ class VisionTask:
         if self._image_engine is None:
             with span("preprocess"):
                 tensor, geometry = self.preprocess(image)
+            started_ns = time.perf_counter_ns()
             with span("infer"):
                 outputs = engine.infer(tensor)
+            self.inferred_s = (time.perf_counter_ns() - started_ns) / 1e9
             with span("decode"):
                 return self.decode(outputs), geometry
         transform, geometry = self._preprocess.transform(image)
+        started_ns = time.perf_counter_ns()
         with span("infer"):
             outputs = self._image_engine.infer_image(image, transform)
+        self.inferred_s = (time.perf_counter_ns() - started_ns) / 1e9
         with span("decode"):
             return self.decode(outputs, _shape(transform)), geometry
 

@@ -17,13 +17,18 @@ import numpy as np
 
 from calibrate.errors import CalibrationError
 
+FULL_SCALE_DB = 12.0  # gains from here on count as 1 on the e-detector's [0, 1] scale
+
 _BETS = (0.1, 0.3, 0.6, 0.95)  # fractions of the largest bet that keeps wealth positive; the mixture hedges them
+_WEIGHTS = (0.1, 0.1, 0.2, 0.6)  # of the bets: the boldest finds steps, and costs nothing where nothing happens
+_MONTH_S = 30 * 86400.0
+_WARNING_BLOCKS = 100.0
 
 
 class EDetector:
     """Mixture Shiryaev-Roberts e-detector for "the mean of values in [0, 1] has risen above `tolerance`".
 
-    Each bet l keeps M <- (1 + M)(1 + l (value - tolerance)), and `e_value` is the mixture's mean. While the
+    Each bet l keeps M <- (1 + M)(1 + l (value - tolerance)), and `e_value` is their weighted mean. While the
     conditional mean of the values, given the past, stays at or under `tolerance`, the expected e-value after n
     values is at most n, whatever their dependence; so the expected number of alarms in n values is at most
     n / threshold. Source: Shin, Ramdas, Rinaldo, "E-detectors: a nonparametric framework for sequential change
@@ -45,7 +50,7 @@ class EDetector:
     @property
     def e_value(self) -> float:
         """Evidence against "nothing has changed"."""
-        return sum(self._wealth) / len(self._wealth)
+        return sum(weight * wealth for weight, wealth in zip(_WEIGHTS, self._wealth, strict=True))
 
     @property
     def warning_detected(self) -> bool:
@@ -86,6 +91,63 @@ class EDetector:
             detector._wealth = [float(wealth) for wealth in state["wealth"]]
             _expect(len(detector._wealth) == len(_BETS) and all(0.0 <= w < math.inf for w in detector._wealth))
         return detector
+
+
+class DriftDetector:
+    """Alarm when a recalibration would gain more than `tolerance_db`, block after block, within a budget of alarms.
+
+    `update` takes a block's predicted gain in dB. As long as the gain, given the past, stays at or under the tolerance
+    in the mean (gains from 12 dB on count as 12), the expected number of alarms in 30 days is at most
+    `false_alarms_per_30d`: see EDetector, whose conventions hold. Blocks may be longer than `block_s`; alarms are fewer
+    then. `warning_detected` comes first, falsely at most once in 100 blocks: it is for preparations that cost little.
+    """
+
+    def __init__(self, false_alarms_per_30d: float = 1.0, tolerance_db: float = 3.0, block_s: float = 3.0) -> None:
+        """Raises ValueError for a tolerance outside (0, 12), and where false alarms or blocks are not above 0."""
+        if not (false_alarms_per_30d > 0.0 and block_s > 0.0):
+            raise ValueError(f"need positive false alarms and blocks, got {false_alarms_per_30d}, {block_s} s")
+        threshold = _MONTH_S / block_s / false_alarms_per_30d
+        self._evidence = EDetector(tolerance_db / FULL_SCALE_DB, threshold, min(_WARNING_BLOCKS, threshold))
+
+    @property
+    def threshold(self) -> float:
+        """The e-value of an alarm."""
+        return self._evidence.threshold
+
+    @property
+    def e_value(self) -> float:
+        """Evidence against "a recalibration would gain no more than is tolerated"."""
+        return self._evidence.e_value
+
+    @property
+    def warning_detected(self) -> bool:
+        return self._evidence.warning_detected
+
+    @property
+    def drift_detected(self) -> bool:
+        return self._evidence.drift_detected
+
+    def update(self, value: float) -> None:
+        """Take a block's gain in dB; a negative one counts as none. Raises ValueError for NaN."""
+        self._evidence.update(min(max(value, 0.0) / FULL_SCALE_DB, 1.0) if not math.isnan(value) else value)
+
+    def reset(self) -> None:
+        """Start over, after the cause of an alarm has been dealt with."""
+        self._evidence.reset()
+
+    def state(self) -> dict[str, object]:
+        """Everything it knows, in JSON's types."""
+        return self._evidence.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, by a detector of the same settings.
+
+        Raises CalibrationError (`evidence.state`) for anything else.
+        """
+        restored = EDetector.from_state(state)
+        with _reading("detector"):
+            _expect(restored.tolerance == self._evidence.tolerance and restored.threshold == self._evidence.threshold)
+        self._evidence = restored
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,10 @@ class Store:
         path = self.root / link
         return self._read(path) if path.is_symlink() else None
 
+    def find(self, identity: str) -> Artefact:
+        """The verified artefact of this id. Raises as `read`, `artefact.missing` where there is none."""
+        return self._read(self._artefacts / identity)
+
     def _read(self, path: Path) -> Artefact:
         artefact = read_artefact(path, self.key)
         proper = Path(os.path.realpath(self._artefacts), artefact.id)

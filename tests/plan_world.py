@@ -17,13 +17,13 @@ from worlds import FPS, SPEC, make_world
 from zoo import Net
 
 from agent.camera import parse_source
+from agent.journal import Journal
 from agent.model import open_model
 from agent.model_spec import load_model_spec
 from agent.offline import run_calibrate
 from agent.planning.costs import Builder
 from agent.planning.found import PlanOptions
 from agent.planning.held_out import RandomFrames
-from agent.planning.journal import Journal
 from agent.planning.search import Planner
 from agent.precision import read_rules
 from engines.backend import Backend, Progress, open_backend

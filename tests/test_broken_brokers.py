@@ -67,7 +67,7 @@ def packet_from(connection: socket.socket) -> bytes:
             return kind + (connection.recv(length, socket.MSG_WAITALL) if length else b"")
 
 
-def admit(connection: socket.socket, codes: bytes = b"\1") -> None:
+def admit(connection: socket.socket, codes: bytes = b"\1\1") -> None:
     """Answer CONNECT and SUBSCRIBE, with `codes` for the subscriptions."""
     connection.sendall(bytes([0x20, 2, 0, 0]))
     subscribe = packet_from(connection)
@@ -96,10 +96,12 @@ def admit_and_say(garbage: str) -> Callable[[socket.socket], None]:
 @pytest.mark.parametrize(
     ("misbehave", "reason"),
     [
-        pytest.param(lambda broker: admit(broker, b"\1\1"), "broker.protocol: a SUBACK with 2 codes", id="long-suback"),
+        pytest.param(
+            lambda broker: admit(broker, b"\1" * 3), "broker.protocol: a SUBACK with 3 codes", id="long-suback"
+        ),
         pytest.param(lambda broker: admit(broker, b""), "broker.protocol: a SUBACK with 0 codes", id="empty-suback"),
         pytest.param(
-            lambda broker: admit(broker, b"\x55"), "no answer to SUBSCRIBE, then|KeyError", id="code-nobody-knows"
+            lambda broker: admit(broker, b"\1\x55"), "no answer to SUBSCRIBE, then|KeyError", id="code-nobody-knows"
         ),
         pytest.param(say("9003 ffff 01"), "broker.protocol: a SUBACK that nobody waits for", id="suback-for-nobody"),
         pytest.param(admit_and_say("3004 0002 fffe"), "broker.protocol: a topic that is no text", id="topic-no-text"),

@@ -232,6 +232,7 @@ def test_what_is_required_is_asked_for(folder: Path) -> None:
         ("camera", "policy", ["newest"]),
         ("observe", "period_s", [0, -1, ".nan", ".inf"]),
         ("observe", "alert_period_s", [0, ".inf"]),
+        ("observe", "budget", [0, 1.5, "some"]),
         ("observe", "held_out", [3, 513, 8.5]),
         ("calibration", "frames", [0, "many"]),
         ("calibration", "method", ["", "guess", "percentile:50", "global:0"]),

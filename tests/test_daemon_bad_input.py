@@ -108,7 +108,7 @@ def test_commands_that_cannot_be_carried_out_are_rejected_and_the_video_goes_on(
 
 def test_activations_that_are_no_numbers_cost_the_job_and_not_the_video(tmp_path: Path) -> None:
     world = make_world(
-        tmp_path, lambda ts: 0.0 if ts > 2.0 else 0.5, 400.0, mqtt={"host": "127.0.0.1", "port": free_port()}
+        tmp_path, lambda ts: 0.02 if ts > 2.0 else 0.5, 400.0, mqtt={"host": "127.0.0.1", "port": free_port()}
     )
     onnx.save(classifier(lambda net: net.node("Log", "image")), tmp_path / "model.onnx")
     summary, errors = world.run(until="code='calibration.nonfinite'")

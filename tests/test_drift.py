@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from agent.config import DriftConfig
-from agent.drift import DriftMonitor
+from agent.drift import DriftMonitor, Regime
 from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from engines.calibration import Calibration, calibrate_histograms
 
-CONFIG = DriftConfig(tolerance_db=3.0, block_s=5.0, false_alarms_per_30d=1.0)
+CONFIG = DriftConfig(tolerance_db=3.0, block_s=3.0, false_alarms_per_30d=1.0)
 
 
 def scene(brightness: float, seed: int) -> dict[str, AbsHistogram]:
@@ -28,6 +28,15 @@ def calibration(brightness: float = 1.0, method: str = "entropy") -> Calibration
     return calibrate_histograms(together, (), model_sha256="m", method=method, frames=8, source="test")
 
 
+def regime(brightness: float = 1.0, method: str = "entropy") -> Regime:
+    made = calibration(brightness, method)
+    return Regime.of(f"lit {brightness:g}", made, made.scales)
+
+
+def monitor_of(serving: Regime, *others: Regime) -> DriftMonitor:
+    return DriftMonitor(CONFIG, 1.5, serving, others)
+
+
 def states(monitor: DriftMonitor, light: Iterator[float]) -> list[tuple[float, str]]:
     found = []
     for second, brightness in enumerate(light):
@@ -39,7 +48,7 @@ def states(monitor: DriftMonitor, light: Iterator[float]) -> list[tuple[float, s
 
 @pytest.mark.parametrize("method", ["entropy", "mse", "percentile:99.9"])
 def test_an_unchanged_scene_stays_calm_whatever_chose_the_scales(method: str) -> None:
-    monitor = DriftMonitor(CONFIG, calibration(method=method))
+    monitor = monitor_of(regime(method=method))
     assert states(monitor, iter([1.0] * 600)) == [(0.0, "calm")]
     assert monitor.state.gain_db < 1.0
     assert monitor.state.onset_ts is None
@@ -47,22 +56,22 @@ def test_an_unchanged_scene_stays_calm_whatever_chose_the_scales(method: str) ->
 
 @pytest.mark.parametrize("brightness", [4.0, 1 / 16])
 def test_a_scene_that_left_the_calibration_warns_and_then_alarms(brightness: float) -> None:
-    monitor = DriftMonitor(CONFIG, calibration())
+    monitor = monitor_of(regime())
     changes = states(monitor, iter([1.0] * 200 + [brightness] * 400))
     assert [name for _, name in changes] == ["calm", "warning", "alarm"]
-    assert 200.0 < changes[1][0] < changes[2][0] < 320.0
+    assert 200.0 < changes[1][0] < changes[2][0] < 260.0
     assert monitor.state.gain_db > 6.0
     assert monitor.state.onset_ts == pytest.approx(200.0, abs=5.0)
 
 
 def test_a_passing_cloud_raises_no_alarm() -> None:
-    monitor = DriftMonitor(CONFIG, calibration())
+    monitor = monitor_of(regime())
     changes = states(monitor, iter(([1.0] * 100 + [4.0] * 10) * 10))
     assert "alarm" not in [name for _, name in changes]
 
 
 def test_clock_jumps_neither_alarm_nor_stall() -> None:
-    monitor = DriftMonitor(CONFIG, calibration())
+    monitor = monitor_of(regime())
     for ts in (100.0, 101.0, 3.0, 4.0, 9.0, 1e9, 1e9 + 6.0):
         monitor.update(ts, scene(1.0, int(ts) % 1000))
     assert monitor.state.state == "calm"
@@ -70,6 +79,47 @@ def test_clock_jumps_neither_alarm_nor_stall() -> None:
 
 
 def test_an_alarm_nobody_acted_on_ends_when_the_light_is_back() -> None:
-    monitor = DriftMonitor(CONFIG, calibration())
+    monitor = monitor_of(regime())
     changes = states(monitor, iter([4.0] * 200 + [1.0] * 300))
     assert [name for _, name in changes] == ["calm", "warning", "alarm", "calm"]
+
+
+def test_a_known_regime_is_no_news_and_is_switched_to() -> None:
+    monitor = monitor_of(regime(1.0), regime(1 / 16))
+    changes = states(monitor, iter([1.0] * 60 + [1 / 16] * 60))
+    assert changes == [(0.0, "calm")]
+    assert monitor.state.serving_db > 6.0
+    assert monitor.state.gain_db < 1.0
+    assert monitor.state.switch_to == "lit 0.0625"
+
+
+def test_the_regime_in_service_is_not_switched_to() -> None:
+    monitor = monitor_of(regime(1.0), regime(1 / 16))
+    states(monitor, iter([1.0] * 300))
+    assert monitor.state.switch_to == ""
+
+
+def test_regimes_that_are_nearly_as_good_do_not_take_turns() -> None:
+    monitor = monitor_of(regime(1.0), regime(1.05))
+    states(monitor, iter([1.03] * 600))
+    assert monitor.state.switch_to == ""
+
+
+def test_a_switch_that_nobody_made_in_time_is_not_made_later() -> None:
+    monitor = monitor_of(regime(1.0), regime(1 / 16))
+    states(monitor, iter([1 / 16] * 120))
+    assert monitor.state.switch_to
+    states(monitor, iter([1.0] * 9))
+    assert monitor.state.switch_to == ""
+
+
+def test_a_scene_that_no_regime_fits_alarms() -> None:
+    monitor = monitor_of(regime(1.0), regime(1 / 16))
+    assert [name for _, name in states(monitor, iter([16.0] * 200))] == ["calm", "warning", "alarm"]
+
+
+def test_rare_observations_are_enough() -> None:
+    monitor = monitor_of(regime())
+    for number in range(40):
+        monitor.update(7.0 * number, scene(1 / 16, number))
+    assert monitor.state.state == "alarm"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.errors import CalibrationError
-from calibrate.evidence import ConfidenceSequence, EDetector
+from calibrate.evidence import ConfidenceSequence, DriftDetector, EDetector
 
 TOLERANCE = 0.25
 
@@ -241,3 +241,47 @@ def test_a_constant_mean_is_rarely_refuted() -> None:
             sequence.update(float(value))
         refuted += sequence.refuted
     assert refuted <= 5
+
+
+def test_gains_are_counted_on_a_scale_that_ends_at_12_db() -> None:
+    """The worst null: 12 dB or nothing, 3 dB in the mean."""
+    rng = np.random.default_rng(3)
+    blocks, count = 200_000, 0
+    detector = DriftDetector(false_alarms_per_30d=1000.0, tolerance_db=3.0, block_s=3.0)
+    assert detector.threshold == 864.0
+    for large in rng.random(blocks) < 0.25:
+        detector.update(40.0 if large else -1.0)
+        if detector.drift_detected:
+            count += 1
+            detector.reset()
+    assert 0 < count <= blocks / 864.0
+
+
+def test_a_gain_within_the_tolerance_never_alarms() -> None:
+    detector = DriftDetector()
+    for _ in range(2000):
+        detector.update(3.0)
+    assert not detector.drift_detected
+
+
+def test_a_warning_comes_before_the_alarm_and_both_before_long() -> None:
+    detector = DriftDetector(block_s=3.0)
+    blocks = {"warning": 0, "alarm": 0}
+    while not detector.drift_detected:
+        blocks["alarm"] += 1
+        blocks["warning"] += not detector.warning_detected
+        detector.update(6.0)
+    assert blocks["warning"] < blocks["alarm"] <= 40  # 120 s
+    detector.reset()
+    assert (detector.e_value, detector.warning_detected) == (0.0, False)
+
+
+@pytest.mark.parametrize("settings", [(0.0, 3.0, 3.0), (1.0, 0.0, 3.0), (1.0, 12.0, 3.0), (1.0, 3.0, 0.0)])
+def test_a_detector_that_could_not_keep_its_word_is_refused(settings: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match=r"tolerance|positive"):
+        DriftDetector(*settings)
+
+
+def test_a_gain_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="nan"):
+        DriftDetector().update(float("nan"))

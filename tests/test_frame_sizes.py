@@ -143,7 +143,7 @@ def config_of(model: Model) -> Config:
     content: dict[str, Any] = {
         "model": model.spec.model_dump(mode="json"),
         "camera": {"source": "clip.avi"},
-        "observe": {"held_out": 8, "period_s": 0.1},
+        "observe": {"held_out": 8, "period_s": 0.1, "budget": None},
     }
     return validate(Config, content, "test")
 
@@ -156,7 +156,7 @@ def observed_in_turn(model: Model, frames: int) -> tuple[int, dict[str, AbsHisto
     sizes = list(SIZES)
     for number in range(frames):
         before = thread.state()
-        served = Served(Frame(number, float(number), 0, frame_of(*sizes[number % len(sizes)])), "", {}, 0)
+        served = Served(Frame(number, float(number), 0, frame_of(*sizes[number % len(sizes)])), "", {}, 0, 0.0)
         deadline = time.monotonic() + 10.0
         while thread.state().collected + thread.state().telling == before.collected + before.telling:
             thread.offer(served)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import JsonValue
 
 from agent.errors import AgentError
-from agent.planning.journal import Journal
+from agent.journal import Journal
 
 VALUES: dict[str, JsonValue] = {
     "a 0": {"loss": 0.1, "answers": [[6, None]], "latencies_ms": None},
@@ -100,6 +100,25 @@ def test_another_identity_starts_anew(tmp_path: Path) -> None:
     assert read(path) == KNOWN
     assert Journal(path, "model y").get("a 0") is None
     assert read(path) == {}
+
+
+def test_a_file_is_written_anew_with_the_newest_values_only(tmp_path: Path) -> None:
+    path = tmp_path / "plan.journal"
+    journal = Journal(path, "model x")
+    for number in range(50):
+        journal.put("same", number)
+        journal.put(f"frame {number}", number)
+    for number in range(49):
+        journal.forget(f"frame {number}")
+    journal.shorten()
+    assert path.read_bytes().count(b"\n") == 3
+    journal.put("later", 1)
+    again = Journal(path, "model x")
+    assert dict(again.items()) == {"same": 49, "frame 49": 49, "later": 1}
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(AgentError, match=r"plan\.journal"):
+        journal.shorten()
 
 
 def test_the_end_removes_the_file_and_a_second_end_does_no_harm(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class PlainTask(VisionTask):
     """No preprocessing; the prediction is the name of the engine's output."""
 
     def __init__(self) -> None:
-        pass
+        self.inferred_s = 0.0
 
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> Any:
         return next(iter(engine.infer(image))), None

@@ -70,7 +70,7 @@ class Bench:
         content = {
             "model": self.model.spec.model_dump(mode="json"),
             "camera": {"source": "clip.avi"},
-            "observe": {"held_out": 8, "period_s": 0.1},
+            "observe": {"held_out": 8, "period_s": 0.1, "budget": None},
         }
         thread = ObserverThread(open_observer, self.model.spec, validate(Config, content, "test"), self.told.append)
         thread.start()
@@ -83,7 +83,7 @@ class Bench:
         image, number = np.full((8, 8, 3), 128, np.uint8), 0
         while not until():
             assert time.monotonic() < deadline, (self.told, thread.error)
-            thread.offer(Served(Frame(number, float(number), 0, image), "", {}, 0))
+            thread.offer(Served(Frame(number, float(number), 0, image), "", {}, 0, 0.0))
             number += 1
             time.sleep(0.001)
 
@@ -166,7 +166,7 @@ def test_frames_are_passed_over_until_the_reference_is_there(bench: Bench) -> No
     thread.wait_until_tried(0.01)
     assert thread.state().outage == PREPARING
     for ts in range(100):
-        thread.offer(Served(Frame(ts, float(ts), 0, np.zeros((8, 8, 3), np.uint8)), "", {}, 0))
+        thread.offer(Served(Frame(ts, float(ts), 0, np.zeros((8, 8, 3), np.uint8)), "", {}, 0, 0.0))
     gate.set()
     thread.wait_until_tried(MANY)
     assert thread.state().outage == ""

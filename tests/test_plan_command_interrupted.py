@@ -33,7 +33,7 @@ STOPPED = """
 import os, signal, sys
 from agent.cli import main
 from agent.planning import command
-from agent.planning.journal import Journal
+from agent.journal import Journal
 number, left, cpu_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 put = Journal.put
 def counted(*arguments):

@@ -25,7 +25,7 @@ def test_the_daemon_serves_a_users_own_model_and_video(
         "model": str(lab.spec(name)),
         "state_dir": "state",
         "camera": {"source": str(lab.data / clip), "speed": speed},
-        "observe": {"alert_period_s": 0.05, "held_out": 16},
+        "observe": {"alert_period_s": 0.05, "held_out": 16, "budget": None},
         "calibration": {"frames": 16},
         "mqtt": {"host": "127.0.0.1", "port": free_port()},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.sampling import HELD_OUT_EVERY, Clock, Collection
+from agent.sampling import HELD_OUT_EVERY, Blocks, Clock, Collection
 from calibrate.histogram import abs_histogram
 
 
@@ -83,3 +83,24 @@ def test_without_a_held_out_set_every_frame_counts() -> None:
     for _ in range(10):
         collection.add(np.zeros((1, 1, 1, 1), np.float32), {})
     assert collection.frames == 10
+
+
+def test_blocks_end_with_an_observation_and_are_no_shorter_than_asked() -> None:
+    blocks = Blocks(3.0)
+    placed = [blocks.place(float(second)) for second in range(8)]
+    assert [first for first, _ in placed] == [True, False, False, False, True, False, False, True]
+    assert [last for _, last in placed] == [False, False, False, True, False, False, True, False]
+    assert blocks.began_ts == 6.0
+
+
+def test_rare_observations_are_blocks_of_their_own() -> None:
+    blocks = Blocks(3.0)
+    assert [blocks.place(7.0 * number) for number in range(3)] == [(True, False), (False, True), (True, True)]
+
+
+def test_a_clock_that_jumps_back_starts_a_block_anew() -> None:
+    blocks = Blocks(3.0)
+    blocks.place(100.0)
+    assert blocks.place(1.0) == (True, False)
+    assert blocks.place(4.0) == (False, True)
+    assert blocks.began_ts == 1.0

@@ -28,8 +28,8 @@ def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def board(folder: Path, seconds: float) -> World:
-    world = make_world(folder, lambda ts: 0.06 if ts < 60.0 else 1.0, seconds)
+def board(folder: Path, light: float = 0.06, seconds: float = 600.0) -> World:
+    world = make_world(folder, lambda _: light, seconds)
     world.config["backend"] = "tensorrt"
     return world
 
@@ -44,12 +44,13 @@ def check(mistakes: Path, processes: int) -> None:
 
 
 def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, mistakes: Path) -> None:
-    world = board(tmp_path / "world", 600.0)
-    summary, _ = world.run(until=ALARM_SWAP)
-    assert summary["dropped"] == {}
-    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"]
-    assert summary["swaps"][1]["fidelity"] > summary["swaps"][1]["fidelity_before"]
-    check(mistakes, 3)  # the daemon, and a child for every candidate
+    night, _ = board(tmp_path / "world").run(until=FIRST_SWAP)
+    world = board(tmp_path / "world", light=1.0)
+    morning, _ = world.run(until=ALARM_SWAP)
+    assert [night["dropped"], morning["dropped"]] == [{}, {}]
+    assert [swap["trigger"] for swap in (*night["swaps"], *morning["swaps"])] == ["first-start", "alarm"]
+    assert morning["swaps"][0]["fidelity"] > morning["swaps"][0]["fidelity_before"]
+    check(mistakes, 4)  # two daemons, and a child for every candidate
     current = Store(world.state_dir).read("current")
     assert current is not None
     assert current.manifest["inputs"]["backend"]["runtime"] == "tensorrt"
@@ -60,7 +61,7 @@ def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, 
 def test_another_release_builds_its_engine_anew_from_the_same_calibration(
     tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = board(tmp_path / "world", 600.0)
+    world = board(tmp_path / "world")
     first, _ = world.run(until=FIRST_SWAP)
     (swap,) = first["swaps"]
     again, _ = world.run("--frames", "20")
@@ -80,7 +81,7 @@ def test_another_release_builds_its_engine_anew_from_the_same_calibration(
 
 def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path) -> None:
 
-    board(tmp_path, 2.0)
+    board(tmp_path, seconds=2.0)
 
     def tared(*arguments: object) -> dict[str, object]:
         command = [sys.executable, "-m", "agent.cli", *map(str, arguments), "--backend", "tensorrt", "--json"]
@@ -103,7 +104,7 @@ def test_a_recording_waits_for_the_reference_that_has_to_be_built(
 ) -> None:
     """It would be over before: on a board the builder takes minutes, and the fake here longer than the clip."""
     monkeypatch.setenv("FAKE_BUILD_S", "2.5")
-    world = board(tmp_path / "world", 45.0)
+    world = board(tmp_path / "world", seconds=45.0)
     world.config["calibration"]["frames"] = 8
     _, said = world.run(until="trigger='first-start' step='COLLECTING'")
     assert "engine='reference'" in said

@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from agent.camera import Source, parse_source
+from agent.journal import Journal
 from agent.model_spec import ModelSpec
 from agent.planning import certificate
 from agent.planning.certificate import Certifier
 from agent.planning.held_out import RandomFrames
-from agent.planning.journal import Journal
 from agent.planning.trial import Terms, Trial
 from engines.backend import Array, TensorSpec
 

@@ -107,7 +107,7 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
         "model": "model.yaml",
         "state_dir": "state",
         "camera": {"source": "clip.avi", "speed": 20},
-        "observe": {"held_out": 16},
+        "observe": {"held_out": 16, "budget": None},
         "calibration": {"frames": 32},
         "drift": {"block_s": 1.0},
         "recalibration": {"max_loss": 0.5},

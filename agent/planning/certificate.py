@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from agent.decode import Prediction
 from agent.errors import AgentError
 from agent.fidelity import fidelity
+from agent.journal import Journal
 from agent.model_spec import ModelSpec
 from agent.planning.disagreement import answers
 from agent.planning.held_out import RandomFrames
-from agent.planning.journal import Journal
 from agent.planning.trial import Measurement, Tally, Terms, Trial
 from agent.vision import VisionTask
 from calibrate.loss_bound import frames_needed

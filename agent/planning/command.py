@@ -14,13 +14,13 @@ from typing import Any, cast
 from agent.camera import Source, parse_source
 from agent.console import progress, say
 from agent.errors import AgentError, DatasetError
+from agent.journal import Journal
 from agent.metrics import evaluate, labelled_images
 from agent.model import Model, check_calibration, open_model, read_plan
 from agent.model_spec import load_model_spec
 from agent.planning.costs import Builder
 from agent.planning.found import PlanOptions
 from agent.planning.held_out import RandomFrames
-from agent.planning.journal import Journal
 from agent.planning.result import planned, summary
 from agent.planning.search import Planner
 from agent.precision import read_rules

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.int8_build import build_int8
+from agent.journal import Journal
 from agent.model import Model
-from agent.planning.journal import Journal
 from calibrate.cut import FLOAT, FREE, INT8, Problem
 from calibrate.partition import fastest
 from calibrate.plan import PrecisionPlan, Repairs

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.journal import Journal
 from agent.model import Model
-from agent.planning.journal import Journal
 from agent.planning.what_if import WhatIf
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.backend import Backend, Progress

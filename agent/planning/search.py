@@ -18,12 +18,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.journal import Journal
 from agent.planning.candidates import Candidate, choose_candidates, ladder
 from agent.planning.certificate import Certifier
 from agent.planning.costs import Builder, as_problem, find_costs, labels
 from agent.planning.found import Found, PlanOptions
 from agent.planning.held_out import RandomFrames
-from agent.planning.journal import Journal
 from agent.planning.repairs import choose_repairs
 from agent.planning.split import Split, split_frames
 from agent.planning.trial import Terms, Trial

@@ -1,15 +1,16 @@
-"""What a long search has measured so far, beside its output: after an interruption it goes on where it was."""
+"""What a process has found so far, in a file that outlives it: after an interruption it goes on where it was."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import JsonValue
 
 from agent.errors import AgentError
+from engines.files import replace_files
 
 _SCHEMA = 1
 
@@ -21,20 +22,21 @@ class Journal:
 
     identity: whatever the values follow from. A file of another identity, or none that can be read, is started anew. A
     power cut may tear the last line, or lose the last seconds, for not every line is forced to the disk: what follows
-    the last good line is dropped, and measured again. Raises AgentError (`plan.journal`) where it cannot write.
+    the last good line is dropped, and found out again. code: of the AgentError that is raised where it cannot write.
     """
 
-    def __init__(self, path: Path, identity: str) -> None:
+    def __init__(self, path: Path, identity: str, code: str = "plan.journal") -> None:
         self._path = path
+        self._code = code
         self._values: dict[str, JsonValue] = {}
-        header = _line({"schema": _SCHEMA, "identity": identity})
+        self._header = _line({"schema": _SCHEMA, "identity": identity})
         try:
-            kept = self._read(header) if path.exists() else 0
+            kept = self._read(self._header) if path.exists() else 0
             with path.open("r+b" if kept else "wb") as file:
                 if kept:
                     file.truncate(kept)
                 else:
-                    file.write(header)
+                    file.write(self._header)
         except OSError as error:
             raise self._refused(error) from error
 
@@ -48,7 +50,7 @@ class Journal:
         return self._values.get(key)
 
     def put(self, key: str, value: JsonValue) -> None:
-        """Append a value. Raises AgentError (`plan.journal`)."""
+        """Append a value. Raises AgentError."""
         try:
             with self._path.open("ab") as file:
                 file.write(_line([key, value]))
@@ -56,14 +58,30 @@ class Journal:
             raise self._refused(error) from error
         self._values[key] = value
 
+    def items(self) -> Iterator[tuple[str, JsonValue]]:
+        """All keys with their newest values, in the order in which the keys came."""
+        yield from self._values.items()
+
+    def forget(self, key: str) -> None:
+        """Drop a value; from the file with the next `shorten`."""
+        self._values.pop(key, None)
+
     def remember(self, key: str, compute: Callable[[], T]) -> T:
         """The value of a key, computed where it is not known. It must be as JSON gives it back: lists, no tuples."""
         if key not in self._values:
             self.put(key, compute())  # type: ignore[arg-type]  # json.dumps refuses what is no JSON
         return self._values[key]  # type: ignore[return-value]  # what an earlier run computed by the same function
 
+    def shorten(self) -> None:
+        """Write the file anew, with the newest value of every key only: all or nothing. Raises AgentError."""
+        lines = [_line([key, value]) for key, value in self._values.items()]
+        try:
+            replace_files({self._path: b"".join([self._header, *lines])})
+        except OSError as error:
+            raise self._refused(error) from error
+
     def finish(self) -> None:
-        """Remove the file: the result that it led to is written. Raises AgentError (`plan.journal`)."""
+        """Remove the file: the result that it led to is written. Raises AgentError."""
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
@@ -87,7 +105,7 @@ class Journal:
 
     def _refused(self, error: OSError) -> AgentError:
         remedy = "choose another -o, or make room there"
-        return AgentError("plan.journal", f"{self._path}: {error.strerror}", "a writable folder with room", remedy)
+        return AgentError(self._code, f"{self._path}: {error.strerror}", "a writable folder with room", remedy)
 
 
 def _line(value: object) -> bytes:

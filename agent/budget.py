@@ -1,0 +1,81 @@
+"""How often the observer may look: a share of the time that inference takes, and faster for a while when it matters."""
+
+from __future__ import annotations
+
+import random
+
+from agent.sampling import Clock
+
+_PAID_BACK = 0.5  # of what is earned, as long as there is debt
+_SAVED = 1.5  # observations at most: who rested may not look often afterwards
+_RECENT = 0.1  # weight of the newest observation in what a usual one takes
+
+
+class ObservationBudget:
+    """Says which frames are observed; `ts` are capture times, all else is wall time of whoever spends it.
+
+    What frames take to be inferred earns `share` of that. At the normal pace an observation waits until the one before
+    it is earned, and for `period_s` in any case. At the alert pace it waits for `alert_period_s` only and runs up debt,
+    which half of all earnings then pays back: in the long run no more is spent than was earned, and meanwhile the scene
+    is looked at half as often, but looked at. Debt has a limit, `most_at_once` usual observations; beyond it the normal
+    pace holds. A share of None does not count: the periods alone hold. All gaps are random.
+    """
+
+    def __init__(self, share: float | None, period_s: float, alert_period_s: float, most_at_once: int) -> None:
+        self._share = share
+        self._period_s, self._alert_period_s = period_s, alert_period_s
+        self._most_at_once = most_at_once
+        self._clock = Clock(period_s)
+        self._random = random.Random(0)
+        self._alert = self._on_credit = False
+        self._balance_s = self._wanted_s = 0.0  # an observation is due when the first reaches the second
+        self._debt_s = self._usual_s = 0.0
+        self._inferred_s = self._spent_s = 0.0
+
+    @property
+    def debt_s(self) -> float:
+        """What was spent ahead, and is being paid back."""
+        return self._debt_s
+
+    @property
+    def spent(self) -> float:
+        """Of all inference so far, how much more was spent on observing: 0.02 for one part in fifty."""
+        return self._spent_s / self._inferred_s if self._inferred_s else 0.0
+
+    def set_pace(self, alert: bool) -> None:
+        """Observe at the alert pace, or at the normal one."""
+        self._alert = alert
+
+    def earn(self, inferred_s: float) -> None:
+        """A frame took so long to be inferred."""
+        self._inferred_s += inferred_s
+        if self._share is None:
+            return
+        earned_s = self._share * inferred_s
+        repaid_s = min(self._debt_s, _PAID_BACK * earned_s)
+        self._debt_s -= repaid_s
+        self._balance_s = min(self._balance_s + earned_s - repaid_s, _SAVED * self._usual_s)
+
+    def spend(self, observed_s: float) -> None:
+        """The observation that was due last took so long."""
+        self._spent_s += observed_s
+        self._usual_s = self._usual_s + _RECENT * (observed_s - self._usual_s) if self._usual_s else observed_s
+        if self._on_credit:
+            self._debt_s += observed_s
+        else:
+            self._balance_s -= observed_s
+            self._wanted_s = self._random.uniform(-0.5, 0.5) * self._usual_s
+
+    def due(self, ts: float) -> bool:
+        """Whether a frame of capture time `ts` is to be observed."""
+        affordable = self._share is None or self._debt_s < self._most_at_once * self._usual_s
+        quick = self._alert and affordable
+        if self._share is not None and not quick and self._balance_s < self._wanted_s:
+            return False
+        period_s = self._alert_period_s if quick else self._period_s
+        if period_s != self._clock.period_s:
+            self._clock.change(period_s)
+        if not self._clock.due(ts):
+            return False
+        self._on_credit = quick and self._share is not None
+        return True

@@ -1,0 +1,223 @@
+"""Means over frames that are told with what they leave open: since the swap, and over the last hour."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from agent.fidelity import Fidelity
+from calibrate.evidence import ConfidenceSequence, Interval
+
+_HOUR_S = 3600.0
+_ERROR = 0.05  # of every interval
+_SLICE_S = 10.0
+_HISTORY = 10_000
+_HALVINGS = 40  # beyond what an estimate of three digits shows
+_NOTHING = Interval(0.0, 0.0, 1.0, 0)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean of values in [0, 1] from capture time `since` on; `empty` frames beside it had nothing to be right about.
+
+    interval.n is the number of frames whose values it is the mean of.
+    """
+
+    interval: Interval
+    empty: int
+    since: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The shape that the command line and the telemetry share."""
+        return {**asdict(self.interval), "empty": self.empty}
+
+
+class SinceStart:
+    """A mean from a start on, with a confidence sequence: the interval holds at all times at once.
+
+    A mean that has moved refutes its sequence, which then starts anew; see ConfidenceSequence for what is assumed.
+    """
+
+    def __init__(self) -> None:
+        self.start(0.0)
+
+    def start(self, since: float) -> None:
+        """Forget what was, and count from capture time `since` on, in seconds."""
+        self._sequence, self._empty, self._since = ConfidenceSequence(_ERROR), 0, since
+
+    def add(self, ts: float, value: float | None) -> None:
+        """Take the value in [0, 1] of a frame of capture time `ts`; None for one that is empty."""
+        if value is None:
+            self._empty += 1
+            return
+        if self._sequence.refuted:
+            self.start(ts)
+        self._sequence.update(value)
+
+    @property
+    def estimate(self) -> Estimate:
+        return Estimate(self._sequence.interval, self._empty, self._since)
+
+
+class SinceStartBySecond(SinceStart):
+    """As SinceStart, for frames that may follow each other closely: a second of them is one value, their mean.
+
+    Neighbours in a video are right and wrong together. Counted as values of their own they would make the interval
+    several times too narrow. So low and high come from the seconds that are over, the estimate is the mean of all
+    seconds, and n counts frames.
+    """
+
+    def start(self, since: float) -> None:
+        super().start(since)
+        self._frames = self._count = 0
+        self._second_ts, self._total = since, 0.0  # of the second that is not over
+
+    def add(self, ts: float, value: float | None) -> None:
+        """As SinceStart.add; frames come in any order."""
+        if value is None:
+            super().add(ts, None)
+            return
+        if self._count and abs(ts - self._second_ts) >= 1.0:
+            super().add(self._second_ts, self._total / self._count)
+            self._total, self._count = 0.0, 0
+            if self._sequence.refuted:
+                self.start(ts)
+        if not self._count:
+            self._second_ts = ts
+        self._total, self._count, self._frames = self._total + value, self._count + 1, self._frames + 1
+
+    @property
+    def estimate(self) -> Estimate:
+        estimate = super().estimate
+        if not self._frames:
+            return estimate
+        over = estimate.interval
+        mean = (over.estimate * over.n + self._total / self._count) / (over.n + 1)
+        within = min(max(mean, over.low), over.high)
+        return replace(estimate, interval=replace(over, estimate=within, n=self._frames))
+
+
+class LastHour:
+    """The mean over the last hour of capture time, to ten seconds, in memory that no frame rate changes.
+
+    The clock only goes forward: one that is set back stands still for that step, and one that is set ahead makes what
+    came before old. Between two values nothing is computed.
+    """
+
+    def __init__(self) -> None:
+        self._slices: deque[_Slice] = deque()
+        self._now = 0.0  # seconds of capture time that have passed, in steps forward
+        self._ts: float | None = None
+        self._estimate: Estimate | None = None
+
+    def add(self, ts: float, value: float | None) -> None:
+        """Take the value in [0, 1] of a frame of capture time `ts`; None for one that is empty."""
+        self._now += max(0.0, ts - self._ts) if self._ts is not None else 0.0
+        self._ts = ts
+        self._estimate = None
+        while self._slices and self._now - self._slices[0].began >= _HOUR_S:
+            self._slices.popleft()
+        if not self._slices or self._now - self._slices[-1].began >= _SLICE_S:
+            self._slices.append(_Slice(self._now, ts))
+        self._slices[-1].add(value)
+
+    @property
+    def estimate(self) -> Estimate:
+        """With the interval of `mean_interval`: valid for an hour that was chosen beforehand, not for all at once.
+
+        Who looks every minute, and picks an hour by what he sees, sees a miss more often than in one of twenty.
+        `since` is when the first frame of the hour was captured.
+        """
+        if self._estimate is None:
+            n, empty = sum(each.n for each in self._slices), sum(each.empty for each in self._slices)
+            interval = mean_interval(sum(each.total for each in self._slices), n)
+            self._estimate = Estimate(interval, empty, self._slices[0].since if self._slices else 0.0)
+        return self._estimate
+
+
+@dataclass
+class _Slice:
+    began: float  # by the clock that only goes forward
+    since: float  # capture time
+    n: int = 0
+    total: float = 0.0
+    empty: int = 0
+
+    def add(self, value: float | None) -> None:
+        if value is None:
+            self.empty += 1
+        else:
+            self.n, self.total = self.n + 1, self.total + float(value)
+
+
+class FidelityRecord:
+    """The fidelity of observed frames: since the last start, over the last hour whatever served, and frame by frame."""
+
+    def __init__(self) -> None:
+        self._since_start, self._hour = SinceStart(), LastHour()
+        self._history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
+
+    def start(self, since: float) -> None:
+        """What comes is of another engine, or of another scene, from capture time `since` on; the hour goes on."""
+        self._since_start.start(since)
+
+    def add(self, ts: float, agreement: Fidelity) -> None:
+        """Take a frame of capture time `ts`; one on which nobody found anything tells nothing, and is counted apart."""
+        value = None if agreement.is_empty else agreement.value
+        self._since_start.add(ts, value)
+        self._hour.add(ts, value)
+        if value is not None:
+            self._history.append((ts, value))
+
+    @property
+    def since_start(self) -> Estimate:
+        return self._since_start.estimate
+
+    @property
+    def hour(self) -> Estimate:
+        return self._hour.estimate
+
+    @property
+    def history(self) -> list[tuple[float, float]]:
+        """(capture time, fidelity) of the newest frames that tell something."""
+        return list(self._history)
+
+
+def mean_interval(total: float, n: int, error: float = _ERROR) -> Interval:
+    """The mean of `n` values in [0, 1] that sum to `total`, with its confidence interval at this one n.
+
+    The means m are kept for which n KL(total / n, m) <= ln(2 / error), KL the relative entropy of two coins. Source:
+    Hoeffding, "Probability inequalities for sums of bounded random variables" (JASA 1963), Theorem 1, equation 2.1,
+    for each side. It needs no assumption on the distribution, and holds for values that depend on each other as long
+    as their conditional mean is constant; for independent ones it covers the average of their means even if these move.
+    """
+    if n == 0:
+        return _NOTHING
+    mean = min(max(total / n, 0.0), 1.0)
+    most = math.log(2.0 / error) / n
+    low = _outermost(lambda m: _relative_entropy(mean, m) <= most, mean, 0.0)
+    high = _outermost(lambda m: _relative_entropy(mean, m) <= most, mean, 1.0)
+    return Interval(mean, low, high, n)
+
+
+def _outermost(kept: Callable[[float], bool], inside: float, outside: float) -> float:
+    """The end, rounded outwards, of what is kept between a mean that is and one that may be."""
+    for _ in range(_HALVINGS):
+        middle = (inside + outside) / 2.0
+        if kept(middle):
+            inside = middle
+        else:
+            outside = middle
+    return outside
+
+
+def _relative_entropy(p: float, q: float) -> float:
+    """Of a coin of bias p to one of bias q, in nats."""
+    if not 0.0 < q < 1.0:
+        return 0.0 if p == q else math.inf
+    first = p * math.log(p / q) if p > 0.0 else 0.0
+    second = (1.0 - p) * math.log((1.0 - p) / (1.0 - q)) if p < 1.0 else 0.0
+    return first + second

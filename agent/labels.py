@@ -1,0 +1,89 @@
+"""From labels messages off the network to the accuracy of what serves, or to the reason why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from agent.accuracy import LiveAccuracy, Truth
+from agent.answers import LabelsError
+from agent.detections import LabelledBoxes
+from agent.messages import LabelledBox, Labels
+from agent.model_spec import ModelSpec
+from agent.wire import MessageError
+from calibrate.errors import TaredError
+
+_SILENCE_S = 60.0  # between two errors of one code
+
+Tell = Callable[[TaredError, int], None]
+
+
+class LabelsDesk:
+    """Takes labels of one camera's frames; one thread uses it, the supervisor's.
+
+    Bad ones are refused with a LabelsError or MessageError, which `tell` hears at once, and from then on once a minute
+    per code, with the number of messages that were refused so since it was told last: a flood fills no log.
+    """
+
+    def __init__(self, camera: str, spec: ModelSpec, accuracy: LiveAccuracy, tell: Tell) -> None:
+        self._camera = camera
+        self._spec = spec
+        self._accuracy = accuracy
+        self._tell = tell
+        self._untold: Counter[str] = Counter()
+        self._latest: dict[str, TaredError] = {}  # by code, of those that are untold
+        self._silent_until: dict[str, float] = {}
+
+    def receive(self, payload: bytes, now_s: float, retained: bool = False) -> None:
+        """Take a message as it came off the wire; `now_s` is monotonic time."""
+        try:
+            self._take(payload, retained)
+        except (LabelsError, MessageError) as error:
+            self._untold[error.code] += 1
+            self._latest[error.code] = error
+        self.tick(now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Tell of what was refused, where it is time to."""
+        for code in [code for code in self._latest if now_s >= self._silent_until.get(code, now_s)]:
+            self._silent_until[code] = now_s + _SILENCE_S
+            self._tell(self._latest.pop(code), self._untold.pop(code))
+
+    def _take(self, payload: bytes, retained: bool) -> None:
+        if retained:  # it would label a frame of the same number in every run to come
+            remedy = "publish labels without the retain flag, and clear the retained ones"
+            raise LabelsError("labels.retained", "retained labels", "fresh ones", remedy)
+        message = Labels.from_json(payload)
+        if message.camera != self._camera:
+            found, expected = f"labels of camera {message.camera[:64]!a}", f"of {self._camera!a}"
+            raise LabelsError("labels.camera", found, expected, "send them to the device that has this camera")
+        truth = self._truth(message.labels)
+        if message.frame is not None:
+            self._accuracy.label_frame(message.frame, truth)
+        elif message.ts is not None:
+            self._accuracy.label_ts(message.ts, truth)
+
+    def _truth(self, labels: int | str | list[LabelledBox]) -> Truth:
+        task = self._spec.task
+        if task == "classify" and not isinstance(labels, list):
+            return self._class_id(labels)
+        if task == "detect" and isinstance(labels, list):
+            boxes = np.array([label.box for label in labels], np.float32).reshape(-1, 4)
+            classes = np.array([self._class_id(label.class_) for label in labels], np.int64)
+            return LabelledBoxes(boxes=boxes, classes=classes)
+        shapes = {"classify": "a class id or name", "detect": 'a list of {"class", "box"}', "raw": "none"}
+        found = "labels that are a list of boxes" if isinstance(labels, list) else "labels that are a class"
+        raise LabelsError("labels.task", f"{found}, for task {task}", shapes[task], "correct the sender")
+
+    def _class_id(self, label: int | str) -> int:
+        names = self._spec.labels
+        if isinstance(label, str):
+            if label in names:
+                return names.index(label)
+        elif not names or label < len(names):
+            return label
+        known = f"one of {len(names)} classes of the model spec, by id or name" if names else "a class id"
+        shown = f"{label[:64]!a}" if isinstance(label, str) else label
+        raise LabelsError("labels.class", f"class {shown}", known, "correct the sender, or labels in the model spec")

@@ -1,0 +1,135 @@
+"""Regimes: calibrations that have proved themselves in some light, kept so that known light is no news.
+
+Where another regime fits the scene and the engine in service does not, its artefact is switched to, which takes
+seconds; only a scene that fits none is worth a recalibration.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agent.config import Config
+from agent.drift import Regime
+from agent.errors import AgentError
+from agent.findings import Findings, ObserverState
+from agent.model import Model
+from engines.calibration import Calibration
+from engines.files import replace_files
+
+_SCHEMA = 1
+
+
+class RegimeBook:
+    """The known regimes, in the file at `path`; the one that served last is the last.
+
+    identity: of what an artefact has to be of to serve at all: those of another model, plan, spec or runtime are not
+    taken over. At most `most` are kept: the one that has not served for longest goes first.
+    """
+
+    def __init__(self, path: Path, identity: str, most: int) -> None:
+        """Raises AgentError (`regimes.schema`) for a file of a newer tared; one that cannot be read is begun anew."""
+        self._path = path
+        self._identity = identity
+        self._most = most
+        self.known: tuple[Regime, ...] = self._read()
+
+    def learn(self, regime: Regime) -> None:
+        """Keep a regime; one that is known becomes the last. Raises AgentError (`regimes.write`)."""
+        others = [known for known in self.known if known.artefact != regime.artefact]
+        self._keep(tuple([*others, regime][-self._most :]))
+
+    def forget(self, artefact: str) -> None:
+        """Do without an artefact, which cannot be loaded any more. Raises AgentError (`regimes.write`)."""
+        self._keep(tuple(known for known in self.known if known.artefact != artefact))
+
+    def _keep(self, known: tuple[Regime, ...]) -> None:
+        if known == self.known:
+            return
+        self.known = known
+        document = {"schema": _SCHEMA, "identity": self._identity, "regimes": [asdict(regime) for regime in known]}
+        try:
+            replace_files({self._path: (json.dumps(document, indent=1) + "\n").encode()})
+        except OSError as error:
+            found = f"{self._path}: {error.strerror}"
+            raise AgentError(
+                "regimes.write", found, "a writable state directory", "make room, or its rights"
+            ) from error
+
+    def _read(self) -> tuple[Regime, ...]:
+        try:
+            document: Any = json.loads(self._path.read_text(encoding="utf-8"))
+            schema = document["schema"]
+            ours = schema == _SCHEMA and document["identity"] == self._identity
+            regimes = [_regime(row) for row in document["regimes"]] if ours else []
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return ()
+        if isinstance(schema, int) and schema > _SCHEMA:
+            raise AgentError(
+                "regimes.schema",
+                f"{self._path} of schema {schema}",
+                f"schema {_SCHEMA} or an older one",
+                "run the tared that wrote it, or remove the file: regimes are learnt anew",
+            )
+        return tuple(regimes)[-self._most :]
+
+
+def _regime(row: Any) -> Regime:
+    """Raises ValueError and the like for what no `learn` has written."""
+    scales = {str(tensor): float(scale) for tensor, scale in row["scales"].items()}
+    baseline_db = float(row["baseline_db"])
+    if not all(0.0 < scale < math.inf for scale in scales.values()) or not math.isfinite(baseline_db):
+        raise ValueError("a scale that no tensor has")
+    return Regime(str(row["artefact"]), scales, baseline_db)
+
+
+class Regimes:
+    """What serves, and what else is known, for the drift monitor; learns what serves once that has proved sound."""
+
+    def __init__(self, config: Config, model: Model, book: RegimeBook, findings: Findings) -> None:
+        self._config = config
+        self._model = model
+        self._book = book
+        self._findings = findings
+        self._serving: Regime | None = None
+
+    @property
+    def known(self) -> int:
+        """How many regimes are kept."""
+        return len(self._book.known)
+
+    def watch(self, artefact: str, calibration: Calibration, since: float, recall: bool = False) -> None:
+        """An artefact serves from capture time `since` on; recall: as it did before. Raises AgentError."""
+        self._serving = Regime.of(artefact, calibration, self._model.scales(calibration))
+        self._look(since, recall)
+        if artefact in (regime.artefact for regime in self._book.known):
+            self._book.learn(self._serving)
+
+    def learns(self, state: ObserverState, now_ts: float) -> str:
+        """The artefact that serves, at the moment when it has become a regime; else nothing.
+
+        It has served its scene for long, without drift, and with good fidelity. Frames on which nothing is found tell
+        nothing: a covered lens proves nothing, however long it lasts. Raises AgentError (`regimes.write`).
+        """
+        serving, config = self._serving, self._config.regimes
+        if serving is None or serving in self._book.known or state.drift is None or state.drift.state != "calm":
+            return ""
+        if now_ts - state.fidelity_since < config.dwell_s or state.fidelity.low < config.fidelity:
+            return ""
+        self._book.learn(serving)
+        return serving.artefact
+
+    def forget(self, artefact: str, now_ts: float) -> None:
+        """Do without an artefact that cannot serve any more, or is not to. Raises AgentError (`regimes.write`)."""
+        self._book.forget(artefact)
+        if self._serving is not None:
+            self._look(now_ts, recall=True)
+
+    def _look(self, since: float, recall: bool) -> None:
+        serving = self._serving
+        assert serving is not None
+        others = [regime for regime in self._book.known if regime.artefact != serving.artefact]
+        self._findings.watch(serving, others, since, recall)

@@ -1,0 +1,279 @@
+"""What was answered is remembered, found again, and compared with labels that come later."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from agent.accuracy import LiveAccuracy, accuracy_bound
+from agent.answers import Answer, Answers, LabelsError
+from agent.capture import Frame
+from agent.decode import Classification, Prediction
+from agent.detections import Detections, LabelledBoxes
+from agent.findings import Served
+from agent.preprocess import Geometry
+from calibrate.evidence import Interval
+
+IMAGE = np.zeros((8, 8, 3), np.uint8)
+FPS = 10
+Row = tuple[float, float, float, float]
+BOX: Row = (10.0, 10.0, 30.0, 30.0)
+
+
+def served(frame: int, result: Prediction, engine: str = "int8", ts: float | None = None) -> Served:
+    return Served(Frame(frame, frame / FPS if ts is None else ts, 0, IMAGE), engine, result, 0, 0.0)
+
+
+def found(*boxes: Row, classes: Sequence[int] = ()) -> Detections:
+    return Detections(
+        boxes=np.array(boxes, np.float32).reshape(-1, 4),
+        classes=np.array(classes or [0] * len(boxes), np.int64),
+        scores=np.linspace(0.9, 0.5, len(boxes), dtype=np.float32),
+    )
+
+
+def truth(*boxes: Row, classes: Sequence[int] = ()) -> LabelledBoxes:
+    labelled = found(*boxes, classes=classes)
+    return LabelledBoxes(boxes=labelled.boxes, classes=labelled.classes)
+
+
+def classifier(*class_ids: int, engine: str = "int8") -> LiveAccuracy:
+    accuracy = LiveAccuracy("classify")
+    for frame, class_id in enumerate(class_ids):
+        accuracy.answered(served(frame, Classification(class_id, 1.0), engine))
+    return accuracy
+
+
+def counted(accuracy: LiveAccuracy) -> tuple[float, int]:
+    interval = accuracy.estimate.interval
+    return round(interval.estimate, 6), interval.n
+
+
+# ---- scoring
+
+
+def test_a_class_is_right_or_wrong() -> None:
+    accuracy = classifier(3, 1, 3, 3)
+    for frame in range(3):
+        accuracy.label_frame(frame, 3)
+    assert counted(accuracy) == (round(2 / 3, 6), 3)
+
+
+def test_boxes_are_scored_by_f1_in_frame_pixels() -> None:
+    """Detections come in network pixels, half of the frame's and 5 below its top; labels in the frame's own."""
+    accuracy = LiveAccuracy("detect")
+    geometry = Geometry(200, 100, scale_x=0.5, scale_y=0.5, left_px=0, top_px=5)
+    in_network = found((5.0, 10.0, 15.0, 20.0), (40.0, 20.0, 60.0, 30.0), classes=(1, 0))
+    accuracy.answered(Served(Frame(0, 0.0, 0, IMAGE), "int8", in_network, 0, 0.0, geometry))
+    accuracy.label_frame(0, truth((10.0, 10.0, 30.0, 30.0), classes=(1,)))  # one of two found, the other false: 2 / 3
+    assert counted(accuracy) == (round(2 / 3, 6), 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "labels", "value"),
+    [
+        (found(BOX), truth(BOX), 1.0),
+        (found(BOX), truth(BOX, classes=(1,)), 0.0),
+        (found(BOX), truth((20.0, 10.0, 40.0, 30.0)), 0.0),  # an IoU of 1 / 3
+        (found(), truth(BOX), 0.0),
+        (found(BOX), truth(), 0.0),
+        (found(BOX), truth(BOX, (50.0, 50.0, 60.0, 60.0)), 2 / 3),
+    ],
+)
+def test_f1_of_one_frame(answer: Detections, labels: LabelledBoxes, value: float) -> None:
+    accuracy = LiveAccuracy("detect")
+    accuracy.answered(served(0, answer))
+    accuracy.label_frame(0, labels)
+    assert counted(accuracy) == (round(value, 6), 1)
+
+
+def test_frames_without_an_object_on_which_nothing_was_found_are_counted_apart() -> None:
+    accuracy = LiveAccuracy("detect")
+    for frame, answer in enumerate([found(), found(BOX), found()]):
+        accuracy.answered(served(frame, answer))
+        accuracy.label_frame(frame, truth())
+    assert counted(accuracy) == (0.0, 1)
+    assert accuracy.estimate.empty == 2
+
+
+def test_a_frame_counts_once_however_often_it_is_labelled() -> None:
+    accuracy = classifier(3, 3)
+    for label in (3, 3, 1):  # a broker delivers at least once
+        accuracy.label_frame(0, label)
+    assert counted(accuracy) == (1.0, 1)
+
+
+def test_accuracy_starts_anew_with_the_engine_and_late_labels_of_the_old_one_count_for_nothing() -> None:
+    accuracy = classifier(1, 1, 1)
+    accuracy.label_frame(0, 3)
+    assert counted(accuracy) == (0.0, 1)
+    for frame in (3, 4):
+        accuracy.answered(served(frame, Classification(3, 1.0), "better"))
+    accuracy.label_frame(1, 3)
+    assert accuracy.estimate.interval.n == 0
+    accuracy.label_frame(4, 3)
+    assert counted(accuracy) == (1.0, 1)
+    assert accuracy.estimate.since == 3 / FPS
+
+
+def test_a_rollback_to_an_engine_that_served_before_starts_anew_too() -> None:
+    accuracy = LiveAccuracy("classify")
+    for frame, engine in enumerate(("a", "b", "a")):
+        accuracy.answered(served(frame, Classification(3, 1.0), engine))
+    accuracy.label_frame(0, 1)
+    accuracy.label_frame(2, 3)
+    assert counted(accuracy) == (1.0, 1)
+
+
+def test_the_labels_of_a_recording_score_every_frame_once_and_those_not_named_show_nothing() -> None:
+    accuracy = LiveAccuracy("detect")
+    labels = {0: truth(BOX), 2: truth(BOX), 9: truth(BOX)}
+    for frame in range(4):
+        accuracy.answered(served(frame, found(BOX)))
+        accuracy.label_recorded(labels)
+    accuracy.label_recorded(labels)
+    assert counted(accuracy) == (0.5, 4)
+
+
+def test_a_classifiers_recording_may_be_labelled_in_part() -> None:
+    accuracy = classifier(3, 1, 3, 3)
+    accuracy.label_recorded({1: 3, 3: 3})
+    assert counted(accuracy) == (0.5, 2)
+
+
+def test_raw_outputs_are_not_kept() -> None:
+    accuracy = LiveAccuracy("raw")
+    accuracy.answered(served(0, {"y": np.zeros((1, 1000), np.float32)}))
+    with pytest.raises(LabelsError, match="none was yet"):
+        accuracy.label_frame(0, 1)
+
+
+def test_a_supervisor_that_hangs_makes_no_heap_of_answers_and_no_image_is_kept() -> None:
+    accuracy = LiveAccuracy("detect")
+    tracemalloc.start()
+    try:
+        for frame in range(5000):
+            image = np.zeros((100, 100, 3), np.uint8)
+            accuracy.answered(Served(Frame(frame, frame / FPS, 0, image), "int8", found(BOX), 0, 0.0))
+        assert tracemalloc.get_traced_memory()[0] < 2e6
+    finally:
+        tracemalloc.stop()
+    accuracy.label_frame(4999, truth(BOX))
+    with pytest.raises(LabelsError, match=r"labels\.late"):
+        accuracy.label_frame(0, truth(BOX))
+
+
+# ---- the bound
+
+
+def test_the_lower_bound_is_the_references_accuracy_less_the_largest_loss() -> None:
+    assert accuracy_bound(0.917, Interval(0.98, 0.95, 1.0, 100)) == pytest.approx(0.867)
+    assert accuracy_bound(0.3, Interval(0.5, 0.2, 0.7, 10)) == 0.0
+
+
+def test_no_classifier_is_worse_than_the_bound() -> None:
+    """Whatever the reference and the engine say: accuracy >= that of the reference - (1 - fidelity)."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        labels, reference, engine = rng.integers(0, 4, (3, 60))
+        fidelity = float((reference == engine).mean())
+        bound = accuracy_bound(float((reference == labels).mean()), Interval(fidelity, fidelity, fidelity, 60))
+        assert float((engine == labels).mean()) >= bound - 1e-12
+
+
+# ---- remembering
+
+
+def answers(*ts: float, first: int = 0) -> Answers:
+    kept = Answers()
+    for frame, captured in enumerate(ts, first):
+        kept.add(Answer.of(frame, captured, "int8", Classification(frame, 1.0), None))
+    return kept
+
+
+def test_memory_is_bounded_by_bytes_and_the_oldest_go_first() -> None:
+    kept = Answers(max_bytes=100_000)
+    tracemalloc.start()
+    try:
+        for frame in range(2000):
+            boxes = np.full((frame % 50, 4), frame, np.float32)
+            detections = Detections(boxes=boxes, classes=np.zeros(len(boxes), np.int64), scores=boxes[:, 0])
+            kept.add(Answer.of(frame, frame / FPS, "int8", detections, None))
+            assert kept.nbytes <= 100_000
+        assert tracemalloc.get_traced_memory()[0] < 130_000
+    finally:
+        tracemalloc.stop()
+    assert 50 < len(kept) < 150
+    assert kept.at_frame(1999).frame == 1999
+    assert kept.at_frame(2000 - len(kept)).frame == 2000 - len(kept)
+    with pytest.raises(LabelsError, match=rf"labels\.late: labels of frame {1999 - len(kept)}; "):
+        kept.at_frame(1999 - len(kept))
+    with pytest.raises(LabelsError, match=r"labels\.late"):
+        kept.at_ts(1.0)
+
+
+def test_one_answer_is_kept_even_if_it_is_too_large() -> None:
+    kept = Answers(max_bytes=1)
+    for frame in range(3):
+        kept.add(Answer.of(frame, frame / FPS, "int8", Classification(1, 1.0), None))
+    assert (len(kept), kept.at_frame(2).frame) == (1, 2)
+
+
+def test_what_was_detected_comes_back_as_it_was() -> None:
+    result = found(BOX, (1.0, 2.0, 3.5, 4.0), classes=(7, 2))
+    back = Answer.of(0, 0.0, "int8", result, None).found
+    assert isinstance(back, Detections)
+    for name in ("boxes", "classes", "scores"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(result, name))
+        assert getattr(back, name).dtype == getattr(result, name).dtype
+
+
+def test_a_capture_time_finds_the_nearest_frame_within_half_an_interval() -> None:
+    kept = answers(*(1000.0 + frame / FPS for frame in range(20)))
+    for ts in (1000.5, 1000.46, 1000.549):
+        assert kept.at_ts(ts).frame == 5
+    assert kept.at_ts(999.96).frame == 0
+    assert kept.at_ts(1001.94).frame == 19
+    for ts, code in ((999.94, "late"), (1001.96, "unknown")):
+        with pytest.raises(LabelsError, match=rf"labels\.{code}: labels of capture time"):
+            kept.at_ts(ts)
+
+
+def test_the_place_of_a_dropped_frame_is_nobodys() -> None:
+    """Frames 0.1 s apart, of which every other was dropped: none within 0.05 s of the others."""
+    kept = Answers()
+    for frame in range(0, 40, 2):
+        kept.add(Answer.of(frame, frame / FPS, "int8", Classification(0, 1.0), None))
+    assert kept.at_ts(1.04).frame == 10
+    with pytest.raises(LabelsError, match=r"labels\.unknown"):
+        kept.at_ts(1.1)
+    with pytest.raises(LabelsError, match=r"labels\.unknown"):
+        kept.at_frame(11)
+
+
+def test_a_single_frame_is_found_by_its_own_time_only() -> None:
+    kept = answers(5.0)
+    assert kept.at_ts(5.0).frame == 0
+    with pytest.raises(LabelsError, match=r"labels\.unknown"):
+        kept.at_ts(5.01)
+    with pytest.raises(LabelsError, match=r"none was yet"):
+        Answers().at_frame(0)
+
+
+def test_a_clock_that_jumps_leaves_frames_to_be_found() -> None:
+    times = [*(100.0 + frame / FPS for frame in range(10)), *(3.0 + frame / FPS for frame in range(10)), 1e9, 1e9 + 0.1]
+    kept = answers(*times, first=50)
+    for frame, ts in enumerate(times, 50):
+        assert kept.at_ts(ts + 0.01).frame == frame
+
+
+def test_a_clock_that_jumps_does_not_hinder_forgetting() -> None:
+    kept = Answers(max_bytes=10_000)
+    for frame in range(500):
+        kept.add(Answer.of(frame, float(-frame if frame % 7 else frame), "int8", Classification(0, 1.0), None))
+    assert [answer.frame for answer in kept.after(495)] == [499, 498, 497, 496]
+    assert kept.nbytes <= 10_000
+    assert kept.at_ts(-499.0).frame == 499

@@ -1,0 +1,88 @@
+"""The observation budget: what is spent on average, faster when it matters, and paid back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent.budget import ObservationBudget
+
+FPS, INFERENCE_S, OBSERVATION_S = 30, 0.01, 0.02  # the reference takes twice as long as the engine
+HOUR = 3600 * FPS
+
+
+def watch(budget: ObservationBudget, frames: int, start: int = 0, cost_s: float = OBSERVATION_S) -> list[float]:
+    """Capture times of the observed frames, of so many."""
+    seen = []
+    for number in range(start, start + frames):
+        budget.earn(INFERENCE_S)
+        if budget.due(number / FPS):
+            seen.append(number / FPS)
+            budget.spend(cost_s)
+    return seen
+
+
+def made(share: float | None = 0.02, period_s: float = 1.0, most_at_once: int = 100) -> ObservationBudget:
+    return ObservationBudget(share, period_s, 0.2, most_at_once)
+
+
+@pytest.mark.parametrize("share", [0.005, 0.01, 0.02])
+def test_no_more_than_the_share_is_spent_at_random_times(share: float) -> None:
+    budget = made(share)
+    gaps = np.diff(watch(budget, HOUR))
+    assert budget.spent == pytest.approx(share, rel=0.02)
+    assert gaps.mean() == pytest.approx(OBSERVATION_S / INFERENCE_S / share / FPS, rel=0.03)
+    assert gaps.std() > 0.2 * gaps.mean()
+
+
+def test_a_cheap_reference_is_asked_no_more_often_than_the_period_says() -> None:
+    budget = made()
+    gaps = np.diff(watch(budget, HOUR, cost_s=0.001))
+    assert gaps.mean() == pytest.approx(1.0, rel=0.05)
+    assert budget.spent < 0.01
+
+
+def test_an_alert_is_quick_and_is_paid_back_while_the_scene_is_looked_at() -> None:
+    budget = made()
+    normal = len(watch(budget, HOUR)) / 3600.0
+    budget.set_pace(alert=True)
+    burst = watch(budget, 10 * FPS, HOUR)
+    assert len(burst) == pytest.approx(50, abs=12)
+    assert budget.debt_s == pytest.approx(len(burst) * OBSERVATION_S, rel=0.1)
+    budget.set_pace(alert=False)
+    after = watch(budget, 60 * FPS, HOUR + 10 * FPS)
+    assert len(after) / 60.0 == pytest.approx(normal / 2.0, rel=0.4)
+    watch(budget, HOUR, HOUR + 70 * FPS)
+    assert budget.debt_s == 0.0
+    assert budget.spent == pytest.approx(0.02, rel=0.02)
+
+
+def test_debt_has_a_limit_from_which_on_the_pace_is_normal() -> None:
+    budget = made(most_at_once=20)
+    budget.set_pace(alert=True)
+    watch(budget, HOUR)
+    assert budget.debt_s <= 21 * OBSERVATION_S
+    assert budget.spent == pytest.approx(0.02, rel=0.05)
+
+
+def test_whoever_rests_saves_up_next_to_nothing() -> None:
+    budget = made()
+    watch(budget, FPS)
+    for _ in range(HOUR):
+        budget.earn(INFERENCE_S)  # an outage: nothing is asked for
+    assert len(watch(budget, 10 * FPS, HOUR)) <= 6
+
+
+def test_without_a_share_the_periods_alone_count() -> None:
+    budget = made(share=None)
+    assert len(watch(budget, 60 * FPS, cost_s=1.0)) == pytest.approx(60, rel=0.15)
+    budget.set_pace(alert=True)
+    assert len(watch(budget, 60 * FPS, 60 * FPS, cost_s=1.0)) == pytest.approx(300, rel=0.15)
+    assert budget.debt_s == 0.0
+
+
+def test_a_clock_that_jumps_back_does_not_stop_the_observing() -> None:
+    budget = made(share=None)
+    assert budget.due(1000.0)
+    assert not budget.due(1000.1)
+    assert budget.due(0.0)

@@ -1,0 +1,186 @@
+"""Means that are told with their intervals: since a start, by the second, and over the last hour."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agent.estimates as estimates_module
+from agent.estimates import FidelityRecord, LastHour, SinceStart, SinceStartBySecond, mean_interval
+from agent.fidelity import Fidelity
+from calibrate.evidence import ConfidenceSequence
+
+
+def test_a_mean_since_a_start_is_that_of_a_confidence_sequence() -> None:
+    mean, sequence = SinceStart(), ConfidenceSequence()
+    mean.start(7.0)
+    for number, value in enumerate(np.random.default_rng(0).random(50)):
+        mean.add(float(number), float(value))
+        sequence.update(float(value))
+    mean.add(50.0, None)
+    estimate = mean.estimate
+    assert (estimate.interval, estimate.empty, estimate.since) == (sequence.interval, 1, 7.0)
+
+
+@pytest.mark.parametrize("kind", [SinceStart, SinceStartBySecond])
+def test_a_mean_that_has_moved_starts_anew(kind: type[SinceStart]) -> None:
+    mean = kind()
+    for ts in range(400):
+        mean.add(float(ts), 1.0 if ts < 200 else 0.0)
+    estimate = mean.estimate
+    assert 200.0 < estimate.since < 300.0
+    assert estimate.interval.estimate == 0.0
+    assert estimate.interval.high < 0.2
+
+
+# ---- by the second
+
+
+def test_frames_of_one_second_are_one_value_and_are_all_counted() -> None:
+    mean, sequence = SinceStartBySecond(), ConfidenceSequence()
+    values = np.random.default_rng(1).random((20, 10))
+    for second, row in enumerate(values):
+        for place, value in enumerate(row):
+            mean.add(second + place / 10, float(value))
+        if second < 19:
+            sequence.update(float(row.mean()))
+    interval = mean.estimate.interval
+    assert interval.n == 200
+    assert interval.estimate == pytest.approx(values.mean())
+    assert (interval.low, interval.high) == (sequence.interval.low, sequence.interval.high)
+
+
+def test_the_first_frame_counts_at_once() -> None:
+    mean = SinceStartBySecond()
+    assert (mean.estimate.interval.n, mean.estimate.interval.low, mean.estimate.interval.high) == (0, 0.0, 1.0)
+    mean.add(3.0, 0.25)
+    interval = mean.estimate.interval
+    assert (interval.estimate, interval.low, interval.high, interval.n) == (0.25, 0.0, 1.0, 1)
+
+
+def test_neighbours_that_are_right_and_wrong_together_do_not_narrow_the_interval() -> None:
+    """Second by second right or wrong as a coin falls, thirty frames each: the interval covers the coin."""
+    rng = np.random.default_rng(2)
+    misses = 0
+    for _ in range(100):
+        mean = SinceStartBySecond()
+        for second, right in enumerate(rng.random(40) < 0.7):
+            for place in range(30):
+                mean.add(second + place / 30, float(right))
+        interval = mean.estimate.interval
+        misses += not interval.low <= 0.7 <= interval.high
+    assert misses <= 11  # 5 % of 100, with three standard errors on top
+
+
+@given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.one_of(st.none(), st.floats(0.0, 1.0))), max_size=60))
+def test_frames_in_any_order_leave_a_sound_interval(frames: list[tuple[float, float | None]]) -> None:
+    mean, hour = SinceStartBySecond(), LastHour()
+    for ts, value in frames:
+        mean.add(ts, value)
+        hour.add(ts, value)
+        for estimate in (mean.estimate, hour.estimate):
+            interval = estimate.interval
+            assert 0.0 <= interval.low <= interval.high <= 1.0
+            assert interval.n == 0 or interval.low <= interval.estimate <= interval.high
+
+
+# ---- the hour
+
+
+def test_what_is_older_than_an_hour_leaves() -> None:
+    hour = LastHour()
+    for second in range(7200):
+        hour.add(1000.0 + second, float(second >= 3600))
+    estimate = hour.estimate
+    assert estimate.interval.estimate == 1.0
+    assert 3590 <= estimate.interval.n <= 3600
+    assert estimate.since == pytest.approx(1000.0 + 7200.0 - estimate.interval.n)
+    hour.add(1000.0 + 7200.0 + 3600.0, None)
+    assert (hour.estimate.interval.n, hour.estimate.empty) == (0, 1)
+
+
+def test_an_hour_takes_the_same_memory_at_any_frame_rate() -> None:
+    hour = LastHour()
+    for number in range(100_000):
+        hour.add(number / 10, 1.0)
+    assert len(hour._slices) <= 361
+    assert 35_900 <= hour.estimate.interval.n <= 36_000
+
+
+def test_a_clock_that_is_set_back_loses_nothing_and_old_values_still_leave() -> None:
+    hour = LastHour()
+    for ts in range(1000):
+        hour.add(1e9 + ts, 0.0)
+    for ts in range(3580):
+        hour.add(float(ts), 1.0)
+    assert hour.estimate.interval.n == pytest.approx(3600, abs=10)
+    for ts in range(3580, 3700):
+        hour.add(float(ts), 1.0)
+    assert hour.estimate.interval.estimate == 1.0
+
+
+def test_a_clock_that_is_set_ahead_makes_all_before_it_old() -> None:
+    hour = LastHour()
+    for ts in (1.0, 2.0, 1e9, 1e9 + 1.0, 3.0, 4.0):
+        hour.add(ts, float(ts > 2.0))
+    assert (hour.estimate.interval.n, hour.estimate.interval.estimate) == (4, 1.0)
+
+
+def test_nothing_is_computed_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+    real = mean_interval
+    monkeypatch.setattr(estimates_module, "mean_interval", lambda *a: (next(calls), real(*a))[1])
+    hour = LastHour()
+    hour.add(0.0, 1.0)
+    for _ in range(100):
+        assert hour.estimate.interval.n == 1
+    hour.add(1.0, 1.0)
+    assert hour.estimate.interval.n == 2
+    assert next(calls) == 2
+
+
+def test_the_record_keeps_the_hour_when_the_swap_starts_anew() -> None:
+    record = FidelityRecord()
+    for ts in range(10):
+        record.add(float(ts), Fidelity(0.0))
+    record.start(10.0)
+    for ts in range(10, 20):
+        record.add(float(ts), Fidelity(1.0, is_empty=ts % 2 == 0))
+    assert (record.since_start.interval.n, record.since_start.interval.estimate) == (5, 1.0)
+    assert (record.since_start.empty, record.since_start.since) == (5, 10.0)
+    assert (record.hour.interval.n, record.hour.empty) == (15, 5)
+    assert record.hour.interval.estimate == pytest.approx(1 / 3)
+    assert record.history == [(float(ts), float(ts >= 10)) for ts in [*range(10), 11, 13, 15, 17, 19]]
+
+
+# ---- its interval
+
+
+@pytest.mark.parametrize(("mean", "n"), [(0.5, 30), (0.9, 100), (0.99, 300)])
+def test_the_interval_of_one_hour_misses_its_mean_in_at_most_five_percent(mean: float, n: int) -> None:
+    totals = np.random.default_rng(3).binomial(n, mean, 2000)
+    intervals = [mean_interval(float(total), n) for total in totals]
+    misses = sum(not interval.low <= mean <= interval.high for interval in intervals)
+    assert misses <= 2000 * 0.05
+
+
+def test_the_interval_is_the_published_one() -> None:
+    """Hoeffding's bound for a mean that is 1 is m^n, and for 1/2 it is (4 m (1 - m))^(n / 2)."""
+    interval = mean_interval(40.0, 40)
+    assert (interval.low, interval.high) == (pytest.approx((0.05 / 2) ** (1 / 40)), 1.0)
+    half = mean_interval(20.0, 40)
+    assert half.high == pytest.approx(0.5 + math.sqrt(1.0 - (0.05 / 2) ** (2 / 40)) / 2)
+    assert half.low == pytest.approx(1.0 - half.high)
+    assert mean_interval(0.0, 0).n == 0
+
+
+@given(st.integers(1, 10**6), st.floats(0.0, 1.0))
+def test_the_interval_holds_its_mean_and_narrows_with_n(n: int, mean: float) -> None:
+    few, many = mean_interval(mean * n, n), mean_interval(mean * n * 4, n * 4)
+    assert 0.0 <= few.low <= few.estimate <= few.high <= 1.0
+    assert many.high - many.low <= few.high - few.low

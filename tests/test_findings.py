@@ -1,0 +1,131 @@
+"""What observed frames show: remembered over a restart, nothing of a frozen camera, regimes only if proved sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from test_drift import calibration, regime, scene
+from worlds import SPEC
+
+from agent.capture import Frame
+from agent.config import Config
+from agent.decode import Classification, Prediction
+from agent.detections import Detections
+from agent.findings import Findings, Served, Spending
+from agent.memory import Memory
+from agent.model import Model
+from agent.model_spec import ModelSpec
+from agent.regimes import RegimeBook, Regimes
+from agent.schema import validate
+from engines.backend import Observation
+from engines.calibration import Calibration
+
+RIGHT, WRONG = Classification(0, 0.9), Classification(1, 0.9)
+NOTHING = Detections(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64), scores=np.zeros(0, np.float32))
+IMAGES = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def config() -> Config:
+    content = {"model": SPEC, "camera": {"source": "rtsp://camera"}, "regimes": {"dwell_s": 60.0, "fidelity": 0.8}}
+    return validate(Config, content, "test")
+
+
+def findings_of(config: Config, memory: Path | None = None) -> Findings:
+    made = Findings(ModelSpec.model_validate(SPEC), config)
+    if memory is not None:
+        made.remember(Memory(memory, lambda error: pytest.fail(str(error))))
+    return made
+
+
+def feed(
+    findings: Findings,
+    seconds: range,
+    light: float = 1.0,
+    wrong: int = 0,
+    frozen: bool = False,
+    truth: Prediction = RIGHT,
+) -> None:
+    """A frame a second; of every ten so many are answered wrongly."""
+    for second in seconds:
+        frame = Frame(second, float(second), 0, IMAGES[0 if frozen else second % len(IMAGES)])
+        served = Served(frame, "lit 1", WRONG if second % 10 < wrong else truth, 0, 0.0)
+        findings.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, second)), truth)
+
+
+def told(findings: Findings) -> object:
+    state = findings.state("", Spending(0.0, 0.0))
+    return state.drift, state.fidelity, state.fidelity_since
+
+
+def test_what_was_found_survives_the_process(config: Config, tmp_path: Path) -> None:
+    memory = tmp_path / "evidence.jsonl"
+    first = findings_of(config, memory)
+    first.watch(regime(), [], 0.0, recall=True)
+    feed(first, range(40), wrong=1)
+    feed(first, range(40, 52), light=1 / 16)  # a warning, which began another fidelity
+    feed(first, range(52, 55), light=1 / 16)
+    second = findings_of(config, memory)
+    second.watch(regime(), [], 100.0, recall=True)
+    assert told(second) == told(first)
+    anew = findings_of(config, memory)
+    anew.watch(regime(), [], 100.0)
+    state = anew.state("", Spending(0.0, 0.0))
+    assert state.drift is not None
+    assert (state.drift.e_value, state.fidelity.n) == (0.0, 0)
+
+
+def test_a_frozen_camera_shows_nothing_new(config: Config) -> None:
+    findings = findings_of(config)
+    findings.watch(regime(), [], 0.0)
+    feed(findings, range(30))
+    feed(findings, range(30, 60), frozen=True)
+    before = findings.state("", Spending(0.0, 0.0))
+    feed(findings, range(60, 200), light=1 / 16, frozen=True)
+    after = findings.state("", Spending(0.0, 0.0))
+    assert after.view.trouble == "frozen"
+    assert (after.collected, after.fidelity.n, after.drift) == (before.collected, before.fidelity.n, before.drift)
+    feed(findings, range(200, 210))
+    assert findings.state("", Spending(0.0, 0.0)).view.trouble == ""
+
+
+class Sixteenth:
+    """As much of a model as regimes ask."""
+
+    def scales(self, calibration: Calibration) -> dict[str, float]:
+        return calibration.scales
+
+
+@pytest.mark.parametrize(
+    ("wrong", "seconds", "light", "learnt"),
+    [(0, 120, 1.0, True), (0, 50, 1.0, False), (4, 200, 1.0, False), (0, 120, 1 / 16, False)],
+    ids=["sound", "too short", "unfaithful", "drifting"],
+)
+def test_only_what_has_proved_sound_becomes_a_regime(
+    config: Config, tmp_path: Path, wrong: int, seconds: int, light: float, learnt: bool
+) -> None:
+    findings = findings_of(config)
+    book = RegimeBook(tmp_path / "regimes.json", "", 5)
+    regimes = Regimes(config, cast(Model, Sixteenth()), book, findings)
+    regimes.watch("lit 1", calibration(), 0.0)
+    feed(findings, range(seconds), light, wrong)
+    state = findings.state("", Spending(0.0, 0.0))
+    assert regimes.learns(state, float(seconds)) == ("lit 1" if learnt else "")
+    assert regimes.learns(state, float(seconds)) == ""
+    assert len(book.known) == learnt
+
+
+def test_a_covered_lens_never_becomes_a_regime(config: Config, tmp_path: Path) -> None:
+    """Both engines find nothing on every frame: they agree, and that proves nothing."""
+    findings = findings_of(config)
+    book = RegimeBook(tmp_path / "regimes.json", "", 5)
+    regimes = Regimes(config, cast(Model, Sixteenth()), book, findings)
+    regimes.watch("lit 1", calibration(), 0.0)
+    feed(findings, range(300), truth=NOTHING)
+    state = findings.state("", Spending(0.0, 0.0))
+    assert (state.fidelity.n, state.empty_frames) == (0, 300)
+    assert regimes.learns(state, 300.0) == ""
+    assert book.known == ()

@@ -1,0 +1,193 @@
+"""True accuracy from a running daemon: by labels over a real broker, and by the labels file of a recording."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import yaml
+from brokers import RealBroker, Watcher, eventually
+from test_daemon_observer import Listening
+from worlds import FIRST_SWAP, FPS, SPEC, World, make_world
+
+from agent.config import load_config
+from agent.detections import Detections, LabelledBoxes
+from agent.link import MqttLink
+from agent.messages import Birth
+from agent.model import open_model
+from agent.mqtt import MqttClient
+from agent.supervisor import Supervisor
+from agent.topics import Topics
+from engines.backend import open_backend
+from fleet.operator import new_command, send
+
+TOPICS = Topics("default", "board")
+REFERENCE_ACCURACY = 0.9
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[str]]:
+    """A world with an INT8 engine in its store, and what that engine answers to the frames of the clip."""
+    world = make_world(tmp_path_factory.mktemp("labels"), lambda _: 0.5, 200.0)
+    artefact = world.run(until=FIRST_SWAP)[0]["artefact"]
+    results = world.folder / "results.jsonl"
+    command = [sys.executable, "-m", "agent.cli", "infer", artefact, "--frames", str(world.folder / "clip.avi")]
+    subprocess.run([*command, "-o", str(results)], check=True, capture_output=True, timeout=60)
+    return world, [json.loads(line)["label"] for line in results.read_text().splitlines()]
+
+
+def copy_of(world: World, folder: Path, **changes: Mapping[str, object]) -> World:
+    """The world in a folder of its own; changes: sections of config.yaml to update."""
+    shutil.copytree(world.folder, folder, symlinks=True)
+    config = {**world.config}
+    for section, values in changes.items():
+        config[section] = {**config[section], **values}
+    return World(folder, config)
+
+
+def labelled(answers: list[str], frames: int) -> dict[int, str]:
+    """The engine's own answers as labels; every fourth says something else."""
+    other = {name: SPEC["labels"][number - 1] for number, name in enumerate(SPEC["labels"])}
+    return {frame: other[answers[frame]] if frame % 4 == 0 else answers[frame] for frame in range(frames)}
+
+
+def mqtt(broker: RealBroker) -> dict[str, object]:
+    return {"host": broker.host, "port": broker.port}
+
+
+def frames_served(broker: RealBroker) -> int:
+    result = list(send(broker.endpoint, TOPICS, new_command("status", {}, time.time()), silence_s=20.0))[-1].result
+    assert result is not None
+    return cast(int, result["frames"])
+
+
+def camera(watcher: Watcher, *known: str) -> dict[str, Any]:
+    """The next telemetry of the camera that tells all of these."""
+    while True:
+        sample: dict[str, Any] = watcher.expect(TOPICS.telemetry)["cameras"]["camera"]
+        if set(known) <= sample.keys():
+            return sample
+
+
+def label(client: MqttClient, retain: bool = False, **fields: Any) -> None:
+    client.publish(TOPICS.labels, json.dumps({"camera": "camera", **fields}).encode(), retain=retain)
+
+
+@pytest.mark.broker
+def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
+    tmp_path: Path, any_broker: RealBroker, calibrated: tuple[World, list[str]]
+) -> None:
+    world = copy_of(calibrated[0], tmp_path / "world", mqtt=mqtt(any_broker), camera={"speed": 10})
+    spec = {**SPEC, "reference_accuracy": REFERENCE_ACCURACY}  # which no engine depends on
+    (world.folder / "model.yaml").write_text(yaml.safe_dump(spec))
+    with (
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "labeller") as labeller,
+        world.running(),
+    ):
+        sample = camera(watcher, "fidelity_hour")
+        assert "accuracy" not in sample
+        bound = REFERENCE_ACCURACY - (1.0 - sample["fidelity"]["low"])
+        assert sample["accuracy_lower_bound_if_reference_accuracy_holds"] == pytest.approx(max(0.0, bound))
+        assert sample["fidelity_hour"]["n"] >= sample["fidelity"]["n"]
+        eventually(lambda: frames_served(any_broker) >= 20)
+        assert labeller.wait_connected(10.0)
+        for frame, name in labelled(calibrated[1], 20).items():
+            place = {"ts": frame / FPS} if frame % 2 else {"frame": frame}
+            label(labeller, **place, labels=name if frame % 3 else SPEC["labels"].index(name))
+        while (accuracy := camera(watcher, "accuracy")["accuracy"])["n"] < 20:
+            pass
+        assert (accuracy["n"], accuracy["empty"]) == (20, 0)
+        assert accuracy["estimate"] == pytest.approx(0.75)
+        assert accuracy["low"] <= 0.75 <= accuracy["high"]
+
+
+@pytest.mark.broker
+def test_bad_labels_are_told_once_and_the_video_goes_on(
+    tmp_path: Path, any_broker: RealBroker, calibrated: tuple[World, list[str]]
+) -> None:
+    world = copy_of(calibrated[0], tmp_path / "world", mqtt=mqtt(any_broker), camera={"speed": 10})
+    bad: dict[str, dict[str, Any]] = {
+        "labels.camera": {"camera": "south", "frame": 0, "labels": 1},
+        "labels.unknown": {"frame": 10**9, "labels": 1},
+        "labels.late": {"ts": -3600.0, "labels": 1},
+        "labels.class": {"frame": 0, "labels": "zebra"},
+        "labels.task": {"frame": 0, "labels": [{"class": 0, "box": [0, 0, 1, 1]}]},
+        "message.invalid": {"frame": 0, "labels": {"a": 1}},
+    }
+    with MqttClient(any_broker.endpoint, "vandal") as vandal:
+        assert vandal.wait_connected(10.0)
+        label(vandal, retain=True, frame=0, labels=1)  # lies in wait for the daemon
+        with Watcher(any_broker.endpoint) as watcher, world.running() as process:
+            event = watcher.expect(TOPICS.event, kind="error", part="labels")
+            assert (event["code"], event["count"]) == ("labels.retained", 1)
+            eventually(lambda: frames_served(any_broker) >= 20)
+            for code, fields in bad.items():
+                label(vandal, **fields)
+                event = watcher.expect(TOPICS.event, kind="error", part="labels")
+                assert (event["code"], event["count"]) == (code, 1)
+                assert "; expected " in event["message"]
+            for _ in range(300):
+                vandal.publish(TOPICS.labels, b"\xff nonsense")
+            label(vandal, frame=5, labels=calibrated[1][5])
+            served = frames_served(any_broker)
+            eventually(lambda: frames_served(any_broker) > served)
+            while "accuracy" not in camera(watcher):
+                label(vandal, frame=5, labels=calibrated[1][5])  # the flood may have pushed it out
+            process.terminate()
+            _, errors = process.communicate(timeout=20.0)
+        vandal.publish(TOPICS.labels, b"", retain=True)
+    (told,) = [line for line in errors.splitlines() if "code='message.malformed'" in line]
+    assert "count=1" in told
+    assert errors.count("mqtt=inbox_full") < 10
+
+
+@pytest.mark.broker
+def test_the_labels_file_of_a_recording_is_scored_frame_by_frame(
+    tmp_path: Path, any_broker: RealBroker, calibrated: tuple[World, list[str]]
+) -> None:
+    changes = {"mqtt": mqtt(any_broker), "camera": {"speed": 30, "labels": "labels.jsonl"}}
+    world = copy_of(calibrated[0], tmp_path / "world", **changes)
+    lines = [json.dumps({"frame": f, "labels": name}) for f, name in labelled(calibrated[1], 400).items()]
+    (world.folder / "labels.jsonl").write_text("\n".join(lines))
+    with Watcher(any_broker.endpoint) as watcher:
+        summary, errors = world.run("--frames", "600")
+        live = camera(watcher, "accuracy")
+    accuracy = summary["live_accuracy"]
+    assert (accuracy["n"], accuracy["estimate"]) == (400, pytest.approx(0.75, abs=0.01))
+    assert 0.0 < accuracy["low"] < 0.75 < accuracy["high"] < 1.0
+    assert summary["swaps"] == []
+    assert 0 < live["accuracy"]["n"] <= 400
+    assert not any(name.startswith("accuracy_lower_bound") for name in live)
+    assert "part='labels'" not in errors
+
+
+def one_box(_outputs: object, _size: object, _score_threshold: float) -> Detections:
+    """A decoder that finds the same in every frame, in network pixels of 8 x 8."""
+    boxes = np.array([[2.0, 2.0, 6.0, 6.0]], np.float32)
+    return Detections(boxes=boxes, classes=np.zeros(1, np.int64), scores=np.array([0.9], np.float32))
+
+
+def test_a_detector_is_scored_in_frame_pixels_by_the_labels_of_its_recording(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 4.0, camera={"speed": 0})
+    spec = {**SPEC, "task": "detect", "decoder": "test_labels_daemon:one_box"}
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(spec))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(world.config))
+    config = load_config(tmp_path / "config.yaml")
+    model = open_model(config.model)
+    there = LabelledBoxes(boxes=np.array([[8.0, 8.0, 24.0, 24.0]], np.float32), classes=np.zeros(1, np.int64))
+    link = cast(MqttLink, Listening())  # as far as a supervisor knows
+    birth = Birth(agent_version="0", model=model.sha256)
+    labels = dict.fromkeys(range(0, 40, 2), there)  # the others show nothing, and something is found
+    summary = Supervisor(config, model, open_backend("onnxruntime"), link, birth, 0, labels).run()
+    assert summary.live_accuracy is not None
+    interval = summary.live_accuracy.interval
+    assert (interval.n, interval.estimate) == (40, pytest.approx(0.5))

@@ -1,0 +1,105 @@
+"""Labels beside a recording, the owner's word on the reference, and what the summary says of both."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agent.errors import ConfigError, DatasetError
+from agent.estimates import Estimate
+from agent.messages import Accuracy, CameraTelemetry, Latency
+from agent.model_spec import ModelSpec
+from agent.review import read_classes, read_labels
+from agent.schema import validate
+from agent.summary import RunSummary
+from agent.summary_table import print_summary
+from calibrate.evidence import Interval
+
+NAMES = ("cat", "dog")
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "labels.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_classes_are_read_by_id_and_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"frame": 4, "labels": "dog"}', '{"frame": 0, "labels": 0}')
+    assert read_classes(path, NAMES) == {4: 1, 0: 0}
+    assert read_classes(write(tmp_path, '{"frame": 1, "labels": 700}'), ()) == {1: 700}
+
+
+@pytest.mark.parametrize("label", ['"fox"', "2", "-1", "1.0", "null", "{}"])
+def test_a_class_that_is_none_is_refused_with_its_line(tmp_path: Path, label: str) -> None:
+    path = write(tmp_path, '{"frame": 0, "labels": 1}', f'{{"frame": 1, "labels": {label}}}')
+    with pytest.raises(DatasetError, match=r"labels\.unreadable: .*line 2: ") as caught:
+        read_classes(path, NAMES)
+    assert "a class id or name" in caught.value.expected
+
+
+def test_labels_of_the_other_task_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"labels\.task"):
+        read_classes(write(tmp_path, '{"frame": 0, "labels": []}'), NAMES)
+    with pytest.raises(DatasetError, match=r"labels\.unreadable"):
+        read_labels(write(tmp_path, '{"frame": 0, "labels": 3}'))
+
+
+# ---- the owner's word
+
+
+def spec(**changes: Any) -> ModelSpec:
+    return validate(ModelSpec, {"path": "x.onnx", "task": "classify", **changes}, "test")
+
+
+def test_a_classifiers_reference_accuracy_is_the_owners_and_no_part_of_what_engines_are_known_by() -> None:
+    assert spec().reference_accuracy is None
+    stated = spec(reference_accuracy=0.917)
+    assert stated.reference_accuracy == 0.917
+    assert stated.model_dump(mode="json") == spec().model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reference_accuracy": 91.7},
+        {"reference_accuracy": -0.1},
+        {"task": "raw", "reference_accuracy": 0.9},
+        {"task": "detect", "decoder": "yolox", "reference_accuracy": 0.9},
+    ],
+)
+def test_a_reference_accuracy_that_bounds_nothing_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"reference_accuracy: expected "):
+        spec(**changes)
+
+
+# ---- what is told
+
+
+def test_telemetry_tells_accuracy_and_its_bound_only_where_they_are_known() -> None:
+    bare = CameraTelemetry(fps=30.0, latency_ms=Latency(p50=1.0, p99=2.0))
+    assert b"accuracy" not in bare.to_json()
+    told = bare.model_copy(
+        update={
+            "accuracy": Accuracy(estimate=0.9, low=0.8, high=1.0, n=40),
+            "accuracy_lower_bound_if_reference_accuracy_holds": 0.85,
+        }
+    )
+    assert CameraTelemetry.from_json(told.to_json()) == told
+
+
+def test_the_summary_tells_live_accuracy_where_it_was_measured() -> None:
+    summary = RunSummary("store/artefacts/a", calibrated=True)
+    assert "live_accuracy" not in summary.as_dict()
+    summary.live_accuracy = Estimate(Interval(0.91, 0.85, 0.96, 250), empty=7, since=12.0)
+    told = {"estimate": 0.91, "low": 0.85, "high": 0.96, "n": 250, "empty": 7}
+    assert summary.as_dict()["live_accuracy"] == told
+    assert summary.as_dict()["accuracy"] == {}
+    text = io.StringIO()
+    print_summary(summary, Console(file=text, width=120))
+    assert "accuracy, live" in text.getvalue()
+    assert "0.910 since 12 s, 95 % interval [0.850, 0.960] from 250 frames" in text.getvalue()

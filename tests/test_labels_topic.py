@@ -1,0 +1,185 @@
+"""Labels that come over MQTT: scored, or refused with the reason, and never a flood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.accuracy import LiveAccuracy
+from agent.capture import Frame
+from agent.decode import Classification
+from agent.detections import Detections
+from agent.findings import Served
+from agent.labels import LabelsDesk
+from agent.model_spec import ModelSpec
+from calibrate.errors import TaredError
+
+IMAGE = np.zeros((8, 8, 3), np.uint8)
+CLASSES = ("cat", "dog", "emu")
+
+
+class Desk:
+    """A desk of a camera 'north' whose frames 0 to 9, a tenth of a second apart, have all been answered alike."""
+
+    def __init__(self, task: str = "classify", labels: tuple[str, ...] = CLASSES) -> None:
+        decoder = "yolox" if task == "detect" else None
+        spec = ModelSpec(path=Path("x.onnx"), task=task, decoder=decoder, labels=labels)  # type: ignore[arg-type]  # a task
+        boxes = np.array([[10, 10, 30, 30]], np.float32)
+        detected = Detections(boxes=boxes, classes=np.array([1]), scores=np.array([0.9], np.float32))
+        self.told: list[tuple[str, int, str]] = []
+        self.accuracy = LiveAccuracy(task)
+        for frame in range(10):
+            answer = Classification(1, 0.9) if task == "classify" else detected
+            self.accuracy.answered(Served(Frame(frame, frame / 10, 0, IMAGE), "int8", answer, 0, 0.0))
+        self.desk = LabelsDesk("north", spec, self.accuracy, self._tell)
+
+    def _tell(self, error: TaredError, count: int) -> None:
+        assert error.found
+        assert error.expected
+        assert error.remedy
+        self.told.append((error.code, count, str(error)))
+
+    def send(self, payload: bytes | None = None, now_s: float = 0.0, retained: bool = False, **fields: Any) -> None:
+        message = {"camera": "north", **fields}
+        self.desk.receive(json.dumps(message).encode() if payload is None else payload, now_s, retained)
+
+    @property
+    def counted(self) -> tuple[float, int]:
+        interval = self.accuracy.estimate.interval
+        return interval.estimate, interval.n
+
+
+def test_classes_come_by_id_or_by_name_for_a_frame_or_a_capture_time() -> None:
+    desk = Desk()
+    desk.send(frame=0, labels=1)
+    desk.send(frame=1, labels="dog")
+    desk.send(ts=0.21, labels="cat")
+    desk.send(ts=0.3, labels=1)
+    assert desk.counted == (0.75, 4)
+    assert desk.told == []
+
+
+def test_boxes_come_in_frame_pixels_with_classes_by_id_or_by_name() -> None:
+    desk = Desk("detect")
+    desk.send(frame=0, labels=[{"class": "dog", "box": [10, 10, 30, 30]}])
+    desk.send(frame=1, labels=[{"class": 1, "box": [10.5, 10, 30, 30]}])
+    desk.send(frame=2, labels=[{"class": "cat", "box": [10, 10, 30, 30]}])
+    desk.send(frame=3, labels=[])
+    assert desk.counted == (0.5, 4)
+    assert desk.told == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"camera": "south", "frame": 0, "labels": 1}, "labels.camera"),
+        ({"frame": 10, "labels": 1}, "labels.unknown"),
+        ({"ts": 1e9, "labels": 1}, "labels.unknown"),
+        ({"ts": -5.0, "labels": 1}, "labels.late"),
+        ({"frame": 0, "labels": 3}, "labels.class"),
+        ({"frame": 0, "labels": "fox"}, "labels.class"),
+        ({"frame": 0, "labels": []}, "labels.task"),
+        ({"frame": 0}, "message.invalid"),
+        ({"frame": 0, "labels": None}, "message.invalid"),
+        ({"frame": 0, "labels": -1}, "message.invalid"),
+        ({"frame": 0, "labels": 2**40}, "message.invalid"),
+        ({"frame": 0, "labels": True}, "message.invalid"),
+        ({"frame": 0, "labels": 1.0}, "message.invalid"),
+        ({"frame": 0, "labels": "x" * 300}, "message.invalid"),
+        ({"frame": 0, "ts": 0.0, "labels": 1}, "message.invalid"),
+        ({"labels": 1}, "message.invalid"),
+        ({"frame": "0", "labels": 1}, "message.invalid"),
+        ({"frame": -1, "labels": 1}, "message.invalid"),
+        ({"frame": 10**30, "labels": 1}, "message.invalid"),
+        ({"camera": 5, "frame": 0, "labels": 1}, "message.invalid"),
+        ({"payload": b""}, "message.malformed"),
+        ({"payload": b"\xff\x00"}, "message.malformed"),
+        ({"payload": b'{"camera": "north", "ts": NaN, "labels": 1}'}, "message.malformed"),
+        ({"payload": b"[1, 2]"}, "message.not_object"),
+        ({"payload": b'{"a":' * 500 + b"1" + b"}" * 500}, "message.too_deep"),
+        ({"payload": b" " * 70_000}, "message.too_large"),
+        ({"frame": 0, "labels": 1, "retained": True}, "labels.retained"),
+    ],
+)
+def test_what_labels_no_frame_is_told_and_counts_for_nothing(fields: dict[str, Any], code: str) -> None:
+    desk = Desk()
+    desk.send(**fields)
+    (told,) = desk.told
+    assert told[:2] == (code, 1)
+    assert len(told[2]) < 700
+    assert desk.counted[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "code"),
+    [
+        (1, "labels.task"),
+        ([{"class": 3, "box": [0, 0, 1, 1]}], "labels.class"),
+        ([{"class": "fox", "box": [0, 0, 1, 1]}], "labels.class"),
+        ([{"class": 0, "box": [0, 0, 1]}], "message.invalid"),
+        ([{"class": 0, "box": [0, 0, 1, 1, 1]}], "message.invalid"),
+        ([{"class": 0, "box": [5, 0, 1, 1]}], "message.invalid"),
+        ([{"class": 0, "box": [0, 0, 1, 1e300]}], "message.invalid"),
+        ([{"class": 0, "box": [0, 0, 1, "1"]}], "message.invalid"),
+        ([{"box": [0, 0, 1, 1]}], "message.invalid"),
+        ([7], "message.invalid"),
+        ([{"class": 0, "box": [0, 0, 1, 1]}] * 1001, "message.invalid"),
+    ],
+)
+def test_boxes_that_are_none_are_told_and_count_for_nothing(labels: Any, code: str) -> None:
+    desk = Desk("detect")
+    desk.send(frame=0, labels=labels)
+    assert [told[:2] for told in desk.told] == [(code, 1)]
+    assert desk.counted[1] == 0
+
+
+def test_a_model_of_raw_outputs_has_no_labels() -> None:
+    desk = Desk("raw")
+    desk.send(frame=0, labels=1)
+    assert desk.told[0][0] == "labels.task"
+
+
+def test_without_names_in_the_spec_any_id_is_a_class_and_no_name_is() -> None:
+    desk = Desk(labels=())
+    desk.send(frame=0, labels=70_000)
+    assert desk.counted == (0.0, 1)
+    desk.send(frame=1, labels="dog")
+    assert [told[0] for told in desk.told] == ["labels.class"]
+
+
+def test_a_flood_is_told_at_once_then_once_a_minute_with_its_number() -> None:
+    desk = Desk()
+    for number in range(1000):
+        desk.send(b"nonsense", now_s=number / 100)
+    desk.send(frame=99, labels=1, now_s=10.0)
+    assert [told[:2] for told in desk.told] == [("message.malformed", 1), ("labels.unknown", 1)]
+    desk.desk.tick(59.9)
+    assert len(desk.told) == 2
+    desk.desk.tick(60.0)  # nothing came since, and still it is told
+    desk.desk.tick(1e6)
+    assert [told[:2] for told in desk.told[2:]] == [("message.malformed", 999)]
+    desk.send(b"nonsense", now_s=1e6)
+    assert desk.told[-1][:2] == ("message.malformed", 1)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["class", "box"]), inner, max_size=2),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["camera", "frame", "ts", "labels"]), json_values),
+    st.sampled_from(["classify", "detect", "raw"]),
+)
+def test_no_document_brings_the_desk_down(document: dict[str, Any], task: str) -> None:
+    desk = Desk(task)
+    desk.send(json.dumps({"camera": "north", **document}).encode())
+    assert desk.counted[1] + len(desk.told) + desk.accuracy.estimate.empty >= 1

@@ -1,0 +1,92 @@
+"""Regimes on disk: kept, ordered by when they served, of one model and runtime, and begun anew from what is no book."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.drift import Regime
+from agent.errors import AgentError
+from agent.recalibration import DailyCap
+from agent.regimes import RegimeBook
+
+
+def regime(name: str) -> Regime:
+    return Regime(name, {"x": 0.5, "y": 2.0**-9}, 0.25)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "regimes.json"
+
+
+def names(book: RegimeBook) -> list[str]:
+    return [known.artefact for known in book.known]
+
+
+def test_what_is_learnt_is_known_after_a_restart(path: Path) -> None:
+    book = RegimeBook(path, "one model", 5)
+    book.learn(regime("day"))
+    book.learn(regime("night"))
+    again = RegimeBook(path, "one model", 5)
+    assert again.known == book.known == (regime("day"), regime("night"))
+
+
+def test_the_one_that_has_not_served_for_longest_makes_room(path: Path) -> None:
+    book = RegimeBook(path, "one model", 3)
+    for name in ("dawn", "day", "dusk", "dawn", "night"):
+        book.learn(regime(name))
+    assert names(book) == names(RegimeBook(path, "one model", 3)) == ["dusk", "dawn", "night"]
+    assert names(RegimeBook(path, "one model", 2)) == ["dawn", "night"]
+
+
+def test_what_cannot_serve_is_forgotten(path: Path) -> None:
+    book = RegimeBook(path, "one model", 5)
+    book.learn(regime("day"))
+    book.forget("day")
+    book.forget("never known")
+    assert names(RegimeBook(path, "one model", 5)) == []
+
+
+def test_regimes_of_another_model_or_runtime_are_not_taken_over(path: Path) -> None:
+    RegimeBook(path, "one model", 5).learn(regime("day"))
+    assert names(RegimeBook(path, "another", 5)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "no JSON", "[]", "{}", '{"schema": 1}', '{"schema": 1, "identity": "one model", "regimes": [{}]}',
+     '{"schema": 1, "identity": "one model", "regimes": [{"artefact": "a", "scales": 3, "baseline_db": 0}]}',
+     '{"schema": 1, "identity": "one model", "regimes": [{"artefact": "a", "scales": {"x": NaN}, "baseline_db": 0}]}'],
+)  # fmt: skip
+def test_a_book_that_is_none_is_begun_anew(path: Path, text: str) -> None:
+    path.write_text(text)
+    book = RegimeBook(path, "one model", 5)
+    assert names(book) == []
+    book.learn(regime("day"))
+    assert names(RegimeBook(path, "one model", 5)) == ["day"]
+
+
+def test_a_book_of_a_newer_tared_is_refused(path: Path) -> None:
+    path.write_text(json.dumps({"schema": 2}))
+    with pytest.raises(AgentError) as refused:
+        RegimeBook(path, "one model", 5)
+    assert refused.value.code == "regimes.schema"
+    assert json.loads(path.read_text()) == {"schema": 2}
+
+
+def test_a_disk_that_refuses_is_told_and_the_regime_known_all_the_same(path: Path) -> None:
+    book = RegimeBook(path / "no folder" / "regimes.json", "one model", 5)
+    with pytest.raises(AgentError) as refused:
+        book.learn(regime("day"))
+    assert refused.value.code == "regimes.write"
+    assert names(book) == ["day"]
+
+
+def test_recalibrations_are_capped_by_the_day() -> None:
+    cap = DailyCap(2)
+    assert [cap.takes(hour * 3600.0) for hour in (0.0, 1.0, 2.0, 23.9, 24.1, 24.2, 25.1)] == [
+        True, True, False, False, True, False, True,
+    ]  # fmt: skip

@@ -1,0 +1,54 @@
+"""The daemon over a night, a day and the next night: known light is switched to, and nothing is calibrated for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import ALARM_SWAP, World, make_world
+
+from engines.store import Store
+
+NIGHT, DAY = 0.06, 1.0
+LEARNT = "event=regime "
+
+
+def in_light(folder: Path, light: float) -> World:
+    """The same model and state, whatever light it was before."""
+    return make_world(folder, lambda _: light, 900.0, regimes={"dwell_s": 15.0, "fidelity": 0.5})
+
+
+def known(world: World) -> Sequence[str]:
+    book: Any = json.loads((world.state_dir / "regimes.json").read_text())
+    return [regime["artefact"] for regime in book["regimes"]]
+
+
+@pytest.mark.slow
+def test_the_second_night_is_no_news_and_a_damaged_regime_no_end(tmp_path: Path) -> None:
+    first, _ = in_light(tmp_path, NIGHT).run(until=LEARNT)
+    (night,) = (swap["artefact"] for swap in first["swaps"])
+    second, _ = in_light(tmp_path, DAY).run(until=LEARNT)
+    ((trigger, day),) = ((swap["trigger"], swap["artefact"]) for swap in second["swaps"])
+    assert trigger == "alarm"
+    world = in_light(tmp_path, NIGHT)
+    assert known(world) == [night, day]
+
+    third, _ = world.run(until="event=swap .*trigger='switch'")
+    assert [(swap["trigger"], swap["artefact"]) for swap in third["swaps"]] == [("switch", night)]
+    assert (third["alarms"], third["dropped"]) == ([], {})
+    assert third["swaps"][0]["ts"] < 120.0
+    assert known(world) == [day, night]  # the last served last
+    current, previous = Store(world.state_dir).read("current"), Store(world.state_dir).read("previous")
+    assert current is not None
+    assert previous is not None
+    assert (current.id, previous.id) == (night, day)
+
+    engine = world.state_dir / "artefacts" / day / "engine.onnx"
+    engine.write_bytes(engine.read_bytes()[:-1])
+    fourth, said = in_light(tmp_path, DAY).run(until=ALARM_SWAP)
+    assert "code='artefact.damaged'" in said
+    assert [swap["trigger"] for swap in fourth["swaps"]] == ["alarm"]
+    assert fourth["swaps"][0]["fidelity"] > fourth["swaps"][0]["fidelity_before"]
