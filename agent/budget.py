@@ -9,6 +9,7 @@ from agent.sampling import Clock
 _PAID_BACK = 0.5  # of what is earned, as long as there is debt
 _SAVED = 1.5  # observations at most: who rested may not look often afterwards
 _RECENT = 0.1  # weight of the newest observation in what a usual one takes
+_SLOW = 2.0  # usual observations: what one takes beyond is paid back as debt is, and keeps nobody from looking
 
 
 class ObservationBudget:
@@ -59,12 +60,15 @@ class ObservationBudget:
     def spend(self, observed_s: float) -> None:
         """The observation that was due last took so long."""
         self._spent_s += observed_s
-        self._usual_s = self._usual_s + _RECENT * (observed_s - self._usual_s) if self._usual_s else observed_s
-        if self._on_credit:
-            self._debt_s += observed_s
+        billed_s = 0.0 if self._on_credit else min(observed_s, _SLOW * self._usual_s)
+        self._balance_s -= billed_s
+        self._debt_s += observed_s - billed_s if self._share is not None else 0.0
+        if observed_s < self._usual_s or not self._usual_s:  # the first one, which warms up, is no measure for long
+            self._usual_s += 0.5 * (observed_s - self._usual_s)
         else:
-            self._balance_s -= observed_s
-            self._wanted_s = self._random.uniform(-0.5, 0.5) * self._usual_s
+            self._usual_s += _RECENT * (min(observed_s, _SLOW * self._usual_s) - self._usual_s)
+        if not self._on_credit:
+            self._wanted_s = self._random.uniform(-0.5, 0.5) * billed_s
 
     def due(self, ts: float) -> bool:
         """Whether a frame of capture time `ts` is to be observed."""

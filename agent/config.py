@@ -72,6 +72,7 @@ class RegimesConfig(Strict):
     dwell_s: Finite = Field(default=600.0, gt=0.0)
     fidelity: float = Field(default=0.8, ge=0.0, le=1.0)
     switch_db: float = Field(default=1.5, gt=0.0, lt=12.0)
+    cooldown_s: Finite = Field(default=120.0, ge=0.0)
 
 
 class RecalibrationConfig(Strict):

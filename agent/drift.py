@@ -39,7 +39,8 @@ class DriftState:
 
     gain_db: of a recalibration over the known regime that fits best, in which the alarm believes with e_value.
     serving_db: the same over the engine in service. onset_ts: start of the present run of blocks whose gain_db is above
-    the tolerance. switch_to: the artefact of another regime that fits better beyond doubt, empty if none does.
+    the tolerance. switch_to: the artefact of the regime with the least noise, where another than the one in service has
+    long been ahead; else empty.
     """
 
     gain_db: float
@@ -56,8 +57,8 @@ class DriftMonitor:
     Frames of `block_s` seconds of capture time form a block, or a single frame where they are rarer; their merged
     histograms give the predicted gain of a recalibration in dB. What a calibration method itself leaves on the table,
     measured on the calibration's own histograms, is no drift and is taken off. The gain over the best of the regimes
-    feeds a drift detector with the configured tolerance and false-alarm budget; what the best is ahead of the one in
-    service, another.
+    feeds a drift detector with the configured tolerance and false-alarm budget; how much less noise than the one in
+    service the quietest would have, another.
     """
 
     def __init__(self, config: DriftConfig, switch_db: float, serving: Regime, others: Sequence[Regime] = ()) -> None:
@@ -69,6 +70,7 @@ class DriftMonitor:
         self._block: dict[str, AbsHistogram] = {}
         self._blocks = Blocks(config.block_s)
         self._gains_db = [0.0] * len(self._regimes)
+        self._quietest = 0  # of the regimes, in the latest block
         self._onset_ts: float | None = None
         self._calm_since: float | None = None
 
@@ -76,32 +78,32 @@ class DriftMonitor:
     def state(self) -> DriftState:
         reached = self._detector.drift_detected, self._detector.warning_detected
         name = {(True, True): "alarm", (False, True): "warning"}.get(reached, "calm")
-        best = min(range(len(self._regimes)), key=self._gains_db.__getitem__)
-        switch_to = self._regimes[best].artefact if self._ahead.drift_detected and best else ""
+        switch_to = self._regimes[self._quietest].artefact if self._ahead.drift_detected and self._quietest else ""
         serving_db, e_value = self._gains_db[0], self._detector.e_value
-        return DriftState(self._gains_db[best], serving_db, e_value, name, self._onset_ts, switch_to)
+        return DriftState(min(self._gains_db), serving_db, e_value, name, self._onset_ts, switch_to)
 
     def memory(self) -> dict[str, Any]:
         """What `recall` needs to go on after the last whole block, in JSON's types."""
         return {
             "detector": self._detector.state(),
-            "ahead": self._ahead.state(),
             "gains_db": self._gains_db,
             "onset_ts": self._onset_ts,
             "calm_since": self._calm_since,
         }
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """Go on where `memory` was taken, of the same regimes. Raises CalibrationError (`evidence.state`)."""
+        """Go on where `memory` was taken; who is ahead is found out anew, for other regimes may be known now.
+
+        Raises CalibrationError (`evidence.state`).
+        """
         try:
             times = [None if memory[key] is None else float(memory[key]) for key in ("onset_ts", "calm_since")]
             gains_db = [float(gain) for gain in memory["gains_db"]]
-            detector, ahead = memory["detector"], memory["ahead"]
+            detector = memory["detector"]
         except (KeyError, TypeError, ValueError) as error:
             found, expected = f"a drift monitor's state with {error!r}", "one as this version of tared wrote it"
             raise CalibrationError("evidence.state", found, expected, "start anew") from error
         self._detector.restore(detector)
-        self._ahead.restore(ahead)
         self._onset_ts, self._calm_since = times
         if len(gains_db) == len(self._gains_db):
             self._gains_db = gains_db
@@ -128,6 +130,8 @@ class DriftMonitor:
             for noise, regime in zip(today, self._regimes, strict=True)
         ]
         gain_db = min(self._gains_db)
+        self._quietest = min(range(len(today)), key=lambda index: today[index].total)
+        ahead_db = today[self._quietest].gain_db(today[0])
         if gain_db <= self._tolerance_db:
             self._onset_ts = None
             self._calm_since = began_ts if self._calm_since is None else self._calm_since
@@ -137,7 +141,6 @@ class DriftMonitor:
         if self._detector.drift_detected and self._calm_since is not None and ended_ts - self._calm_since >= _CALM_S:
             self._detector.reset()  # an alarm nobody acted on is over when its cause is
         self._detector.update(gain_db)
-        ahead_db = self._gains_db[0] - gain_db
         if self._ahead.drift_detected and ahead_db <= self._switch_db:
             self._ahead.reset()  # nobody could switch, and it is no longer worth it
         self._ahead.update(ahead_db)

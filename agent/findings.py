@@ -104,8 +104,8 @@ class Findings:
         unless what is remembered of this one is to be recalled."""
         with self._lock:
             self._monitor = DriftMonitor(self._config.drift, self._config.regimes.switch_db, serving, others)
-            self._view = View()
             self._watched = serving.artefact
+            self._drift_since = since
             self._drift_name = "calm"
             self._fidelity.start(since)
             self._collection = Collection(self._config.observe.held_out)
@@ -115,6 +115,14 @@ class Findings:
                     self._memory.fidelity_starts(since)
                 self._recall(recalled, self._monitor)
 
+    def compare(self, serving: Regime, others: Sequence[Regime]) -> None:
+        """Other regimes are known from now on beside what serves, whose evidence goes on."""
+        with self._lock:
+            monitor = DriftMonitor(self._config.drift, self._config.regimes.switch_db, serving, others)
+            if self._monitor is not None:
+                monitor.recall(self._monitor.memory())
+            self._monitor = monitor
+
     def _recall(self, recalled: Recalled, monitor: DriftMonitor) -> None:
         """What cannot be gone on with, as evidence weighed under other settings, begins anew."""
         with suppress(CalibrationError):
@@ -123,6 +131,7 @@ class Findings:
         self._drift_name = monitor.state.state
         if recalled.since is not None:
             self._fidelity.start(recalled.since)
+            self._drift_since = recalled.since  # both began with the state of drift that lasts
         for ts, value in recalled.fidelity:
             self._fidelity.add(ts, Fidelity(value or 0.0, is_empty=value is None))
 

@@ -104,7 +104,7 @@ class Journal:
         return kept
 
     def _refused(self, error: OSError) -> AgentError:
-        remedy = "choose another -o, or make room there"
+        remedy = f"make room there, or choose another place than {self._path.parent}"
         return AgentError(self._code, f"{self._path}: {error.strerror}", "a writable folder with room", remedy)
 
 

@@ -8,13 +8,14 @@ is played once more is news.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from agent.errors import AgentError
 from agent.journal import Journal
+from engines.store import fingerprint
 
 _FRAMES = 5000  # whose fidelity is remembered: ten hours at one in seven seconds
 _LINES = 20_000  # some megabytes, a day of blocks, after which the file is written anew
@@ -35,8 +36,10 @@ class Recalled:
 class Memory:
     """One engine at a time. A disk that refuses is told of once, and nothing is remembered from there on."""
 
-    def __init__(self, path: Path, on_error: Callable[[AgentError], None]) -> None:
+    def __init__(self, path: Path, source: str, on_error: Callable[[AgentError], None]) -> None:
+        """source: of the frames: what was seen elsewhere says nothing here. It may hold a password, and is not kept."""
         self._path = path
+        self._source = source
         self._on_error = on_error
         self._journal: Journal | None = None
         self._first = self._next = 0  # of the frames remembered
@@ -44,11 +47,13 @@ class Memory:
 
     def begin(self, identity: str, recall: bool) -> Recalled:
         """Remember an engine from now on; what is known of the same identity is recalled, or forgotten if not asked."""
-        if not recall:
-            self._path.unlink(missing_ok=True)
         self._journal, self._first, self._next = None, 0, 0
         with self._writing():
-            self._journal = Journal(self._path, identity, "memory.write")
+            if not recall:
+                self._remove()
+            self._journal = Journal(
+                self._path, fingerprint({"engine": identity, "source": self._source}), "memory.write"
+            )
             self._lines = self._journal.size
         return self._recalled() if self._journal is not None else Recalled()
 
@@ -102,4 +107,13 @@ class Memory:
             yield
         except AgentError as error:
             self._journal = None
+            with suppress(AgentError):
+                self._remove()  # what is known there is old from now on
             self._on_error(error)
+
+    def _remove(self) -> None:
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            found = f"{self._path}: {error.strerror}"
+            raise AgentError("memory.write", found, "a writable state directory", "make room, or its rights") from error

@@ -61,10 +61,12 @@ class Operations:
             post(lambda: reporter.error(error))
 
         if pipeline.is_live:  # a recording that is played once more is news
-            pipeline.observer.findings.remember(Memory(config.state_dir / "evidence.jsonl", tell))
+            pipeline.observer.findings.remember(Memory(config.state_dir / "evidence.jsonl", config.camera.source, tell))
         self._regimes = Regimes(config, service.model, book, pipeline.observer.findings)
         self._jobs = Recalibration(config, service.model, pipeline.observer, post, self._on_candidate)
         self._swapping = False  # an engine waits for its first frame
+        self._switch_after = 0.0  # monotonic time before which there is no switch
+        self._capped = False  # and told so
         self._cap = DailyCap(config.recalibration.per_day)
         self._quiet_until = 0.0  # monotonic time before which no job starts by itself
         self.summary = RunSummary(str(service.serving.path))
@@ -113,14 +115,14 @@ class Operations:
         self._news.tell(state)
         drift = state.drift.state if state.drift is not None else ""
         self._learn(state)
-        sees = not state.outage and not (state.view.trouble in (BLIND, FROZEN) and not state.telling)
-        idle = self._jobs.job is None and not self._swapping and sees  # else there is nothing to collect
+        sees = not state.outage and state.view.trouble != FROZEN  # else there is nothing to collect
+        idle = self._jobs.job is None and not self._swapping and sees
         if idle and time.monotonic() >= self._quiet_until:
             if self._service.degraded:
                 self._start_job("first-start")
-            elif state.drift is not None and state.drift.switch_to:
+            elif state.drift is not None and state.drift.switch_to and time.monotonic() >= self._switch_after:
                 self._switch(state.drift.switch_to)
-            elif drift == "alarm" and self._config.recalibration.automatic:
+            elif drift == "alarm" and self._config.recalibration.automatic and self._shows_something(state):
                 self._answer_alarm()
         self._pipeline.observer.set_pace(alert=self._jobs.collecting or drift == "warning")
         self._jobs.tick(self._service.calibrated_path)
@@ -128,6 +130,11 @@ class Operations:
     def stop(self, reason: str) -> None:
         """Abandon the running job."""
         self._jobs.abandon(reason)
+
+    def _shows_something(self, state: ObserverState) -> bool:
+        """A covered lens is nothing to calibrate on, whatever a classifier calls it; a dark street with cars is."""
+        found = self._config.model.task == "detect" and state.telling > 0
+        return state.view.trouble != BLIND or found
 
     def _learn(self, state: ObserverState) -> None:
         with self._reporting():
@@ -138,13 +145,14 @@ class Operations:
     def _switch(self, identity: str) -> None:
         """Put the artefact of another regime in service; one that cannot serve any more is forgotten."""
         since_s = time.monotonic()
+        self._switch_after = since_s + self._config.regimes.cooldown_s
         try:
             artefact = self._service.find(identity)
             engine, calibration = self._service.load(artefact)
         except TaredError as error:
             self._reporter.error(error, trigger="switch")
             with self._reporting():
-                self._regimes.forget(identity, self._pipeline.last_ts)
+                self._regimes.forget(identity)
             return
         report = JobReport("switch", self._reporter, self._pause, None)
         self._exchange(artefact, engine, calibration, _Exchange("switch", since_s, report))
@@ -152,12 +160,15 @@ class Operations:
     def _answer_alarm(self) -> None:
         """Recalibrate, unless that was done too often today: a scene that never settles is for people to look at."""
         if self._cap.takes(time.monotonic()):
+            self._capped = False
             self._start_job("alarm")
             return
+        if self._capped:
+            return
+        self._capped = True
         per_day = self._config.recalibration.per_day
         found, remedy = f"an alarm after {per_day} recalibrations in a day", "look at the scene, or raise the cap"
         self._reporter.error(AgentError("recalibration.cap", found, "a scene that settles", remedy))
-        self._pause()
 
     def _start_job(self, trigger: str, command: Report | None = None, **wishes: Any) -> Job | None:
         on_failure = self._pause if command is None else lambda: None
@@ -256,5 +267,5 @@ class Operations:
         self._jobs.abandon("the operator rolls back")
         self._pause()  # what the operator took back must not return by itself at once, nor be switched to later
         with self._reporting():
-            self._regimes.forget(self._service.serving.id, self._pipeline.last_ts)
+            self._regimes.forget(self._service.serving.id)
         self._exchange(previous, engine, calibration, _Exchange("rollback", time.monotonic(), report))

@@ -21,6 +21,7 @@ from engines.calibration import Calibration
 from engines.files import replace_files
 
 _SCHEMA = 1
+_STEP_S = 30.0  # between two looks, of which there are ten a second
 
 
 class RegimeBook:
@@ -95,6 +96,8 @@ class Regimes:
         self._book = book
         self._findings = findings
         self._serving: Regime | None = None
+        self._unwanted: set[str] = set()
+        self._dwelt_s, self._seen_ts = 0.0, float("inf")
 
     @property
     def known(self) -> int:
@@ -104,32 +107,43 @@ class Regimes:
     def watch(self, artefact: str, calibration: Calibration, since: float, recall: bool = False) -> None:
         """An artefact serves from capture time `since` on; recall: as it did before. Raises AgentError."""
         self._serving = Regime.of(artefact, calibration, self._model.scales(calibration))
-        self._look(since, recall)
+        self._dwelt_s, self._seen_ts = 0.0, float("inf")
+        self._findings.watch(self._serving, self._others(), since, recall)
         if artefact in (regime.artefact for regime in self._book.known):
             self._book.learn(self._serving)
 
     def learns(self, state: ObserverState, now_ts: float) -> str:
         """The artefact that serves, at the moment when it has become a regime; else nothing.
 
-        It has served its scene for long, without drift, and with good fidelity. Frames on which nothing is found tell
-        nothing: a covered lens proves nothing, however long it lasts. Raises AgentError (`regimes.write`).
+        It has served its own light for long, without drift, with a view that shows something, and with good fidelity.
+        Frames on which nothing is found tell nothing: a covered lens proves nothing, however long it lasts. Raises
+        AgentError (`regimes.write`).
         """
-        serving, config = self._serving, self._config.regimes
-        if serving is None or serving in self._book.known or state.drift is None or state.drift.state != "calm":
+        serving = self._serving
+        self._dwell(state, now_ts)
+        if serving is None or serving in self._book.known or serving.artefact in self._unwanted:
             return ""
-        if now_ts - state.fidelity_since < config.dwell_s or state.fidelity.low < config.fidelity:
+        if self._dwelt_s < self._config.regimes.dwell_s or state.fidelity.low < self._config.regimes.fidelity:
             return ""
         self._book.learn(serving)
         return serving.artefact
 
-    def forget(self, artefact: str, now_ts: float) -> None:
-        """Do without an artefact that cannot serve any more, or is not to. Raises AgentError (`regimes.write`)."""
+    def forget(self, artefact: str) -> None:
+        """Do without an artefact: it cannot serve any more, or is not to. Raises AgentError (`regimes.write`)."""
+        self._unwanted.add(artefact)
         self._book.forget(artefact)
         if self._serving is not None:
-            self._look(now_ts, recall=True)
+            self._findings.compare(self._serving, self._others())
 
-    def _look(self, since: float, recall: bool) -> None:
-        serving = self._serving
-        assert serving is not None
-        others = [regime for regime in self._book.known if regime.artefact != serving.artefact]
-        self._findings.watch(serving, others, since, recall)
+    def _others(self) -> list[Regime]:
+        return [
+            regime for regime in self._book.known if self._serving is None or regime.artefact != self._serving.artefact
+        ]
+
+    def _dwell(self, state: ObserverState, now_ts: float) -> None:
+        """Count capture time as long as all is well; a gap, or what a clock was set by, is not time that was seen."""
+        drift, tolerance_db = state.drift, self._config.drift.tolerance_db
+        well = drift is not None and drift.state == "calm" and drift.serving_db <= tolerance_db
+        passed_s = min(max(0.0, now_ts - self._seen_ts), _STEP_S)
+        self._dwelt_s = self._dwelt_s + passed_s if well and not state.view.trouble else 0.0
+        self._seen_ts = now_ts

@@ -71,8 +71,8 @@ class View:
     """Watches one camera's view from the moment an engine began to serve; each trouble needs evidence of its own.
 
     Where things are is compared with what was usual of late, since light comes and goes; sharpness with what it was at
-    the beginning, since dirt comes slowly. An e-detector counts the frames in trouble: while no more than a quarter of
-    them are, a false alert comes once in 100000 observed frames, or more rarely.
+    the beginning, since dirt comes slowly. An e-detector counts the frames in trouble: as long as the chance of the
+    next one to be so stays at or under a quarter, a false alert comes once in 100000 observed frames, or more rarely.
     """
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class View:
 
     def _learn(self, look: Look) -> None:
         """The view that the engine began with: the median of its first frames, unless there was nothing to see."""
+        self._count({BLIND: look.is_blind})
         if look.is_blind:
-            self._count({BLIND: True})
             return
         self._learnt.append(look)
         if len(self._learnt) == _LEARNING:

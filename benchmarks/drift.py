@@ -31,7 +31,7 @@ from calibrate.evidence import DriftDetector
 
 TOLERANCE_DB, BLOCK_S, FALSE_ALARMS = 3.0, 3, 1.0  # the defaults of config.yaml
 FPS, COST = 30.0, 2.0  # of the budgeted run: the reference takes twice as long as the engine
-SHARE = 0.01  # of inference: one frame in 100 * COST, as half of the 2 % goes to fidelity's engine run
+SHARE = 0.01  # of inference, half of what config.yaml allows: one frame in 100 * COST, as when taps cost as much again
 STEP_AT_S, HORIZON_S = 3 * 3600, 2 * 3600
 STREAMS = {
     "S1": ("S1", (0.0,), "max"),

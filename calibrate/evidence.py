@@ -99,7 +99,8 @@ class DriftDetector:
     `update` takes a block's predicted gain in dB. As long as the gain, given the past, stays at or under the tolerance
     in the mean (gains from 12 dB on count as 12), the expected number of alarms in 30 days is at most
     `false_alarms_per_30d`: see EDetector, whose conventions hold. Blocks may be longer than `block_s`; alarms are fewer
-    then. `warning_detected` comes first, falsely at most once in 100 blocks: it is for preparations that cost little.
+    then. `warning_detected` comes first, after no fewer than 100 blocks in the mean where it is false, and may last: it
+    is for preparations that cost little.
     """
 
     def __init__(self, false_alarms_per_30d: float = 1.0, tolerance_db: float = 3.0, block_s: float = 3.0) -> None:

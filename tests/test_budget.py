@@ -86,3 +86,20 @@ def test_a_clock_that_jumps_back_does_not_stop_the_observing() -> None:
     assert budget.due(1000.0)
     assert not budget.due(1000.1)
     assert budget.due(0.0)
+
+
+@pytest.mark.parametrize("slow_s", [1.0, 20.0])
+def test_one_slow_observation_makes_nobody_blind(slow_s: float) -> None:
+    """The machine was busy, or the engine was warming up: it is owed, and the scene is looked at."""
+    budget = made()
+    assert budget.due(0.0)
+    budget.spend(slow_s)
+    early = watch(budget, 120 * FPS, 1)
+    watch(budget, HOUR, 120 * FPS)
+    while not budget.due(3800.0):
+        budget.earn(INFERENCE_S)
+    budget.spend(slow_s)
+    late = watch(budget, 60 * FPS, 3800 * FPS + 1)
+    assert len(early) >= 5
+    assert len(late) >= 5
+    assert budget.debt_s > 0.0

@@ -123,3 +123,12 @@ def test_rare_observations_are_enough() -> None:
     for number in range(40):
         monitor.update(7.0 * number, scene(1 / 16, number))
     assert monitor.state.state == "alarm"
+
+
+def test_an_engine_with_more_noise_is_not_switched_to_for_its_excuses() -> None:
+    """It left much on the table where it was made; what that takes off its gain takes nothing off its noise."""
+    serving = regime(1.0)
+    coarse = Regime("coarse", {tensor: 3.0 * scale for tensor, scale in serving.scales.items()}, 9.5)
+    monitor = monitor_of(serving, coarse)
+    states(monitor, iter([1.2] * 300))
+    assert monitor.state.switch_to == ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,7 +25,8 @@ from engines.calibration import Calibration
 
 RIGHT, WRONG = Classification(0, 0.9), Classification(1, 0.9)
 NOTHING = Detections(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64), scores=np.zeros(0, np.float32))
-IMAGES = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(8, 248, (16, 16, 3), dtype=np.uint8) + RNG.integers(0, 8, (64, 16, 16, 3), dtype=np.uint8)
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def config() -> Config:
 def findings_of(config: Config, memory: Path | None = None) -> Findings:
     made = Findings(ModelSpec.model_validate(SPEC), config)
     if memory is not None:
-        made.remember(Memory(memory, lambda error: pytest.fail(str(error))))
+        made.remember(Memory(memory, "rtsp://camera", lambda error: pytest.fail(str(error))))
     return made
 
 
@@ -47,11 +48,13 @@ def feed(
     light: float = 1.0,
     wrong: int = 0,
     frozen: bool = False,
+    dark: bool = False,
     truth: Prediction = RIGHT,
 ) -> None:
     """A frame a second; of every ten so many are answered wrongly."""
     for second in seconds:
-        frame = Frame(second, float(second), 0, IMAGES[0 if frozen else second % len(IMAGES)])
+        image = IMAGES[0 if frozen else second % len(IMAGES)] // (64 if dark else 1)
+        frame = Frame(second, float(second), 0, image)
         served = Served(frame, "lit 1", WRONG if second % 10 < wrong else truth, 0, 0.0)
         findings.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, second)), truth)
 
@@ -99,6 +102,23 @@ class Sixteenth:
         return calibration.scales
 
 
+def regimes_of(config: Config, folder: Path) -> tuple[Findings, Regimes, RegimeBook]:
+    """A calibration for light 1 in service since capture time 0."""
+    findings, book = findings_of(config), RegimeBook(folder / "regimes.json", "", 5)
+    regimes = Regimes(config, cast(Model, Sixteenth()), book, findings)
+    regimes.watch("lit 1", calibration(), 0.0)
+    return findings, regimes, book
+
+
+def dwell(findings: Findings, regimes: Regimes, seconds: range, **how: Any) -> list[str]:
+    """What is learnt, second by second."""
+    learnt = []
+    for second in seconds:
+        feed(findings, range(second, second + 1), **how)
+        learnt.append(regimes.learns(findings.state("", Spending(0.0, 0.0)), float(second)))
+    return learnt
+
+
 @pytest.mark.parametrize(
     ("wrong", "seconds", "light", "learnt"),
     [(0, 120, 1.0, True), (0, 50, 1.0, False), (4, 200, 1.0, False), (0, 120, 1 / 16, False)],
@@ -107,25 +127,51 @@ class Sixteenth:
 def test_only_what_has_proved_sound_becomes_a_regime(
     config: Config, tmp_path: Path, wrong: int, seconds: int, light: float, learnt: bool
 ) -> None:
-    findings = findings_of(config)
-    book = RegimeBook(tmp_path / "regimes.json", "", 5)
-    regimes = Regimes(config, cast(Model, Sixteenth()), book, findings)
-    regimes.watch("lit 1", calibration(), 0.0)
-    feed(findings, range(seconds), light, wrong)
-    state = findings.state("", Spending(0.0, 0.0))
-    assert regimes.learns(state, float(seconds)) == ("lit 1" if learnt else "")
-    assert regimes.learns(state, float(seconds)) == ""
+    findings, regimes, book = regimes_of(config, tmp_path)
+    found = dwell(findings, regimes, range(seconds), light=light, wrong=wrong)
+    assert [each for each in found if each] == (["lit 1"] if learnt else [])
     assert len(book.known) == learnt
+
+
+def test_a_clock_that_is_set_ahead_is_no_time_that_was_seen(config: Config, tmp_path: Path) -> None:
+    findings, regimes, _ = regimes_of(config, tmp_path)
+    dwell(findings, regimes, range(20))
+    assert not any(dwell(findings, regimes, range(100_000, 100_005)))
+
+
+def test_what_the_operator_took_back_is_not_learnt(config: Config, tmp_path: Path) -> None:
+    findings, regimes, book = regimes_of(config, tmp_path)
+    dwell(findings, regimes, range(90))
+    assert len(book.known) == 1
+    regimes.forget("lit 1")
+    assert not any(dwell(findings, regimes, range(90, 300)))
+    assert book.known == ()
+
+
+def test_forgetting_a_regime_leaves_the_evidence_for_what_serves(config: Config, tmp_path: Path) -> None:
+    findings, regimes, book = regimes_of(config, tmp_path)
+    book.learn(regime(1 / 16))
+    feed(findings, range(30), light=1 / 16)
+    before = findings.state("", Spending(0.0, 0.0))
+    regimes.forget("lit 0.0625")
+    after = findings.state("", Spending(0.0, 0.0))
+    assert before.drift is not None
+    assert after.drift is not None
+    assert after.drift.e_value == before.drift.e_value > 0.0
+    assert (after.fidelity, after.collected) == (before.fidelity, before.collected)
 
 
 def test_a_covered_lens_never_becomes_a_regime(config: Config, tmp_path: Path) -> None:
     """Both engines find nothing on every frame: they agree, and that proves nothing."""
-    findings = findings_of(config)
-    book = RegimeBook(tmp_path / "regimes.json", "", 5)
-    regimes = Regimes(config, cast(Model, Sixteenth()), book, findings)
-    regimes.watch("lit 1", calibration(), 0.0)
-    feed(findings, range(300), truth=NOTHING)
+    findings, regimes, book = regimes_of(config, tmp_path)
+    assert not any(dwell(findings, regimes, range(300), truth=NOTHING))
     state = findings.state("", Spending(0.0, 0.0))
     assert (state.fidelity.n, state.empty_frames) == (0, 300)
-    assert regimes.learns(state, 300.0) == ""
+    assert book.known == ()
+
+
+def test_a_classifier_that_is_sure_of_a_covered_lens_teaches_nothing(config: Config, tmp_path: Path) -> None:
+    findings, regimes, book = regimes_of(config, tmp_path)
+    assert not any(dwell(findings, regimes, range(300), dark=True))
+    assert findings.state("", Spending(0.0, 0.0)).view.trouble == "blind"
     assert book.known == ()

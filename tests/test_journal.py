@@ -131,7 +131,7 @@ def test_the_end_removes_the_file_and_a_second_end_does_no_harm(tmp_path: Path) 
 
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none" / "plan.journal", tmp_path):
-        with pytest.raises(AgentError, match=r"plan\.journal.*choose another -o"):
+        with pytest.raises(AgentError, match=r"plan\.journal.*choose another place"):
             Journal(path, "model x")
 
 

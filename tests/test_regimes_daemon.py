@@ -39,7 +39,6 @@ def test_the_second_night_is_no_news_and_a_damaged_regime_no_end(tmp_path: Path)
     third, _ = world.run(until="event=swap .*trigger='switch'")
     assert [(swap["trigger"], swap["artefact"]) for swap in third["swaps"]] == [("switch", night)]
     assert (third["alarms"], third["dropped"]) == ([], {})
-    assert third["swaps"][0]["ts"] < 120.0
     assert known(world) == [day, night]  # the last served last
     current, previous = Store(world.state_dir).read("current"), Store(world.state_dir).read("previous")
     assert current is not None
