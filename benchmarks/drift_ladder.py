@@ -17,8 +17,7 @@ would notice stands beside it: F1 against FP32 at the score threshold, over all 
 The predicted gain is calibrate.noise's, less what the calibration leaves on the table on its own frames, as in
 agent/drift.py; here it may be negative. Its tensors are weighted by *sensitivity*: the noise that a tensor makes in the
 outputs when it alone is quantised, over its own noise to signal, on a few calibrating frames. Beside it stand two
-weightings that need no inference. PSI and the Jensen-Shannon distance are those of Evidently (calculations/stattests):
-as many equal bins of both together as Sturges' rule says, empty ones filled for PSI; the mean over the same tensors.
+weightings that need no inference, and PSI and the Jensen-Shannon distance (benchmarks/drift_signals.py).
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
-from scipy.spatial.distance import jensenshannon
 from scipy.special import stdtrit
-from scipy.stats import rankdata
 
 from agent.camera import parse_source, read_images
 from agent.detections import Detections
@@ -45,10 +42,10 @@ from agent.model_spec import ModelSpec
 from agent.sampling import Collection
 from agent.vision import VisionTask
 from benchmarks.corruption import CONDITIONS, SEVERITIES, Image, corrupt
+from benchmarks.drift_signals import OURS, SIGNALS, Score, Signals, auc, bootstrapped, spearman
 from benchmarks.models import DATA, MODELS
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish
-from calibrate.histogram import AbsHistogram
-from calibrate.noise import network_noise, predicted_gain_db
+from calibrate.noise import network_noise
 from engines.backend import Array, Engine, open_backend
 from engines.calibration import Calibration
 from engines.placement import place
@@ -73,10 +70,7 @@ RUNS = (
     (DARK, [("dark", severity) for severity in (4, 3, 2, 1, 0)]),
 )
 GAIN_DB = 3.0  # what is worth a recalibration
-OURS, EVEN, OWN = "predicted gain", "predicted gain, tensors alike", "predicted gain, by the calibration's own noise"
-SIGNALS = (OURS, OWN, EVEN, "PSI", "JS distance")
 _PROBES = 4  # one calibrating frame in so many measures sensitivities
-_RESAMPLES = 2000
 
 Tensors = list[NDArray[np.float32]]
 Floats = NDArray[np.float64]
@@ -233,83 +227,6 @@ def _rows(outputs: Sequence[Mapping[str, Array]], axis: int) -> Floats:
 def _relative_error(found: Floats, truth: Floats, weight: Floats) -> float:
     mean = np.average(truth, axis=0, weights=weight)
     return float((weight @ np.square(found - truth)).sum() / (weight @ np.square(truth - mean)).sum())
-
-
-class Signals:
-    """What histograms alone say of a scene, against one calibration."""
-
-    def __init__(self, calibration: Calibration, sensitivities: Mapping[str, float]) -> None:
-        self._calibration = calibration
-        own = {tap: _noise_to_signal(seen, calibration.scales[tap]) for tap, seen in calibration.histograms.items()}
-        self._weights = {
-            OURS: sensitivities,
-            OWN: {tap: 1.0 / noise for tap, noise in own.items() if noise > 0.0},
-            EVEN: dict.fromkeys(own, 1.0),
-        }
-        self._baselines_db = {name: self._gain_db(calibration.histograms, name) for name in self._weights}
-
-    def of(self, live: Mapping[str, AbsHistogram]) -> dict[str, float]:
-        gains_db = {name: self._gain_db(live, name) - base for name, base in self._baselines_db.items()}
-        known = self._calibration.histograms
-        shifts = np.array([shift(known[tap], seen) for tap, seen in live.items() if seen.amax and known[tap].amax])
-        psi, distance = shifts.mean(axis=0)
-        return {**gains_db, "PSI": float(psi), "JS distance": float(distance)}
-
-    def _gain_db(self, live: Mapping[str, AbsHistogram], weighting: str) -> float:
-        return predicted_gain_db(live, self._calibration.scales, self._weights[weighting])
-
-
-def _noise_to_signal(histogram: AbsHistogram, scale: float) -> float:
-    return network_noise({"": histogram}, [{"": scale}])[0][0].total
-
-
-def shift(known: AbsHistogram, live: AbsHistogram) -> tuple[float, float]:
-    """PSI, natural logarithm, and Jensen-Shannon distance to base 2, as Evidently has them."""
-    range_exp = max(known.range_exp, live.range_exp)
-    counts = [each.widened(range_exp).counts for each in (known, live)]
-    parts = int(np.ceil(np.log2(sum(each.sum() for each in counts)) + 1.0))  # Sturges
-    bins = max(known.amax, live.amax) / np.ldexp(1.0, range_exp) * known.counts.size
-    cuts = np.unique(np.rint(np.arange(parts) * bins / parts).astype(int))
-    p, q = (np.add.reduceat(each, cuts) / each.sum() for each in counts)
-    filled = [np.where(each > 0.0, each, _filling(each[each > 0.0].min())) for each in (p, q)]
-    psi = ((filled[0] - filled[1]) * np.log(filled[0] / filled[1])).sum()
-    return float(psi), float(jensenshannon(p, q, 2.0))
-
-
-def _filling(least: float) -> float:
-    return least / 1e6 if least <= 1e-4 else 1e-4
-
-
-def auc(signal: Floats, positive: NDArray[np.bool_]) -> float:
-    """Area under the ROC curve, from the rank sum (Hanley & McNeil 1982); NaN where all conditions are alike."""
-    count = int(positive.sum())
-    others = positive.size - count
-    if not count or not others:
-        return float("nan")
-    return float((rankdata(signal)[positive].sum() - count * (count + 1) / 2.0) / (count * others))
-
-
-def spearman(signal: Floats, gain_db: Floats) -> float:
-    return float(np.corrcoef(rankdata(signal), rankdata(gain_db))[0, 1])
-
-
-@dataclass(frozen=True)
-class Score:
-    """A figure, and its 95 % bootstrap interval over conditions (percentiles; Efron 1979)."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-
-def bootstrapped(statistic: Callable[[Floats, Floats], float], signal: Floats, gain_db: Floats) -> Score:
-    rng = np.random.default_rng(0)
-    picks = rng.integers(signal.size, size=(_RESAMPLES, signal.size))
-    low, high = np.nanpercentile([statistic(signal[pick], gain_db[pick]) for pick in picks], (2.5, 97.5))
-    return Score(statistic(signal, gain_db), float(low), float(high))
 
 
 @dataclass(frozen=True)
