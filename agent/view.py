@@ -21,6 +21,7 @@ _DARK = 8.0  # of 255: mean of a covered lens, or of a night without a lamp
 _FLAT = 3.0  # of 255: standard deviation over the layout, below which there is nothing to see
 _BLURRED = 0.5  # of the sharpness that the view had
 _MOVED = 0.4  # correlation of the layouts
+_STEADY = 0.7  # correlation in the beginning, below which the camera turns, or nothing in its view stands still
 _RELIT = 0.3  # octaves of luminance: a lamp that goes on changes the layout too, and moves no camera
 _FOLLOWED = 0.05  # weight of the newest frame in the layout that is usual: dawn comes over many
 _TOLERATED = 0.25  # of observed frames that may be so without an alert
@@ -78,6 +79,7 @@ class View:
     def __init__(self) -> None:
         self._usual: Look | None = None
         self._learnt: list[Look] = []
+        self._is_steady = True
         self._evidence = {name: EDetector(_TOLERATED, _FALSE_ALERTS, 1.0) for name in (BLIND, "moved", "blurred")}
         self._figures: dict[str, float] = {}
         self._same, self._checksum, self._since_ts = 0, -1, 0.0
@@ -114,10 +116,11 @@ class View:
         if len(self._learnt) == _LEARNING:
             layout = np.median([each.layout for each in self._learnt], axis=0)
             sharpness = float(np.median([each.sharpness for each in self._learnt]))
+            self._is_steady = float(np.median([_alike(each.layout, layout) for each in self._learnt])) > _STEADY
             self._usual, self._learnt = Look(float(layout.mean()), layout, sharpness), []
 
     def _compare(self, look: Look, usual: Look) -> None:
-        alike = 1.0 if look.is_blind else float(np.corrcoef(look.layout.ravel(), usual.layout.ravel())[0, 1])
+        alike = 1.0 if look.is_blind or not self._is_steady else _alike(look.layout, usual.layout)
         sharpness = look.sharpness / max(usual.sharpness, 1e-6)
         self._figures = {"luminance": look.luminance, "alike": alike, "sharpness": sharpness}
         relit = abs(np.log2(max(look.luminance, 1.0) / max(usual.luminance, 1.0))) > _RELIT
@@ -135,6 +138,13 @@ class View:
             if evidence.drift_detected and not found:
                 evidence.reset()
             evidence.update(float(found))
+
+
+def _alike(layout: Layout, other: Layout) -> float:
+    """Their correlation; 1 where one of them is even."""
+    deviations = [each - each.mean() for each in (layout, other)]
+    scale = float(np.prod([np.sqrt(np.square(each).sum()) for each in deviations]))
+    return float((deviations[0] * deviations[1]).sum()) / scale if scale > 0.0 else 1.0
 
 
 def _grid(image: NDArray[np.uint8]) -> Layout:

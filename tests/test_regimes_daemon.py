@@ -12,7 +12,7 @@ from worlds import ALARM_SWAP, World, make_world
 
 from engines.store import Store
 
-NIGHT, DAY = 0.06, 1.0
+NIGHT, DAY = 0.12, 1.0  # what is darker still counts as a covered lens
 LEARNT = "event=regime "
 
 
@@ -50,4 +50,4 @@ def test_the_second_night_is_no_news_and_a_damaged_regime_no_end(tmp_path: Path)
     fourth, said = in_light(tmp_path, DAY).run(until=ALARM_SWAP)
     assert "code='artefact.damaged'" in said
     assert [swap["trigger"] for swap in fourth["swaps"]] == ["alarm"]
-    assert fourth["swaps"][0]["fidelity"] > fourth["swaps"][0]["fidelity_before"]
+    assert fourth["swaps"][0]["fidelity"] >= fourth["swaps"][0]["fidelity_before"]

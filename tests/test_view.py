@@ -131,3 +131,17 @@ def test_the_layout_has_the_means_of_its_parts() -> None:
     bright = np.zeros((36, 64, 3), np.uint8)
     bright[:, 32:] = 200
     assert np.array_equal(Look.at(bright).layout, np.repeat([[0.0] * 8 + [200.0] * 8], 9, axis=0))
+
+
+def test_a_camera_that_turns_all_the_time_was_not_moved() -> None:
+    view = View()
+    for number in range(300):
+        view.look(float(number), camera(number, scene(number % 7)))
+        assert view.state.trouble == ""
+
+
+def test_an_even_view_has_no_layout_to_lose() -> None:
+    view = View()
+    for number in range(100):
+        view.look(float(number), np.full((60, 80, 3), 100 + number % 2, np.uint8))
+    assert view.state.trouble in ("", "blind")
