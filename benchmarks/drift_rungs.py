@@ -1,0 +1,205 @@
+"""The rungs of the ladder: real frames under a condition, and what stale and fresh INT8 engines make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from agent.camera import parse_source, read_images
+from agent.detections import Detections
+from agent.fidelity import MatchCounts, count_matches, fidelity
+from agent.model import calibrate, open_model
+from agent.model_spec import ModelSpec
+from agent.sampling import Collection
+from agent.vision import VisionTask
+from benchmarks.corruption import CONDITIONS, SEVERITIES, Image, corrupt
+from benchmarks.drift_signals import Signals
+from benchmarks.models import DATA, MODELS
+from calibrate.noise import network_noise
+from engines.backend import Array, Engine, open_backend
+from engines.calibration import Calibration
+from engines.placement import place
+from engines.planned import quantised_graph
+from engines.qdq import insert_qdq
+
+CLIPS = {
+    "vehicles": "vid_vehicle_surveillance_640x352.mp4",
+    "person": "vid_one_by_one_person_768x432.mp4",
+    "signing": "vid_face_asl_walk_640x480.mkv",
+}
+# yolox_nano collapses with every layer INT8, because of Conv_44. With that in float, what the other three read makes
+# 63 % of the noise of all activations: the second strided depthwise convolution, and two pointwise ones beside it.
+KEEP_FLOAT = {"yolox_nano": ("Conv_44", "Conv_47", "Conv_70", "Conv_73")}
+SCORE_THRESHOLD = {"fastestdet": 0.65}  # on video, as ../shared/data/SOURCES.md advises
+# Axis of the output that holds the channels, which of them is objectness, and which are boxes; the last 80 are classes.
+LAYOUT = {"fastestdet": (1, 0, slice(1, 5)), "yolox_nano": (2, 4, slice(0, 4))}
+_CLASSES = slice(5, 85)
+CLEAN, DARK = ("dark", 0), ("dark", 4)
+RUNS = (
+    (CLEAN, [CLEAN, *product(CONDITIONS, SEVERITIES)]),
+    (DARK, [("dark", severity) for severity in (4, 3, 2, 1, 0)]),
+)
+GAIN_DB = 3.0  # what is worth a recalibration
+_PROBES = 4  # one calibrating frame in so many measures sensitivities
+
+Tensors = list[NDArray[np.float32]]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of one engine on the compared frames: noise over FP32's variation, matches with FP32, F1 of each frame.
+
+    empty: the frames on which neither found anything.
+    """
+
+    noise: float
+    matches: MatchCounts
+    f1: Floats
+    empty: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One condition on one clip: what the signals say, and what the stale and the fresh engine do."""
+
+    clip: str
+    calibrated: str
+    condition: str
+    severity: int
+    signals: Mapping[str, float]
+    stale: Answers
+    fresh: Answers
+
+    @property
+    def real_db(self) -> float:
+        return 10.0 * float(np.log10(self.stale.noise / self.fresh.noise))
+
+    def loses_fidelity(self, confidence: float) -> bool:
+        """Whether the fresh engine's fidelity is below the stale one's, frame by frame (Student's t, one-sided)."""
+        lost = (self.stale.f1 - self.fresh.f1)[~(self.stale.empty & self.fresh.empty)]
+        if lost.size < 2 or lost.mean() <= 0.0:
+            return False
+        return bool(lost.mean() > stdtrit(lost.size - 1, confidence) * lost.std(ddof=1) / np.sqrt(lost.size))
+
+
+class Ladder:
+    """One model: FP32, its observer, and engines made from what that sees."""
+
+    def __init__(self, name: str) -> None:
+        keys, _ = MODELS[name]
+        precision = {"keep_float": KEEP_FLOAT.get(name, ())}
+        changed = {"path": DATA / str(keys["path"]), "precision": precision}
+        if name in SCORE_THRESHOLD:
+            changed["score_threshold"] = SCORE_THRESHOLD[name]
+        self.name = name
+        self.model = open_model(ModelSpec.model_validate({**keys, **changed}))
+        self._backend = open_backend("onnxruntime")
+        self._observer = self._backend.observer(self.model.reference, self.model.placement.taps)
+        self._task = VisionTask(self.model.spec, self._observer.inputs, self._observer.outputs)
+        self._needed = self.model.needed_taps
+
+    def tensors(self, images: Sequence[Image], condition: str, severity: int, seed: int) -> Tensors:
+        seen = [corrupt(image, condition, severity, seed + number) for number, image in enumerate(images)]
+        return [self._task.preprocess(image)[0].copy() for image in seen]
+
+    def calibrate(self, tensors: Tensors) -> Calibration:
+        collection = Collection(held_out_size=0)
+        for tensor in tensors:
+            collection.add(tensor, self._observer.observe(tensor).histograms)
+        seen = {tap: collection.histograms[tap] for tap in self._needed}
+        return calibrate(self.model, seen, "entropy", collection.frames, self.name)
+
+    def engine(self, calibration: Calibration) -> Engine:
+        graph = quantised_graph(self.model.master, self.model.plan, calibration).graph
+        return self._backend.load(self._backend.build(self.model.request(graph, "int8")).engine)
+
+    def truths(self, tensors: Tensors) -> list[Mapping[str, Array]]:
+        return [self._observer.infer(tensor) for tensor in tensors]
+
+    def answers(self, engine: Engine, tensors: Tensors, truths: Sequence[Mapping[str, Array]]) -> Answers:
+        served = [engine.infer(tensor) for tensor in tensors]
+        pairs = [(self._decode(a, x), self._decode(b, x)) for a, b, x in zip(served, truths, tensors, strict=True)]
+        matches = sum((count_matches(*pair) for pair in pairs), MatchCounts())
+        agreed = [fidelity(*pair) for pair in pairs]
+        empty = np.array([each.is_empty for each in agreed])
+        return Answers(self.noise(served, truths), matches, np.array([each.value for each in agreed]), empty)
+
+    def noise(self, served: Sequence[Mapping[str, Array]], truths: Sequence[Mapping[str, Array]]) -> float:
+        """Of objectness, boxes and classes: squared error over variation in FP32, added up; see above."""
+        axis, objectness, boxes = LAYOUT[self.name]
+        found, truth = (_rows(outputs, axis) for outputs in (served, truths))
+        seen = truth[:, objectness]
+        everywhere = np.ones_like(seen)
+        parts = ((slice(objectness, objectness + 1), everywhere), (boxes, seen), (_CLASSES, seen))
+        return sum(_relative_error(found[:, part], truth[:, part], weight) for part, weight in parts)
+
+    def measure_sensitivities(self, calibration: Calibration, tensors: Tensors) -> dict[str, float]:
+        """Per tap the noise that it alone makes in the outputs, over its own noise to signal."""
+        placement, graph = place(self.model.master, self.model.plan), self.model.master
+        truths = self.truths(tensors)
+        seen = self.calibrate(tensors).histograms
+        found: dict[str, float] = {}
+        for group in placement.groups:
+            reads = {
+                node.name: tuple(i for i in placement.reads[node.name] if node.input[i] in group.tensors)
+                for node in graph.graph.node
+                if node.name in placement.reads
+            }
+            alone = insert_qdq(graph, replace(placement, reads=reads, weights={}, groups=(group,)), calibration.amax)
+            with closing(self._backend.load(alone.SerializeToString())) as engine:
+                made = self.noise([engine.infer(tensor) for tensor in tensors], truths)
+            (own,), _ = network_noise({tap: seen[tap] for tap in group.taps}, [calibration.scales])
+            found.update(dict.fromkeys(group.taps, made / own.total if own.total > 0.0 else 0.0))
+        return found
+
+    def _decode(self, outputs: Mapping[str, Array], tensor: NDArray[np.float32]) -> Detections:
+        found = self._task.decode(outputs, tensor.shape)
+        assert isinstance(found, Detections)
+        return found
+
+    def close(self) -> None:
+        self._observer.close()
+
+
+def climb(name: str, frames: int, advance: Callable[[], object]) -> list[Rung]:
+    """All conditions on all clips. Sensitivities are measured once, on the first clip."""
+    rungs, sensitivities = list[Rung](), dict[str, float]()
+    with closing(Ladder(name)) as ladder:
+        for clip, file in CLIPS.items():
+            images = [image for _, image in read_images(parse_source(str(DATA / file)))]
+            thirds = [images[i] for i in np.linspace(0, len(images) - 1, 3 * frames).astype(int)]
+            for lit, conditions in RUNS:
+                tensors = ladder.tensors(thirds[0::3], *lit, seed=0)
+                calibration = ladder.calibrate(tensors)
+                if not sensitivities:
+                    sensitivities = ladder.measure_sensitivities(calibration, tensors[::_PROBES])
+                signals = Signals(calibration, sensitivities)
+                with closing(ladder.engine(calibration)) as stale:
+                    for condition, severity in conditions:
+                        live = ladder.calibrate(ladder.tensors(thirds[1::3], condition, severity, seed=frames))
+                        compared = ladder.tensors(thirds[2::3], condition, severity, seed=2 * frames)
+                        truths = ladder.truths(compared)
+                        with closing(ladder.engine(live)) as fresh:
+                            answers = [ladder.answers(engine, compared, truths) for engine in (stale, fresh)]
+                        shown = f"{lit[0]} {lit[1]}" if lit[1] else "clean"
+                        rungs.append(Rung(clip, shown, condition, severity, signals.of(live.histograms), *answers))
+                        advance()
+    return rungs
+
+
+def _rows(outputs: Sequence[Mapping[str, Array]], axis: int) -> Floats:
+    """The one output of several frames: (cells, channels)."""
+    arrays = [np.moveaxis(next(iter(each.values())), axis, -1) for each in outputs]
+    return np.concatenate([array.reshape(-1, array.shape[-1]) for array in arrays]).astype(np.float64)
+
+
+def _relative_error(found: Floats, truth: Floats, weight: Floats) -> float:
+    mean = np.average(truth, axis=0, weights=weight)
+    return float((weight @ np.square(found - truth)).sum() / (weight @ np.square(truth - mean)).sum())
