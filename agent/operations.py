@@ -62,7 +62,7 @@ class Operations:
 
         if pipeline.is_live:  # a recording that is played once more is news
             pipeline.observer.findings.remember(Memory(config.state_dir / "evidence.jsonl", config.camera.source, tell))
-        self._regimes = Regimes(config, service.model, book, pipeline.observer.findings)
+        self._regimes = Regimes(config, book, pipeline.observer.findings)
         self._jobs = Recalibration(config, service.model, pipeline.observer, post, self._on_candidate)
         self._swapping = False  # an engine waits for its first frame
         self._switch_after = 0.0  # monotonic time before which there is no switch
@@ -100,7 +100,7 @@ class Operations:
         self._news.serves_anew()
         self._reporter.serves(artefact, calibration.id)
         with self._reporting():
-            self._regimes.watch(artefact, calibration, since, recall)
+            self._regimes.watch(artefact, self._service.model, calibration, since, recall)
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

@@ -17,10 +17,11 @@ from agent.drift import Regime
 from agent.errors import AgentError
 from agent.findings import Findings, ObserverState
 from agent.model import Model
+from agent.weights import tap_weights
 from engines.calibration import Calibration
 from engines.files import replace_files
 
-_SCHEMA = 1
+_SCHEMA = 2  # 1 had no weights; the regimes of such a book are learnt anew
 _STEP_S = 30.0  # between two looks, of which there are ten a second
 
 
@@ -80,19 +81,26 @@ class RegimeBook:
 
 def _regime(row: Any) -> Regime:
     """Raises ValueError and the like for what no `learn` has written."""
-    scales = {str(tensor): float(scale) for tensor, scale in row["scales"].items()}
-    baseline_db = float(row["baseline_db"])
-    if not all(0.0 < scale < math.inf for scale in scales.values()) or not math.isfinite(baseline_db):
-        raise ValueError("a scale that no tensor has")
-    return Regime(str(row["artefact"]), scales, baseline_db)
+    scales, weights = (_positive(row[key]) for key in ("scales", "weights"))
+    own = {str(tensor): (float(today), float(least)) for tensor, (today, least) in row["own"].items()}
+    if not all(0.0 <= ratio < math.inf for pair in own.values() for ratio in pair):
+        raise ValueError("noise that no tensor has")
+    return Regime(str(row["artefact"]), scales, weights, own)
+
+
+def _positive(row: Any) -> dict[str, float]:
+    """Figures by tensor. Raises ValueError for one that is not positive and finite."""
+    found = {str(tensor): float(figure) for tensor, figure in row.items()}
+    if not all(0.0 < figure < math.inf for figure in found.values()):
+        raise ValueError("a figure that no tensor has")
+    return found
 
 
 class Regimes:
     """What serves, and what else is known, for the drift monitor; learns what serves once that has proved sound."""
 
-    def __init__(self, config: Config, model: Model, book: RegimeBook, findings: Findings) -> None:
+    def __init__(self, config: Config, book: RegimeBook, findings: Findings) -> None:
         self._config = config
-        self._model = model
         self._book = book
         self._findings = findings
         self._serving: Regime | None = None
@@ -104,9 +112,13 @@ class Regimes:
         """How many regimes are kept."""
         return len(self._book.known)
 
-    def watch(self, artefact: str, calibration: Calibration, since: float, recall: bool = False) -> None:
-        """An artefact serves from capture time `since` on; recall: as it did before. Raises AgentError."""
-        self._serving = Regime.of(artefact, calibration, self._model.scales(calibration))
+    def watch(self, artefact: str, model: Model, calibration: Calibration, since: float, recall: bool = False) -> None:
+        """An artefact serves from capture time `since` on; recall: as it did before.
+
+        model: under the plan of the artefact. Raises AgentError (`regimes.write`).
+        """
+        weights = tap_weights(model, calibration)
+        self._serving = Regime.of(artefact, calibration, model.scales(calibration), weights)
         self._dwelt_s, self._seen_ts = 0.0, float("inf")
         self._findings.watch(self._serving, self._others(), since, recall)
         if artefact in (regime.artefact for regime in self._book.known):

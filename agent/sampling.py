@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.histogram import AbsHistogram, merge
+from calibrate.histogram import AbsHistogram, merge_into
 
 HELD_OUT_EVERY = 4  # one observed frame in so many goes to the held-out set instead of the histograms
 
@@ -118,6 +118,4 @@ class Collection:
             (self._telling if telling else self._empty).offer(tensor)
             return
         self.frames += 1
-        for name, histogram in histograms.items():
-            known = self.histograms.get(name)
-            self.histograms[name] = histogram if known is None else merge(known, histogram)
+        merge_into(self.histograms, histograms)

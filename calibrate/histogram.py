@@ -15,7 +15,7 @@ import lzma
 import math
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
@@ -165,6 +165,12 @@ def merge_all(histograms: Iterable[AbsHistogram], bits: int = DEFAULT_BITS) -> A
     """`merge` over any number of histograms; of none, the empty one."""
     remaining = iter(histograms)
     return reduce(merge, remaining, next(remaining, empty_histogram(bits)))
+
+
+def merge_into(known: dict[str, AbsHistogram], seen: Mapping[str, AbsHistogram]) -> None:
+    """Merge histograms by tensor into those that are known so far."""
+    for name, histogram in seen.items():
+        known[name] = merge(known[name], histogram) if name in known else histogram
 
 
 def to_bytes(histogram: AbsHistogram) -> bytes:

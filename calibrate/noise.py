@@ -148,16 +148,32 @@ class NetworkNoise:
         return 10.0 * float(np.log10(today.total / self.total)) if self.total > 0.0 else 0.0
 
 
-def network_noise(
-    live: Mapping[str, AbsHistogram],
-    scale_sets: Sequence[Mapping[str, float]],
-    weights: Mapping[str, float] | None = None,
-) -> tuple[list[NetworkNoise], NetworkNoise]:
-    """What `live` suffers under each of several sets of scales, and the least it could: under each tensor's best scale.
+@dataclass(frozen=True)
+class TensorNoise:
+    """What each of a network's tensors suffers under several sets of scales, and the least that it could.
 
-    weights: relative sensitivities, 1 for every tensor when absent, 0 for one that they lack. Tensors that saw only
-    zeros, or that have no scale in one of the sets, say nothing anywhere: the sums are of the same tensors. The least
-    is never more than under a given set, and of a real network within 0.1 dB of the least there is.
+    names: (tensors,). ratios: noise over signal by rounding and clipping, (tensors, sets + 1, 2), the last under
+    `best`: each tensor's best scale, (tensors,).
+    """
+
+    names: tuple[str, ...]
+    ratios: Floats
+    best: Floats
+
+    def under(self, which: int, weights: Mapping[str, float] | None = None) -> NetworkNoise:
+        """The sum under one of the sets by its number, the number of sets itself for the least.
+
+        weights: relative sensitivities, 1 for every tensor when absent, 0 for one that they lack.
+        """
+        relative = np.array([1.0 if weights is None else weights.get(name, 0.0) for name in self.names])
+        return NetworkNoise(*(relative[:, None] * self.ratios[:, which]).sum(axis=0).tolist())
+
+
+def tensor_noise(live: Mapping[str, AbsHistogram], scale_sets: Sequence[Mapping[str, float]]) -> TensorNoise:
+    """What `live` suffers under each of several sets of scales, and the least it could.
+
+    Tensors that saw only zeros, or that have no scale in one of the sets, are left out: all sums are of the same
+    tensors. The least is never more than under a given set, and of a real network within 0.1 dB of the least there is.
 
     All tensors are taken at once, so that it can be asked every few seconds: their histograms are cut alike, relative
     to their ranges, and one table of candidate scales serves them all.
@@ -165,18 +181,34 @@ def network_noise(
     spoken = [
         name for name, seen in live.items() if seen.amax > 0.0 and all(s.get(name, 0.0) > 0.0 for s in scale_sets)
     ]
-    sums = np.zeros((len(scale_sets) + 1, 2))
-    for bits in {live[name].bits for name in spoken}:
-        names = [name for name in spoken if live[name].bits == bits]
-        scales = np.array([[each[name] for each in scale_sets] for name in names])
-        relative = np.array([1.0 if weights is None else weights.get(name, 0.0) for name in names])
-        sums += np.tensordot(relative, _network_ratios([live[name] for name in names], scales), 1)
-    *given, least = (NetworkNoise(*each) for each in sums.tolist())
+    names, ratios, best = list[str](), [np.empty((0, len(scale_sets) + 1, 2))], [np.empty(0)]
+    for bits in sorted({live[name].bits for name in spoken}):
+        alike = [name for name in spoken if live[name].bits == bits]
+        scales = np.array([[each[name] for each in scale_sets] for name in alike])
+        found = _network_ratios([live[name] for name in alike], scales)
+        names, ratios, best = [*names, *alike], [*ratios, found[0]], [*best, found[1]]
+    return TensorNoise(tuple(names), np.concatenate(ratios), np.concatenate(best))
+
+
+def best_scales(live: Mapping[str, AbsHistogram]) -> dict[str, float]:
+    """Per tensor that saw anything the scale of least noise, found as in `tensor_noise`."""
+    found = tensor_noise(live, [])
+    return dict(zip(found.names, found.best.tolist(), strict=True))
+
+
+def network_noise(
+    live: Mapping[str, AbsHistogram],
+    scale_sets: Sequence[Mapping[str, float]],
+    weights: Mapping[str, float] | None = None,
+) -> tuple[list[NetworkNoise], NetworkNoise]:
+    """The sums of `tensor_noise` under each set, and the least; weights as in `TensorNoise.under`."""
+    found = tensor_noise(live, scale_sets)
+    *given, least = (found.under(which, weights) for which in range(len(scale_sets) + 1))
     return given, least
 
 
-def _network_ratios(histograms: Sequence[AbsHistogram], scales: Floats) -> Floats:
-    """(tensors, sets + 1, 2): noise over signal by rounding and clipping, under scales (tensors, sets) and the best."""
+def _network_ratios(histograms: Sequence[AbsHistogram], scales: Floats) -> tuple[Floats, Floats]:
+    """Ratios as in TensorNoise under scales (tensors, sets) and the best, and the best scales (tensors,)."""
     edges, mass = _cut_alike(histograms)
     units = np.exp2([[float(histogram.range_exp)] for histogram in histograms])
     amax = np.array([[histogram.amax] for histogram in histograms]) / units
@@ -190,10 +222,12 @@ def _network_ratios(histograms: Sequence[AbsHistogram], scales: Floats) -> Float
     total = np.einsum("te,ne->tn", even, table.sum(axis=0))  # not @: BLAS would wake every core for it
     nearest = np.argmin(total, axis=1)
     noise = np.concatenate((noise, np.einsum("cte,te->tc", table[:, nearest], even)[:, None]), axis=1)
-    best = np.take_along_axis(noise, noise.sum(axis=2).argmin(axis=1)[:, None, None], axis=1)
+    quietest = noise.sum(axis=2).argmin(axis=1)[:, None]
+    best = np.take_along_axis(noise, quietest[..., None], axis=1)
+    candidates = np.hstack((relative, _NETWORK_CANDIDATES[nearest, None])) * units
     power = (density * np.diff(ending**3)).sum(axis=1) / 3.0
     ratios: Floats = np.concatenate((noise[:, : scales.shape[1]], best), axis=1) / power[:, None, None]
-    return ratios
+    return ratios, np.take_along_axis(candidates, quietest, axis=1)[:, 0]
 
 
 def _cut_alike(histograms: Sequence[AbsHistogram]) -> tuple[Floats, Floats]:

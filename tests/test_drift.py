@@ -19,7 +19,7 @@ def scene(brightness: float, seed: int) -> dict[str, AbsHistogram]:
     """Two tensors of one frame, whose values grow with the light."""
     rng = np.random.default_rng(seed)
     signal = np.maximum(rng.normal(size=4000), 0.0) * brightness
-    return {"a": abs_histogram(signal.astype(np.float32)), "b": abs_histogram((signal * 7.0).astype(np.float32))}
+    return {"image": abs_histogram(signal.astype(np.float32)), "t1": abs_histogram((signal * 7.0).astype(np.float32))}
 
 
 def calibration(brightness: float = 1.0, method: str = "entropy") -> Calibration:
@@ -30,7 +30,7 @@ def calibration(brightness: float = 1.0, method: str = "entropy") -> Calibration
 
 def regime(brightness: float = 1.0, method: str = "entropy") -> Regime:
     made = calibration(brightness, method)
-    return Regime.of(f"lit {brightness:g}", made, made.scales)
+    return Regime.of(f"lit {brightness:g}", made, made.scales, dict.fromkeys(made.scales, 1.0))
 
 
 def monitor_of(serving: Regime, *others: Regime) -> DriftMonitor:
@@ -128,7 +128,70 @@ def test_rare_observations_are_enough() -> None:
 def test_an_engine_with_more_noise_is_not_switched_to_for_its_excuses() -> None:
     """It left much on the table where it was made; what that takes off its gain takes nothing off its noise."""
     serving = regime(1.0)
-    coarse = Regime("coarse", {tensor: 3.0 * scale for tensor, scale in serving.scales.items()}, 9.5)
+    coarse = Regime(
+        "coarse",
+        {tensor: 3.0 * scale for tensor, scale in serving.scales.items()},
+        serving.weights,
+        {tensor: (9.0 * least, least) for tensor, (_, least) in serving.own.items()},
+    )
     monitor = monitor_of(serving, coarse)
     states(monitor, iter([1.2] * 300))
     assert monitor.state.switch_to == ""
+
+
+def lit(light: dict[str, float], seed: int) -> dict[str, AbsHistogram]:
+    """A frame whose tensors are each in a light of their own."""
+    return {name: scene(brightness, seed)[name] for name, brightness in light.items()}
+
+
+@pytest.mark.parametrize(("moved", "alarms"), [("image", True), ("t1", False)])
+def test_a_tensor_counts_by_its_weight(moved: str, alarms: bool) -> None:
+    made = calibration()
+    monitor = monitor_of(Regime.of("weighted", made, made.scales, {"image": 1.0, "t1": 1e-6}))
+    for second in range(120):
+        monitor.update(float(second), lit({"image": 1.0, "t1": 1.0, moved: 16.0}, second))
+    assert (monitor.state.state == "alarm") is alarms
+
+
+def test_a_tensor_that_is_float_in_service_says_nothing() -> None:
+    made = calibration()
+    monitor = monitor_of(Regime.of("half float", made, made.scales, {"image": 1.0}))
+    for second in range(120):
+        monitor.update(float(second), lit({"image": 1.0, "t1": 1e6}, second))
+    assert monitor.state.gain_db < 1.0
+
+
+def test_a_regime_that_leaves_the_guilty_tensor_float_is_quieter() -> None:
+    made = calibration()
+    serving = Regime.of("all INT8", made, made.scales, {"image": 1.0, "t1": 1.0})
+    monitor = monitor_of(serving, Regime.of("half float", made, made.scales, {"image": 5.0}))
+    for second in range(120):
+        monitor.update(float(second), lit({"image": 1.0, "t1": 64.0}, second))
+    assert monitor.state.switch_to == "half float"
+
+
+def test_two_lights_in_turn_that_one_calibration_suits_raise_no_alarm() -> None:
+    """A block sees one of them, and would be better off with scales of its own; a recalibration sees both."""
+    frames = [scene(1.0 if number % 2 else 8.0, 500 + number) for number in range(16)]
+    together = {name: merge_all(frame[name] for frame in frames) for name in frames[0]}
+    made = calibrate_histograms(together, (), model_sha256="m", method="mse", frames=16, source="test")
+    monitor = monitor_of(Regime.of("both", made, made.scales, {"image": 1.0, "t1": 1.0}))
+    found = states(monitor, iter(([1.0] * 9 + [8.0] * 6) * 60))
+    assert {name for _, name in found} == {"calm", "warning"}  # one light by itself looks like a gain
+
+
+def test_an_alarm_ends_even_if_the_clock_is_set_back_meanwhile() -> None:
+    monitor = monitor_of(regime())
+    states(monitor, iter([4.0] * 200))
+    assert monitor.state.state == "alarm"
+    for second in range(130):
+        monitor.update(second - 1e6, scene(1.0, second))
+    assert monitor.state.state == "calm"
+
+
+def test_time_that_nobody_saw_ends_no_alarm() -> None:
+    monitor = monitor_of(regime())
+    states(monitor, iter([4.0] * 200))
+    for second in range(10):
+        monitor.update(1e6 + second, scene(1.0, second))
+    assert monitor.state.state == "alarm"

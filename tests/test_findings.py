@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from test_drift import calibration, regime, scene
 from worlds import SPEC
+from zoo import Net
 
 from agent.capture import Frame
 from agent.config import Config
@@ -20,8 +21,9 @@ from agent.model import Model
 from agent.model_spec import ModelSpec
 from agent.regimes import RegimeBook, Regimes
 from agent.schema import validate
+from calibrate.plan import ALL_INT8
 from engines.backend import Observation
-from engines.calibration import Calibration
+from engines.placement import place
 
 RIGHT, WRONG = Classification(0, 0.9), Classification(1, 0.9)
 NOTHING = Detections(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64), scores=np.zeros(0, np.float32))
@@ -95,18 +97,18 @@ def test_a_frozen_camera_shows_nothing_new(config: Config) -> None:
     assert findings.state("", Spending(0.0, 0.0)).view.trouble == ""
 
 
-class Sixteenth:
-    """As much of a model as regimes ask."""
-
-    def scales(self, calibration: Calibration) -> dict[str, float]:
-        return calibration.scales
+def two_tensors() -> Model:
+    """A model that quantises the tensors of `scene`."""
+    net = Net((1, 3, 8, 8))
+    master = net.model(net.conv(net.node("Relu", net.conv("image", 3, 4)), 4, 5))
+    return Model(ModelSpec.model_validate(SPEC), master, "m", (1, 3, 8, 8), ALL_INT8, master, place(master))
 
 
 def regimes_of(config: Config, folder: Path) -> tuple[Findings, Regimes, RegimeBook]:
     """A calibration for light 1 in service since capture time 0."""
     findings, book = findings_of(config), RegimeBook(folder / "regimes.json", "", 5)
-    regimes = Regimes(config, cast(Model, Sixteenth()), book, findings)
-    regimes.watch("lit 1", calibration(), 0.0)
+    regimes = Regimes(config, book, findings)
+    regimes.watch("lit 1", two_tensors(), calibration(), 0.0)
     return findings, regimes, book
 
 

@@ -14,7 +14,7 @@ from agent.regimes import RegimeBook
 
 
 def regime(name: str) -> Regime:
-    return Regime(name, {"x": 0.5, "y": 2.0**-9}, 0.25)
+    return Regime(name, {"x": 0.5, "y": 2.0**-9}, {"x": 3.0, "y": 0.1}, {"x": (0.25, 0.125), "y": (1e-5, 1e-6)})
 
 
 @pytest.fixture
@@ -55,11 +55,23 @@ def test_regimes_of_another_model_or_runtime_are_not_taken_over(path: Path) -> N
     assert names(RegimeBook(path, "another", 5)) == []
 
 
+ROW = {"artefact": "a", "scales": {"x": 0.5}, "weights": {"x": 1.0}, "own": {"x": [0.25, 0.125]}}
+
+
+def book_of(**changed: object) -> str:
+    return json.dumps({"schema": 2, "identity": "one model", "regimes": [{**ROW, **changed}]})
+
+
+def test_the_row_that_is_spoilt_below_is_one_that_is_read(path: Path) -> None:
+    path.write_text(book_of())
+    assert names(RegimeBook(path, "one model", 5)) == ["a"]
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "no JSON", "[]", "{}", '{"schema": 1}', '{"schema": 1, "identity": "one model", "regimes": [{}]}',
-     '{"schema": 1, "identity": "one model", "regimes": [{"artefact": "a", "scales": 3, "baseline_db": 0}]}',
-     '{"schema": 1, "identity": "one model", "regimes": [{"artefact": "a", "scales": {"x": NaN}, "baseline_db": 0}]}'],
+    ["", "no JSON", "[]", "{}", '{"schema": 2}', '{"schema": 2, "identity": "one model", "regimes": [{}]}',
+     book_of().replace(": 2,", ": 1,"), book_of(scales=3), book_of(scales={"x": float("nan")}),
+     book_of(weights={"x": -1.0}), book_of(own={"x": [0.25]}), book_of(own={"x": [0.25, float("inf")]})],
 )  # fmt: skip
 def test_a_book_that_is_none_is_begun_anew(path: Path, text: str) -> None:
     path.write_text(text)
@@ -70,11 +82,11 @@ def test_a_book_that_is_none_is_begun_anew(path: Path, text: str) -> None:
 
 
 def test_a_book_of_a_newer_tared_is_refused(path: Path) -> None:
-    path.write_text(json.dumps({"schema": 2}))
+    path.write_text(json.dumps({"schema": 3}))
     with pytest.raises(AgentError) as refused:
         RegimeBook(path, "one model", 5)
     assert refused.value.code == "regimes.schema"
-    assert json.loads(path.read_text()) == {"schema": 2}
+    assert json.loads(path.read_text()) == {"schema": 3}
 
 
 def test_a_disk_that_refuses_is_told_and_the_regime_known_all_the_same(path: Path) -> None:
