@@ -12,6 +12,7 @@ from agent.detections import LabelledBoxes
 from agent.estimates import Estimate, SinceStartBySecond
 from agent.fidelity import count_matches
 from agent.findings import Served
+from agent.memory import Memory
 from agent.preprocess import Geometry
 from agent.review import NOTHING
 from calibrate.evidence import Interval
@@ -41,9 +42,14 @@ class LiveAccuracy:
         self._lock = threading.Lock()  # guards all below; the frame path never takes it
         self._answers = answers if answers is not None else Answers()
         self._mean = SinceStartBySecond()
+        self._memory: Memory | None = None
         self._engine_id: str | None = None
         self._first_frame = 0  # that this engine answered
         self._recorded_to = -1  # the last frame that `label_recorded` has seen
+
+    def remember(self, memory: Memory) -> None:
+        """Keep what is counted from now on, and go on with what an earlier process counted of the same engine."""
+        self._memory = memory
 
     def answered(self, served: Served) -> None:
         """Remember what a frame got; a sink of the frame path."""
@@ -77,8 +83,13 @@ class LiveAccuracy:
                     self._score(answer, truth)
 
     @property
+    def nbytes(self) -> int:
+        """What the answers take that labels may still come for, about."""
+        return self._answers.nbytes
+
+    @property
     def estimate(self) -> Estimate:
-        """Since the engine in service answered its first frame."""
+        """Since the engine in service answered its first frame, in this process or in one before it."""
         with self._lock:
             self._take_in()
             return self._mean.estimate
@@ -87,16 +98,24 @@ class LiveAccuracy:
         while self._arriving:
             answer = Answer.of(*self._arriving.popleft())
             if answer.engine_id != self._engine_id:
+                recall = self._engine_id is None
                 self._engine_id, self._first_frame = answer.engine_id, answer.frame
-                self._mean.start(answer.ts)
+                if self._memory is None:
+                    self._mean.start(answer.ts)
+                else:
+                    self._memory.begin(answer.engine_id, answer.ts, recall, self._mean)
             self._answers.add(answer)
 
     def _score(self, answer: Answer, truth: Truth) -> None:
         if answer.labelled:
             return
         answer.labelled = True
-        if answer.frame >= self._first_frame:
-            self._mean.add(answer.ts, _value(answer, truth))
+        if answer.frame < self._first_frame:
+            return
+        value = _value(answer, truth)
+        self._mean.add(answer.ts, value)
+        if self._memory is not None:
+            self._memory.frame(answer.ts, value)
 
 
 def accuracy_bound(reference_accuracy: float, fidelity: Interval) -> float:

@@ -57,18 +57,20 @@ class ObservationBudget:
         self._debt_s -= repaid_s
         self._balance_s = min(self._balance_s + earned_s - repaid_s, _SAVED * self._usual_s)
 
-    def spend(self, observed_s: float) -> None:
-        """The observation that was due last took so long."""
+    def spend(self, observed_s: float, failed: bool = False) -> None:
+        """The observation that was due last took so long; one that failed says nothing of what a usual one takes."""
         self._spent_s += observed_s
         billed_s = 0.0 if self._on_credit else min(observed_s, _SLOW * self._usual_s)
         self._balance_s -= billed_s
         self._debt_s += observed_s - billed_s if self._share is not None else 0.0
+        if not self._on_credit:
+            self._wanted_s = self._random.uniform(-0.5, 0.5) * billed_s
+        if failed:
+            return
         if observed_s < self._usual_s or not self._usual_s:  # the first one, which warms up, is no measure for long
             self._usual_s += 0.5 * (observed_s - self._usual_s)
         else:
             self._usual_s += _RECENT * (min(observed_s, _SLOW * self._usual_s) - self._usual_s)
-        if not self._on_credit:
-            self._wanted_s = self._random.uniform(-0.5, 0.5) * billed_s
 
     def due(self, ts: float) -> bool:
         """Whether a frame of capture time `ts` is to be observed."""

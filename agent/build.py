@@ -46,12 +46,14 @@ def build_artefact(
     judge: Judge | None = None,
     key: bytes | None = None,
     without_int8: Mapping[str, str] | None = None,
+    raised_from: str = "",
 ) -> Artefact:
     """Build an engine under the model's plan, and write it with everything it was made of; a key signs it.
 
     destination: from the fingerprinted inputs to the artefact's directory. judge: looks at the loaded engine
     before the artefact is written; what it returns goes into the manifest, what it raises prevents the artefact.
     without_int8: nodes that this runtime is known to have no INT8 kernel for, with the reason: left float at once.
+    raised_from: where the model's plan was raised from the owner's, see Service.origin; the artefact says so.
     An artefact of the same inputs that is already there is judged too, and returned.
     Raises CalibrationError, EngineError.
     """
@@ -62,7 +64,7 @@ def build_artefact(
         raise CalibrationError(
             "calibration.missing", "no calibration", "one, for int8", "make it with 'tared calibrate'"
         )
-    inputs = _inputs(model, backend, precision, calibration)
+    inputs = _inputs(model, backend, precision, calibration, raised_from)
 
     def fill(directory: Path) -> Mapping[str, Any]:
         built = _compile(model, backend, progress, precision, calibration, without_int8 or {})
@@ -123,7 +125,9 @@ def _evidence(model: Model, plan: PrecisionPlan, backend: Backend, calibration: 
     return {**evidence, "verdict": verdict, "candidates": [], "accepted": None}
 
 
-def _inputs(model: Model, backend: Backend, precision: str, calibration: Calibration | None) -> dict[str, Any]:
+def _inputs(
+    model: Model, backend: Backend, precision: str, calibration: Calibration | None, raised_from: str
+) -> dict[str, Any]:
     """What an engine follows from."""
     inputs: dict[str, Any] = {
         "model": model.sha256,
@@ -137,6 +141,8 @@ def _inputs(model: Model, backend: Backend, precision: str, calibration: Calibra
         inputs["calibration"] = {"id": calibration.id, "method": calibration.method}
     if precision == "int8":
         inputs["plan"] = model.plan.essence
+        if raised_from:
+            inputs["raised_from"] = raised_from
     return inputs
 
 

@@ -26,16 +26,19 @@ from agent.config import backend_options
 from agent.errors import AgentError
 from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
+from agent.raising import RaisedPlan, Raising, Scene
 from agent.verdict import MIN_TELLING, HeldOut, Verdict, judge
 from calibrate.errors import CalibrationError, TaredError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.backend import Backend, Engine, open_backend
+from engines.backend import Backend, BackendOptions, Engine, open_backend
 from engines.calibration import load_histograms, save_histograms
 from engines.seal import find_key
 from engines.store import Store, read_artefact
 
 Emit = Callable[[Mapping[str, Any]], None]
+
+_TRIED_EVERY = 4  # held-out frame on which groups are tried: it is not among those that the candidate is judged on
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class JobRequest:
     """What the daemon asks of the child; the collected data lies beside it.
 
     serving: directory of the artefact in service, None while the reference engine serves. plan: as its `to_json`.
+    raised_from: as for `build_artefact`, of the plan or of what it is raised to. raising: a Raising as its `as_dict`.
     max_loss: largest 1 - mean fidelity at which a candidate is good whatever serves now.
     """
 
@@ -58,6 +62,8 @@ class JobRequest:
     max_loss: float
     nice: int
     plan: str = ALL_INT8.to_json()
+    raised_from: str = ""
+    raising: dict[str, Any] | None = None
     dla: int | None = None
 
 
@@ -121,6 +127,11 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
     histograms = load_histograms(directory / "histograms.npz")
     calibration = calibrate(model, histograms, request.method, request.frames, request.source)
     held_out = _read_held_out(directory / "held_out.npy")
+    without_int8 = _without_int8(model, backend, request.serving, key)
+    if request.raising is not None:
+        scene = Scene(histograms, calibration, held_out[MIN_TELLING::_TRIED_EVERY])
+        del held_out[MIN_TELLING::_TRIED_EVERY]
+        model = _raised(model, Raising(**request.raising), scene, without_int8, request.threads, emit)
     verdicts: list[Verdict] = []
 
     def validating(fraction: float, _: str) -> None:
@@ -134,7 +145,6 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
             raise _refusal(verdict)
         return {"verdict": asdict(verdict)}
 
-    without_int8 = _without_int8(model, backend, request.serving, key)
     artefact = build_artefact(
         model,
         backend,
@@ -144,8 +154,22 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
         judge=judge_engine,
         key=key,
         without_int8=without_int8,
+        raised_from=request.raised_from,
     )
     return Outcome(artefact.path, verdicts[0])
+
+
+def _raised(
+    model: Model, raising: Raising, scene: Scene, without_int8: Mapping[str, str], threads: int, emit: Emit
+) -> Model:
+    """The model under a plan with more layers float."""
+
+    def ranking(fraction: float, _: str) -> None:
+        emit({"step": "RANKING", "percent": 40 + round(10 * fraction)})
+
+    embedded = open_backend("onnxruntime", BackendOptions(threads))
+    plan = RaisedPlan(model, scene, without_int8, embedded, ranking).find(raising)
+    return model.under(plan)
 
 
 def _without_int8(model: Model, backend: Backend, serving: str | None, key: bytes | None) -> Mapping[str, str]:

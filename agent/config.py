@@ -79,6 +79,7 @@ class RecalibrationConfig(Strict):
     """What happens then."""
 
     automatic: bool = True
+    raise_precision: bool = True
     max_loss: float = Field(default=0.1, ge=0.0, le=1.0)
     nice: int = Field(default=10, ge=0, le=19)
     timeout_s: Finite = Field(default=900.0, gt=0.0)

@@ -57,7 +57,7 @@ class Connection:
     """Belongs to one thread: it calls `open`, then `turn` while `alive`, and `close` in any case.
 
     `outcome` says in words how far it has come. `admitted_at` is the monotonic time at which the broker had
-    taken us and our subscriptions. A byte in `wakee` ends a turn; `hear` gets what arrives.
+    taken us and our subscriptions. A byte in `wakee` ends a turn; `hear` gets what arrives, with its subscription.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Connection:
         client_id: str,
         subscriptions: Sequence[str],
         will: Message | None,
-        hear: Callable[[Message], None],
+        hear: Callable[[str, Message], None],
         wakee: socket.socket,
     ) -> None:
         self.outcome = "not tried yet"
@@ -186,10 +186,11 @@ class Connection:
         except UnicodeDecodeError as error:
             raise _violation(f"a topic that is no text ({error})", "UTF-8") from None
         # amqtt sends a new client the retained messages of everybody's subscriptions.
-        if any(topic_matches_sub(pattern, topic) for pattern in self._subscriptions):
+        subscription = next((each for each in self._subscriptions if topic_matches_sub(each, topic)), None)
+        if subscription is not None:
             # One byte too many is kept, so that its reader sees that it is too long; 256 MB of them are not.
             payload = bytes(message.payload[: MAX_PAYLOAD_BYTES + 1])
-            self._hear(Message(topic, payload, message.qos, message.retain))
+            self._hear(subscription, Message(topic, payload, message.qos, message.retain))
 
     def _on_publish(self, _client: Client, _user: Any, mid: int, _reason: Any, _props: Any) -> None:
         self.unacknowledged.pop(mid, None)

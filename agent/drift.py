@@ -11,7 +11,7 @@ from agent.config import DriftConfig
 from agent.sampling import Blocks
 from calibrate.errors import CalibrationError
 from calibrate.evidence import DriftDetector
-from calibrate.histogram import AbsHistogram, merge_into
+from calibrate.histogram import AbsHistogram, merge_into, nbytes
 from calibrate.noise import best_scales, tensor_noise
 from engines.calibration import Calibration
 
@@ -61,13 +61,15 @@ class DriftState:
     """What the monitor knows; times are capture times, gains those of the latest block.
 
     gain_db: of a recalibration over the known regime that fits best, in which the alarm believes with e_value.
-    serving_db: the same over the engine in service. onset_ts: start of the present run of blocks whose gain_db is above
-    the tolerance. switch_to: the artefact of the regime with the least noise, where another than the one in service has
-    long been ahead; else empty.
+    serving_db: the same over the engine in service. clipping_share: of that one's noise, what comes of values beyond
+    the calibrated range; the rest is rounding, by steps that have become too wide. onset_ts: start of the present run
+    of blocks whose gain_db is above the tolerance. switch_to: the artefact of the regime with the least noise, where
+    another than the one in service has long been ahead; else empty.
     """
 
     gain_db: float
     serving_db: float
+    clipping_share: float
     e_value: float
     state: str  # calm, warning or alarm
     onset_ts: float | None
@@ -101,8 +103,14 @@ class DriftMonitor:
         self._blocks = Blocks(config.block_s)
         self._gains_db = [0.0] * len(self._regimes)
         self._quietest = 0  # of the regimes, in the latest block
+        self._clipping_share = 0.0
         self._onset_ts: float | None = None
         self._calm_s = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """What its histograms take."""
+        return nbytes(self._block) + nbytes(self._since_warning)
 
     @property
     def state(self) -> DriftState:
@@ -110,13 +118,16 @@ class DriftMonitor:
         name = {(True, True): "alarm", (False, True): "warning"}.get(reached, "calm")
         switch_to = self._regimes[self._quietest].artefact if self._ahead.drift_detected and self._quietest else ""
         serving_db, e_value = self._gains_db[0], self._detector.e_value
-        return DriftState(min(self._gains_db), serving_db, e_value, name, self._onset_ts, switch_to)
+        return DriftState(
+            min(self._gains_db), serving_db, self._clipping_share, e_value, name, self._onset_ts, switch_to
+        )
 
     def memory(self) -> dict[str, Any]:
         """What `recall` needs to go on after the last whole block, in JSON's types."""
         return {
             "detector": self._detector.state(),
             "gains_db": self._gains_db,
+            "clipping_share": self._clipping_share,
             "onset_ts": self._onset_ts,
             "calm_s": self._calm_s,
         }
@@ -128,14 +139,14 @@ class DriftMonitor:
         """
         try:
             onset_ts = None if memory["onset_ts"] is None else float(memory["onset_ts"])
-            calm_s = float(memory["calm_s"])
+            calm_s, clipping_share = float(memory["calm_s"]), float(memory["clipping_share"])
             gains_db = [float(gain) for gain in memory["gains_db"]]
             detector = memory["detector"]
         except (KeyError, TypeError, ValueError) as error:
             found, expected = f"a drift monitor's state with {error!r}", "one as this version of tared wrote it"
             raise CalibrationError("evidence.state", found, expected, "start anew") from error
         self._detector.restore(detector)
-        self._onset_ts, self._calm_s = onset_ts, calm_s
+        self._onset_ts, self._calm_s, self._clipping_share = onset_ts, calm_s, clipping_share
         if len(gains_db) == len(self._gains_db):
             self._gains_db = gains_db
 
@@ -167,6 +178,7 @@ class DriftMonitor:
         ]
         self._gains_db = [max(0.0, gain - base) for gain, base in zip(gains_db, self._baselines_db, strict=True)]
         self._quietest = min(range(len(today)), key=lambda index: today[index].total)
+        self._clipping_share = today[0].clipping / today[0].total if today[0].total > 0.0 else 0.0
         self._weigh(min(self._gains_db), today[self._quietest].gain_db(today[0]), began_ts, ended_ts)
 
     def _weigh(self, gain_db: float, ahead_db: float, began_ts: float, ended_ts: float) -> None:

@@ -1,14 +1,18 @@
-"""Means over frames that are told with what they leave open: since the swap, and over the last hour."""
+"""Means over frames that are told with what they leave open: since the swap, and over the last hour.
+
+`state` gives all that one knows in JSON's types, so that another process can go on with it. `restore` raises
+CalibrationError, KeyError, TypeError or ValueError for what no `state` has given, and then changes nothing.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
-from agent.fidelity import Fidelity
 from calibrate.evidence import ConfidenceSequence, Interval
 
 _HOUR_S = 3600.0
@@ -61,6 +65,13 @@ class SinceStart:
     def estimate(self) -> Estimate:
         return Estimate(self._sequence.interval, self._empty, self._since)
 
+    def state(self) -> dict[str, Any]:
+        return {"sequence": self._sequence.state(), "empty": self._empty, "since": self._since}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        sequence = ConfidenceSequence.from_state(state["sequence"])
+        self._sequence, self._empty, self._since = sequence, _count(state["empty"]), _finite(state["since"])
+
 
 class SinceStartBySecond(SinceStart):
     """As SinceStart, for frames that may follow each other closely: a second of them is one value, their mean.
@@ -98,6 +109,18 @@ class SinceStartBySecond(SinceStart):
         mean = (over.estimate * over.n + self._total / self._count) / (over.n + 1)
         within = min(max(mean, over.low), over.high)
         return replace(estimate, interval=replace(over, estimate=within, n=self._frames))
+
+    def state(self) -> dict[str, Any]:
+        second = {"ts": self._second_ts, "total": self._total, "count": self._count}
+        return {**super().state(), "frames": self._frames, "second": second}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        second, frames = state["second"], _count(state["frames"])
+        ts, total, count = _finite(second["ts"]), _finite(second["total"]), _count(second["count"])
+        if not (0.0 <= total <= count and bool(count) == bool(frames)):
+            raise ValueError("a second that no frames lead to")
+        super().restore(state)
+        self._frames, self._count, self._second_ts, self._total = frames, count, ts, total
 
 
 class LastHour:
@@ -137,6 +160,14 @@ class LastHour:
             self._estimate = Estimate(interval, empty, self._slices[0].since if self._slices else 0.0)
         return self._estimate
 
+    def state(self) -> dict[str, Any]:
+        return {"now": self._now, "ts": self._ts, "slices": [list(astuple(each)) for each in self._slices]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        now, ts = _finite(state["now"]), None if state["ts"] is None else _finite(state["ts"])
+        slices = deque(_Slice.of(row) for row in state["slices"])
+        self._now, self._ts, self._slices, self._estimate = now, ts, slices, None
+
 
 @dataclass
 class _Slice:
@@ -152,6 +183,15 @@ class _Slice:
         else:
             self.n, self.total = self.n + 1, self.total + float(value)
 
+    @classmethod
+    def of(cls, row: Any) -> _Slice:
+        """From the values in their order. Raises ValueError, TypeError."""
+        began, since, n, total, empty = row
+        made = cls(_finite(began), _finite(since), _count(n), _finite(total), _count(empty))
+        if not 0.0 <= made.total <= made.n:
+            raise ValueError("a slice that no frames lead to")
+        return made
+
 
 class FidelityRecord:
     """The fidelity of observed frames: since the last start, over the last hour whatever served, and frame by frame."""
@@ -164,9 +204,8 @@ class FidelityRecord:
         """What comes is of another engine, or of another scene, from capture time `since` on; the hour goes on."""
         self._since_start.start(since)
 
-    def add(self, ts: float, agreement: Fidelity) -> None:
-        """Take a frame of capture time `ts`; one on which nobody found anything tells nothing, and is counted apart."""
-        value = None if agreement.is_empty else agreement.value
+    def add(self, ts: float, value: float | None) -> None:
+        """Take the fidelity of a frame of capture time `ts`; None for one on which nobody found anything."""
         self._since_start.add(ts, value)
         self._hour.add(ts, value)
         if value is not None:
@@ -182,8 +221,17 @@ class FidelityRecord:
 
     @property
     def history(self) -> list[tuple[float, float]]:
-        """(capture time, fidelity) of the newest frames that tell something."""
+        """(capture time, fidelity) of the newest frames that tell something; `state` is without them."""
         return list(self._history)
+
+    def state(self) -> dict[str, Any]:
+        return {"since_start": self._since_start.state(), "hour": self._hour.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        hour = LastHour()
+        hour.restore(state["hour"])
+        self._since_start.restore(state["since_start"])
+        self._hour = hour
 
 
 def mean_interval(total: float, n: int, error: float = _ERROR) -> Interval:
@@ -221,3 +269,17 @@ def _relative_entropy(p: float, q: float) -> float:
     first = p * math.log(p / q) if p > 0.0 else 0.0
     second = (1.0 - p) * math.log((1.0 - p) / (1.0 - q)) if p < 1.0 else 0.0
     return first + second
+
+
+def _finite(value: Any) -> float:
+    """Raises ValueError for what is no finite number."""
+    if not (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
+        raise ValueError(f"{value!r} where a number was kept")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    """Raises ValueError for what is no count of frames."""
+    if not (isinstance(value, int) and value >= 0):
+        raise ValueError(f"{value!r} where a count was kept")
+    return value

@@ -15,7 +15,7 @@ from agent.config import Config
 from agent.decode import Prediction
 from agent.drift import DriftMonitor, DriftState, Regime
 from agent.estimates import Estimate, FidelityRecord
-from agent.fidelity import Fidelity, fidelity, is_empty
+from agent.fidelity import fidelity, is_empty
 from agent.memory import Memory, Recalled
 from agent.model_spec import ModelSpec
 from agent.preprocess import Geometry
@@ -59,7 +59,7 @@ class ObserverState:
     drift_since: capture time at which drift.state was reached. fidelity: of frames since fidelity_since that showed
     anything; empty_frames showed nothing to either engine. fidelity_hour: over the last hour, whatever served.
     outage: why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
-    spending: of all observations, whatever they were for. view: what no recalibration cures.
+    spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms.
     """
 
     collected: int
@@ -74,6 +74,7 @@ class ObserverState:
     outage: str
     spending: Spending
     view: ViewState
+    nbytes: int
 
 
 class Findings:
@@ -94,6 +95,7 @@ class Findings:
         self._fidelity = FidelityRecord()
         self._memory: Memory | None = None
         self._nonfinite: set[str] = set()
+        self._in_use = False
 
     def remember(self, memory: Memory) -> None:
         """Keep what is found from now on, and recall what `watch` asks for."""
@@ -107,13 +109,13 @@ class Findings:
             self._watched = serving.artefact
             self._drift_since = since
             self._drift_name = "calm"
-            self._fidelity.start(since)
-            self._collection = Collection(self._config.observe.held_out)
-            if self._memory is not None:
-                recalled = self._memory.begin(serving.artefact, recall)
-                if recalled.since is None:
-                    self._memory.fidelity_starts(since)
-                self._recall(recalled, self._monitor)
+            self._begin_collection()
+            if self._memory is None:
+                self._fidelity.start(since)
+            else:
+                recalled = self._memory.begin(serving.artefact, since, recall, self._fidelity)
+                if recalled is not None:
+                    self._recall(recalled, self._monitor)
 
     def compare(self, serving: Regime, others: Sequence[Regime]) -> None:
         """Other regimes are known from now on beside what serves, whose evidence goes on."""
@@ -129,16 +131,17 @@ class Findings:
             if recalled.drift is not None:
                 monitor.recall(recalled.drift)
         self._drift_name = monitor.state.state
-        if recalled.since is not None:
-            self._fidelity.start(recalled.since)
-            self._drift_since = recalled.since  # both began with the state of drift that lasts
-        for ts, value in recalled.fidelity:
-            self._fidelity.add(ts, Fidelity(value or 0.0, is_empty=value is None))
+        self._drift_since = recalled.since  # fidelity was started with the state of drift that lasts
+
+    def set_in_use(self, in_use: bool) -> None:
+        """Whether a job waits for the collection, which a warning then does not drop."""
+        with self._lock:
+            self._in_use = in_use
 
     def collect_afresh(self) -> None:
         """Drop the collection and start a new one."""
         with self._lock:
-            self._collection = Collection(self._config.observe.held_out)
+            self._begin_collection()
 
     def collected(self) -> tuple[int, dict[str, AbsHistogram], list[NDArray[np.float32]]]:
         """A copy of the collection: frames in the histograms, histograms by tap, held-out network inputs."""
@@ -163,6 +166,7 @@ class Findings:
                 outage,
                 spending,
                 self._view.state,
+                self._collection.nbytes + (self._monitor.nbytes if self._monitor else 0),
             )
 
     def history(self) -> list[tuple[float, float]]:
@@ -181,19 +185,26 @@ class Findings:
             if served.engine_id != self._watched or self._monitor is None:
                 return
             agreement = fidelity(served.result, reference, self._spec.min_sqnr_db)
-            self._fidelity.add(served.frame.ts, agreement)
-            completed = self._monitor.update(served.frame.ts, observation.histograms)
+            value = None if agreement.is_empty else agreement.value
+            self._fidelity.add(served.frame.ts, value)
             if self._memory is not None:
-                self._memory.frame(served.frame.ts, None if agreement.is_empty else agreement.value)
-                if completed:
-                    self._memory.block(self._monitor.memory())
-            if not completed:
-                return
-            before, self._drift_name = self._drift_name, self._monitor.state.state
-            if before != self._drift_name:
-                self._drift_since = served.frame.ts
-                self._fidelity.start(served.frame.ts)
-                if self._memory is not None:
-                    self._memory.fidelity_starts(served.frame.ts)
-        if before == "calm" and self._drift_name != "calm":
-            self.collect_afresh()  # what was seen before the warning is not what the cure is for
+                self._memory.frame(served.frame.ts, value)
+            if self._monitor.update(served.frame.ts, observation.histograms):
+                self._judge(served.frame.ts, self._monitor)
+
+    def _judge(self, ts: float, monitor: DriftMonitor) -> None:
+        """A block is over, at capture time `ts`."""
+        before, self._drift_name = self._drift_name, monitor.state.state
+        changed = before != self._drift_name
+        if changed:
+            self._drift_since = ts
+            self._fidelity.start(ts)
+        if self._memory is not None:
+            self._memory.block(monitor.memory())
+            if changed:
+                self._memory.starts(ts)
+        if before == "calm" and changed and not self._in_use:
+            self._begin_collection()  # what was seen before the warning is not what the cure is for
+
+    def _begin_collection(self) -> None:
+        self._collection = Collection(self._config.observe.held_out)

@@ -22,8 +22,8 @@ class MqttLink:
     """A context manager; inside it the device is on the air whenever the broker can be reached.
 
     Status (also the last will) and birth are retained and sent anew with every connection; the state is
-    `degraded` until `set_state` knows better. `inbox` holds the commands and the labels as they came, for the
-    supervisor to drain. Nothing here waits for a broker, or needs one.
+    `degraded` until `set_state` knows better. `inbox` holds the commands and `labels` the labels as they came,
+    for the supervisor to drain. Nothing here waits for a broker, or needs one.
     Raises ConfigError for a password file that cannot be read.
     """
 
@@ -57,7 +57,11 @@ class MqttLink:
 
     @property
     def inbox(self) -> queue.Queue[Message]:
-        return self._client.inbox
+        return self._client.inboxes[self.topics.command]
+
+    @property
+    def labels(self) -> queue.Queue[Message]:
+        return self._client.inboxes[self.topics.labels]
 
     @property
     def connected(self) -> bool:

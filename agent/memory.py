@@ -1,8 +1,9 @@
-"""What the observer has found about the engine in service, in a file that outlives the daemon.
+"""A mean over frames, and the evidence for drift beside it, in a file that outlives the daemon.
 
-Every block and every frame is written when it is seen, without forcing it to the disk: a killed process loses at most
-the block that was not over, a power cut the last seconds. Only of a live camera is it taken up again: a recording that
-is played once more is news.
+Every frame and every block is written when it is seen, without forcing it to the disk: a killed process loses at most
+the block that was not over, a power cut the last seconds. Once the file is long, what its frames add up to takes their
+place: nothing is lost, however many they were. Only of a live camera is it taken up again: a recording that is played
+once more is news.
 """
 
 from __future__ import annotations
@@ -11,95 +12,136 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from agent.errors import AgentError
 from agent.journal import Journal
+from calibrate.errors import CalibrationError
 from engines.store import fingerprint
 
-_FRAMES = 5000  # whose fidelity is remembered: ten hours at one in seven seconds
-_LINES = 20_000  # some megabytes, a day of blocks, after which the file is written anew
+_SCHEMA = 2
+_LINES = 5000  # after which the file is written anew: hours at the normal pace, and less than a second to read
+
+
+class Mean(Protocol):
+    """What is remembered: one of agent/estimates.py."""
+
+    def start(self, since: float) -> None: ...
+
+    def add(self, ts: float, value: float | None) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Recalled:
-    """drift: what `DriftMonitor.memory` gave, None before the first block.
+    """drift: what `DriftMonitor.memory` gave, None before the first block. since: capture time of the latest start."""
 
-    fidelity: capture times and values, None for an empty frame, of frames from capture time `since` on.
-    """
-
-    drift: Mapping[str, Any] | None = None
-    since: float | None = None
-    fidelity: tuple[tuple[float, float | None], ...] = ()
+    drift: Mapping[str, Any] | None
+    since: float
 
 
 class Memory:
-    """One engine at a time. A disk that refuses is told of once, and nothing is remembered from there on."""
+    """One engine at a time. A disk that refuses is told of once, and nothing is remembered until the next engine."""
 
     def __init__(self, path: Path, source: str, on_error: Callable[[AgentError], None]) -> None:
         """source: of the frames: what was seen elsewhere says nothing here. It may hold a password, and is not kept."""
         self._path = path
-        self._source = source
+        self._identity = fingerprint({"schema": _SCHEMA, "source": source})
         self._on_error = on_error
         self._journal: Journal | None = None
-        self._first = self._next = 0  # of the frames remembered
+        self._mean: Mean | None = None
+        self._engine, self._since = "", 0.0
+        self._next = 0  # number of the next row
         self._lines = 0
 
-    def begin(self, identity: str, recall: bool) -> Recalled:
-        """Remember an engine from now on; what is known of the same identity is recalled, or forgotten if not asked."""
-        self._journal, self._first, self._next = None, 0, 0
+    def begin(self, engine: str, since: float, recall: bool, mean: Mean) -> Recalled | None:
+        """Remember what `mean` takes while `engine` serves, which it does from capture time `since` on.
+
+        The first call puts `mean` where another process left it. Where that was of the same engine, and is to be
+        recalled, it goes on from there, and so does what is returned; else it is started.
+        """
+        first, self._mean = self._mean is None, mean
         with self._writing():
-            if not recall:
-                self._remove()
-            self._journal = Journal(
-                self._path, fingerprint({"engine": identity, "source": self._source}), "memory.write"
-            )
-            self._lines = self._journal.size
-        return self._recalled() if self._journal is not None else Recalled()
+            if self._journal is None:
+                self._journal = Journal(self._path, self._identity, "memory.write")
+                self._lines = self._journal.size
+        recalled = self._take_up(mean) if first else None
+        if not recall or self._engine != engine:
+            recalled = None
+        if recalled is None:
+            mean.start(since)
+            self._engine, self._since = engine, since
+        if self._journal is not None:
+            with self._writing():
+                if recalled is None:
+                    self._journal.forget("drift")
+                    self._journal.shorten()  # before the next engine is named: no kill may leave it with this drift
+                self._put_mean(self._journal, mean)
+        return recalled
 
     def block(self, drift: Mapping[str, Any]) -> None:
         """A block is over: what the drift monitor knows now."""
         self._put("drift", dict(drift))
 
-    def frame(self, ts: float, fidelity: float | None) -> None:
-        """A frame was observed."""
-        self._put(f"frame {self._next}", [ts, fidelity])
-        self._next += 1
-        if self._next - self._first > 2 * _FRAMES:
-            self._forget(self._next - _FRAMES)
+    def frame(self, ts: float, value: float | None) -> None:
+        """The mean has taken a frame."""
+        self._put_row([ts, value])
 
-    def fidelity_starts(self, since: float) -> None:
-        """What was observed before capture time `since` is of another engine, or of another scene."""
-        self._put("since", since)
-        self._forget(self._next)
+    def starts(self, since: float) -> None:
+        """The mean was started: what was observed before capture time `since` is of another scene."""
+        self._since = since
+        self._put_row([since])
 
-    def _recalled(self) -> Recalled:
-        journal = self._journal
-        assert journal is not None
-        rows = {int(key.split()[1]): cast("Any", row) for key, row in journal.items() if key.startswith("frame ")}
-        self._first, self._next = min(rows, default=0), max(rows, default=-1) + 1
-        frames = tuple((ts, value) for _, (ts, value) in sorted(rows.items()))
-        return Recalled(cast("Any", journal.get("drift")), cast("Any", journal.get("since")), frames)
+    def _take_up(self, mean: Mean) -> Recalled | None:
+        """What begins with another schema, or cannot be read, is none."""
+        if self._journal is None:
+            return None
+        try:
+            kept = cast("Any", self._journal.get("mean"))
+            rows = {int(key.split()[1]): row for key, row in self._journal.items() if key.startswith("row ")}
+            self._next, self._engine, self._since = int(kept["next"]), kept["engine"], float(kept["since"])
+            mean.restore(kept["state"])
+            for number, row in sorted(rows.items()):
+                if number >= self._next:
+                    self._replay(mean, cast("list[Any]", row))
+                    self._next = number + 1
+        except (CalibrationError, KeyError, TypeError, ValueError, OverflowError):
+            return None
+        return Recalled(cast("Any", self._journal.get("drift")), self._since)
+
+    def _replay(self, mean: Mean, row: list[Any]) -> None:
+        ts, *values = row
+        if not values:
+            self._since = float(ts)
+            mean.start(self._since)
+            return
+        (value,) = values
+        mean.add(float(ts), None if value is None else float(value))
+
+    def _put_row(self, row: list[float | None]) -> None:
+        number, self._next = self._next, self._next + 1
+        self._put(f"row {number}", row)
 
     def _put(self, key: str, value: Any) -> None:
-        if self._journal is None:
+        if self._journal is None or self._mean is None:
             return
         with self._writing():
             self._journal.put(key, value)
             self._lines += 1
             if self._lines > _LINES:
-                self._journal.shorten()
-                self._lines = self._journal.size
+                self._put_mean(self._journal, self._mean)
 
-    def _forget(self, before: int) -> None:
-        if self._journal is None:
-            return
-        with self._writing():
-            for number in range(self._first, before):
-                self._journal.forget(f"frame {number}")
-            self._first = before
-            self._journal.shorten()
-            self._lines = self._journal.size
+    def _put_mean(self, journal: Journal, mean: Mean) -> None:
+        """What the rows add up to, in their place; after a kill in between, `next` says which of them it has."""
+        kept: dict[str, Any] = {"engine": self._engine, "since": self._since, "next": self._next, "state": mean.state()}
+        journal.put("mean", kept)
+        for key in [key for key, _ in journal.items() if key.startswith("row ")]:
+            journal.forget(key)
+        journal.shorten()
+        self._lines = journal.size
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -107,13 +149,6 @@ class Memory:
             yield
         except AgentError as error:
             self._journal = None
-            with suppress(AgentError):
-                self._remove()  # what is known there is old from now on
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)  # what is known there is old from now on
             self._on_error(error)
-
-    def _remove(self) -> None:
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            found = f"{self._path}: {error.strerror}"
-            raise AgentError("memory.write", found, "a writable state directory", "make room, or its rights") from error

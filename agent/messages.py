@@ -109,10 +109,14 @@ class Fidelity(Document):
 
 
 class Observing(Document):
-    """What observing takes: `share` of inference since the start, 0.02 for one part in fifty; spent ahead, and owed."""
+    """What observing takes: `share` of inference since the start, 0.02 for one part in fifty; spent ahead, and owed.
+
+    state_bytes: what is kept of what was seen, histograms and answers that labels may still come for.
+    """
 
     share: float
     debt_s: float
+    state_bytes: int
 
 
 class Accuracy(Fidelity):
@@ -154,8 +158,8 @@ class Telemetry(Document):
 
 
 class Event(Document):
-    """Something that happened: `kind` is alarm, drift, job, swap, rollback, error, or camera or observer, which are
-    back after an error; `detail` depends on it.
+    """Something that happened: `kind` is alarm, drift, fidelity, view, regime, job, swap, rollback, error, or camera or
+    observer, which are back after an error; `detail` depends on it.
 
     On the wire the detail stands flat beside the other fields, so it must have no key of theirs. `ts` is the
     Unix time of the event in seconds; what a detail says in capture time bears another name.

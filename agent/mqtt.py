@@ -1,7 +1,7 @@
 """A client of an MQTT broker that heals itself. MQTT 3.1.1 suffices.
 
 One thread owns the connection and everything it touches: it connects, waits on the socket, and moves messages
-between the broker, a bounded outbox and a bounded inbox. Nobody else calls paho, so nobody waits for its
+between the broker, a bounded outbox and bounded inboxes. Nobody else calls paho, so nobody waits for its
 locks: `publish` only fills the outbox. Whatever goes wrong in a connection ends that one, not the thread.
 """
 
@@ -37,10 +37,10 @@ ClientT = TypeVar("ClientT", bound="MqttClient")
 class MqttClient:
     """Publishes and receives in the background while it is open; a context manager.
 
-    `inbox` holds what arrived on the `subscriptions`, for one reader. Each attempt to connect leaves `will()`
-    with the broker; each connection begins with `greet()`, on the MQTT thread: it may call `publish`, nothing
-    that waits. An unreachable broker is no error: it is tried again for as long as the client is open, and
-    `outcome` says what became of the latest attempt.
+    Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
+    Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the MQTT thread:
+    it may call `publish`, nothing that waits. An unreachable broker is no error: it is tried again for as long as the
+    client is open, and `outcome` says what became of the latest attempt.
     Raises ConfigError for a password file that cannot be read.
     """
 
@@ -55,7 +55,7 @@ class MqttClient:
         backoff: Backoff | None = None,
         outbox: Outbox | None = None,
     ) -> None:
-        self.inbox: queue.Queue[Message] = queue.Queue(INBOX_SIZE)
+        self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
         self._endpoint = endpoint
         self._password = endpoint.password()
         self._client_id = client_id
@@ -65,7 +65,7 @@ class MqttClient:
         self._backoff = backoff or Backoff()
         self._outbox = outbox or Outbox()
         self._last_words: deque[Message] = deque()
-        self._dropped_incoming = 0
+        self._dropped_incoming = dict.fromkeys(subscriptions, 0)
         self.outcome = "not tried yet"
         self._connected = threading.Event()
         self._closing = threading.Event()
@@ -91,7 +91,13 @@ class MqttClient:
     @property
     def drops(self) -> dict[str, int]:
         """Messages that fell out of a full queue so far, by cause."""
-        return {"outgoing": self._outbox.dropped, "incoming": self._dropped_incoming}
+        return {"outgoing": self._outbox.dropped, "incoming": sum(self._dropped_incoming.values())}
+
+    @property
+    def inbox(self) -> queue.Queue[Message]:
+        """What arrived on the only subscription."""
+        (inbox,) = self.inboxes.values()
+        return inbox
 
     def wait_connected(self, timeout_s: float) -> bool:
         return self._connected.wait(timeout_s)
@@ -196,11 +202,10 @@ class MqttClient:
         connection.say_goodbye()
         return True
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, subscription: str, message: Message) -> None:
         try:
-            self.inbox.put_nowait(message)
+            self.inboxes[subscription].put_nowait(message)
         except queue.Full:
-            self._dropped_incoming += 1
-            if self._dropped_incoming.bit_count() > 1:
-                return  # a flood is told at 1, 2, 4, 8 ... messages
-            log.warning("mqtt=inbox_full topic=%s dropped=%d", message.topic, self._dropped_incoming)
+            dropped = self._dropped_incoming[subscription] = self._dropped_incoming[subscription] + 1
+            if dropped.bit_count() == 1:  # a flood is told at 1, 2, 4, 8 ... messages
+                log.warning("mqtt=inbox_full topic=%s dropped=%d", message.topic, dropped)

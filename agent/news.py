@@ -1,11 +1,15 @@
-"""What the observer has found, told once when it changes: drift, trouble with the view, values that are no numbers."""
+"""What the observer has found, told once when it changes: drift, low fidelity, trouble with the view, values that are
+no numbers."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 
+from agent.config import Config
 from agent.drift import DriftState
 from agent.findings import ObserverState
+from agent.low_fidelity import is_low
 from agent.reporting import Reporter
 from agent.summary import Alarm
 from agent.view import ViewState
@@ -14,16 +18,18 @@ from agent.view import ViewState
 class News:
     """Compares what the observer says with what was told before. alarms: takes every alarm that rises."""
 
-    def __init__(self, reporter: Reporter, alarms: list[Alarm]) -> None:
+    def __init__(self, reporter: Reporter, alarms: list[Alarm], config: Config) -> None:
         self._reporter = reporter
         self._alarms = alarms
+        self._config = config
         self._drift = "calm"
+        self._low = False
         self._trouble = ""
         self._nonfinite: frozenset[str] = frozenset()
 
     def serves_anew(self) -> None:
-        """Another engine serves: what drifted from the one before is old."""
-        self._drift = "calm"
+        """Another engine serves: what drifted from the one before is old, and what that one lost."""
+        self._drift, self._low = "calm", False
 
     def tell(self, state: ObserverState) -> None:
         """Report what is new in a state."""
@@ -34,18 +40,34 @@ class News:
             self._reporter.event("error", logging.ERROR, code="observer.nonfinite", message=message)
         if state.drift is not None and state.drift.state != self._drift:
             self._tell_drift(state.drift, state.drift_since)
+        if not self._low and is_low(state, self._config):
+            self._tell_low_fidelity(state)
         if state.view.trouble != self._trouble:
             self._tell_view(state.view, state.drift)
 
     def _tell_drift(self, drift: DriftState, since: float) -> None:
         self._drift = drift.state
         detail = {"capture_ts": since, "gain_db": round(drift.gain_db, 2), "e_value": round(drift.e_value, 1)}
+        detail["clipping_share"] = round(drift.clipping_share, 2)
         if drift.state != "alarm":
             self._reporter.event("drift", state=drift.state, **detail)
             return
         onset_ts = drift.onset_ts if drift.onset_ts is not None else since
         self._reporter.event("alarm", logging.WARNING, onset_ts=onset_ts, **detail)
         self._alarms.append(Alarm(since, onset_ts, drift.gain_db, drift.e_value))
+
+    def _tell_low_fidelity(self, state: ObserverState) -> None:
+        """Once for each engine in service; the gain says that a recalibration would not help."""
+        self._low = True
+        self._reporter.event(
+            "fidelity",
+            logging.WARNING,
+            state="low",
+            since=state.fidelity_since,
+            gain_db=round(state.drift.serving_db, 2) if state.drift is not None else None,
+            accepted=1.0 - self._config.recalibration.max_loss,
+            **asdict(state.fidelity),
+        )
 
     def _tell_view(self, view: ViewState, drift: DriftState | None) -> None:
         """Of what only somebody at the camera can cure; the gain says that a recalibration would not."""

@@ -11,8 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from agent.backoff import Backoff
 from agent.budget import ObservationBudget
@@ -187,16 +187,24 @@ class ObserverThread(threading.Thread):
             return None if self._stopped else served
 
     def _try(self, observer: Observer, task: VisionTask, served: Served) -> None:
-        started = time.monotonic()
         try:
-            with span("observe"):
+            with self._billed(), span("observe"):
                 self._observe(observer, task, served)
-            with self._handover:
-                self._budget.spend(time.monotonic() - started)
         except TaredError as error:
             self._survive(error, self._observing)
         else:
             self._observing.worked()
+
+    @contextmanager
+    def _billed(self) -> Iterator[None]:
+        """What an observation takes, whatever comes of it."""
+        started, failed = time.monotonic(), True
+        try:
+            yield
+            failed = False
+        finally:
+            with self._handover:
+                self._budget.spend(time.monotonic() - started, failed)
 
     def _observe(self, observer: Observer, task: VisionTask, served: Served) -> None:
         tensor, _ = task.preprocess(served.frame.image)

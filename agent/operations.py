@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,28 @@ from agent.candidate import Outcome
 from agent.commands import Handler, Report
 from agent.config import Config
 from agent.errors import AgentError, CommandError
+from agent.exchange import Cause, Exchange
 from agent.findings import ObserverState
 from agent.job_report import JobReport
+from agent.low_fidelity import AttemptReport, Attempts, is_low
 from agent.memory import Memory
 from agent.messages import RecalibrateArgs, RollbackArgs, StatusArgs
 from agent.news import News
 from agent.pipeline import Pipeline
-from agent.recalibration import DailyCap, Job, JobObserver, Post, Recalibration
+from agent.raising import Raising
+from agent.recalibration import Job, Post, Recalibration
 from agent.regimes import RegimeBook, Regimes
 from agent.reporting import Reporter
-from agent.service import Service
-from agent.summary import RunSummary, Swap
-from agent.verdict import Verdict
+from agent.restraint import Restraint
+from agent.service import Loaded, Service
+from agent.summary import RunSummary
 from agent.view import BLIND, FROZEN
 from calibrate.errors import TaredError
 from calibrate.threshold import parse_method
-from engines.backend import Engine
 from engines.calibration import Calibration
-from engines.store import Artefact
 
-
-@dataclass(frozen=True)
-class _Exchange:
-    """Why an engine is put in service, since when (monotonic s) that is wanted, and who hears of it."""
-
-    trigger: str
-    since_s: float
-    report: JobObserver
-    verdict: Verdict | None = None
+_CLOSELY_S = 600.0  # of capture time a warning is looked at closely: one that lasts must not use up the credit
+_RANKED_WITHIN = 1.0 / 3.0  # of the time that a job may take: the build and the verdict are still to come
 
 
 class Operations:
@@ -54,23 +49,29 @@ class Operations:
         self._service = service
         self._pipeline = pipeline
         self._reporter = reporter
-        self._post = post
         book = RegimeBook(config.state_dir / "regimes.json", service.identity, config.regimes.most)
 
         def tell(error: AgentError) -> None:
             post(lambda: reporter.error(error))
 
         if pipeline.is_live:  # a recording that is played once more is news
-            pipeline.observer.findings.remember(Memory(config.state_dir / "evidence.jsonl", config.camera.source, tell))
+            source = config.camera.source
+            pipeline.observer.findings.remember(Memory(config.state_dir / "evidence.jsonl", source, tell))
+            pipeline.accuracy.remember(Memory(config.state_dir / "accuracy.jsonl", source, tell))
         self._regimes = Regimes(config, book, pipeline.observer.findings)
-        self._jobs = Recalibration(config, service.model, pipeline.observer, post, self._on_candidate)
-        self._swapping = False  # an engine waits for its first frame
-        self._switch_after = 0.0  # monotonic time before which there is no switch
+        self._jobs = Recalibration(config, service, pipeline.observer, post, self._on_candidate)
+        self._attempts = Attempts()
+        self._restraint = Restraint(
+            config.state_dir / "restraint.json" if pipeline.is_live else None,
+            config.recalibration.per_day,
+            config.recalibration.cooldown_s,
+            config.regimes.cooldown_s,
+            tell,
+        )
         self._capped = False  # and told so
-        self._cap = DailyCap(config.recalibration.per_day)
-        self._quiet_until = 0.0  # monotonic time before which no job starts by itself
         self.summary = RunSummary(str(service.serving.path))
-        self._news = News(reporter, self.summary.alarms)
+        self._news = News(reporter, self.summary.alarms, config)
+        self._exchange = Exchange(service, pipeline, reporter, self.summary, post, self._serves)
         self.handlers: Mapping[str, Handler] = {
             "status": self._on_status,
             "recalibrate": self._on_recalibrate,
@@ -95,12 +96,15 @@ class Operations:
         else:
             self._watch(self._service.serving.id, self._service.calibration, since=0.0, recall=True)
 
+    def _serves(self, loaded: Loaded, since: float) -> None:
+        self._watch(loaded.artefact.id, loaded.calibration, since)
+
     def _watch(self, artefact: str, calibration: Calibration, since: float, recall: bool = False) -> None:
         """An artefact serves from capture time `since` on: fresh evidence for it."""
         self._news.serves_anew()
         self._reporter.serves(artefact, calibration.id)
         with self._reporting():
-            self._regimes.watch(artefact, self._service.model, calibration, since, recall)
+            self._regimes.watch(artefact, self._service.planned, calibration, since, recall)
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -116,20 +120,38 @@ class Operations:
         drift = state.drift.state if state.drift is not None else ""
         self._learn(state)
         sees = not state.outage and state.view.trouble != FROZEN  # else there is nothing to collect
-        idle = self._jobs.job is None and not self._swapping and sees
-        if idle and time.monotonic() >= self._quiet_until:
+        idle = self._jobs.job is None and not self._exchange.under_way and sees
+        if idle and self._restraint.may_start:
             if self._service.degraded:
                 self._start_job("first-start")
-            elif state.drift is not None and state.drift.switch_to and time.monotonic() >= self._switch_after:
-                self._switch(state.drift.switch_to)
-            elif drift == "alarm" and self._config.recalibration.automatic and self._shows_something(state):
-                self._answer_alarm()
-        self._pipeline.observer.set_pace(alert=self._jobs.collecting or drift == "warning")
-        self._jobs.tick(self._service.calibrated_path)
+            elif self._config.recalibration.automatic:
+                self._answer(state)
+        near = drift == "warning" and self._pipeline.last_ts - state.drift_since < _CLOSELY_S
+        self._pipeline.observer.set_pace(alert=self._jobs.collecting or near)
+        self._pipeline.observer.findings.set_in_use(self._jobs.collecting)
+        self._jobs.tick()
 
     def stop(self, reason: str) -> None:
         """Abandon the running job."""
         self._jobs.abandon(reason)
+
+    def _answer(self, state: ObserverState) -> None:
+        """Do about the scene what can be done, the quickest first."""
+        recalibration, serving = self._config.recalibration, self._service.serving.id
+        if state.drift is None:
+            return
+        if state.drift.switch_to and self._restraint.may_switch:
+            self._switch(state.drift.switch_to)
+        elif state.drift.state == "alarm" and self._shows_something(state):
+            if self._may_start_job("an alarm"):
+                self._start_job("alarm")
+        elif recalibration.raise_precision and is_low(state, self._config):
+            rung = self._attempts.next_rung(serving)
+            if rung and self._may_start_job("low fidelity"):
+                failed = partial(self._attempts.failed, serving)
+                report = AttemptReport(self._reporter, self._restraint.pause_jobs, failed)
+                budget_s = _RANKED_WITHIN * recalibration.timeout_s
+                self._jobs.request("precision", report, raising=Raising(rung, state.fidelity.estimate, budget_s))
 
     def _shows_something(self, state: ObserverState) -> bool:
         """A covered lens is nothing to calibrate on, whatever a classifier calls it; a dark street with cars is."""
@@ -145,86 +167,44 @@ class Operations:
     def _switch(self, identity: str) -> None:
         """Put the artefact of another regime in service; one that cannot serve any more is forgotten."""
         since_s = time.monotonic()
-        self._switch_after = since_s + self._config.regimes.cooldown_s
+        self._restraint.pause_switches()
         try:
             artefact = self._service.find(identity)
-            engine, calibration = self._service.load(artefact)
+            loaded = self._service.load(artefact)
         except TaredError as error:
             self._reporter.error(error, trigger="switch")
             with self._reporting():
                 self._regimes.forget(identity)
             return
-        report = JobReport("switch", self._reporter, self._pause, None)
-        self._exchange(artefact, engine, calibration, _Exchange("switch", since_s, report))
+        report = JobReport("switch", self._reporter, self._restraint.pause_jobs, None)
+        self._exchange.start(loaded, Cause("switch", since_s, report))
 
-    def _answer_alarm(self) -> None:
-        """Recalibrate, unless that was done too often today: a scene that never settles is for people to look at."""
-        if self._cap.takes(time.monotonic()):
+    def _may_start_job(self, why: str) -> bool:
+        """Unless jobs were too many today, which is told once: a scene that never settles is for people to look at."""
+        if self._restraint.takes_job():
             self._capped = False
-            self._start_job("alarm")
-            return
+            return True
         if self._capped:
-            return
+            return False
         self._capped = True
         per_day = self._config.recalibration.per_day
-        found, remedy = f"an alarm after {per_day} recalibrations in a day", "look at the scene, or raise the cap"
+        found, remedy = f"{why} after {per_day} jobs in a day", "look at the scene, or raise the cap"
         self._reporter.error(AgentError("recalibration.cap", found, "a scene that settles", remedy))
+        return False
 
     def _start_job(self, trigger: str, command: Report | None = None, **wishes: Any) -> Job | None:
-        on_failure = self._pause if command is None else lambda: None
+        on_failure = self._restraint.pause_jobs if command is None else lambda: None
         report = JobReport(trigger, self._reporter, on_failure, command)
         return self._jobs.request(trigger, report, **wishes)
-
-    def _pause(self) -> None:
-        """No job starts by itself for a while: what failed one may pass, but not at once."""
-        self._quiet_until = time.monotonic() + self._config.recalibration.cooldown_s
 
     def _on_candidate(self, job: Job, outcome: Outcome) -> None:
         """The child has built an engine that passed: put it in service."""
         try:
-            artefact = self._service.read(outcome.artefact or Path())
-            engine, calibration = self._service.load(artefact)
+            loaded = self._service.load(self._service.read(outcome.artefact or Path()))
         except TaredError as error:
             job.report.fail(error)
             return
-        self._exchange(
-            artefact, engine, calibration, _Exchange(job.trigger, job.started_s, job.report, outcome.verdict)
-        )
-
-    def _exchange(self, artefact: Artefact, engine: Engine, calibration: Calibration, why: _Exchange) -> None:
-        """Swap engines between two frames; commit once the new one has served."""
-
-        def live(ts: float | None) -> None:
-            self._swapping = False
-            if self._pipeline.error is not None:
-                why.report.fail(AgentError("swap.stopped", "the frame path has failed", "frames", "see the log"))
-                return
-            try:
-                self._service.commit(artefact, calibration)
-            except TaredError as error:
-                self._reporter.error(error)
-            since = self._pipeline.last_ts if ts is None else ts
-            self._watch(artefact.id, calibration, since)
-            self._tell_swap(ts, artefact, why)
-
-        self._swapping = True
-        self._pipeline.loop.swap(artefact.id, engine, lambda ts: self._post(lambda: live(ts)))
-
-    def _tell_swap(self, ts: float | None, artefact: Artefact, why: _Exchange) -> None:
-        verdict = why.verdict
-        swap = Swap(
-            ts,
-            artefact.id,
-            why.trigger,
-            round(time.monotonic() - why.since_s, 2),
-            verdict.fidelity if verdict else None,
-            verdict.fidelity_serving if verdict else None,
-        )
-        self.summary.swaps.append(swap)
-        self.summary.artefact = str(artefact.path)
-        detail = {"capture_ts" if key == "ts" else key: value for key, value in asdict(swap).items()}
-        self._reporter.event("rollback" if why.trigger == "rollback" else "swap", **detail)
-        why.report.succeed({"artefact": artefact.id, "fidelity": swap.fidelity})
+        self._exchange.start(loaded, Cause(job.trigger, job.started_s, job.report, outcome.verdict))
 
     def _on_status(self, _args: StatusArgs, report: Report) -> None:
         state = self._pipeline.observer.state()
@@ -258,14 +238,17 @@ class Operations:
         self._pipeline.observer.findings.collect_afresh()
 
     def _on_rollback(self, _args: RollbackArgs, report: Report) -> None:
-        if self._swapping:
+        if self._exchange.under_way:
             raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
         previous = self._service.previous()
         if previous is None:
             raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
-        engine, calibration = self._service.load(previous)
+        loaded = self._service.load(previous)
         self._jobs.abandon("the operator rolls back")
-        self._pause()  # what the operator took back must not return by itself at once, nor be switched to later
+        # What the operator took back must not return by itself at once, nor be switched to later.
+        self._restraint.pause_jobs()
+        if self._service.raised and loaded.model.plan != self._service.plan:
+            self._attempts.failed(previous.id)
         with self._reporting():
             self._regimes.forget(self._service.serving.id)
-        self._exchange(previous, engine, calibration, _Exchange("rollback", time.monotonic(), report))
+        self._exchange.start(loaded, Cause("rollback", time.monotonic(), report))

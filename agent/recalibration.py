@@ -5,24 +5,22 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from agent.candidate import JobRequest, Outcome, write_job
 from agent.child import CandidateProcess
 from agent.config import Config
 from agent.errors import AgentError
-from agent.model import Model
 from agent.observer import ObserverThread
+from agent.raising import Raising
+from agent.service import Service
 from agent.verdict import MIN_TELLING
 from calibrate.errors import TaredError
 
 CANCELLED = "recalibration.cancelled"
 COLLECTING = "COLLECTING"
-_DAY_S = 86_400.0
 _COLLECTED_PERCENT = 40  # of the whole job; the child reports the rest
 
 Post = Callable[[Callable[[], None]], None]  # runs a function in the supervisor's thread
@@ -40,12 +38,16 @@ class JobObserver(Protocol):
 
 @dataclass
 class Job:
-    """One recalibration. trigger: first-start, alarm or command; started_s: monotonic time of the trigger."""
+    """One recalibration. trigger: first-start, alarm, precision or command; started_s: monotonic time of the trigger.
+
+    raising: by how much precision is raised, None where it is not.
+    """
 
     trigger: str
     frames: int
     method: str
     report: JobObserver
+    raising: Raising | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     started_s: float = field(default_factory=time.monotonic)
     step: str = COLLECTING
@@ -59,20 +61,6 @@ class Job:
             self.report.progress(step, percent)
 
 
-class DailyCap:
-    """At most `per_day` in any 24 hours."""
-
-    def __init__(self, per_day: int) -> None:
-        self._taken_s: deque[float] = deque(maxlen=per_day)
-
-    def takes(self, now_s: float) -> bool:
-        """Whether there may be one more at this monotonic time, which then counts."""
-        if len(self._taken_s) == self._taken_s.maxlen and now_s - self._taken_s[0] < _DAY_S:
-            return False
-        self._taken_s.append(now_s)
-        return True
-
-
 class Recalibration:
     """At most one job at a time: COLLECTING in the observer, then the child's CALIBRATING, BUILDING, VALIDATING.
 
@@ -83,13 +71,13 @@ class Recalibration:
     def __init__(
         self,
         config: Config,
-        model: Model,
+        service: Service,
         observer: ObserverThread,
         post: Post,
         on_candidate: Callable[[Job, Outcome], None],
     ) -> None:
         self._config = config
-        self._model = model
+        self._service = service
         self._observer = observer
         self._post = post
         self._on_candidate = on_candidate
@@ -109,18 +97,23 @@ class Recalibration:
         return self.job is not None and self._child is None
 
     def request(
-        self, trigger: str, report: JobObserver, frames: int | None = None, method: str | None = None
+        self,
+        trigger: str,
+        report: JobObserver,
+        frames: int | None = None,
+        method: str | None = None,
+        raising: Raising | None = None,
     ) -> Job | None:
         """Start a job, unless one is running: then None."""
         if self.job is not None:
             return None
         calibration = self._config.calibration
-        self.job = Job(trigger, frames or calibration.frames, method or calibration.method, report)
+        self.job = Job(trigger, frames or calibration.frames, method or calibration.method, report, raising)
         self._start_clock()
         return self.job
 
-    def tick(self, serving: Path | None) -> None:
-        """Move the job on; `serving` is the artefact in service, None for the reference."""
+    def tick(self) -> None:
+        """Move the job on."""
         job = self.job
         if job is None:
             return
@@ -131,7 +124,7 @@ class Recalibration:
         elif self._child is None:
             state = self._observer.state()
             if state.collected >= job.frames and state.telling >= MIN_TELLING:
-                self._start_child(job, serving)
+                self._start_child(job)
             else:
                 job.advance(COLLECTING, min(_COLLECTED_PERCENT * state.collected // job.frames, _COLLECTED_PERCENT - 1))
 
@@ -142,14 +135,17 @@ class Recalibration:
     def _start_clock(self) -> None:
         self._deadline_s = time.monotonic() + self._config.recalibration.timeout_s
 
-    def _start_child(self, job: Job, serving: Path | None) -> None:
+    def _start_child(self, job: Job) -> None:
+        service, serving = self._service, self._service.calibrated_path
         frames, histograms, held_out = self._observer.findings.collected()
         request = JobRequest(
-            spec=self._model.spec.model_dump(mode="json"),
-            model_sha256=self._model.sha256,
+            spec=service.model.spec.model_dump(mode="json"),
+            model_sha256=service.model.sha256,
             backend=self._config.backend,
             threads=self._config.threads,
-            plan=self._model.plan.to_json(),
+            plan=service.plan.to_json(),
+            raised_from=service.origin if service.raised or job.raising is not None else "",
+            raising=job.raising.as_dict() if job.raising is not None else None,
             dla=self._config.dla,
             method=job.method,
             frames=frames,

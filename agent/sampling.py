@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.histogram import AbsHistogram, merge_into
+from calibrate.histogram import AbsHistogram, merge_into, nbytes
 
 HELD_OUT_EVERY = 4  # one observed frame in so many goes to the held-out set instead of the histograms
 
@@ -105,6 +105,11 @@ class Collection:
     def telling(self) -> int:
         """Held-out frames on which the reference found something."""
         return len(self._telling.kept)
+
+    @property
+    def nbytes(self) -> int:
+        """What its histograms take."""
+        return nbytes(self.histograms)
 
     @property
     def held_out(self) -> list[NDArray[np.float32]]:

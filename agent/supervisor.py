@@ -31,7 +31,6 @@ from agent.service import Service
 from agent.signals import handling_signals
 from agent.starting import Starting
 from agent.summary import RunSummary
-from agent.topics import Topics
 from calibrate.errors import TaredError
 from calibrate.evidence import Interval
 from engines.backend import Backend
@@ -39,7 +38,7 @@ from engines.seal import find_key
 from engines.store import Store
 
 _TICK_S = 0.1
-_MESSAGES_PER_TICK = 20  # a flood of commands or labels must not hold up the watchdog
+_MESSAGES_PER_TICK = 20  # of each kind: a flood of commands or labels must not hold up the watchdog
 
 
 class Supervisor:
@@ -85,7 +84,6 @@ class Supervisor:
         )
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put)
         self._desk = CommandDesk(self._operations.handlers, lambda result: link.send(result) if link else None)
-        self._labels_topic = Topics(config.mqtt.fleet, config.mqtt.device).labels
         self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
         self._recorded_labels = labels
         length = source_length(source)
@@ -166,10 +164,11 @@ class Supervisor:
         with suppress(queue.Empty):
             for _ in range(_MESSAGES_PER_TICK):
                 message = self._link.inbox.get_nowait()
-                if message.topic == self._labels_topic:
-                    self._labels_desk.receive(message.payload, time.monotonic(), message.retain)
-                else:
-                    self._desk.receive(message.payload, time.time(), message.retain)
+                self._desk.receive(message.payload, time.time(), message.retain)
+        with suppress(queue.Empty):
+            for _ in range(_MESSAGES_PER_TICK):
+                message = self._link.labels.get_nowait()
+                self._labels_desk.receive(message.payload, time.monotonic(), message.retain)
 
     def _on_camera(self, error: CameraError | None) -> None:
         if error is not None:
@@ -229,7 +228,7 @@ class Supervisor:
             accuracy=Accuracy(**accuracy.as_dict()) if accuracy.interval.n else None,
             accuracy_lower_bound_if_reference_accuracy_holds=self._accuracy_bound(fidelity) if observed else None,
             observer=state.outage or None,
-            observing=Observing(**asdict(state.spending)),
+            observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + self._pipeline.accuracy.nbytes),
         )
 
     def _accuracy_bound(self, fidelity: Interval) -> float | None:
@@ -240,5 +239,5 @@ class Supervisor:
 
 def _drift(drift: DriftState) -> dict[str, JsonValue]:
     """What telemetry tells of it; serving_db is the gain over the engine in service, gain_db over the best regime."""
-    told: dict[str, JsonValue] = {"state": drift.state, "e_value": drift.e_value}
-    return {**told, "gain_db": drift.gain_db, "serving_db": drift.serving_db}
+    keys = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
+    return {key: getattr(drift, key) for key in keys}

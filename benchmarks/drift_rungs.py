@@ -14,19 +14,24 @@ from scipy.special import stdtrit
 from agent.camera import parse_source, read_images
 from agent.detections import Detections
 from agent.fidelity import MatchCounts, count_matches, fidelity
-from agent.model import calibrate, open_model
+from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
+from agent.planning.what_if import WhatIf
 from agent.sampling import Collection
 from agent.vision import VisionTask
+from agent.weights import tap_weights
 from benchmarks.corruption import CONDITIONS, SEVERITIES, Image, corrupt
-from benchmarks.drift_signals import Signals
+from benchmarks.drift_signals import EVEN, OURS, OWN, Signals
 from benchmarks.models import DATA, MODELS
-from calibrate.noise import network_noise
+from calibrate.histogram import AbsHistogram
+from calibrate.plan import PrecisionPlan
+from calibrate.sensitivity import measure_blocks, share_out
 from engines.backend import Array, Engine, open_backend
 from engines.calibration import Calibration
-from engines.placement import place
+from engines.channels import observe_channels
+from engines.fusion import fusion_groups
 from engines.planned import quantised_graph
-from engines.qdq import insert_qdq
+from engines.repairs import propose_repairs
 
 CLIPS = {
     "vehicles": "vid_vehicle_surveillance_640x352.mp4",
@@ -46,7 +51,8 @@ RUNS = (
     (DARK, [("dark", severity) for severity in (4, 3, 2, 1, 0)]),
 )
 GAIN_DB = 3.0  # what is worth a recalibration
-_PROBES = 4  # one calibrating frame in so many measures sensitivities
+_PROBES = 3  # one calibrating frame in so many measures sensitivities
+_RUNS = 48  # of the network, for all of them, as in a search for a plan
 
 Tensors = list[NDArray[np.float32]]
 Floats = NDArray[np.float64]
@@ -109,6 +115,9 @@ class Ladder:
         seen = [corrupt(image, condition, severity, seed + number) for number, image in enumerate(images)]
         return [self._task.preprocess(image)[0].copy() for image in seen]
 
+    def observe(self, image: Image) -> Mapping[str, AbsHistogram]:
+        return self._observer.observe(self._task.preprocess(image)[0]).histograms
+
     def calibrate(self, tensors: Tensors) -> Calibration:
         collection = Collection(held_out_size=0)
         for tensor in tensors:
@@ -140,24 +149,29 @@ class Ladder:
         parts = ((slice(objectness, objectness + 1), everywhere), (boxes, seen), (_CLASSES, seen))
         return sum(_relative_error(found[:, part], truth[:, part], weight) for part, weight in parts)
 
-    def measure_sensitivities(self, calibration: Calibration, tensors: Tensors) -> dict[str, float]:
-        """Per tap the noise that it alone makes in the outputs, over its own noise to signal."""
-        placement, graph = place(self.model.master, self.model.plan), self.model.master
-        truths = self.truths(tensors)
-        seen = self.calibrate(tensors).histograms
-        found: dict[str, float] = {}
-        for group in placement.groups:
-            reads = {
-                node.name: tuple(i for i in placement.reads[node.name] if node.input[i] in group.tensors)
-                for node in graph.graph.node
-                if node.name in placement.reads
-            }
-            alone = insert_qdq(graph, replace(placement, reads=reads, weights={}, groups=(group,)), calibration.amax)
-            with closing(self._backend.load(alone.SerializeToString())) as engine:
-                made = self.noise([engine.infer(tensor) for tensor in tensors], truths)
-            (own,), _ = network_noise({tap: seen[tap] for tap in group.taps}, [calibration.scales])
-            found.update(dict.fromkeys(group.taps, made / own.total if own.total > 0.0 else 0.0))
-        return found
+    def measure_sensitivities(self, calibration: Calibration, tensors: Tensors) -> Model:
+        """The model under a plan that knows what each group does alone in INT8, measured as `tared plan` does."""
+        model = self.model
+        grouping = fusion_groups(model.observed, model.placement)
+        layers = [node for node in model.master.graph.node if node.name in model.placement.weights]
+        channels = observe_channels(model.master, layers, tensors, self._backend, lambda *_: None)
+        proposed = propose_repairs(model.master, model.placement, calibration, channels, ())
+        nsr = np.array([sum(proposed.after.get(name, 0.0) for name in group.layers) for group in grouping.groups])
+        asked = WhatIf(model, calibration, tensors, self._backend)
+
+        def measure(members: Sequence[int]) -> float:
+            floats = grouping.plan([index in members for index in range(len(nsr))], "not measured now")
+            return asked.ask(PrecisionPlan({**floats, **model.plan.floats})).divergence
+
+        noise = share_out(nsr, measure_blocks(nsr, measure, _RUNS))
+        rows = zip(grouping.groups, noise.tolist(), strict=True)
+        groups = [{"layers": group.layers, "sensitivity": adds} for group, adds in rows]
+        return model.under(replace(model.plan, evidence={"sensed": True, "groups": groups}))
+
+    def weights(self, planned: Model, calibration: Calibration) -> dict[str, dict[str, float]]:
+        """By tap, under each of the three weightings."""
+        even = dict.fromkeys(self._needed, 1.0)
+        return {OURS: tap_weights(planned, calibration), OWN: tap_weights(self.model, calibration), EVEN: even}
 
     def _decode(self, outputs: Mapping[str, Array], tensor: NDArray[np.float32]) -> Detections:
         found = self._task.decode(outputs, tensor.shape)
@@ -170,7 +184,7 @@ class Ladder:
 
 def climb(name: str, frames: int, advance: Callable[[], object]) -> list[Rung]:
     """All conditions on all clips. Sensitivities are measured once, on the first clip."""
-    rungs, sensitivities = list[Rung](), dict[str, float]()
+    rungs, planned = list[Rung](), None
     with closing(Ladder(name)) as ladder:
         for clip, file in CLIPS.items():
             images = [image for _, image in read_images(parse_source(str(DATA / file)))]
@@ -178,9 +192,9 @@ def climb(name: str, frames: int, advance: Callable[[], object]) -> list[Rung]:
             for lit, conditions in RUNS:
                 tensors = ladder.tensors(thirds[0::3], *lit, seed=0)
                 calibration = ladder.calibrate(tensors)
-                if not sensitivities:
-                    sensitivities = ladder.measure_sensitivities(calibration, tensors[::_PROBES])
-                signals = Signals(calibration, sensitivities)
+                if planned is None:
+                    planned = ladder.measure_sensitivities(calibration, tensors[::_PROBES])
+                signals = Signals(calibration, ladder.weights(planned, calibration))
                 with closing(ladder.engine(calibration)) as stale:
                     for condition, severity in conditions:
                         live = ladder.calibrate(ladder.tensors(thirds[1::3], condition, severity, seed=frames))

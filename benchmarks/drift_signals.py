@@ -15,7 +15,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import rankdata
 
 from calibrate.histogram import AbsHistogram
-from calibrate.noise import network_noise, predicted_gain_db
+from calibrate.noise import predicted_gain_db
 from engines.calibration import Calibration
 
 OURS, EVEN, OWN = "predicted gain", "predicted gain, tensors alike", "predicted gain, by the calibration's own noise"
@@ -29,15 +29,11 @@ Floats = NDArray[np.float64]
 class Signals:
     """What histograms alone say of a scene, against one calibration."""
 
-    def __init__(self, calibration: Calibration, sensitivities: Mapping[str, float]) -> None:
+    def __init__(self, calibration: Calibration, weights: Mapping[str, Mapping[str, float]]) -> None:
+        """weights: by tap, for each of OURS, OWN and EVEN."""
         self._calibration = calibration
-        own = {tap: _noise_to_signal(seen, calibration.scales[tap]) for tap, seen in calibration.histograms.items()}
-        self._weights = {
-            OURS: sensitivities,
-            OWN: {tap: 1.0 / noise for tap, noise in own.items() if noise > 0.0},
-            EVEN: dict.fromkeys(own, 1.0),
-        }
-        self._baselines_db = {name: self._gain_db(calibration.histograms, name) for name in self._weights}
+        self._weights = weights
+        self._baselines_db = {name: self._gain_db(calibration.histograms, name) for name in weights}
 
     def of(self, live: Mapping[str, AbsHistogram]) -> dict[str, float]:
         gains_db = {name: self._gain_db(live, name) - base for name, base in self._baselines_db.items()}
@@ -48,10 +44,6 @@ class Signals:
 
     def _gain_db(self, live: Mapping[str, AbsHistogram], weighting: str) -> float:
         return predicted_gain_db(live, self._calibration.scales, self._weights[weighting])
-
-
-def _noise_to_signal(histogram: AbsHistogram, scale: float) -> float:
-    return network_noise({"": histogram}, [{"": scale}])[0][0].total
 
 
 def shift(known: AbsHistogram, live: AbsHistogram) -> tuple[float, float]:

@@ -173,6 +173,11 @@ def merge_into(known: dict[str, AbsHistogram], seen: Mapping[str, AbsHistogram])
         known[name] = merge(known[name], histogram) if name in known else histogram
 
 
+def nbytes(histograms: Mapping[str, AbsHistogram]) -> int:
+    """What their counts take."""
+    return sum(histogram.counts.nbytes for histogram in histograms.values())
+
+
 def to_bytes(histogram: AbsHistogram) -> bytes:
     """The compact exact form: `from_bytes` gives back an equal histogram."""
     used = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.counts.any() else 0

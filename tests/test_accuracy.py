@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from agent.capture import Frame
 from agent.decode import Classification, Prediction
 from agent.detections import Detections, LabelledBoxes
 from agent.findings import Served
+from agent.memory import Memory
 from agent.preprocess import Geometry
 from calibrate.evidence import Interval
 
@@ -164,6 +166,45 @@ def test_a_supervisor_that_hangs_makes_no_heap_of_answers_and_no_image_is_kept()
     accuracy.label_frame(4999, truth(BOX))
     with pytest.raises(LabelsError, match=r"labels\.late"):
         accuracy.label_frame(0, truth(BOX))
+
+
+# ---- over a restart
+
+
+def remembering(path: Path, engine: str, frames: int, first_ts: float) -> LiveAccuracy:
+    """A new process on the same camera, which has answered so many frames, all with class 3."""
+    accuracy = LiveAccuracy("classify")
+    accuracy.remember(Memory(path, "rtsp://camera", lambda error: pytest.fail(str(error))))
+    for frame in range(frames):
+        accuracy.answered(served(frame, Classification(3, 1.0), engine, first_ts + frame / FPS))
+    return accuracy
+
+
+def test_accuracy_goes_on_after_a_restart_and_anew_with_another_engine(tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.jsonl"
+    first = remembering(path, "int8", 25, 1000.0)
+    for frame in range(25):
+        first.label_frame(frame, 3 if frame % 5 else 1)
+    second = remembering(path, "int8", 1, 2000.0)
+    assert second.estimate == first.estimate
+    assert (second.estimate.since, counted(second)) == (1000.0, (0.8, 25))
+    second.label_frame(0, 3)
+    assert counted(second)[1] == 26
+    third = remembering(path, "better", 1, 3000.0)
+    assert (third.estimate.since, third.estimate.interval.n) == (3000.0, 0)
+    assert remembering(path, "int8", 1, 4000.0).estimate.interval.n == 0
+
+
+def test_an_engine_that_returns_within_a_process_starts_anew_and_so_it_is_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "accuracy.jsonl"
+    accuracy = remembering(path, "a", 5, 1000.0)
+    accuracy.label_frame(0, 3)
+    for frame, engine in ((5, "b"), (6, "a")):
+        accuracy.answered(served(frame, Classification(3, 1.0), engine, 1000.0 + frame))
+    accuracy.label_frame(6, 1)
+    again = remembering(path, "a", 1, 2000.0)
+    assert again.estimate == accuracy.estimate
+    assert (again.estimate.since, counted(again)) == (1006.0, (0.0, 1))
 
 
 # ---- the bound

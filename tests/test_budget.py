@@ -57,6 +57,23 @@ def test_an_alert_is_quick_and_is_paid_back_while_the_scene_is_looked_at() -> No
     assert budget.spent == pytest.approx(0.02, rel=0.02)
 
 
+@pytest.mark.parametrize("cost_s", [0.0, 20.0 * OBSERVATION_S])
+def test_observations_that_fail_are_paid_for_and_say_nothing_of_what_one_takes(cost_s: float) -> None:
+    budget = made(most_at_once=1000)
+    watch(budget, HOUR)
+    budget.set_pace(alert=True)
+    failed, ts = 0, 3600.0
+    while failed < 20:
+        budget.earn(INFERENCE_S)
+        if budget.due(ts):
+            budget.spend(cost_s, failed=True)
+            failed += 1
+        ts += 1 / FPS
+    assert budget.debt_s == pytest.approx(20 * cost_s, rel=0.1)
+    burst = watch(budget, 10 * FPS, round(ts * FPS))
+    assert len(burst) == pytest.approx(50, abs=12)  # at the alert's pace, as had there been no fault
+
+
 def test_debt_has_a_limit_from_which_on_the_pace_is_normal() -> None:
     budget = made(most_at_once=20)
     budget.set_pace(alert=True)

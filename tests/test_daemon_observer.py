@@ -39,6 +39,7 @@ class Listening:
         self.sent: list[dict[str, Any]] = []
         self.states: list[str] = []
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.labels: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.drops: dict[str, int] = {}
         self.enough: Callable[[], object] = lambda: False  # then the daemon ends, as by its user
         self._ended = False

@@ -61,6 +61,7 @@ def test_a_scene_that_left_the_calibration_warns_and_then_alarms(brightness: flo
     assert [name for _, name in changes] == ["calm", "warning", "alarm"]
     assert 200.0 < changes[1][0] < changes[2][0] < 260.0
     assert monitor.state.gain_db > 6.0
+    assert (monitor.state.clipping_share > 0.5) is (brightness > 1.0)
     assert monitor.state.onset_ts == pytest.approx(200.0, abs=5.0)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 import agent.estimates as estimates_module
 from agent.estimates import FidelityRecord, LastHour, SinceStart, SinceStartBySecond, mean_interval
-from agent.fidelity import Fidelity
+from calibrate.errors import CalibrationError
 from calibrate.evidence import ConfidenceSequence
 
 
@@ -147,15 +149,82 @@ def test_nothing_is_computed_while_nothing_comes(monkeypatch: pytest.MonkeyPatch
 def test_the_record_keeps_the_hour_when_the_swap_starts_anew() -> None:
     record = FidelityRecord()
     for ts in range(10):
-        record.add(float(ts), Fidelity(0.0))
+        record.add(float(ts), 0.0)
     record.start(10.0)
     for ts in range(10, 20):
-        record.add(float(ts), Fidelity(1.0, is_empty=ts % 2 == 0))
+        record.add(float(ts), None if ts % 2 == 0 else 1.0)
     assert (record.since_start.interval.n, record.since_start.interval.estimate) == (5, 1.0)
     assert (record.since_start.empty, record.since_start.since) == (5, 10.0)
     assert (record.hour.interval.n, record.hour.empty) == (15, 5)
     assert record.hour.interval.estimate == pytest.approx(1 / 3)
     assert record.history == [(float(ts), float(ts >= 10)) for ts in [*range(10), 11, 13, 15, 17, 19]]
+
+
+# ---- going on in another process
+
+KINDS = [SinceStart, SinceStartBySecond, LastHour, FidelityRecord]
+
+
+def fed(kind: type, frames: range) -> Any:
+    """Three frames a second, of which some are empty, whose mean moves in the middle."""
+    made = kind()
+    feed(made, frames)
+    return made
+
+
+def feed(mean: Any, frames: range) -> None:
+    rng = np.random.default_rng(frames.start)
+    for number in frames:
+        value = float(rng.random() < (0.9 if number < 500 else 0.1))
+        mean.add(1e9 + number / 3, None if number % 7 == 0 else value)
+
+
+def through_json(state: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("restarts", [(0,), (1, 2, 300), (700,)])
+def test_another_process_goes_on_as_if_it_were_one(kind: type, restarts: tuple[int, ...]) -> None:
+    """Frames of one second lie on both sides of a restart, and a mean that has moved starts anew after it."""
+    whole, first = kind(), 0
+    parts = kind()
+    for restart in (*restarts, 900):
+        feed(whole, range(first, restart))
+        feed(parts, range(first, restart))
+        kept, parts, first = through_json(parts.state()), kind(), restart
+        parts.restore(kept)
+        assert parts.state() == whole.state()
+    if kind is FidelityRecord:
+        assert (parts.since_start, parts.hour) == (whole.since_start, whole.hour)
+    else:
+        assert parts.estimate == whole.estimate
+
+
+def changed(state: Any) -> list[Any]:
+    """The state without one value or another, or with one that no frames lead to."""
+    made: list[Any] = [{}, None, [], "state"]
+    for key, value in state.items():
+        nested = isinstance(value, dict) and key != "sequence"  # whose own tests are in test_evidence
+        made += [{**state, key: each} for each in (changed(value) if nested else ["x", math.nan, [[1.0]]])]
+        made.append({each: kept for each, kept in state.items() if each != key})
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_goes_on_from_nonsense(kind: type) -> None:
+    mean = fed(kind, range(40))
+    before = mean.state()
+    for state in changed(through_json(before)):
+        with pytest.raises((CalibrationError, KeyError, TypeError, ValueError)):
+            mean.restore(state)
+        assert mean.state() == before
+
+
+@pytest.mark.parametrize("row", [[0.0], [0.0, 0.0, 1, 2.0, 0], [0.0, 0.0, -1, 0.0, 0], [0.0, 0.0, 1, 10**400, 0]])
+def test_an_hour_of_nonsense_is_refused(row: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"kept|lead|unpack"):
+        LastHour().restore({"now": 1.0, "ts": 1.0, "slices": [row]})
 
 
 # ---- its interval

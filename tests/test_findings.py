@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,22 @@ from test_drift import calibration, regime, scene
 from worlds import SPEC
 from zoo import Net
 
+from agent.answers import MAX_BYTES
 from agent.capture import Frame
 from agent.config import Config
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
+from agent.drift import Regime
 from agent.findings import Findings, Served, Spending
 from agent.memory import Memory
 from agent.model import Model
 from agent.model_spec import ModelSpec
 from agent.regimes import RegimeBook, Regimes
 from agent.schema import validate
+from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from calibrate.plan import ALL_INT8
 from engines.backend import Observation
+from engines.calibration import calibrate_histograms
 from engines.placement import place
 
 RIGHT, WRONG = Classification(0, 0.9), Classification(1, 0.9)
@@ -177,3 +183,49 @@ def test_a_classifier_that_is_sure_of_a_covered_lens_teaches_nothing(config: Con
     assert not any(dwell(findings, regimes, range(300), dark=True))
     assert findings.state("", Spending(0.0, 0.0)).view.trouble == "blind"
     assert book.known == ()
+
+
+def crowd(light: float, seed: int) -> dict[str, AbsHistogram]:
+    """One frame of a network with as many taps as yolox_nano has."""
+    rng = np.random.default_rng(seed)
+    return {f"tap {n}": abs_histogram((rng.normal(size=64) * light).astype(np.float32)) for n in range(105)}
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[], int]]:
+    """How many bytes are allocated now."""
+    tracemalloc.start()
+    yield lambda: tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+
+
+def test_all_that_is_known_of_a_large_network_takes_less_than_16_mb(config: Config, traced: Callable[[], int]) -> None:
+    """Beside the held-out frames; in a warning, when most is kept."""
+    together = {name: merge_all(crowd(1.0, seed)[name] for seed in range(2)) for name in crowd(1.0, 0)}
+    made = calibrate_histograms(together, (), model_sha256="m", method="max", frames=2, source="test")
+    serving = Regime.of("lit 1", made, made.scales, dict.fromkeys(made.scales, 1.0))
+    before, findings = traced(), findings_of(config)
+    findings.watch(serving, [], 0.0)
+    for second in range(20):
+        frame = Frame(second, float(second), 0, IMAGES[second])
+        seen = Observation({}, crowd(1.0 if second < 8 else 1 / 64, second))
+        findings.add(Served(frame, "lit 1", RIGHT, 0, 0.0), np.zeros((1, 3, 8, 8), np.float32), seen, RIGHT)
+    del seen
+    state = findings.state("", Spending(0.0, 0.0))
+    assert state.drift is not None
+    assert state.drift.state == "warning"
+    assert 0.9 * state.nbytes < traced() - before < 1.1 * state.nbytes + 2**20
+    assert state.nbytes + MAX_BYTES < 16 * 2**20
+
+
+@pytest.mark.parametrize("in_use", [False, True])
+def test_a_warning_begins_a_collection_unless_a_job_waits_for_the_one_there_is(config: Config, in_use: bool) -> None:
+    findings = findings_of(config)
+    findings.watch(regime(), [], 0.0)
+    feed(findings, range(40))
+    findings.set_in_use(in_use)
+    feed(findings, range(40, 60), light=1 / 16)
+    state = findings.state("", Spending(0.0, 0.0))
+    assert state.drift is not None
+    assert state.drift.state != "calm"
+    assert (state.collected > 30) is in_use

@@ -1,9 +1,10 @@
-"""What the observer remembers: over a restart, over a kill in the middle of a line, and never of another engine."""
+"""What is remembered: over a restart, over a kill in the middle of a line, and never of another engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_drift import monitor_of, regime, scene
 
@@ -11,12 +12,36 @@ from agent import memory as memory_module
 from agent.config import DriftConfig
 from agent.drift import DriftMonitor
 from agent.errors import AgentError
+from agent.estimates import FidelityRecord
+from agent.journal import Journal
 from agent.memory import Memory, Recalled
 from calibrate.errors import CalibrationError
+
+SOURCE = "rtsp://camera"
 
 
 def told(_error: AgentError) -> None:
     raise AssertionError("nothing was to be told")
+
+
+class Process:
+    """A daemon, as far as a memory sees one: it begins with an engine, and takes frames and blocks."""
+
+    def __init__(self, path: Path, engine: str = "day", recall: bool = True, source: str = SOURCE) -> None:
+        self.memory = Memory(path, source, told)
+        self.record = FidelityRecord()
+        self.recalled = self.memory.begin(engine, 0.0, recall, self.record)
+
+    def frame(self, ts: float, value: float | None) -> None:
+        self.record.add(ts, value)
+        self.memory.frame(ts, value)
+
+    def starts(self, since: float) -> None:
+        self.record.start(since)
+        self.memory.starts(since)
+
+    def swap(self, engine: str, since: float) -> None:
+        assert self.memory.begin(engine, since, recall=False, mean=self.record) is None
 
 
 @pytest.fixture
@@ -25,71 +50,195 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_blocks_and_frames_are_recalled_by_the_next_process(path: Path) -> None:
-    memory = Memory(path, "rtsp://camera", told)
-    assert memory.begin("day", recall=True) == Recalled()
-    memory.frame(1.0, 0.5)
-    memory.frame(2.0, None)
-    memory.block({"e": 1})
-    memory.frame(3.0, 1.0)
-    memory.block({"e": 2})
-    again = Memory(path, "rtsp://camera", told)
-    assert again.begin("day", recall=True) == Recalled({"e": 2}, None, ((1.0, 0.5), (2.0, None), (3.0, 1.0)))
-    again.frame(4.0, 0.25)
-    assert Memory(path, "rtsp://camera", told).begin("day", recall=True).fidelity[-2:] == ((3.0, 1.0), (4.0, 0.25))
+    first = Process(path)
+    assert first.recalled is None
+    first.frame(1.0, 0.5)
+    first.frame(2.0, None)
+    first.memory.block({"e": 1})
+    first.frame(3.0, 1.0)
+    first.memory.block({"e": 2})
+    second = Process(path)
+    assert second.recalled == Recalled({"e": 2}, 0.0)
+    assert second.record.state() == first.record.state()
+    second.frame(4.0, 0.25)
+    third = Process(path).record
+    assert third.state() == second.record.state()
+    assert (third.since_start.interval.n, third.since_start.empty) == (3, 1)
 
 
-def test_another_engine_and_one_that_serves_anew_begin_with_nothing(path: Path) -> None:
-    for identity, recall in (("night", True), ("day", False)):
-        memory = Memory(path, "rtsp://camera", told)
-        memory.begin("day", recall=True)
-        memory.block({"e": 1})
-        assert Memory(path, "rtsp://camera", told).begin(identity, recall) == Recalled()
+@pytest.mark.parametrize(("engine", "recall"), [("night", True), ("day", False)])
+def test_another_engine_and_one_that_serves_anew_begin_with_nothing_but_the_hour(
+    path: Path, engine: str, recall: bool
+) -> None:
+    first = Process(path)
+    first.frame(1.0, 0.5)
+    first.memory.block({"e": 1})
+    second = Process(path, engine, recall)
+    assert second.recalled is None
+    assert second.record.since_start.interval.n == 0
+    assert second.record.hour == first.record.hour
+    assert Process(path, engine).recalled == Recalled(None, 0.0)
+
+
+def test_the_hour_goes_on_over_swaps_and_drift_and_a_restart(path: Path) -> None:
+    first = Process(path)
+    for ts in range(4000):
+        if ts == 3000:
+            first.swap("night", 3000.0)
+        if ts == 3800:
+            first.starts(3800.0)
+        first.frame(float(ts), float(ts % 3 > 0))
+    second = Process(path, "night").record
+    assert second.hour == first.record.hour
+    assert second.hour.interval.n == pytest.approx(3600, abs=10)
+    assert (second.since_start.interval.n, second.since_start.since) == (200, 3800.0)
 
 
 def test_a_kill_in_the_middle_of_a_line_costs_that_line(path: Path) -> None:
-    memory = Memory(path, "rtsp://camera", told)
-    memory.begin("day", recall=True)
-    memory.block({"e": 1})
-    memory.block({"e": 2})
+    first = Process(path)
+    first.memory.block({"e": 1})
+    first.memory.block({"e": 2})
     path.write_bytes(path.read_bytes()[:-3])
-    assert Memory(path, "rtsp://camera", told).begin("day", recall=True).drift == {"e": 1}
+    assert Process(path).recalled == Recalled({"e": 1}, 0.0)
 
 
 def test_what_was_seen_of_another_scene_is_forgotten(path: Path) -> None:
-    memory = Memory(path, "rtsp://camera", told)
-    memory.begin("day", recall=True)
-    memory.frame(1.0, 0.5)
-    memory.fidelity_starts(1.5)
-    memory.frame(2.0, 1.0)
-    recalled = Memory(path, "rtsp://camera", told).begin("day", recall=True)
-    assert (recalled.since, recalled.fidelity) == (1.5, ((2.0, 1.0),))
+    first = Process(path)
+    first.frame(1.0, 0.5)
+    first.starts(1.5)
+    first.frame(2.0, 1.0)
+    second = Process(path)
+    assert second.recalled == Recalled(None, 1.5)
+    assert (second.record.since_start.interval.n, second.record.since_start.interval.estimate) == (1, 1.0)
 
 
-def test_the_file_stays_small_however_long_it_lasts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_module, "_FRAMES", 50)
-    monkeypatch.setattr(memory_module, "_LINES", 300)
-    memory = Memory(path, "rtsp://camera", told)
-    memory.begin("day", recall=True)
-    longest = 0
-    for number in range(1000):
-        memory.frame(float(number), 1.0)
-        memory.block({"e": number})
+@pytest.mark.parametrize("lines", [7, 50, 1000])
+def test_nothing_is_lost_however_long_it_lasts_and_the_file_stays_small(
+    path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
+) -> None:
+    """Drift, start and frames belong together, wherever the file was written anew and the process killed."""
+    monkeypatch.setattr(memory_module, "_LINES", lines)
+    rng = np.random.default_rng(0)
+    whole, process, longest = FidelityRecord(), Process(path), 0
+    whole.start(0.0)
+    for number, value in enumerate(rng.random(400)):
+        if number == 150:
+            whole.start(150.0)
+            process.starts(150.0)
+        whole.add(float(number), float(value))
+        process.frame(float(number), float(value))
+        process.memory.block({"e": number})
         longest = max(longest, path.read_bytes().count(b"\n"))
-    assert longest <= 302
-    recalled = Memory(path, "rtsp://camera", told).begin("day", recall=True)
-    assert recalled.drift == {"e": 999}
-    assert 50 <= len(recalled.fidelity) <= 100
-    assert recalled.fidelity[-1] == (999.0, 1.0)
+        if number % 97 == 0:
+            process = Process(path)
+            assert process.recalled == Recalled({"e": number}, 0.0 if number < 150 else 150.0)
+            assert process.record.state() == whole.state()
+    assert longest <= lines + 4
+    assert process.record.since_start == whole.since_start
+    assert process.record.since_start.interval.n == 250
+
+
+@pytest.mark.parametrize("shortened", [False, True])
+def test_a_kill_while_the_file_is_written_anew_counts_nothing_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch, shortened: bool
+) -> None:
+    first = Process(path)
+    for ts in range(5):
+        first.frame(float(ts), 0.5)
+    monkeypatch.setattr(memory_module, "_LINES", 5)
+    shorten = Journal.shorten
+
+    def killed(journal: Journal) -> None:
+        if shortened:
+            shorten(journal)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Journal, "shorten", killed)
+    with pytest.raises(KeyboardInterrupt):
+        first.frame(5.0, 0.5)
+    monkeypatch.setattr(Journal, "shorten", shorten)
+    assert Process(path).record.since_start.interval.n == 6
+
+
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
+    path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    first = Process(path)
+    first.memory.block({"e": 1})
+    shorten, calls = Journal.shorten, iter(range(1, 3))
+
+    def killed(journal: Journal) -> None:
+        if next(calls) == killed_at:
+            raise KeyboardInterrupt
+        shorten(journal)
+
+    monkeypatch.setattr(Journal, "shorten", killed)
+    with pytest.raises(KeyboardInterrupt):
+        first.swap("night", 9.0)
+    monkeypatch.setattr(Journal, "shorten", shorten)
+    recalled = Process(path, "night").recalled
+    assert recalled is None or recalled.drift is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "no JSON", '{"schema": 1}', '["mean", null]', '["mean", {}]', '["mean", {"engine": "day", "next": "x"}]'),
+        *('["mean", {"engine": "day", "next": 0, "since": 0.0, "state": {}}]', '["mean", []]'),
+        *(
+            '["row 0", ["x", 1.0]]',
+            '["row 0", [1.0, 7.0]]',
+            '["row 0", []]',
+            '["row 0", null]',
+            '["row x", [1.0, 1.0]]',
+        ),
+    ],
+)
+def test_a_file_of_another_version_or_that_cannot_be_read_is_begun_anew(path: Path, line: str) -> None:
+    Process(path).frame(1.0, 1.0)
+    kept = path.read_text()
+    path.write_text(kept + line + "\n" if line.startswith("[") else line + kept[kept.index("\n") :])
+    again = Process(path)
+    assert again.recalled is None
+    assert again.record.since_start.interval.n == 0
+    again.frame(2.0, 0.5)
+    assert Process(path).record.since_start.interval.n == 1
 
 
 def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path) -> None:
     errors: list[AgentError] = []
-    memory = Memory(tmp_path / "no folder" / "evidence.jsonl", "rtsp://camera", errors.append)
-    assert memory.begin("day", recall=True) == Recalled()
+    memory, record = Memory(tmp_path / "no folder" / "evidence.jsonl", SOURCE, errors.append), FidelityRecord()
+    assert memory.begin("day", 3.0, recall=True, mean=record) is None
     for number in range(5):
         memory.frame(float(number), 1.0)
         memory.block({})
     assert [error.code for error in errors] == ["memory.write"]
+    assert record.since_start.since == 3.0
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_nothing_half(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on it then is old, and goes; the next engine is remembered, and the hour with it."""
+    errors: list[AgentError] = []
+    process = Process(path)
+    process.memory._on_error = errors.append
+    process.frame(1.0, 1.0)
+    put = Journal.put
+
+    def full(*_: object) -> None:
+        raise AgentError("memory.write", "no space left on device", "room", "make some")
+
+    monkeypatch.setattr(Journal, "put", full)
+    process.frame(2.0, 1.0)
+    process.frame(3.0, 1.0)
+    assert len(errors) == 1
+    assert not path.exists()
+    monkeypatch.setattr(Journal, "put", put)
+    process.swap("night", 3.5)
+    process.frame(4.0, 0.0)
+    assert Process(path, "night").record.state() == process.record.state()
+    assert process.record.hour.interval.n == 4
+    assert len(errors) == 1
 
 
 def test_a_monitor_goes_on_where_its_last_block_ended() -> None:
@@ -127,15 +276,17 @@ def test_evidence_weighed_under_other_settings_is_refused() -> None:
 def test_a_file_that_cannot_be_removed_ends_nothing(path: Path) -> None:
     path.mkdir()
     errors: list[AgentError] = []
-    memory = Memory(path, "rtsp://camera", errors.append)
-    assert memory.begin("day", recall=False) == Recalled()
+    memory = Memory(path, SOURCE, errors.append)
+    assert memory.begin("day", 0.0, recall=False, mean=FidelityRecord()) is None
     memory.frame(1.0, 1.0)
     assert [error.code for error in errors] == ["memory.write"]
 
 
 def test_what_was_seen_by_another_camera_says_nothing(path: Path) -> None:
-    memory = Memory(path, "rtsp://camera", told)
-    memory.begin("day", recall=True)
-    memory.block({"e": 1})
+    first = Process(path)
+    first.frame(1.0, 1.0)
+    first.memory.block({"e": 1})
     assert "camera" not in path.read_text()
-    assert Memory(path, "rtsp://elsewhere", told).begin("day", recall=True) == Recalled()
+    elsewhere = Process(path, source="rtsp://elsewhere")
+    assert elsewhere.recalled is None
+    assert elsewhere.record.hour.interval.n == 0

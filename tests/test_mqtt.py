@@ -190,6 +190,22 @@ def test_a_flood_of_commands_is_bounded_and_counted(any_broker: RealBroker) -> N
         assert [int(link.inbox.get_nowait().payload) for _ in range(INBOX_SIZE)] == list(range(INBOX_SIZE))
 
 
+@pytest.mark.broker
+def test_a_flood_of_labels_pushes_no_command_out(any_broker: RealBroker, caplog: pytest.LogCaptureFixture) -> None:
+    with link_to(any_broker.endpoint) as link, MqttClient(any_broker.endpoint, "flood") as operator:
+        eventually(lambda: link.connected)
+        for number in range(INBOX_SIZE + 200):
+            operator.publish(TOPICS.labels, str(number).encode())
+        for number in range(INBOX_SIZE):
+            operator.publish(TOPICS.command, str(number).encode())
+        for inbox in (link.inbox, link.labels):
+            eventually(inbox.full)
+            assert [int(inbox.get_nowait().payload) for _ in range(INBOX_SIZE)] == list(range(INBOX_SIZE))
+        eventually(lambda: link.drops == {"outgoing": 0, "incoming": 200})
+    told = [record.getMessage() for record in caplog.records if "inbox_full" in record.getMessage()]
+    assert told == [f"mqtt=inbox_full topic={TOPICS.labels} dropped={2**k}" for k in range(8)]
+
+
 def test_a_port_nobody_listens_on_is_no_error() -> None:
     with link_to(Endpoint("127.0.0.1", free_port())) as link:
         eventually(lambda: "refused" in link.outcome)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from worlds import SPEC
 from zoo import residual_net
 
 import agent.observer as observer_module
+from agent.budget import ObservationBudget
 from agent.capture import Frame
 from agent.config import Config
 from agent.findings import Served
@@ -131,6 +133,33 @@ def test_what_fails_now_and_then_fills_no_log(bench: Bench) -> None:
     assert bench.told == [FULL]
     bench.feed(thread, lambda: len(bench.told) == 2)
     assert bench.told == [FULL, None]
+
+
+def test_a_fault_that_takes_its_time_is_billed_without_the_pause_after_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that stands still but for a minute in every fault, and an hour when one is told of."""
+    now_s, bills = 0.0, list[tuple[float, bool]]()
+    monkeypatch.setattr(observer_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(ObservationBudget, "spend", lambda _, spent_s, failed: bills.append((spent_s, failed)))
+
+    class Slow(Faulty):
+        def observe(self, batch: Array) -> Observation:
+            nonlocal now_s
+            now_s += 60.0 if self.faults else 0.0
+            return super().observe(batch)
+
+    class Telling(list[TaredError | None]):
+        def append(self, error: TaredError | None) -> None:
+            nonlocal now_s
+            now_s += 3600.0
+            super().append(error)
+
+    bench.told = Telling()
+    slow = Slow(bench.observer(), [FULL] * 5)
+    thread = bench.start(lambda _: slow)
+    bench.feed(thread, lambda: len(bench.told) == 2)
+    assert bills[:7] == [*[(60.0, True)] * 5, *[(0.0, False)] * 2]
 
 
 def hidden_fault() -> EngineError:

@@ -9,7 +9,6 @@ import pytest
 
 from agent.drift import Regime
 from agent.errors import AgentError
-from agent.recalibration import DailyCap
 from agent.regimes import RegimeBook
 
 
@@ -95,10 +94,3 @@ def test_a_disk_that_refuses_is_told_and_the_regime_known_all_the_same(path: Pat
         book.learn(regime("day"))
     assert refused.value.code == "regimes.write"
     assert names(book) == ["day"]
-
-
-def test_recalibrations_are_capped_by_the_day() -> None:
-    cap = DailyCap(2)
-    assert [cap.takes(hour * 3600.0) for hour in (0.0, 1.0, 2.0, 23.9, 24.1, 24.2, 25.1)] == [
-        True, True, False, False, True, False, True,
-    ]  # fmt: skip

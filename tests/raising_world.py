@@ -1,0 +1,78 @@
+"""A small world whose model INT8 destroys though every scale is right: two channels of one tensor, a thousand apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import yaml
+from onnx import ModelProto
+from worlds import FPS, SPEC, World, make_world
+from zoo import Net
+
+from agent.config import Config
+from agent.drift import DriftMonitor, Regime
+from agent.findings import Findings, ObserverState, Spending
+from agent.schema import validate
+from calibrate.evidence import Interval
+
+COLLAPSES = "Conv_t2"  # reads the tensor whose quiet channel is less than half a step
+PRECISION_SWAP = "event=swap .*trigger='precision'"
+
+
+def collapsing_net() -> ModelProto:
+    """Says class 1 of a bright image and class 0 of a dark one; in INT8 always class 0."""
+    net = Net()
+    loud = np.zeros((2, 3, 1, 1), np.float32)
+    loud[0], loud[1] = 1000.0 / 3.0, 1.0 / 3.0
+    pair = net.node("Relu", net.node("Conv", "image", net.constant(loud)))
+    quiet = np.array([0.0, 1.0], np.float32).reshape(1, 2, 1, 1)
+    level = net.node("Relu", net.node("Conv", pair, net.constant(quiet)))
+    pooled = net.node("Flatten", net.node("GlobalAveragePool", level))
+    bright = np.array([[0.0], [1.0], [0.0], [0.0], [0.0]], np.float32)
+    bias = np.array([0.17, 0.0, -9.0, -9.0, -9.0], np.float32)
+    return net.model(net.node("Gemm", pooled, net.constant(bright), net.constant(bias), transB=1))
+
+
+def raising_world(
+    folder: Path, max_loss: float, precision: Mapping[str, Sequence[str]] | None = None, light: float = 0.5
+) -> World:
+    """Dark frames and bright ones in turn. A `max_loss` of 1 lets its first INT8 engine serve, whatever it loses."""
+    world = make_world(folder, lambda ts: light * (0.4 if round(ts * FPS) % 2 else 1.0), 900.0)
+    onnx.save(collapsing_net(), folder / "model.onnx")
+    (folder / "model.yaml").write_text(yaml.safe_dump({**SPEC, "precision": dict(precision or {})}))
+    world.config["observe"]["period_s"] = 0.2
+    world.config["calibration"]["method"] = "max"
+    world.config["recalibration"].update(max_loss=max_loss, cooldown_s=0.0)
+    return world
+
+
+def config_of(**recalibration: object) -> Config:
+    """Of a camera, with defaults but for these."""
+    content = {"model": SPEC, "camera": {"source": "rtsp://camera"}, "recalibration": recalibration}
+    return validate(Config, content, "test")
+
+
+def observer_state(
+    config: Config,
+    fidelity: tuple[float, float, int] = (0.4, 0.6, 200),
+    *,
+    serving_db: float = 0.5,
+    drift: str = "calm",
+    switch_to: str = "",
+    trouble: str = "",
+    outage: str = "",
+) -> ObserverState:
+    """What an observer may have found. fidelity: low, high, frames. drift: empty where nothing is calibrated."""
+    low, high, n = fidelity
+    known = DriftMonitor(config.drift, config.regimes.switch_db, Regime("", {}, {}, {})).state
+    state = Findings(config.model, config).state(outage, Spending(0.0, 0.0))
+    return replace(
+        state,
+        fidelity=Interval((low + high) / 2, low, high, n),
+        drift=replace(known, serving_db=serving_db, state=drift, switch_to=switch_to) if drift else None,
+        view=replace(state.view, trouble=trouble),
+    )

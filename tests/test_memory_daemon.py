@@ -1,0 +1,185 @@
+"""A daemon on a live camera, killed in the middle of an alarm's job: what it had found goes on with the next one.
+
+No camera can be opened on every machine that runs this. So in the daemon's process a file stands where OpenCV would
+open a stream, played at fifty frames a second without end. All else is the daemon as users start it, to which the
+source is a live one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import RealBroker
+from worlds import World, make_world
+
+from agent.estimates import FidelityRecord
+from agent.memory import Memory, Recalled
+from agent.mqtt import MqttClient
+from agent.topics import Topics
+from fleet.operator import new_command, send
+
+TOPICS = Topics("default", "board")
+LIMIT_S = 60.0
+NIGHT, DAY = 0.12, 1.0
+SELDOM = {"period_s": 3600.0, "alert_period_s": 3600.0}
+
+PLAYER = """
+import sys, time
+from pathlib import Path
+
+import cv2
+
+scene = Path(sys.argv.pop(1))  # holds the path of the clip that the camera sees
+opened = cv2.VideoCapture
+
+
+class Stream:
+    def __init__(self, url, *_):
+        assert url == "rtsp://camera", url
+        self.clip, self.video = "", None
+
+    def isOpened(self):
+        return True
+
+    def read(self):
+        time.sleep(0.02)
+        clip, played = scene.read_text(), self.video is not None and self.video.read()
+        if clip == self.clip and played[0]:
+            return played
+        self.clip, self.video = clip, opened(clip)
+        return self.video.read()
+
+    def release(self):
+        pass
+
+
+cv2.VideoCapture = Stream
+
+from agent.cli import main
+
+sys.exit(main())
+"""
+
+
+@dataclass
+class Life:
+    """One process of the daemon, from its start to its end."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    broker: RealBroker
+
+    def said(self, pattern: str) -> list[str]:
+        return re.findall(pattern, self.log.read_text())
+
+    def status(self) -> dict[str, Any]:
+        result = list(send(self.broker.endpoint, TOPICS, new_command("status", {}, time.time())))[-1].result
+        assert result is not None
+        return result
+
+    def wait(self, until: Callable[[], object]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not until():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+
+
+@contextmanager
+def living(world: World, scene: Path, broker: RealBroker, name: str, **observe: float) -> Iterator[Life]:
+    """The daemon, alive until the end of the block, and then killed."""
+    world.config["observe"].update(observe)
+    _, _, _, *arguments = world.command()
+    log = world.folder / f"{name}.log"
+    with log.open("wb") as file:
+        command = [sys.executable, "-c", PLAYER, str(scene), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+    try:
+        yield Life(process, log, broker)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@dataclass
+class Remembered:
+    recalled: Recalled
+    n: int
+
+
+def remembered(world: World, engine: str) -> Remembered:
+    """What a next process would go on with; the file stays as it is."""
+    copy = shutil.copy(world.state_dir / "evidence.jsonl", world.folder / "copy.jsonl")
+    record = FidelityRecord()
+    memory = Memory(copy, "rtsp://camera", lambda error: pytest.fail(str(error)))
+    recalled = memory.begin(engine, 0.0, recall=True, mean=record)
+    assert recalled is not None
+    return Remembered(recalled, record.since_start.interval.n)
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_what_a_killed_daemon_had_found_goes_on(tmp_path: Path, any_broker: RealBroker) -> None:
+    clips = {light: make_world(tmp_path / str(light), lambda _, light=light: light, 20.0) for light in (NIGHT, DAY)}
+    scene = tmp_path / "scene"
+
+    def see(light: float) -> None:
+        scene.write_text(str(clips[light].folder / "clip.avi"))
+
+    see(NIGHT)
+    world = clips[NIGHT]
+    for section, values in {
+        "camera": {"source": "rtsp://camera"},
+        "observe": {"period_s": 0.05, "alert_period_s": 0.05},
+        "drift": {"block_s": 0.2, "false_alarms_per_30d": 1000.0},
+        "regimes": {"dwell_s": 1.0, "fidelity": 0.0},
+        "recalibration": {"per_day": 1},
+        "mqtt": {"host": any_broker.host, "port": any_broker.port},
+    }.items():
+        world.config.setdefault(section, {}).update(values)
+    with living(world, scene, any_broker, "first") as first:
+        first.wait(lambda: first.said("event=swap .*trigger='first-start'"))
+
+    world.config["calibration"]["frames"] = 10_000  # from here on no job gets beyond collecting
+    with living(world, scene, any_broker, "second") as second, MqttClient(any_broker.endpoint, "labeller") as labeller:
+        second.wait(lambda: second.status()["frames"] > 20)
+        for frame in range(20):
+            label = {"camera": "camera", "frame": frame, "labels": "a"}
+            labeller.publish(TOPICS.labels, json.dumps(label).encode())
+        second.wait(lambda: second.said("event=regime "))
+        second.wait(lambda: second.status()["accuracy"]["n"] > 3)
+        see(DAY)
+        second.wait(lambda: second.status()["job"])
+        second.wait(lambda: second.status()["fidelity"]["n"] > 10)
+        before = second.status()
+    left = remembered(world, before["engine"])
+    assert before["drift"]["state"] == "alarm"
+    assert before["job"].startswith("COLLECTING")
+
+    with living(world, scene, any_broker, "third", **SELDOM) as third:
+        third.wait(lambda: third.status()["frames"] > 0)
+        after = third.status()
+        third.wait(lambda: third.said("code='recalibration.cap'"))
+        later = third.status()
+    assert after["drift"]["state"] == "alarm"
+    assert after["drift"]["e_value"] == before["drift"]["e_value"]
+    assert after["engine"] == before["engine"]
+    found = remembered(world, before["engine"])
+    assert found.recalled.since == left.recalled.since
+    assert left.n >= before["fidelity"]["n"]
+    assert left.n <= after["fidelity"]["n"] <= left.n + 3  # a process that looks once an hour adds next to nothing
+    assert after["regimes"] == before["regimes"] == 1
+    for estimate in ("fidelity_hour", "accuracy"):
+        assert after[estimate]["n"] >= before[estimate]["n"] > 3, estimate
+    assert (later["job"], third.said("trigger='alarm'")) == (None, [])
+    assert len(third.said("code='recalibration.cap'")) == 1

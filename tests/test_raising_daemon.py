@@ -1,0 +1,184 @@
+"""The daemon where INT8 itself costs fidelity: more layers become float, and stay so until the owner says otherwise."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from raising_world import COLLAPSES, PRECISION_SWAP, raising_world
+from worlds import ALARM_SWAP, FIRST_SWAP, World
+
+from agent.config import load_config
+from agent.model import Model, open_model
+from agent.service import Service
+from calibrate.errors import TaredError
+from calibrate.plan import PrecisionPlan
+from engines.onnxruntime_backend import OnnxRuntimeBackend
+from engines.store import Artefact, Store
+
+pytestmark = pytest.mark.slow
+ACCEPTED = 0.2  # as max_loss; the INT8 engine loses about half
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a run in which precision was raised left behind, and the store as it was before."""
+
+    world: World
+    said: str
+    int8: Path
+    raised: Path
+
+    def copy(self, of: Path, to: Path, **world: object) -> World:
+        """Another world that goes on from one of the two stores."""
+        shutil.copytree(of, to / "state", symlinks=True)
+        return raising_world(to, ACCEPTED, **world)  # type: ignore[arg-type]  # its keywords
+
+
+@pytest.fixture(scope="module", name="story")
+def story_fixture(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    folder = tmp_path_factory.mktemp("story")
+    raising_world(folder, 1.0).run(until=FIRST_SWAP)
+    shutil.copytree(folder / "state", folder / "int8", symlinks=True)
+    world = raising_world(folder, ACCEPTED)
+    summary, said = world.run(until=PRECISION_SWAP)
+    (swap,) = summary["swaps"]
+    assert swap["fidelity_before"] < 1.0 - ACCEPTED <= swap["fidelity"]
+    return Story(world, said, folder / "int8", world.state_dir)
+
+
+def current(state: Path) -> Artefact:
+    artefact = Store(state).read("current")
+    assert artefact is not None
+    return artefact
+
+
+def plan_of(artefact: Artefact) -> PrecisionPlan:
+    return PrecisionPlan.from_json(artefact.read_file("plan.json").decode())
+
+
+def built(state: Path) -> Sequence[str]:
+    return sorted(path.name for path in (state / "artefacts").iterdir())
+
+
+def test_low_fidelity_is_told_once_and_raises_precision(story: Story) -> None:
+    told = [line for line in story.said.splitlines() if "event=fidelity" in line]
+    assert len(told) == 1
+    assert "state='low'" in told[0]
+    steps = re.findall(r"event=job trigger='precision' step='(\w+)'", story.said)
+    assert list(dict.fromkeys(steps))[-4:] == ["CALIBRATING", "RANKING", "BUILDING", "VALIDATING"]
+    artefact = current(story.raised)
+    ((layer, why),) = plan_of(artefact).floats.items()
+    assert layer == COLLAPSES
+    assert re.fullmatch(r"raised: made 100 % of the noise while fidelity was 0\.\d\d", why)
+    assert artefact.manifest["inputs"]["plan"] == {"floats": [COLLAPSES]}
+    assert 0.0 < artefact.manifest["int8_macs_share"] < 1.0
+
+
+def test_a_restart_serves_it_and_a_recalibration_goes_on_under_its_plan(story: Story, tmp_path: Path) -> None:
+    world = story.copy(story.raised, tmp_path)
+    before = built(world.state_dir)
+    summary, said = world.run("--frames", "20")
+    assert "BUILDING" not in said
+    assert built(world.state_dir) == before
+    assert Path(summary["artefact"]).name == current(story.raised).id
+
+    world = raising_world(tmp_path, ACCEPTED, light=1.0)
+    world.run(until=ALARM_SWAP)
+    was, now = current(story.raised), current(world.state_dir)
+    assert was.id != now.id
+    assert plan_of(now) == plan_of(was)
+    assert now.manifest["inputs"]["raised_from"] == was.manifest["inputs"]["raised_from"]
+
+
+@pytest.mark.parametrize("key", ["raise_precision", "automatic"])
+def test_where_the_owner_wants_no_answer_it_is_only_told(story: Story, tmp_path: Path, key: str) -> None:
+    world = story.copy(story.int8, tmp_path)
+    world.config["recalibration"][key] = False
+    summary, said = world.run(until="event=fidelity")
+    assert "event=job" not in said  # one that had started would be told, at its end at the latest
+    assert summary["swaps"] == []
+
+
+def test_what_is_forced_into_int8_stays_so_and_that_nothing_helps_is_told_once(story: Story, tmp_path: Path) -> None:
+    world = story.copy(story.int8, tmp_path, precision={"force_int8": [COLLAPSES]})
+    summary, said = world.run(until=r"precision\.exhausted")
+    assert said.count("code='recalibration.refused'") >= 1
+    assert said.count("code='precision.exhausted'") == said.count("event=fidelity") == 1
+    assert summary["swaps"] == []
+    assert current(world.state_dir).id == current(story.int8).id
+
+
+# ---- the store, without a daemon around it
+
+
+class Elsewhere(OnnxRuntimeBackend):
+    """A runtime for which nothing was built that was built for this one."""
+
+    def describe(self) -> dict[str, str]:
+        return {**super().describe(), "runtime": "another"}
+
+
+def start(state: Path, model: Model, backend: OnnxRuntimeBackend | None = None) -> tuple[Service, Sequence[TaredError]]:
+    errors: list[TaredError] = []
+    service = Service(model, backend or OnnxRuntimeBackend(), Store(state))
+    service.start(errors.append).close()
+    return service, errors
+
+
+def model_under(story: Story, plan: PrecisionPlan, **rules: list[str]) -> Model:
+    spec = load_config(story.world.folder / "config.yaml").model
+    precision = spec.precision.model_copy(update={name: tuple(names) for name, names in rules.items()})
+    return open_model(spec.model_copy(update={"precision": precision}), plan)
+
+
+@pytest.fixture
+def state(story: Story, tmp_path: Path) -> Path:
+    shutil.copytree(story.raised, tmp_path / "state", symlinks=True)
+    return tmp_path / "state"
+
+
+def test_what_serves_is_under_its_own_plan_and_the_owners_is_kept(story: Story, state: Path) -> None:
+    service, errors = start(state, model_under(story, PrecisionPlan()))
+    assert not errors
+    assert service.raised
+    assert set(service.planned.plan.floats) == set(service.plan.floats) == {COLLAPSES}
+    assert dict(service.model.plan.floats) == {}
+    previous = service.previous()
+    assert previous is not None
+    loaded = service.load(previous)
+    with closing(loaded.engine):
+        assert loaded.model is service.model
+        service.commit(loaded)
+    assert not service.raised
+    assert service.planned is service.model
+
+
+def test_another_runtime_gets_it_under_the_raised_plan(story: Story, state: Path) -> None:
+    service, errors = start(state, model_under(story, PrecisionPlan()), Elsewhere())
+    assert [error.code for error in errors] == ["artefact.runtime"]
+    assert service.serving.manifest["inputs"]["backend"]["runtime"] == "another"
+    assert service.raised
+    assert set(service.plan.floats) == {COLLAPSES}
+    assert plan_of(service.serving) == plan_of(current(story.raised))
+
+
+@pytest.mark.parametrize(
+    ("plan", "rules"),
+    [(PrecisionPlan({"Gemm_t6": "the owner's"}), {}), (PrecisionPlan(), {"force_int8": [COLLAPSES]})],
+    ids=["plan", "rules"],
+)
+def test_another_word_of_the_owner_replaces_it(
+    story: Story, state: Path, plan: PrecisionPlan, rules: dict[str, list[str]]
+) -> None:
+    service, _ = start(state, model_under(story, plan, **rules))
+    assert not service.raised
+    assert service.plan.essence == service.serving.manifest["inputs"]["plan"] == plan.essence
+    assert "raised_from" not in service.serving.manifest["inputs"]
+    again, _ = start(state, model_under(story, PrecisionPlan()))
+    assert not again.raised  # it is no more than the owner's word again

@@ -1,0 +1,187 @@
+"""What the daemon decides about low fidelity, regimes and rollbacks, state by state; no frame is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import pytest
+from raising_world import COLLAPSES, collapsing_net, observer_state
+from worlds import SPEC
+
+from agent.build import build_artefact
+from agent.commands import Report
+from agent.config import Config
+from agent.findings import Findings, ObserverState
+from agent.messages import Birth, CommandResult, RollbackArgs
+from agent.model import calibrate, open_model
+from agent.operations import Operations
+from agent.pipeline import Pipeline
+from agent.reporting import Reporter
+from agent.schema import validate
+from agent.service import Service
+from calibrate.plan import PrecisionPlan
+from engines.backend import open_backend, silent
+from engines.store import Artefact, Store
+
+
+@dataclass
+class Desk:
+    """Operations on a store of two engines: one all in INT8, and one that was raised from it, which serves."""
+
+    operations: Operations
+    service: Service
+    int8: Artefact
+    raised: Artefact
+    told: list[str]
+    state: ObserverState
+    results: list[CommandResult] = field(default_factory=list)
+
+    def tick(self, **changes: Any) -> None:
+        """As of a camera at which fidelity is low, but for these changes."""
+        self.operations.tick(replace(self.state, **changes))
+
+    @property
+    def rung(self) -> int | None:
+        """Of the running job."""
+        job = self.operations._jobs.job
+        return job.raising.rung if job is not None and job.raising is not None else None
+
+    def cancel(self) -> None:
+        self.operations.stop("the test goes on")
+
+    def roll_back(self) -> None:
+        self.operations.handlers["rollback"](RollbackArgs(), Report("c1", self.results.append))
+
+
+class Loop:
+    """A frame path on which every engine serves at once."""
+
+    def swap(self, _identity: str, engine: Any, done: Callable[[float | None], None]) -> None:
+        engine.close()
+        done(1.0)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]:
+    onnx.save(collapsing_net(), tmp_path / "model.onnx")
+
+    def make(raised_serves: bool = False, **recalibration: object) -> Desk:
+        content = {
+            "model": {**SPEC, "path": tmp_path / "model.onnx"},
+            "camera": {"source": "rtsp://camera"},
+            "state_dir": tmp_path / "state",
+            "recalibration": recalibration,
+        }
+        config = validate(Config, content, "test")
+        service, artefacts = stored(config)
+        if not raised_serves:
+            service._store.promote(artefacts[0])
+            service.start(pytest.fail).close()
+        told: list[str] = []
+        reporter = Reporter(config.state_dir, None, Birth(agent_version="0"))
+        monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append(f"{kind} {detail}"))
+        findings = Findings(config.model, config)
+        state = observer_state(config)
+        observer = SimpleNamespace(findings=findings, set_pace=lambda **_: None, state=lambda: state)
+        pipeline = SimpleNamespace(is_live=False, observer=observer, loop=Loop(), error=None, last_ts=0.0)
+        operations = Operations(config, service, cast(Pipeline, pipeline), reporter, lambda function: function())
+        operations.start()
+        return Desk(operations, service, *artefacts, told, state)
+
+    return make
+
+
+def stored(config: Config) -> tuple[Service, Sequence[Artefact]]:
+    """A store whose raised engine is current, the other one previous."""
+    model, backend, store = open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir)
+    with closing(backend.observer(model.reference, model.placement.taps)) as observer:
+        seen = observer.observe(np.random.default_rng(0).uniform(size=(1, 3, 8, 8)).astype(np.float32)).histograms
+    calibration = calibrate(model, seen, "max", 1, "test")
+    service = Service(model, backend, store)
+    raised = model.under(PrecisionPlan({COLLAPSES: "raised"}))
+    artefacts = [
+        build_artefact(under, backend, store.place, silent, calibration=calibration, raised_from=origin)
+        for under, origin in ((model, ""), (raised, service.origin))
+    ]
+    for artefact in artefacts:
+        store.promote(artefact)
+    service.start(pytest.fail).close()
+    return service, artefacts
+
+
+def test_low_fidelity_is_answered_once_and_told_once(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    at.tick()
+    at.tick()
+    assert at.rung == 1
+    assert [line.split()[0] for line in at.told].count("fidelity") == 1
+    at.cancel()
+    at.tick()
+    assert at.rung == 1  # nothing was tried
+
+
+@pytest.mark.parametrize("recalibration", [{"raise_precision": False}, {"automatic": False}])
+def test_low_fidelity_is_only_told_where_the_owner_wants_no_answer(
+    desk: Callable[..., Desk], recalibration: dict[str, object]
+) -> None:
+    at = desk(**recalibration)
+    at.tick()
+    assert at.operations._jobs.job is None
+    assert [line.split()[0] for line in at.told] == ["fidelity"]
+
+
+def test_it_takes_part_in_the_daily_cap(desk: Callable[..., Desk]) -> None:
+    at = desk(per_day=1)
+    for _ in range(3):
+        at.tick()
+        at.cancel()
+    assert at.operations._jobs.job is None
+    assert len([line for line in at.told if "recalibration.cap" in line]) == 1
+    assert any("low fidelity after 1 jobs in a day" in line for line in at.told)
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_regimes_are_switched_by_themselves_only_where_the_owner_lets_them(
+    desk: Callable[..., Desk], automatic: bool
+) -> None:
+    at = desk(automatic=automatic)
+    assert at.state.drift is not None
+    at.tick(drift=replace(at.state.drift, switch_to=at.raised.id))
+    assert at.service.serving.id == (at.raised.id if automatic else at.int8.id)
+    assert at.service.raised is automatic
+
+
+def test_a_first_calibration_is_made_all_the_same(desk: Callable[..., Desk]) -> None:
+    at = desk(automatic=False)
+    at.service.calibration = None
+    at.tick(drift=None)
+    assert at.operations._jobs.job is not None
+    assert at.operations._jobs.job.trigger == "first-start"
+
+
+@pytest.mark.parametrize(("cooldown_s", "rung"), [(600.0, None), (0.0, 2)])
+def test_what_the_operator_took_back_is_not_raised_again_at_once_nor_alike(
+    desk: Callable[..., Desk], cooldown_s: float, rung: int | None
+) -> None:
+    at = desk(raised_serves=True, cooldown_s=cooldown_s)
+    at.roll_back()
+    assert at.results[-1].status == "SUCCEEDED"
+    assert at.service.serving.id == at.int8.id
+    assert dict(at.service.plan.floats) == {}
+    at.tick()
+    assert at.rung == rung
+
+
+def test_going_back_to_a_raised_engine_is_no_attempt(desk: Callable[..., Desk]) -> None:
+    at = desk(cooldown_s=0.0)
+    at.roll_back()  # to the raised one, which was current before
+    assert at.service.raised
+    at.tick()
+    assert at.rung == 1
