@@ -181,20 +181,34 @@ def test_what_a_step_leaves_running_ends_with_it(tmp_path: Path) -> None:
     assert wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
 
 
-def test_who_ends_the_check_ends_its_step(tmp_path: Path) -> None:
-    pid, log = tmp_path / "pid", tmp_path / "log"
-    code = (
-        "import os, pathlib, sys; from gpu.check import exit_on_signals, run_shown; exit_on_signals()\n"
-        "run_shown(('sh', '-c', *sys.argv[1:3]), dict(os.environ), pathlib.Path(sys.argv[3]), 50.0)"
-    )
-    command = [sys.executable, "-c", code, HANGING, str(pid), str(log)]
+CHECK = (
+    "import os, pathlib, sys; from gpu.check import exit_on_signals, run_shown; exit_on_signals()\n"
+    "run_shown(('sh', '-c', *sys.argv[1:3]), dict(os.environ), pathlib.Path(sys.argv[3]), 50.0)"
+)
+
+
+def checking(folder: Path, step: str) -> subprocess.Popen[bytes]:
+    """A check with one step, a shell command that writes a process id to $0."""
+    command = [sys.executable, "-c", CHECK, step, str(folder / "pid"), str(folder / "log")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as check:
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_who_ends_the_check_ends_its_step(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    with checking(tmp_path, HANGING) as check:
         assert wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))
         assert runs(int(pid.read_text()))
         check.send_signal(signal.SIGTERM)
         assert check.wait(20) != 0
     assert wait_until(lambda: not runs(int(pid.read_text())))
+
+
+def test_a_step_that_has_only_just_begun_is_ended_too(tmp_path: Path) -> None:
+    """The signal comes while the check may still be starting it; it did not always end the step."""
+    with checking(tmp_path, 'echo $$ > "$0"; kill -TERM $PPID; sleep 60') as check:
+        assert check.wait(20) != 0
+    assert wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
 
 
 def test_the_gpu_tests_import_no_more_than_the_wheelhouse_brings() -> None:

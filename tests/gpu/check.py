@@ -22,8 +22,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,25 +128,27 @@ def run_shown(command: tuple[str, ...], environment: Environment, copy: Path, li
 
     In a session of its own, which ends with it: compute-sanitizer is a launcher, and what it started would live on.
     """
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    expired = threading.Event()
+    expired, leader = threading.Event(), 0
 
     def expire() -> None:
         expired.set()
-        _kill_group(process.pid)
+        _kill_group(leader)
 
     timer = threading.Timer(limit_s, expire)
-    timer.start()
     try:
+        with _signals_held():
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            leader = process.pid
+        timer.start()
         # The pipe is there: it was asked for above.
         with process.stdout as output, copy.open("w", encoding="utf-8") as file:  # type: ignore[union-attr]
             for line in output:
@@ -155,13 +157,29 @@ def run_shown(command: tuple[str, ...], environment: Environment, copy: Path, li
         code = process.wait()
     finally:
         timer.cancel()
-        _kill_group(process.pid)
+        _kill_group(leader)
     return TIMED_OUT if expired.is_set() else code
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """What comes meanwhile is handled at the end: in the middle of it, a process is there that nobody knows yet."""
+    came: list[int] = []
+    ending = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, lambda received, _: came.append(received)) for number in ending}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
 def _kill_group(leader: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+    if leader:  # else it never started
+        with suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
 
 
 if __name__ == "__main__":
