@@ -10,6 +10,7 @@ _PAID_BACK = 0.5  # of what is earned, as long as there is debt
 _SAVED = 1.5  # observations at most: who rested may not look often afterwards
 _RECENT = 0.1  # weight of the newest observation in what a usual one takes
 _SLOW = 2.0  # usual observations: what one takes beyond is paid back as debt is, and keeps nobody from looking
+_FORGIVEN = 2.0  # of the slowest observations: what they take passes no limit
 
 
 class ObservationBudget:
@@ -19,7 +20,10 @@ class ObservationBudget:
     it is earned, and for `period_s` in any case. At the alert pace it waits for `alert_period_s` only and runs up debt,
     which half of all earnings then pays back: in the long run no more is spent than was earned, and meanwhile the scene
     is looked at half as often, but looked at. Debt has a limit, `most_at_once` usual observations; beyond it the normal
-    pace holds. A share of None does not count: the periods alone hold. All gaps are random.
+    pace holds. What slow observations take is debt too, and one or two of them make nobody blind; but where they alone
+    have passed the limit, nothing is due until all earnings have paid that down. So in the long run the share holds
+    whatever fails, even if nothing else was ever seen. A share of None does not count: the periods alone hold. All gaps
+    are random.
     """
 
     def __init__(self, share: float | None, period_s: float, alert_period_s: float, most_at_once: int) -> None:
@@ -31,6 +35,7 @@ class ObservationBudget:
         self._alert = self._on_credit = False
         self._balance_s = self._wanted_s = 0.0  # an observation is due when the first reaches the second
         self._debt_s = self._usual_s = 0.0
+        self._overdue_s = self._slowest_s = 0.0  # of the debt, what slow observations made; the slowest of these
         self._inferred_s = self._spent_s = 0.0
 
     @property
@@ -53,16 +58,23 @@ class ObservationBudget:
         if self._share is None:
             return
         earned_s = self._share * inferred_s
-        repaid_s = min(self._debt_s, _PAID_BACK * earned_s)
+        repaid_s = min(self._debt_s, earned_s if self._is_broke else _PAID_BACK * earned_s)
         self._debt_s -= repaid_s
+        self._overdue_s = max(0.0, self._overdue_s - repaid_s)
+        if not self._overdue_s:
+            self._slowest_s = 0.0
         self._balance_s = min(self._balance_s + earned_s - repaid_s, _SAVED * self._usual_s)
 
     def spend(self, observed_s: float, failed: bool = False) -> None:
         """The observation that was due last took so long; one that failed says nothing of what a usual one takes."""
         self._spent_s += observed_s
-        billed_s = 0.0 if self._on_credit else min(observed_s, _SLOW * self._usual_s)
+        expected_s = min(observed_s, _SLOW * self._usual_s)
+        billed_s = 0.0 if self._on_credit else expected_s
         self._balance_s -= billed_s
-        self._debt_s += observed_s - billed_s if self._share is not None else 0.0
+        if self._share is not None:
+            self._debt_s += observed_s - billed_s
+            self._overdue_s += observed_s - expected_s
+            self._slowest_s = max(self._slowest_s, observed_s)
         if not self._on_credit:
             self._wanted_s = self._random.uniform(-0.5, 0.5) * billed_s
         if failed:
@@ -74,6 +86,8 @@ class ObservationBudget:
 
     def due(self, ts: float) -> bool:
         """Whether a frame of capture time `ts` is to be observed."""
+        if self._is_broke:
+            return False
         affordable = self._share is None or self._debt_s < self._most_at_once * self._usual_s
         quick = self._alert and affordable
         if self._share is not None and not quick and self._balance_s < self._wanted_s:
@@ -85,3 +99,8 @@ class ObservationBudget:
             return False
         self._on_credit = quick and self._share is not None
         return True
+
+    @property
+    def _is_broke(self) -> bool:
+        """Whether slow observations have taken so much that it has to be paid down first."""
+        return self._overdue_s > self._most_at_once * self._usual_s + _FORGIVEN * self._slowest_s

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.config import DriftConfig
+from agent.gain import UNSEEN_S, GainEvidence
 from agent.sampling import Blocks
 from calibrate.errors import CalibrationError
-from calibrate.evidence import DriftDetector
-from calibrate.histogram import AbsHistogram, merge_into, nbytes
-from calibrate.noise import best_scales, tensor_noise
+from calibrate.evidence import FULL_SCALE_DB, DriftDetector
+from calibrate.histogram import AbsHistogram, merge_into, merged, nbytes
+from calibrate.noise import NetworkNoise, TensorNoise, best_scales, tensor_noise
 from engines.calibration import Calibration
 
 _CALM_S = 120.0
-_UNSEEN_S = 30.0  # between two observations, beyond which time that passed was not seen
 _SWITCHES_PER_30D = 30.0  # for nothing, at most: one costs seconds, and no frame
 
 
@@ -58,15 +58,17 @@ class Regime:
 
 @dataclass(frozen=True)
 class DriftState:
-    """What the monitor knows; times are capture times, gains those of the latest block.
+    """What the monitor knows; times are capture times, gains those of the latest block, 0 as long as none is judged.
 
     gain_db: of a recalibration over the known regime that fits best, in which the alarm believes with e_value.
     serving_db: the same over the engine in service. clipping_share: of that one's noise, what comes of values beyond
     the calibrated range; the rest is rounding, by steps that have become too wide. onset_ts: start of the present run
-    of blocks whose gain_db is above the tolerance. switch_to: the artefact of the regime with the least noise, where
-    another than the one in service has long been ahead; else empty.
+    of blocks that would gain more than is tolerated under scales of their own. switch_to: the artefact of the regime
+    with the least noise, where another than the one in service has long been ahead; else empty. closely: whether more
+    is to be observed than usual.
     """
 
+    judged: bool
     gain_db: float
     serving_db: float
     clipping_share: float
@@ -74,58 +76,74 @@ class DriftState:
     state: str  # calm, warning or alarm
     onset_ts: float | None
     switch_to: str
+    closely: bool
 
 
 class DriftMonitor:
     """Watches one calibration in service, beside those of other regimes.
 
     Frames of `block_s` seconds of capture time form a block, or a single frame where they are rarer; their merged
-    histograms give the predicted gain of a recalibration in dB. What a calibration method itself leaves on the table,
-    measured on the calibration's own histograms, is no drift and is taken off. The gain over the best of the regimes
-    feeds a drift detector with the configured tolerance and false-alarm budget; how much less noise than the one in
-    service the quietest would have, another.
-
-    A block of few frames has scales that suit it better than any calibration could: of one frame, by 0.1 to 0.6 dB in
-    the mean and up to 2.4. So from a warning on, a block is held against the best scales of all that was seen since.
+    histograms give the predicted gain of a recalibration in dB, under scales as a recalibration on the newest frames
+    would choose them (see `GainEvidence`). What a calibration method itself leaves on the table, measured on the
+    calibration's own histograms, is no drift and is taken off. The gain over the best of the regimes feeds a drift
+    detector with the configured tolerance and false-alarm budget. Another hears how much less noise than the one in
+    service the quietest would have, but no more than that one would gain: what fits is not left.
     """
 
     def __init__(self, config: DriftConfig, switch_db: float, serving: Regime, others: Sequence[Regime] = ()) -> None:
         """switch_db: what another regime has to be ahead by."""
         self._tolerance_db, self._switch_db = config.tolerance_db, switch_db
-        self._regimes = (serving, *others)
-        self._weights = [regime.weights_beside(serving) for regime in self._regimes]
-        pairs = zip(self._regimes, self._weights, strict=True)
-        self._baselines_db = [regime.baseline_db(weights) for regime, weights in pairs]
         self._detector = DriftDetector(config.false_alarms_per_30d, config.tolerance_db, config.block_s)
+        self._evidence = GainEvidence(self._detector, config.tolerance_db, merged, best_scales)
         self._ahead = DriftDetector(_SWITCHES_PER_30D, switch_db, config.block_s)
         self._block: dict[str, AbsHistogram] = {}
-        self._since_warning: dict[str, AbsHistogram] = {}
+        self._frames = 0  # of the block
         self._blocks = Blocks(config.block_s)
-        self._gains_db = [0.0] * len(self._regimes)
-        self._quietest = 0  # of the regimes, in the latest block
+        self._gains_db: dict[str, float] = {}  # by artefact, in the latest block
+        self._serving, self._quietest = serving, serving
         self._clipping_share = 0.0
         self._onset_ts: float | None = None
         self._calm_s = 0.0
+        self.compare(others)
+
+    def compare(self, others: Sequence[Regime]) -> None:
+        """These are the other regimes from now on; one that leaves everything float has no gain to speak of."""
+        self._regimes = (self._serving, *(regime for regime in others if regime.weights))
+        self._weights = [regime.weights_beside(self._serving) for regime in self._regimes]
+        pairs = zip(self._regimes, self._weights, strict=True)
+        self._baselines_db = [regime.baseline_db(weights) for regime, weights in pairs]
+        artefacts = {regime.artefact for regime in self._regimes}
+        self._gains_db = {artefact: gain for artefact, gain in self._gains_db.items() if artefact in artefacts}
+        if self._quietest.artefact not in artefacts:
+            self._quietest = self._serving
 
     @property
     def nbytes(self) -> int:
         """What its histograms take."""
-        return nbytes(self._block) + nbytes(self._since_warning)
+        return nbytes(self._block) + nbytes(self._evidence.recent.seen or {})
 
     @property
     def state(self) -> DriftState:
-        reached = self._detector.drift_detected, self._detector.warning_detected
-        name = {(True, True): "alarm", (False, True): "warning"}.get(reached, "calm")
-        switch_to = self._regimes[self._quietest].artefact if self._ahead.drift_detected and self._quietest else ""
-        serving_db, e_value = self._gains_db[0], self._detector.e_value
+        serving = self._serving.artefact
+        name = "alarm" if self._detector.drift_detected else "warning" if self._evidence.warns else "calm"
+        switches = self._ahead.drift_detected and self._quietest is not self._serving
         return DriftState(
-            min(self._gains_db), serving_db, self._clipping_share, e_value, name, self._onset_ts, switch_to
+            judged=serving in self._gains_db,
+            gain_db=min(self._gains_db.values(), default=0.0),
+            serving_db=self._gains_db.get(serving, 0.0),
+            clipping_share=self._clipping_share,
+            e_value=self._detector.e_value,
+            state=name,
+            onset_ts=self._onset_ts,
+            switch_to=self._quietest.artefact if switches else "",
+            closely=self._evidence.looks_closely,
         )
 
     def memory(self) -> dict[str, Any]:
         """What `recall` needs to go on after the last whole block, in JSON's types."""
         return {
             "detector": self._detector.state(),
+            "warns": self._evidence.warns,
             "gains_db": self._gains_db,
             "clipping_share": self._clipping_share,
             "onset_ts": self._onset_ts,
@@ -135,63 +153,89 @@ class DriftMonitor:
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Go on where `memory` was taken; who is ahead is found out anew, for other regimes may be known now.
 
-        Raises CalibrationError (`evidence.state`).
+        The newest frames are not remembered: eight have to come before another block counts. Raises CalibrationError
+        (`evidence.state`), and then nothing is recalled.
         """
         try:
-            onset_ts = None if memory["onset_ts"] is None else float(memory["onset_ts"])
-            calm_s, clipping_share = float(memory["calm_s"]), float(memory["clipping_share"])
-            gains_db = [float(gain) for gain in memory["gains_db"]]
-            detector = memory["detector"]
-        except (KeyError, TypeError, ValueError) as error:
+            onset_ts = None if memory["onset_ts"] is None else _finite(memory["onset_ts"])
+            calm_s, clipping_share = _finite(memory["calm_s"]), _finite(memory["clipping_share"])
+            known = {regime.artefact for regime in self._regimes}
+            gains_db = {str(name): _finite(gain) for name, gain in memory["gains_db"].items() if name in known}
+            detector, warns = memory["detector"], bool(memory["warns"])
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             found, expected = f"a drift monitor's state with {error!r}", "one as this version of tared wrote it"
             raise CalibrationError("evidence.state", found, expected, "start anew") from error
         self._detector.restore(detector)
+        self._evidence.warns = warns
         self._onset_ts, self._calm_s, self._clipping_share = onset_ts, calm_s, clipping_share
-        if len(gains_db) == len(self._gains_db):
-            self._gains_db = gains_db
+        self._gains_db = gains_db
 
     def update(self, ts: float, histograms: dict[str, AbsHistogram]) -> bool:
         """Take one observed frame of capture time `ts`; True when it completed a block.
 
-        A clock that jumps back starts the block anew; one that jumps ahead just ends it.
+        A clock that jumps back starts the block anew; one that jumps ahead just ends it. Raises CalibrationError
+        (`drift.tensors`) for histograms of another model.
         """
+        if self._serving.weights and histograms.keys().isdisjoint(self._serving.weights):
+            raise CalibrationError(
+                "drift.tensors",
+                f"histograms of {len(histograms)} tensors, such as {sorted(histograms)[:1]}",
+                "those that the engine in service has in INT8",
+                "restart the daemon: another model is observed than serves",
+            )
         first, last = self._blocks.place(ts)
         if first:
-            self._block = {}
+            self._block, self._frames = {}, 0
         merge_into(self._block, histograms)
+        self._frames += 1
         if last:
             self._judge(self._blocks.began_ts, ts)
         return last
 
     def _judge(self, began_ts: float, ended_ts: float) -> None:
-        sets = [regime.scales for regime in self._regimes]
-        if self._detector.warning_detected:
-            merge_into(self._since_warning, self._block)
-            sets.append(best_scales(self._since_warning))
-        else:
-            self._since_warning = {}
-        found = tensor_noise(self._block, sets)
+        recent, sets = self._evidence.recent.scales, [regime.scales for regime in self._regimes]
+        found = tensor_noise(self._block, sets if recent is None else [*sets, recent])
         today = [found.under(which, weights) for which, weights in enumerate(self._weights)]
-        best = len(self._regimes)  # the set after theirs; where there is none, the least of the block itself
-        gains_db = [
-            found.under(best, weights).gain_db(noise) for noise, weights in zip(today, self._weights, strict=True)
-        ]
-        self._gains_db = [max(0.0, gain - base) for gain, base in zip(gains_db, self._baselines_db, strict=True)]
-        self._quietest = min(range(len(today)), key=lambda index: today[index].total)
+        own_db = min(self._gains_under(found, -1, today).values())
+        gains_db = self._gains_under(found, len(sets), today)  # under recent scales; where there are none, its own
+        self._gains_db = gains_db
+        gain_db, seconds = min(gains_db.values()), ended_ts - began_ts
+        self._evidence.update(self._block, self._frames, seconds, own_db, None if recent is None else gain_db)
         self._clipping_share = today[0].clipping / today[0].total if today[0].total > 0.0 else 0.0
-        self._weigh(min(self._gains_db), today[self._quietest].gain_db(today[0]), began_ts, ended_ts)
+        quietest = min(range(len(today)), key=lambda index: today[index].total)
+        self._quietest = self._regimes[quietest]
+        ahead_db = today[quietest].gain_db(today[0]) if today[quietest].total > 0.0 else FULL_SCALE_DB
+        self._follow_calm(own_db, gain_db, began_ts, seconds)
+        self._follow_ahead(min(ahead_db, gains_db[self._serving.artefact]))
 
-    def _weigh(self, gain_db: float, ahead_db: float, began_ts: float, ended_ts: float) -> None:
-        """Take a block's gain as evidence, and by how much the quietest regime is ahead."""
-        if gain_db <= self._tolerance_db:
+    def _gains_under(self, found: TensorNoise, which: int, today: Sequence[NetworkNoise]) -> dict[str, float]:
+        """By artefact what scales gain over its own, those of the set with this number."""
+        rows = zip(self._regimes, self._weights, today, self._baselines_db, strict=True)
+        return {
+            regime.artefact: max(0.0, found.under(which, weights).gain_db(noise) - base)
+            for regime, weights, noise, base in rows
+        }
+
+    def _follow_calm(self, own_db: float, gain_db: float, began_ts: float, seconds: float) -> None:
+        """An alarm that nobody acted on is over when its cause has long been."""
+        if own_db <= self._tolerance_db:
             self._onset_ts = None
-            self._calm_s += min(ended_ts - began_ts, _UNSEEN_S)
         else:
-            self._onset_ts = min(began_ts, ended_ts if self._onset_ts is None else self._onset_ts)
-            self._calm_s = 0.0
+            self._onset_ts = began_ts if self._onset_ts is None else min(began_ts, self._onset_ts)
+        self._calm_s = self._calm_s + min(seconds, UNSEEN_S) if gain_db <= self._tolerance_db else 0.0
         if self._detector.drift_detected and self._calm_s >= _CALM_S:
-            self._detector.reset()  # an alarm nobody acted on is over when its cause is
-        self._detector.update(gain_db)
+            self._detector.reset()
+            self._evidence.warns = False
+
+    def _follow_ahead(self, ahead_db: float) -> None:
         if self._ahead.drift_detected and ahead_db <= self._switch_db:
             self._ahead.reset()  # nobody could switch, and it is no longer worth it
         self._ahead.update(ahead_db)
+
+
+def _finite(value: Any) -> float:
+    """Raises ValueError and the like for what is no finite number."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} where a number was kept")
+    return number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from agent.capture import Frame
 from agent.config import Config
 from agent.decode import Prediction
 from agent.drift import DriftMonitor, DriftState, Regime
-from agent.estimates import Estimate, FidelityRecord
+from agent.estimates import Estimate, FidelityRecord, SinceStart
 from agent.fidelity import fidelity, is_empty
 from agent.memory import Memory, Recalled
 from agent.model_spec import ModelSpec
@@ -58,6 +57,7 @@ class ObserverState:
     reference found something. drift is None while nothing is calibrated.
     drift_since: capture time at which drift.state was reached. fidelity: of frames since fidelity_since that showed
     anything; empty_frames showed nothing to either engine. fidelity_hour: over the last hour, whatever served.
+    settled: the same of frames on which the scales fitted the scene, since something was last amiss.
     outage: why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
     spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms.
     """
@@ -70,6 +70,7 @@ class ObserverState:
     fidelity_since: float
     empty_frames: int
     fidelity_hour: Estimate
+    settled: Estimate
     nonfinite: tuple[str, ...]
     outage: str
     spending: Spending
@@ -93,6 +94,7 @@ class Findings:
         self._watched = ""
         self._drift_name, self._drift_since = "calm", 0.0
         self._fidelity = FidelityRecord()
+        self._settled = SinceStart()
         self._memory: Memory | None = None
         self._nonfinite: set[str] = set()
         self._in_use = False
@@ -109,29 +111,42 @@ class Findings:
             self._watched = serving.artefact
             self._drift_since = since
             self._drift_name = "calm"
+            self._settled.start(since)
             self._begin_collection()
             if self._memory is None:
                 self._fidelity.start(since)
             else:
                 recalled = self._memory.begin(serving.artefact, since, recall, self._fidelity)
                 if recalled is not None:
-                    self._recall(recalled, self._monitor)
+                    self._recall(recalled, self._monitor, since)
 
-    def compare(self, serving: Regime, others: Sequence[Regime]) -> None:
-        """Other regimes are known from now on beside what serves, whose evidence goes on."""
+    def compare(self, others: Sequence[Regime]) -> None:
+        """These are the other regimes from now on; the evidence for what serves goes on."""
         with self._lock:
-            monitor = DriftMonitor(self._config.drift, self._config.regimes.switch_db, serving, others)
             if self._monitor is not None:
-                monitor.recall(self._monitor.memory())
-            self._monitor = monitor
+                self._monitor.compare(others)
 
-    def _recall(self, recalled: Recalled, monitor: DriftMonitor) -> None:
-        """What cannot be gone on with, as evidence weighed under other settings, begins anew."""
-        with suppress(CalibrationError):
+    def renew_view(self) -> None:
+        """What the camera shows is how it is meant to be: the operator says so."""
+        with self._lock:
+            self._view = View()
+
+    def _recall(self, recalled: Recalled, monitor: DriftMonitor, since: float) -> None:
+        """What cannot be gone on with, as evidence weighed under other settings, begins anew, and fidelity with it."""
+        self._drift_since = recalled.since  # fidelity was started with the state of drift that lasts
+        try:
             if recalled.drift is not None:
                 monitor.recall(recalled.drift)
+        except CalibrationError:
+            self._start_fidelity(since)
         self._drift_name = monitor.state.state
-        self._drift_since = recalled.since  # fidelity was started with the state of drift that lasts
+
+    def _start_fidelity(self, ts: float) -> None:
+        """What comes is of another engine, or of another scene."""
+        self._drift_since = ts
+        self._fidelity.start(ts)
+        if self._memory is not None:
+            self._memory.starts(ts)
 
     def set_in_use(self, in_use: bool) -> None:
         """Whether a job waits for the collection, which a warning then does not drop."""
@@ -162,6 +177,7 @@ class Findings:
                 since_start.since,
                 since_start.empty,
                 self._fidelity.hour,
+                self._settled.estimate,
                 tuple(sorted(self._nonfinite)),
                 outage,
                 spending,
@@ -191,19 +207,26 @@ class Findings:
                 self._memory.frame(served.frame.ts, value)
             if self._monitor.update(served.frame.ts, observation.histograms):
                 self._judge(served.frame.ts, self._monitor)
+            self._settle(served.frame.ts, value, self._monitor.state)
+
+    def _settle(self, ts: float, value: float | None, drift: DriftState) -> None:
+        """A block by itself may look worse than it is; where something is amiss, what came before counts no more."""
+        if drift.state != "calm" or self._view.state.trouble:
+            self._settled.start(ts)
+        elif drift.judged and drift.serving_db <= self._config.drift.tolerance_db:
+            self._settled.add(ts, value)
 
     def _judge(self, ts: float, monitor: DriftMonitor) -> None:
-        """A block is over, at capture time `ts`."""
+        """A block is over, at capture time `ts`. With an alarm another scene begins, and another with its end."""
         before, self._drift_name = self._drift_name, monitor.state.state
-        changed = before != self._drift_name
-        if changed:
-            self._drift_since = ts
-            self._fidelity.start(ts)
         if self._memory is not None:
             self._memory.block(monitor.memory())
-            if changed:
-                self._memory.starts(ts)
-        if before == "calm" and changed and not self._in_use:
+        if before == self._drift_name:
+            return
+        self._drift_since = ts
+        if "alarm" in (before, self._drift_name):
+            self._start_fidelity(ts)
+        if before == "calm" and not self._in_use:
             self._begin_collection()  # what was seen before the warning is not what the cure is for
 
     def _begin_collection(self) -> None:

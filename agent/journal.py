@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import JsonValue
 
 from agent.errors import AgentError
+from agent.state_file import parse_state, understood
 from engines.files import replace_files
 
 _SCHEMA = 1
@@ -94,12 +96,10 @@ class Journal:
             return 0
         kept = len(first)
         for line in lines:
-            if not line.endswith(b"\n"):
+            pair = understood(partial(_parse, line))
+            if pair is None:
                 break
-            try:
-                self._values.update([json.loads(line)])
-            except (TypeError, ValueError):  # no JSON, or no pair of a key and a value
-                break
+            self._values.update([pair])
             kept += len(line)
         return kept
 
@@ -110,3 +110,11 @@ class Journal:
 
 def _line(value: object) -> bytes:
     return json.dumps(value).encode() + b"\n"
+
+
+def _parse(line: bytes) -> tuple[str, JsonValue]:
+    """What `_line` made of a key and a value. Raises ValueError, RecursionError for half of it, or anything else."""
+    pair = parse_state(line)
+    if not (line.endswith(b"\n") and isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
+        raise ValueError("no pair of a key and a value")
+    return pair[0], pair[1]

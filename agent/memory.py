@@ -8,6 +8,8 @@ once more is news.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,10 +18,11 @@ from typing import Any, Protocol, cast
 
 from agent.errors import AgentError
 from agent.journal import Journal
-from calibrate.errors import CalibrationError
+from agent.state_file import understood
 from engines.store import fingerprint
 
 _SCHEMA = 2
+_ROW = "row "
 _LINES = 5000  # after which the file is written anew: hours at the normal pace, and less than a second to read
 
 
@@ -96,34 +99,42 @@ class Memory:
         self._put_row([since])
 
     def _take_up(self, mean: Mean) -> Recalled | None:
-        """What begins with another schema, or cannot be read, is none."""
-        if self._journal is None:
+        """What begins with another schema, or cannot be understood, is none."""
+        journal = self._journal
+        if journal is None:
             return None
-        try:
-            kept = cast("Any", self._journal.get("mean"))
-            rows = {int(key.split()[1]): row for key, row in self._journal.items() if key.startswith("row ")}
-            self._next, self._engine, self._since = int(kept["next"]), kept["engine"], float(kept["since"])
-            mean.restore(kept["state"])
-            for number, row in sorted(rows.items()):
-                if number >= self._next:
-                    self._replay(mean, cast("list[Any]", row))
-                    self._next = number + 1
-        except (CalibrationError, KeyError, TypeError, ValueError, OverflowError):
-            return None
-        return Recalled(cast("Any", self._journal.get("drift")), self._since)
+        nothing = mean.state()
+        recalled = understood(lambda: self._replay_all(journal, mean))
+        if recalled is None:
+            mean.restore(nothing)  # whatever was understood before what was not
+            for key in [key for key, _ in journal.items()]:
+                journal.forget(key)
+        return recalled
+
+    def _replay_all(self, journal: Journal, mean: Mean) -> Recalled:
+        """Raises what `understood` takes for a file that no process has left."""
+        kept = cast("Any", journal.get("mean"))
+        rows = {_number(key.removeprefix(_ROW)): row for key, row in journal.items() if key.startswith(_ROW)}
+        engine, first, self._since = str(kept["engine"]), _number(kept["next"]), _time(kept["since"])
+        mean.restore(kept["state"])
+        for number, row in sorted(rows.items()):
+            if number >= first:
+                self._replay(mean, cast("list[Any]", row))
+        self._engine, self._next = engine, max([first, *(number + 1 for number in rows)])
+        return Recalled(cast("Any", journal.get("drift")), self._since)
 
     def _replay(self, mean: Mean, row: list[Any]) -> None:
-        ts, *values = row
+        ts, *values = _time(row[0]), *row[1:]
         if not values:
-            self._since = float(ts)
-            mean.start(self._since)
+            self._since = ts
+            mean.start(ts)
             return
         (value,) = values
-        mean.add(float(ts), None if value is None else float(value))
+        mean.add(ts, None if value is None else _share(value))
 
     def _put_row(self, row: list[float | None]) -> None:
         number, self._next = self._next, self._next + 1
-        self._put(f"row {number}", row)
+        self._put(f"{_ROW}{number}", row)
 
     def _put(self, key: str, value: Any) -> None:
         if self._journal is None or self._mean is None:
@@ -138,7 +149,7 @@ class Memory:
         """What the rows add up to, in their place; after a kill in between, `next` says which of them it has."""
         kept: dict[str, Any] = {"engine": self._engine, "since": self._since, "next": self._next, "state": mean.state()}
         journal.put("mean", kept)
-        for key in [key for key, _ in journal.items() if key.startswith("row ")]:
+        for key in [key for key, _ in journal.items() if key.startswith(_ROW)]:
             journal.forget(key)
         journal.shorten()
         self._lines = journal.size
@@ -152,3 +163,25 @@ class Memory:
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)  # what is known there is old from now on
             self._on_error(error)
+
+
+def _time(value: Any) -> float:
+    """Raises ValueError, TypeError or OverflowError for what is no finite number."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value!r} where a number was kept")
+    return float(value)
+
+
+def _share(value: Any) -> float:
+    """Raises ValueError or TypeError for what lies outside [0, 1]: some means notice only later."""
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{value!r} where a value in [0, 1] was kept")
+    return float(value)
+
+
+def _number(value: Any) -> int:
+    """Raises ValueError, TypeError or OverflowError for what numbers no row."""
+    number = int(value)
+    if not 0 <= number <= sys.maxsize:
+        raise ValueError(f"{value!r} where a row was numbered")
+    return number

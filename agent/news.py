@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 
+from pydantic import JsonValue
+
 from agent.config import Config
 from agent.drift import DriftState
 from agent.findings import ObserverState
@@ -39,13 +41,14 @@ class News:
             message = f"NaN or infinite values in {fresh}"
             self._reporter.event("error", logging.ERROR, code="observer.nonfinite", message=message)
         if state.drift is not None and state.drift.state != self._drift:
-            self._tell_drift(state.drift, state.drift_since)
+            self._tell_drift(state.drift, state.drift_since, state.view)
         if not self._low and is_low(state, self._config):
             self._tell_low_fidelity(state)
         if state.view.trouble != self._trouble:
             self._tell_view(state.view, state.drift)
 
-    def _tell_drift(self, drift: DriftState, since: float) -> None:
+    def _tell_drift(self, drift: DriftState, since: float, view: ViewState) -> None:
+        """An alarm goes with the trouble that the view is in, which explains it, and why no job answers it."""
         self._drift = drift.state
         detail = {"capture_ts": since, "gain_db": round(drift.gain_db, 2), "e_value": round(drift.e_value, 1)}
         detail["clipping_share"] = round(drift.clipping_share, 2)
@@ -53,7 +56,8 @@ class News:
             self._reporter.event("drift", state=drift.state, **detail)
             return
         onset_ts = drift.onset_ts if drift.onset_ts is not None else since
-        self._reporter.event("alarm", logging.WARNING, onset_ts=onset_ts, **detail)
+        trouble: dict[str, JsonValue] = {"trouble": view.trouble, **_rounded(view)} if view.trouble else {}
+        self._reporter.event("alarm", logging.WARNING, onset_ts=onset_ts, **detail, **trouble)
         self._alarms.append(Alarm(since, onset_ts, drift.gain_db, drift.e_value))
 
     def _tell_low_fidelity(self, state: ObserverState) -> None:
@@ -63,16 +67,20 @@ class News:
             "fidelity",
             logging.WARNING,
             state="low",
-            since=state.fidelity_since,
+            since=state.settled.since,
             gain_db=round(state.drift.serving_db, 2) if state.drift is not None else None,
             accepted=1.0 - self._config.recalibration.max_loss,
-            **asdict(state.fidelity),
+            **asdict(state.settled.interval),
         )
 
     def _tell_view(self, view: ViewState, drift: DriftState | None) -> None:
         """Of what only somebody at the camera can cure; the gain says that a recalibration would not."""
         self._trouble = view.trouble
-        evidence = {name: round(figure, 3) for name, figure in view.evidence.items()}
         gain_db = round(drift.gain_db, 2) if drift is not None else None
         level = logging.WARNING if view.trouble else logging.INFO
-        self._reporter.event("view", level, trouble=view.trouble, gain_db=gain_db, **evidence)
+        self._reporter.event("view", level, trouble=view.trouble, gain_db=gain_db, **_rounded(view))
+
+
+def _rounded(view: ViewState) -> dict[str, float]:
+    """Its evidence, as it is told."""
+    return {name: round(figure, 3) for name, figure in view.evidence.items()}

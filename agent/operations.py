@@ -37,7 +37,6 @@ from calibrate.errors import TaredError
 from calibrate.threshold import parse_method
 from engines.calibration import Calibration
 
-_CLOSELY_S = 600.0  # of capture time a warning is looked at closely: one that lasts must not use up the credit
 _RANKED_WITHIN = 1.0 / 3.0  # of the time that a job may take: the build and the verdict are still to come
 
 
@@ -60,7 +59,8 @@ class Operations:
             pipeline.accuracy.remember(Memory(config.state_dir / "accuracy.jsonl", source, tell))
         self._regimes = Regimes(config, book, pipeline.observer.findings)
         self._jobs = Recalibration(config, service, pipeline.observer, post, self._on_candidate)
-        self._attempts = Attempts()
+        attempts = config.state_dir / "attempts.json" if pipeline.is_live else None
+        self._attempts = Attempts(attempts, service.origin, tell)
         self._restraint = Restraint(
             config.state_dir / "restraint.json" if pipeline.is_live else None,
             config.recalibration.per_day,
@@ -69,6 +69,7 @@ class Operations:
             tell,
         )
         self._capped = False  # and told so
+        self._trouble = ""  # with the view, when it was last looked at
         self.summary = RunSummary(str(service.serving.path))
         self._news = News(reporter, self.summary.alarms, config)
         self._exchange = Exchange(service, pipeline, reporter, self.summary, post, self._serves)
@@ -117,17 +118,17 @@ class Operations:
     def tick(self, state: ObserverState) -> None:
         """Look at the observer's evidence, start what is due, move the running job on."""
         self._news.tell(state)
-        drift = state.drift.state if state.drift is not None else ""
         self._learn(state)
+        same_view = self._is_same_view(state.view.trouble)
         sees = not state.outage and state.view.trouble != FROZEN  # else there is nothing to collect
         idle = self._jobs.job is None and not self._exchange.under_way and sees
-        if idle and self._restraint.may_start:
+        if idle and same_view and self._restraint.may_start:
             if self._service.degraded:
                 self._start_job("first-start")
             elif self._config.recalibration.automatic:
                 self._answer(state)
-        near = drift == "warning" and self._pipeline.last_ts - state.drift_since < _CLOSELY_S
-        self._pipeline.observer.set_pace(alert=self._jobs.collecting or near)
+        closely = state.drift is not None and state.drift.closely
+        self._pipeline.observer.set_pace(alert=self._jobs.collecting or closely)
         self._pipeline.observer.findings.set_in_use(self._jobs.collecting)
         self._jobs.tick()
 
@@ -138,11 +139,11 @@ class Operations:
     def _answer(self, state: ObserverState) -> None:
         """Do about the scene what can be done, the quickest first."""
         recalibration, serving = self._config.recalibration, self._service.serving.id
-        if state.drift is None:
+        if state.drift is None or not self._shows_the_scene(state):
             return
         if state.drift.switch_to and self._restraint.may_switch:
             self._switch(state.drift.switch_to)
-        elif state.drift.state == "alarm" and self._shows_something(state):
+        elif state.drift.state == "alarm":
             if self._may_start_job("an alarm"):
                 self._start_job("alarm")
         elif recalibration.raise_precision and is_low(state, self._config):
@@ -150,13 +151,25 @@ class Operations:
             if rung and self._may_start_job("low fidelity"):
                 failed = partial(self._attempts.failed, serving)
                 report = AttemptReport(self._reporter, self._restraint.pause_jobs, failed)
-                budget_s = _RANKED_WITHIN * recalibration.timeout_s
-                self._jobs.request("precision", report, raising=Raising(rung, state.fidelity.estimate, budget_s))
+                fidelity, budget_s = state.settled.interval.estimate, _RANKED_WITHIN * recalibration.timeout_s
+                self._jobs.request("precision", report, raising=Raising(rung, fidelity, budget_s))
 
-    def _shows_something(self, state: ObserverState) -> bool:
-        """A covered lens is nothing to calibrate on, whatever a classifier calls it; a dark street with cars is."""
+    def _shows_the_scene(self, state: ObserverState) -> bool:
+        """No scales cure the view's trouble: whoever is at the camera does, or the operator says that it is meant so.
+
+        A covered lens shows nothing, whatever a classifier calls it; a dark street with cars is something to go by.
+        """
         found = self._config.model.task == "detect" and state.telling > 0
-        return state.view.trouble != BLIND or found
+        return not state.view.trouble or (state.view.trouble == BLIND and found)
+
+    def _is_same_view(self, trouble: str) -> bool:
+        """Else what was collected is of another one, and no cure for this, nor a sign that something is seen now."""
+        if trouble in (self._trouble, FROZEN):  # of a frozen one nothing is collected
+            return True
+        self._trouble = trouble
+        if not self._jobs.collecting:
+            self._pipeline.observer.findings.collect_afresh()
+        return False
 
     def _learn(self, state: ObserverState) -> None:
         with self._reporting():
@@ -205,6 +218,8 @@ class Operations:
             job.report.fail(error)
             return
         self._exchange.start(loaded, Cause(job.trigger, job.started_s, job.report, outcome.verdict))
+        if job.trigger == "command":  # the operator's word that the camera shows what it is meant to show
+            self._pipeline.observer.findings.renew_view()
 
     def _on_status(self, _args: StatusArgs, report: Report) -> None:
         state = self._pipeline.observer.state()
@@ -247,8 +262,8 @@ class Operations:
         self._jobs.abandon("the operator rolls back")
         # What the operator took back must not return by itself at once, nor be switched to later.
         self._restraint.pause_jobs()
-        if self._service.raised and loaded.model.plan != self._service.plan:
-            self._attempts.failed(previous.id)
+        if self._service.raised and self._service.plan.floats.keys() - loaded.model.plan.floats.keys():
+            self._attempts.forbid(previous.id)
         with self._reporting():
             self._regimes.forget(self._service.serving.id)
         self._exchange.start(loaded, Cause("rollback", time.monotonic(), report))

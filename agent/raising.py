@@ -29,7 +29,7 @@ from calibrate.raising import rungs
 from calibrate.sensitivity import measure_blocks, share_out
 from engines.backend import Backend, Progress
 from engines.calibration import Calibration
-from engines.fusion import FusionGroup, fusion_groups
+from engines.fusion import FusionGroup, fusion_groups, tensors_read
 from engines.placement import place
 
 EXHAUSTED = "precision.exhausted"
@@ -126,7 +126,7 @@ class RaisedPlan:
         nodes = {node.name: node for node in self._model.observed.graph.node}
 
         def noise(group: FusionGroup) -> float:
-            read = [nodes[name].input[index] for name in group.nodes for index in placement.reads.get(name, ())]
+            read = tensors_read(group, nodes, placement)
             heard = dict.fromkeys(tap for tensor in read for tap in taps.get(tensor, ()))
             return float(sum(weights.get(tap, 0.0) * least.get(tap, 0.0) for tap in heard))
 

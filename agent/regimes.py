@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from agent.drift import Regime
 from agent.errors import AgentError
 from agent.findings import Findings, ObserverState
 from agent.model import Model
+from agent.state_file import parse_state, understood
 from agent.weights import tap_weights
 from engines.calibration import Calibration
 from engines.files import replace_files
@@ -62,13 +64,8 @@ class RegimeBook:
             ) from error
 
     def _read(self) -> tuple[Regime, ...]:
-        try:
-            document: Any = json.loads(self._path.read_text(encoding="utf-8"))
-            schema = document["schema"]
-            ours = schema == _SCHEMA and document["identity"] == self._identity
-            regimes = [_regime(row) for row in document["regimes"]] if ours else []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return ()
+        document: Any = understood(lambda: parse_state(self._path.read_bytes()))
+        schema = document.get("schema") if isinstance(document, dict) else None
         if isinstance(schema, int) and schema > _SCHEMA:
             raise AgentError(
                 "regimes.schema",
@@ -76,21 +73,31 @@ class RegimeBook:
                 f"schema {_SCHEMA} or an older one",
                 "run the tared that wrote it, or remove the file: regimes are learnt anew",
             )
-        return tuple(regimes)[-self._most :]
+        if schema != _SCHEMA or document.get("identity") != self._identity:
+            return ()
+        regimes = understood(lambda: tuple(_regime(row) for row in document["regimes"])) or ()
+        return regimes[-self._most :]
 
 
 def _regime(row: Any) -> Regime:
-    """Raises ValueError and the like for what no `learn` has written."""
+    """Raises what `understood` takes for what no `learn` has written."""
+    artefact = row["artefact"]
+    if not re.fullmatch(r"[\w-]{1,64}", artefact, re.ASCII):  # it names a folder in the store
+        raise ValueError("a name that no artefact has")
     scales, weights = (_positive(row[key]) for key in ("scales", "weights"))
-    own = {str(tensor): (float(today), float(least)) for tensor, (today, least) in row["own"].items()}
+    own = {tensor: (float(today), float(least)) for tensor, (today, least) in row["own"].items()}
     if not all(0.0 <= ratio < math.inf for pair in own.values() for ratio in pair):
         raise ValueError("noise that no tensor has")
-    return Regime(str(row["artefact"]), scales, weights, own)
+    if any(least > 0.0 >= today for today, least in own.values()):
+        raise ValueError("noise below the least")
+    if not math.isfinite(sum(weights.get(tensor, 1.0) * today for tensor, (today, _) in own.items())):
+        raise ValueError("noise that no network has")
+    return Regime(artefact, scales, weights, own)
 
 
 def _positive(row: Any) -> dict[str, float]:
     """Figures by tensor. Raises ValueError for one that is not positive and finite."""
-    found = {str(tensor): float(figure) for tensor, figure in row.items()}
+    found = {tensor: float(figure) for tensor, figure in row.items()}
     if not all(0.0 < figure < math.inf for figure in found.values()):
         raise ValueError("a figure that no tensor has")
     return found
@@ -145,7 +152,7 @@ class Regimes:
         self._unwanted.add(artefact)
         self._book.forget(artefact)
         if self._serving is not None:
-            self._findings.compare(self._serving, self._others())
+            self._findings.compare(self._others())
 
     def _others(self) -> list[Regime]:
         return [
@@ -155,7 +162,7 @@ class Regimes:
     def _dwell(self, state: ObserverState, now_ts: float) -> None:
         """Count capture time as long as all is well; a gap, or what a clock was set by, is not time that was seen."""
         drift, tolerance_db = state.drift, self._config.drift.tolerance_db
-        well = drift is not None and drift.state == "calm" and drift.serving_db <= tolerance_db
+        well = drift is not None and drift.judged and drift.state == "calm" and drift.serving_db <= tolerance_db
         passed_s = min(max(0.0, now_ts - self._seen_ts), _STEP_S)
         self._dwelt_s = self._dwelt_s + passed_s if well and not state.view.trouble else 0.0
         self._seen_ts = now_ts

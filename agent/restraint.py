@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent.errors import AgentError
-from engines.files import replace_files
+from agent.state_file import StateFile
 
 _SCHEMA = 1
 _DAY_S = 86_400.0
@@ -36,14 +35,12 @@ class Restraint:
         on_error: Callable[[AgentError], None],
     ) -> None:
         """path: None keeps nothing over a restart, as for a recording, which is news each time."""
-        self._path = path
+        self._file = StateFile(path, _SCHEMA, "restraint.write", on_error)
         self._job_pause_s, self._switch_pause_s = job_pause_s, switch_pause_s
-        self._on_error = on_error
         self._jobs_s: deque[float] = deque(maxlen=per_day)  # monotonic times, as the two below
         self._failed_s = self._switched_s = -math.inf
         self._ahead_s = time.time() - time.monotonic()  # of the wall clock, when it was last looked at
-        self._told = False
-        if path is not None and self._read(path):
+        if self._file.read(self._take) is not None:
             self._write()  # what came from the future would hold again at every start
 
     @property
@@ -81,19 +78,12 @@ class Restraint:
         if abs(time.time() - time.monotonic() - self._ahead_s) > _STEP_S:
             self._write()
 
-    def _read(self, path: Path) -> bool:
-        """Whether there is something to go on with."""
-        try:
-            document: Any = json.loads(path.read_text(encoding="utf-8"))
-            if document["schema"] != _SCHEMA:
-                return False
-            jobs_s = sorted(self._as_monotonic(wall_s) for wall_s in document["jobs"])
-            failed_s, switched_s = (
-                -math.inf if document[key] is None else self._as_monotonic(document[key])
-                for key in ("failed", "switched")
-            )
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            return False
+    def _take(self, document: Mapping[str, Any]) -> bool:
+        """Go on with what `_write` kept. Raises KeyError, TypeError, ValueError for anything else."""
+        jobs_s = sorted(self._as_monotonic(wall_s) for wall_s in document["jobs"])
+        failed_s, switched_s = (
+            -math.inf if document[key] is None else self._as_monotonic(document[key]) for key in ("failed", "switched")
+        )
         self._jobs_s.extend(jobs_s)  # of more than are allowed now the newest count
         self._failed_s, self._switched_s = failed_s, switched_s
         return True
@@ -106,17 +96,8 @@ class Restraint:
 
     def _write(self) -> None:
         self._ahead_s = time.time() - time.monotonic()
-        if self._path is None:
-            return
         jobs = [time_s + self._ahead_s for time_s in self._jobs_s]
         failed, switched = (
             time_s + self._ahead_s if math.isfinite(time_s) else None for time_s in (self._failed_s, self._switched_s)
         )
-        document = {"schema": _SCHEMA, "jobs": jobs, "failed": failed, "switched": switched}
-        try:
-            replace_files({self._path: (json.dumps(document) + "\n").encode()})
-        except OSError as error:
-            if not self._told:
-                self._told = True
-                found = f"{self._path}: {error.strerror}"
-                self._on_error(AgentError("restraint.write", found, "a writable state directory", "make room there"))
+        self._file.write({"jobs": jobs, "failed": failed, "switched": switched})

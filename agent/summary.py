@@ -25,7 +25,7 @@ class Alarm:
 class Swap:
     """A new engine in service from the frame of capture time `ts` (None: after the last frame).
 
-    trigger: first-start, alarm, precision, switch, command or rollback. seconds: wall time from the trigger to the swap.
+    trigger: first-start, alarm, precision, switch, command or rollback. seconds: wall time from that to the swap.
     fidelity: of the new engine, and of the one before it, on the held-out frames of the job.
     """
 

@@ -1,7 +1,7 @@
 """What no recalibration cures: a view that is blurred, blind, or of somewhere else, and a camera that repeats a frame.
 
-Judged from the frames themselves, beside what they were when the engine in service began: INT8 noise says nothing of a
-dirty lens, whose blur hardly changes the ranges of a network's values.
+Judged from the frames themselves, beside how they usually are: INT8 noise says nothing of a dirty lens, whose blur
+hardly changes the ranges of a network's values.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ _STEADY = 0.7  # correlation in the beginning, below which the camera turns, or 
 _RELIT = 0.3  # octaves of luminance: a lamp that goes on changes the layout too, and moves no camera
 _FOLLOWED = 0.05  # weight of the newest frame in the layout that is usual: dawn comes over many
 _TOLERATED = 0.25  # of observed frames that may be so without an alert
-_FALSE_ALERTS = 1e5  # observed frames per false alert
+_FALSE_ALERTS = 1e5  # observed frames per false alert, and per trouble that is called over while it lasts
+# Observed frames, an hour at one in 7 s: longer than a lorry stands before a lens, and time to put a camera back.
+_SETTLED = 512
 _FROZEN_FRAMES, _FROZEN_S = 8, 10.0
 
 BLIND, FROZEN = "blind", "frozen"  # a view that shows nothing, and one that shows nothing new
+MOVED, BLURRED = "moved", "blurred"
 
 Layout = NDArray[np.float64]
 
@@ -62,26 +65,107 @@ class Look:
 
 @dataclass(frozen=True)
 class ViewState:
-    """trouble: BLIND, "moved", "blurred", FROZEN or empty; evidence: the figures that say so, by name."""
+    """trouble: BLIND, MOVED, BLURRED, FROZEN or empty; evidence: by name, figures of the latest frame that says so."""
 
     trouble: str
     evidence: dict[str, float]
 
 
-class View:
-    """Watches one camera's view from the moment an engine began to serve; each trouble needs evidence of its own.
+class Belief:
+    """Whether a view is in a trouble: from when more than a quarter of its frames have it, until fewer have.
 
-    Where things are is compared with what was usual of late, since light comes and goes; sharpness with what it was at
-    the beginning, since dirt comes slowly. An e-detector counts the frames in trouble: as long as the chance of the
-    next one to be so stays at or under a quarter, a false alert comes once in 100000 observed frames, or more rarely.
+    An e-detector says either. As long as the chance of the next frame to have it, given the past, stays at or under a
+    quarter, it is believed in once in 100000 frames, or more rarely; as long as that stays at or above, it is called
+    over no more often. Nine frames in a row that have it are enough, and 39 that do not.
     """
 
     def __init__(self) -> None:
-        self._usual: Look | None = None
-        self._learnt: list[Look] = []
-        self._is_steady = True
-        self._evidence = {name: EDetector(_TOLERATED, _FALSE_ALERTS, 1.0) for name in (BLIND, "moved", "blurred")}
-        self._figures: dict[str, float] = {}
+        self._begins = EDetector(_TOLERATED, _FALSE_ALERTS, 1.0)
+        self._ends = EDetector(1.0 - _TOLERATED, _FALSE_ALERTS, 1.0)
+
+    @property
+    def holds(self) -> bool:
+        return self._begins.drift_detected
+
+    def take(self, found: bool) -> None:
+        """The next frame that could tell."""
+        if not self.holds:
+            self._begins.update(float(found))
+            return
+        self._ends.update(float(not found))
+        if self._ends.drift_detected:
+            self._begins.reset()
+            self._ends.reset()
+
+
+class _Usual:
+    """How a view is: the median of its first frames; from then on the layout follows, for light comes and goes."""
+
+    def __init__(self) -> None:
+        self._first: list[Look] = []
+        self.look: Look | None = None
+        self.is_steady = True
+
+    def learn(self, look: Look) -> None:
+        """Take one of the first frames; `look` is known after the last of them."""
+        self._first.append(look)
+        if len(self._first) == _LEARNING:
+            layout = np.median([each.layout for each in self._first], axis=0)
+            sharpness = float(np.median([each.sharpness for each in self._first]))
+            self.is_steady = float(np.median([_alike(each.layout, layout) for each in self._first])) > _STEADY
+            self.look, self._first = Look(float(layout.mean()), layout, sharpness), []
+
+    def follow(self, look: Look, usual: Look) -> None:
+        layout = usual.layout + _FOLLOWED * (look.layout - usual.layout)
+        self.look = Look(float(layout.mean()), layout, usual.sharpness)
+
+
+class _Settling:
+    """Whether a moved camera has come to stand: its layouts agree with each other, frame after frame."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._usual = _Usual()
+        self._wanders = Belief()
+        self._stood = 0
+
+    def take(self, look: Look) -> _Usual | None:
+        """The next frame of another view than the usual one. How that view is, once it may be called usual.
+
+        A lamp that goes on begins it anew: what moves as the light changes is not to be taken for what stands.
+        """
+        usual = self._usual.look
+        if usual is None:
+            self._usual.learn(look)
+            return None
+        agrees = _alike(look.layout, usual.layout) > _STEADY
+        self._wanders.take(not agrees)
+        if self._wanders.holds or not self._usual.is_steady:
+            self._begin()
+        elif agrees:
+            self._usual.follow(look, usual)
+            self._stood += 1
+        return self._usual if self._stood == _SETTLED else None
+
+
+class View:
+    """Watches one camera's view, whose first frames tell how it usually is; each trouble needs evidence of its own.
+
+    Where things are is compared with what was usual of late, since light comes and goes; sharpness with what it was at
+    the beginning, since dirt comes slowly. A frame counts for or against a trouble only where it can tell: a dark one
+    says nothing of where the camera looks, nor does one of elsewhere of the lens.
+
+    A view that was moved and has stood still since for an hour or so becomes the usual one, with its sharpness; that
+    it was moved has been told. Blur never does so by itself.
+    """
+
+    def __init__(self) -> None:
+        self._usual = _Usual()
+        self._settling = _Settling()
+        self._beliefs = {name: Belief() for name in (BLIND, MOVED, BLURRED)}
+        self._figures: dict[str, dict[str, float]] = {}
         self._same, self._checksum, self._since_ts = 0, -1, 0.0
         self._last_ts = 0.0
 
@@ -89,8 +173,8 @@ class View:
     def state(self) -> ViewState:
         if self._same >= _FROZEN_FRAMES and self._last_ts - self._since_ts >= _FROZEN_S:
             return ViewState(FROZEN, {"seconds": self._last_ts - self._since_ts})
-        found = next((name for name, evidence in self._evidence.items() if evidence.drift_detected), "")
-        return ViewState(found, dict(self._figures) if found else {})
+        found = next((name for name, belief in self._beliefs.items() if belief.holds), "")
+        return ViewState(found, dict(self._figures[found]) if found else {})
 
     def look(self, ts: float, image: NDArray[np.uint8]) -> bool:
         """Take an observed frame of capture time `ts`, BGR uint8 (H, W, 3). False for one that was seen before."""
@@ -101,43 +185,39 @@ class View:
             return False
         self._same, self._checksum, self._since_ts = 0, checksum, ts
         look = Look.at(image)
-        if self._usual is None:
-            self._learn(look)
-        else:
-            self._compare(look, self._usual)
+        self._count(BLIND, look.is_blind, luminance=look.luminance, contrast=float(look.layout.std()))
+        if not look.is_blind:
+            if self._usual.look is None:
+                self._usual.learn(look)
+            else:
+                self._compare(look, self._usual.look)
         return True
 
-    def _learn(self, look: Look) -> None:
-        """The view that the engine began with: the median of its first frames, unless there was nothing to see."""
-        self._count({BLIND: look.is_blind})
-        if look.is_blind:
-            return
-        self._learnt.append(look)
-        if len(self._learnt) == _LEARNING:
-            layout = np.median([each.layout for each in self._learnt], axis=0)
-            sharpness = float(np.median([each.sharpness for each in self._learnt]))
-            self._is_steady = float(np.median([_alike(each.layout, layout) for each in self._learnt])) > _STEADY
-            self._usual, self._learnt = Look(float(layout.mean()), layout, sharpness), []
-
     def _compare(self, look: Look, usual: Look) -> None:
-        alike = 1.0 if look.is_blind or not self._is_steady else _alike(look.layout, usual.layout)
+        alike = _alike(look.layout, usual.layout) if self._usual.is_steady else 1.0
         sharpness = look.sharpness / max(usual.sharpness, 1e-6)
-        self._figures = {"luminance": look.luminance, "alike": alike, "sharpness": sharpness}
         relit = abs(np.log2(max(look.luminance, 1.0) / max(usual.luminance, 1.0))) > _RELIT
-        moved = alike < _MOVED and not relit
-        blurred = not look.is_blind and alike >= _MOVED and sharpness < _BLURRED
-        self._count({BLIND: look.is_blind, "moved": moved, "blurred": blurred})
-        if not moved and not look.is_blind:
-            layout = usual.layout + _FOLLOWED * (look.layout - usual.layout)
-            self._usual = Look(float(layout.mean()), layout, usual.sharpness)
+        moved = alike < _MOVED and (self._beliefs[MOVED].holds or not relit)  # dusk puts no camera back
+        self._count(MOVED, moved, luminance=look.luminance, alike=alike)
+        if alike >= _MOVED:
+            self._count(BLURRED, sharpness < _BLURRED, alike=alike, sharpness=sharpness)
+        if not moved:
+            self._usual.follow(look, usual)
+        elif self._beliefs[MOVED].holds:
+            self._settle(look)
+        if not self._beliefs[MOVED].holds:
+            self._settling = _Settling()
 
-    def _count(self, troubles: dict[str, bool]) -> None:
-        """A trouble that was believed in is over once nothing speaks for it any more."""
-        for name, found in troubles.items():
-            evidence = self._evidence[name]
-            if evidence.drift_detected and not found:
-                evidence.reset()
-            evidence.update(float(found))
+    def _settle(self, look: Look) -> None:
+        settled = self._settling.take(look)
+        if settled is not None:
+            self._usual = settled
+            self._beliefs.update({MOVED: Belief(), BLURRED: Belief()})
+
+    def _count(self, trouble: str, found: bool, **figures: float) -> None:
+        self._beliefs[trouble].take(found)
+        if found:
+            self._figures[trouble] = figures
 
 
 def _alike(layout: Layout, other: Layout) -> float:

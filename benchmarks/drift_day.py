@@ -6,8 +6,8 @@ Needs ../shared/data (or $TARED_SHARED/data). The three clips of the ladder (ben
 random order, each from a random offset on, cropped at random to 80 % or more and half of the time mirrored, anew every
 10 to 60 s. 128 frames of an hour before calibrate. Then the observer sees what the daemon's own budget lets it see of
 30 frames per second, with a reference that takes twice as long as the engine: one frame in 6.7 s, and one a second
-while there is a warning. The real drift monitor judges their histograms; once with sensitivities as a plan has them,
-once with the weights of a board without a plan.
+while one of the monitors looks closely. The real drift monitor judges their histograms; once with sensitivities as a
+plan has them, once with the weights of a board without a plan.
 """
 
 from __future__ import annotations
@@ -90,10 +90,6 @@ class Watched:
             self.alarms += state.state == "alarm"
             self._state = state.state
 
-    @property
-    def warns(self) -> bool:
-        return self._state == "warning"
-
 
 def watch(name: str, hours: float, seed: int, advance: Callable[[float], object]) -> tuple[int, dict[str, Watched]]:
     """One model's day: observations, and what each monitor said of them, by its weights."""
@@ -101,7 +97,7 @@ def watch(name: str, hours: float, seed: int, advance: Callable[[float], object]
     with closing(Ladder(name)) as ladder:
         times = np.linspace(0.0, _HOUR_S, _CALIBRATING)
         tensors = ladder.tensors([programme.at(ts) for ts in times], "dark", 0, seed)
-        calibration = ladder.calibrate(tensors)
+        calibration = ladder.calibrate(ladder.observe(tensors))
         weights = ladder.weights(ladder.measure_sensitivities(calibration, tensors[:: _CALIBRATING // 8]), calibration)
         watched = {each: Watched(_monitor(name, calibration, weights[each])) for each in (OURS, OWN)}
         budget = ObservationBudget(_SHARE, 1.0, 1.0, most_at_once=256)
@@ -113,11 +109,11 @@ def watch(name: str, hours: float, seed: int, advance: Callable[[float], object]
                 continue
             budget.spend(_COST * _INFERENCE_S)
             observed += 1
-            histograms = ladder.observe(programme.at(float(second)))
+            (histograms,) = ladder.observe(ladder.tensors([programme.at(float(second))], "dark", 0, second))
             for each in watched.values():
                 if each.monitor.update(float(second), histograms):
                     each.note()
-            budget.set_pace(alert=any(each.warns for each in watched.values()))
+            budget.set_pace(alert=any(each.monitor.state.closely for each in watched.values()))
     return observed, watched
 
 

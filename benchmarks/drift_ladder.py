@@ -6,7 +6,8 @@ Needs ../shared/data (or $TARED_SHARED/data). Every clip gives three interleaved
 second, under a condition of the corruption ladder (benchmarks/corruption.py), is what the observer sees and what a
 recalibration has; the third, under the same condition, is what both engines are compared on with FP32. *Stale* is the
 engine of the first calibration, *fresh* that of the recalibration. A second run calibrates in the dark (severity 4) and
-then lets the light come back. Engines are Q/DQ graphs on ONNX Runtime, one thread, thresholds by tared's default.
+then lets the light come back. Where the drift monitor would switch to the engine of the other of the two calibrations,
+that one is compared too. Engines are Q/DQ graphs on ONNX Runtime, one thread, thresholds by tared's default.
 
 The real gain is the noise of the stale engine's raw outputs over that of the fresh one's, in dB. Detections would be no
 measure where nothing is found, and in the dark nothing is. All outputs alike would be none either: nearly all are boxes
@@ -31,7 +32,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agent.fidelity import MatchCounts
-from benchmarks.drift_rungs import CLIPS, GAIN_DB, LAYOUT, RUNS, Floats, Rung, climb
+from benchmarks.drift_rungs import CLIPS, GAIN_DB, LAYOUT, RUNS, Floats, Rung, climb, loses_fidelity
 from benchmarks.drift_signals import OURS, SIGNALS, Score, auc, bootstrapped, spearman
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish
 
@@ -109,13 +110,16 @@ def promised(name: str, rungs: Sequence[Rung]) -> list[Bar]:
     """What a recalibration has to keep on one model."""
     lit = [rung.fresh.matches for rung in rungs if rung.calibrated != "clean" and not rung.severity]
     chance = 0.05 / len(rungs)  # Bonferroni's: 5 % for one of them to be found to lose where none does
-    worse = sum(rung.loses_fidelity(1.0 - chance) for rung in rungs)
+    worse = sum(loses_fidelity(rung.stale, rung.fresh, 1.0 - chance) for rung in rungs)
+    switched = [(rung.stale, rung.switched) for rung in rungs if rung.switched is not None]
+    astray = sum(loses_fidelity(*pair, 1.0 - chance) for pair in switched)
     blurred = float(np.median([rung.signals[OURS] for rung in rungs if rung.condition == "blur"]))
     return [
         at_least(
             f"{name}: calibrated dark, then daylight: F1 of the recalibrated", 0.85, sum(lit, MatchCounts()).f1, ""
         ),
         at_most(f"{name}: conditions of {len(rungs)} where a recalibration lost fidelity", 0, worse, ""),
+        at_most(f"{name}: switches of {len(switched)}, between clean and dark 4, that lost fidelity", 0, astray, ""),
         at_most(f"{name}: median predicted gain under blur", GAIN_DB, blurred, " dB"),
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from agent.camera import parse_source, read_images
+from agent.config import DriftConfig, RegimesConfig
 from agent.detections import Detections
+from agent.drift import DriftMonitor, Regime
 from agent.fidelity import MatchCounts, count_matches, fidelity
 from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
 from agent.planning.what_if import WhatIf
-from agent.sampling import Collection
 from agent.vision import VisionTask
 from agent.weights import tap_weights
 from benchmarks.corruption import CONDITIONS, SEVERITIES, Image, corrupt
 from benchmarks.drift_signals import EVEN, OURS, OWN, Signals
 from benchmarks.models import DATA, MODELS
-from calibrate.histogram import AbsHistogram
+from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.plan import PrecisionPlan
 from calibrate.sensitivity import measure_blocks, share_out
 from engines.backend import Array, Engine, open_backend
@@ -73,7 +74,10 @@ class Answers:
 
 @dataclass(frozen=True)
 class Rung:
-    """One condition on one clip: what the signals say, and what the stale and the fresh engine do."""
+    """One condition on one clip: what the signals say, and what the stale and the fresh engine do.
+
+    switched: the engine of the other regime, where the monitor would have switched to that; else None.
+    """
 
     clip: str
     calibrated: str
@@ -82,17 +86,19 @@ class Rung:
     signals: Mapping[str, float]
     stale: Answers
     fresh: Answers
+    switched: Answers | None
 
     @property
     def real_db(self) -> float:
         return 10.0 * float(np.log10(self.stale.noise / self.fresh.noise))
 
-    def loses_fidelity(self, confidence: float) -> bool:
-        """Whether the fresh engine's fidelity is below the stale one's, frame by frame (Student's t, one-sided)."""
-        lost = (self.stale.f1 - self.fresh.f1)[~(self.stale.empty & self.fresh.empty)]
-        if lost.size < 2 or lost.mean() <= 0.0:
-            return False
-        return bool(lost.mean() > stdtrit(lost.size - 1, confidence) * lost.std(ddof=1) / np.sqrt(lost.size))
+
+def loses_fidelity(before: Answers, after: Answers, confidence: float) -> bool:
+    """Whether the fidelity after is below that before, frame by frame (Student's t, one-sided)."""
+    lost = (before.f1 - after.f1)[~(before.empty & after.empty)]
+    if lost.size < 2 or lost.mean() <= 0.0:
+        return False
+    return bool(lost.mean() > stdtrit(lost.size - 1, confidence) * lost.std(ddof=1) / np.sqrt(lost.size))
 
 
 class Ladder:
@@ -115,15 +121,17 @@ class Ladder:
         seen = [corrupt(image, condition, severity, seed + number) for number, image in enumerate(images)]
         return [self._task.preprocess(image)[0].copy() for image in seen]
 
-    def observe(self, image: Image) -> Mapping[str, AbsHistogram]:
-        return self._observer.observe(self._task.preprocess(image)[0]).histograms
+    def observe(self, tensors: Tensors) -> list[dict[str, AbsHistogram]]:
+        return [dict(self._observer.observe(tensor).histograms) for tensor in tensors]
 
-    def calibrate(self, tensors: Tensors) -> Calibration:
-        collection = Collection(held_out_size=0)
-        for tensor in tensors:
-            collection.add(tensor, self._observer.observe(tensor).histograms)
-        seen = {tap: collection.histograms[tap] for tap in self._needed}
-        return calibrate(self.model, seen, "entropy", collection.frames, self.name)
+    def calibrate(self, frames: Sequence[Mapping[str, AbsHistogram]]) -> Calibration:
+        seen = dict[str, AbsHistogram]()
+        for frame in frames:
+            merge_into(seen, {tap: frame[tap] for tap in self._needed})
+        return calibrate(self.model, seen, "entropy", len(frames), self.name)
+
+    def regime(self, name: str, planned: Model, calibration: Calibration) -> Regime:
+        return Regime.of(name, calibration, calibration.scales, tap_weights(planned, calibration))
 
     def engine(self, calibration: Calibration) -> Engine:
         graph = quantised_graph(self.model.master, self.model.plan, calibration).graph
@@ -182,6 +190,14 @@ class Ladder:
         self._observer.close()
 
 
+def would_switch(serving: Regime, other: Regime, frames: Sequence[dict[str, AbsHistogram]]) -> bool:
+    """Whether the daemon's monitor asks for it, by frames that are seven seconds apart."""
+    monitor = DriftMonitor(DriftConfig(), RegimesConfig().switch_db, serving, [other])
+    for number, histograms in enumerate(frames):
+        monitor.update(7.0 * number, histograms)
+    return monitor.state.switch_to == other.artefact
+
+
 def climb(name: str, frames: int, advance: Callable[[], object]) -> list[Rung]:
     """All conditions on all clips. Sensitivities are measured once, on the first clip."""
     rungs, planned = list[Rung](), None
@@ -189,22 +205,43 @@ def climb(name: str, frames: int, advance: Callable[[], object]) -> list[Rung]:
         for clip, file in CLIPS.items():
             images = [image for _, image in read_images(parse_source(str(DATA / file)))]
             thirds = [images[i] for i in np.linspace(0, len(images) - 1, 3 * frames).astype(int)]
-            for lit, conditions in RUNS:
-                tensors = ladder.tensors(thirds[0::3], *lit, seed=0)
-                calibration = ladder.calibrate(tensors)
-                if planned is None:
-                    planned = ladder.measure_sensitivities(calibration, tensors[::_PROBES])
-                signals = Signals(calibration, ladder.weights(planned, calibration))
-                with closing(ladder.engine(calibration)) as stale:
-                    for condition, severity in conditions:
-                        live = ladder.calibrate(ladder.tensors(thirds[1::3], condition, severity, seed=frames))
-                        compared = ladder.tensors(thirds[2::3], condition, severity, seed=2 * frames)
-                        truths = ladder.truths(compared)
-                        with closing(ladder.engine(live)) as fresh:
-                            answers = [ladder.answers(engine, compared, truths) for engine in (stale, fresh)]
-                        shown = f"{lit[0]} {lit[1]}" if lit[1] else "clean"
-                        rungs.append(Rung(clip, shown, condition, severity, signals.of(live.histograms), *answers))
-                        advance()
+            lights = [ladder.tensors(thirds[0::3], *lit, seed=0) for lit, _ in RUNS]
+            calibrations = [ladder.calibrate(ladder.observe(tensors)) for tensors in lights]
+            if planned is None:
+                planned = ladder.measure_sensitivities(calibrations[0], lights[0][::_PROBES])
+            with ExitStack() as stack:
+                engines = [stack.enter_context(closing(ladder.engine(each))) for each in calibrations]
+                for which in (0, 1):
+                    pair = [(calibrations[each], engines[each]) for each in (which, 1 - which)]
+                    rungs += _climb_from(ladder, planned, clip, thirds, which, pair, advance)
+    return rungs
+
+
+def _climb_from(
+    ladder: Ladder,
+    planned: Model,
+    clip: str,
+    thirds: Sequence[Image],
+    run: int,
+    pair: Sequence[tuple[Calibration, Engine]],
+    advance: Callable[[], object],
+) -> list[Rung]:
+    """The conditions of a run; pair: what serves, and the other regime."""
+    (lit, conditions), frames, rungs = RUNS[run], len(thirds) // 3, list[Rung]()
+    signals = Signals(pair[0][0], ladder.weights(planned, pair[0][0]))
+    serving, other = (ladder.regime(name, planned, each[0]) for name, each in zip(("now", "then"), pair, strict=True))
+    shown = f"{lit[0]} {lit[1]}" if lit[1] else "clean"
+    for condition, severity in conditions:
+        seen = ladder.observe(ladder.tensors(thirds[1::3], condition, severity, seed=frames))
+        live = ladder.calibrate(seen)
+        compared = ladder.tensors(thirds[2::3], condition, severity, seed=2 * frames)
+        truths = ladder.truths(compared)
+        with closing(ladder.engine(live)) as fresh:
+            stale, anew = (ladder.answers(engine, compared, truths) for engine in (pair[0][1], fresh))
+        switches = would_switch(serving, other, seen)
+        switched = ladder.answers(pair[1][1], compared, truths) if switches else None
+        rungs.append(Rung(clip, shown, condition, severity, signals.of(live.histograms), stale, anew, switched))
+        advance()
     return rungs
 
 

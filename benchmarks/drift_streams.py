@@ -65,9 +65,14 @@ def gains_db(octaves: Floats, regimes: Sequence[float] = (0.0,), method: str = "
     method: that chose the scales. Scales of the largest value clip nothing until the light grows by a quarter octave;
     those of least noise clip at once, so that the same light is worth more.
     """
-    shifts, gains = _gain_curve(method)
-    best: Floats = np.min([np.interp(octaves - regime, shifts, gains) for regime in regimes], axis=0)
-    return best
+    best: Floats = np.min([noises_db(octaves - regime, method) for regime in regimes], axis=0)
+    return np.maximum(best, 0.0)
+
+
+def noises_db(octaves: Floats, method: str) -> Floats:
+    """Noise to signal of values that have moved by so many octaves since their calibration, over that of then."""
+    shifts, noises = _noise_curve(method)
+    return np.interp(octaves, shifts, noises)
 
 
 def _wander(rng: np.random.Generator, seconds: int, octaves: float, time_s: float) -> Floats:
@@ -87,11 +92,11 @@ def _transients(rng: np.random.Generator, seconds: int) -> Floats:
 
 
 @cache
-def _gain_curve(method: str) -> tuple[Floats, Floats]:
-    """Octaves that values have moved by, and the gain of a recalibration then, for values spread as Laplace's."""
+def _noise_curve(method: str) -> tuple[Floats, Floats]:
+    """Octaves that values have moved by, and what that does in dB, for values spread as Laplace's."""
     values = np.abs(np.random.default_rng(0).laplace(size=400_000)).clip(0.0, 12.0).astype(np.float32)
     seen = abs_histogram(values)
     shifts = np.linspace(-8.0, 4.0, 241)
     rounding, clipping = noise_power(seen, histogram_amax(seen, method) / QMAX * np.exp2(-shifts))
     noise = rounding + clipping
-    return shifts, np.maximum(10.0 * np.log10(noise / noise[np.argmin(np.abs(shifts))]), 0.0)
+    return shifts, 10.0 * np.log10(noise / noise[np.argmin(np.abs(shifts))])

@@ -173,6 +173,13 @@ def merge_into(known: dict[str, AbsHistogram], seen: Mapping[str, AbsHistogram])
         known[name] = merge(known[name], histogram) if name in known else histogram
 
 
+def merged(one: Mapping[str, AbsHistogram], other: Mapping[str, AbsHistogram]) -> dict[str, AbsHistogram]:
+    """Those of both, by tensor."""
+    together = dict(one)
+    merge_into(together, other)
+    return together
+
+
 def nbytes(histograms: Mapping[str, AbsHistogram]) -> int:
     """What their counts take."""
     return sum(histogram.counts.nbytes for histogram in histograms.values())

@@ -80,6 +80,14 @@ def fusion_groups(master: ModelProto, placement: Placement) -> Grouping:
     return _Fusion(master, placement).grouping()
 
 
+def tensors_read(group: FusionGroup, nodes: Mapping[str, NodeProto], placement: Placement) -> tuple[str, ...]:
+    """What a group reads in INT8 under a placement, each tensor once: its layers' inputs, its Adds' skip connections.
+
+    nodes: of the graph that was grouped, by name. Nothing for a group that the placement leaves float.
+    """
+    return tuple(dict.fromkeys(nodes[name].input[i] for name in group.nodes for i in placement.reads.get(name, ())))
+
+
 class _Fusion:
     """One grouping; until the end, a group goes by its first layer."""
 

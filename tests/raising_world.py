@@ -15,6 +15,7 @@ from zoo import Net
 
 from agent.config import Config
 from agent.drift import DriftMonitor, Regime
+from agent.estimates import Estimate
 from agent.findings import Findings, ObserverState, Spending
 from agent.schema import validate
 from calibrate.evidence import Interval
@@ -72,7 +73,7 @@ def observer_state(
     state = Findings(config.model, config).state(outage, Spending(0.0, 0.0))
     return replace(
         state,
-        fidelity=Interval((low + high) / 2, low, high, n),
+        settled=Estimate(Interval((low + high) / 2, low, high, n), 0, 0.0),
         drift=replace(known, serving_db=serving_db, state=drift, switch_to=switch_to) if drift else None,
         view=replace(state.view, trouble=trouble),
     )

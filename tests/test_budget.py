@@ -120,3 +120,48 @@ def test_one_slow_observation_makes_nobody_blind(slow_s: float) -> None:
     assert len(early) >= 5
     assert len(late) >= 5
     assert budget.debt_s > 0.0
+
+
+@pytest.mark.parametrize("alert", [False, True])
+@pytest.mark.parametrize("slow_s", [1.0, 10.0])
+@pytest.mark.parametrize("well_s", [0, 600])
+def test_an_observer_that_fails_slowly_for_ever_takes_no_more_than_the_share(
+    alert: bool, slow_s: float, well_s: int
+) -> None:
+    """From the first observation on, or after ten minutes; with the pauses after a fault, which end at 30 s."""
+    budget, free, tried = made(), 0.0, 0
+    watch(budget, well_s * FPS)
+    budget.set_pace(alert)
+    for second in range(well_s, 4 * 86400):
+        budget.earn(INFERENCE_S * FPS)
+        if second >= free and budget.due(float(second)):
+            budget.spend(slow_s, failed=True)
+            tried += 1
+            free = second + slow_s + 30.0
+    assert budget.spent == pytest.approx(0.02, rel=0.05)
+    assert tried * slow_s > 0.9 * 0.02 * 4 * 86400 * INFERENCE_S * FPS
+
+
+@pytest.mark.parametrize("slow_s", [1.0, 10.0])
+def test_one_slow_observation_in_ten_takes_no_more_than_the_share_either(slow_s: float) -> None:
+    budget, tried = made(), 0
+    for second in range(4 * 86400):
+        budget.earn(INFERENCE_S * FPS)
+        if budget.due(float(second)):
+            tried += 1
+            budget.spend(slow_s if tried % 10 == 0 else OBSERVATION_S)
+    assert budget.spent == pytest.approx(0.02, rel=0.05)
+
+
+def test_after_an_end_of_slow_failures_the_scene_is_looked_at_as_before() -> None:
+    budget = made()
+    normal = len(watch(budget, HOUR))
+    ts = 3600
+    for _ in range(3 * 3600):
+        ts += 1
+        budget.earn(INFERENCE_S * FPS)
+        if budget.due(float(ts)):
+            budget.spend(10.0, failed=True)
+    watch(budget, 4 * HOUR, ts * FPS)
+    assert len(watch(budget, HOUR, ts * FPS + 4 * HOUR)) == pytest.approx(normal, rel=0.1)
+    assert budget.debt_s == 0.0

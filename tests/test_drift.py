@@ -9,6 +9,7 @@ import pytest
 
 from agent.config import DriftConfig
 from agent.drift import DriftMonitor, Regime
+from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from engines.calibration import Calibration, calibrate_histograms
 
@@ -178,7 +179,7 @@ def test_two_lights_in_turn_that_one_calibration_suits_raise_no_alarm() -> None:
     made = calibrate_histograms(together, (), model_sha256="m", method="mse", frames=16, source="test")
     monitor = monitor_of(Regime.of("both", made, made.scales, {"image": 1.0, "t1": 1.0}))
     found = states(monitor, iter(([1.0] * 9 + [8.0] * 6) * 60))
-    assert {name for _, name in found} == {"calm", "warning"}  # one light by itself looks like a gain
+    assert found == [(0.0, "calm")]
 
 
 def test_an_alarm_ends_even_if_the_clock_is_set_back_meanwhile() -> None:
@@ -196,3 +197,51 @@ def test_time_that_nobody_saw_ends_no_alarm() -> None:
     for second in range(10):
         monitor.update(1e6 + second, scene(1.0, second))
     assert monitor.state.state == "alarm"
+
+
+def test_histograms_of_another_model_are_refused() -> None:
+    monitor = monitor_of(regime())
+    with pytest.raises(CalibrationError) as refused:
+        monitor.update(0.0, {"somebody else's": scene(1.0, 0)["image"]})
+    assert refused.value.code == "drift.tensors"
+    assert monitor.state.judged is False
+
+
+def test_a_regime_that_leaves_everything_float_hides_no_drift() -> None:
+    made = calibration()
+    monitor = monitor_of(regime(), Regime.of("all float", made, made.scales, {}))
+    assert states(monitor, iter([16.0] * 200))[-1][1] == "alarm"
+
+
+def test_what_fits_is_not_left_for_a_regime_with_less_in_int8() -> None:
+    made = calibration()
+    serving = Regime.of("all INT8", made, made.scales, {"image": 1.0, "t1": 1.0})
+    monitor = monitor_of(serving, Regime.of("half float", made, made.scales, {"image": 1.0}))
+    states(monitor, iter([1.0] * 300))
+    assert monitor.state.switch_to == ""
+
+
+def test_gains_are_unknown_until_a_block_is_judged_and_stay_known_when_a_regime_goes() -> None:
+    monitor = monitor_of(regime(1.0), regime(1 / 16))
+    assert monitor.state.judged is False
+    states(monitor, iter([1 / 16] * 60))
+    before = monitor.state
+    assert before.judged
+    assert before.serving_db > 6.0
+    monitor.compare([])
+    after = monitor.state
+    assert (after.serving_db, after.gain_db, after.switch_to) == (before.serving_db, before.serving_db, "")
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [{"gains_db": []}, {"gains_db": {"lit 1": float("nan")}}, {"calm_s": 10**400}, {"onset_ts": "soon"},
+     {"detector": None}, {"clipping_share": None}, {"warns": None, "calm_s": []}],
+)  # fmt: skip
+def test_memory_that_nobody_wrote_is_refused_and_changes_nothing(spoilt: dict[str, object]) -> None:
+    first = monitor_of(regime())
+    states(first, iter([4.0] * 40))
+    monitor = monitor_of(regime())
+    with pytest.raises(CalibrationError):
+        monitor.recall({**first.memory(), **spoilt})
+    assert monitor.state == monitor_of(regime()).state

@@ -73,7 +73,14 @@ def test_a_file_cut_anywhere_keeps_its_whole_lines_and_goes_on(tmp_path: Path) -
         assert path.read_bytes().count(b"\n") == max(lines, 1) + 1
 
 
-@pytest.mark.parametrize("damage", [b"\0\0\0\0\n", b"5\n", b"[[1], 2]\n", b'["a"]\n', b"{}\n", b"\xff\xfe\n"])
+DAMAGE = [
+    *(b"\0\0\0\0\n", b"5\n", b"[[1], 2]\n", b'["a"]\n', b"{}\n", b"\xff\xfe\n", b"[5, 1]\n", b"[null, 1]\n"),
+    *(b'"ab"\n', b'{"a": 1, "b": 2}\n', b"[" * 100_000 + b"\n", b'["a", 1' + b"0" * 400 + b"]\n"),
+    b'["a", ' + b"[" * 900 + b"]" * 900 + b"]\n",  # could be read, and not be written again
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_what_follows_a_damaged_line_is_dropped(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "plan.journal"
     write(path)

@@ -181,31 +181,6 @@ def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
     assert recalled is None or recalled.drift is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("", "no JSON", '{"schema": 1}', '["mean", null]', '["mean", {}]', '["mean", {"engine": "day", "next": "x"}]'),
-        *('["mean", {"engine": "day", "next": 0, "since": 0.0, "state": {}}]', '["mean", []]'),
-        *(
-            '["row 0", ["x", 1.0]]',
-            '["row 0", [1.0, 7.0]]',
-            '["row 0", []]',
-            '["row 0", null]',
-            '["row x", [1.0, 1.0]]',
-        ),
-    ],
-)
-def test_a_file_of_another_version_or_that_cannot_be_read_is_begun_anew(path: Path, line: str) -> None:
-    Process(path).frame(1.0, 1.0)
-    kept = path.read_text()
-    path.write_text(kept + line + "\n" if line.startswith("[") else line + kept[kept.index("\n") :])
-    again = Process(path)
-    assert again.recalled is None
-    assert again.record.since_start.interval.n == 0
-    again.frame(2.0, 0.5)
-    assert Process(path).record.since_start.interval.n == 1
-
-
 def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path) -> None:
     errors: list[AgentError] = []
     memory, record = Memory(tmp_path / "no folder" / "evidence.jsonl", SOURCE, errors.append), FidelityRecord()

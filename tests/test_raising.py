@@ -17,11 +17,10 @@ from zoo import residual_net
 
 from agent.build import build_artefact
 from agent.errors import AgentError
-from agent.low_fidelity import Attempts, is_low
+from agent.low_fidelity import is_low
 from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
 from agent.raising import EXHAUSTED, RaisedPlan, Raising, Scene
-from agent.recalibration import CANCELLED
 from agent.weights import tap_weights
 from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.noise import noise_to_signal
@@ -39,6 +38,13 @@ def test_every_rung_halves_what_the_one_before_left() -> None:
     assert rungs(np.ones(8)) == [tuple(range(n)) for n in (4, 6, 7, 8)]
     assert rungs(np.array([1e-3, 1.0])) == [(1,), (1, 0)]
     assert rungs(np.zeros(3)) == rungs(np.zeros(0)) == []
+    assert rungs(np.array([5e-324, 5e-324])) == [(0,), (0, 1)]
+
+
+@pytest.mark.parametrize("noise", [[np.inf, 1.0], [np.nan, 1.0], [-1.0, 2.0], [1e308, 1e308]])
+def test_noise_that_no_group_makes_is_refused(noise: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite and not negative"):
+        rungs(np.array(noise))
 
 
 def model_of(folder: Path, graph: onnx.ModelProto, **precision: list[str]) -> Model:
@@ -166,15 +172,3 @@ def test_fidelity_is_low_only_beyond_doubt_and_where_the_scales_fit(
     state = observer_state(config, fidelity, serving_db=serving_db, drift=drift, trouble=trouble, outage=outage)
     assert is_low(state, config) is low
     assert not is_low(state, config_of(max_loss=0.7))
-
-
-def test_attempts_are_counted_by_what_served() -> None:
-    attempts = Attempts()
-    assert attempts.next_rung("day") == 1
-    attempts.failed("day", AgentError("recalibration.refused", "", "", ""))
-    attempts.failed("day", AgentError(CANCELLED, "", "", ""))
-    assert attempts.next_rung("day") == 2
-    attempts.failed("day")  # taken back
-    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (3, 1)
-    attempts.failed("day", AgentError(EXHAUSTED, "", "", ""))
-    assert attempts.next_rung("day") == 0

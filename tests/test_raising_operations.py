@@ -16,9 +16,12 @@ from raising_world import COLLAPSES, collapsing_net, observer_state
 from worlds import SPEC
 
 from agent.build import build_artefact
+from agent.candidate import Outcome
 from agent.commands import Report
 from agent.config import Config
+from agent.errors import AgentError
 from agent.findings import Findings, ObserverState
+from agent.low_fidelity import Attempts
 from agent.messages import Birth, CommandResult, RollbackArgs
 from agent.model import calibrate, open_model
 from agent.operations import Operations
@@ -72,7 +75,7 @@ class Loop:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]:
     onnx.save(collapsing_net(), tmp_path / "model.onnx")
 
-    def make(raised_serves: bool = False, **recalibration: object) -> Desk:
+    def make(raised_serves: bool = False, live: bool = True, **recalibration: object) -> Desk:
         content = {
             "model": {**SPEC, "path": tmp_path / "model.onnx"},
             "camera": {"source": "rtsp://camera"},
@@ -89,8 +92,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append(f"{kind} {detail}"))
         findings = Findings(config.model, config)
         state = observer_state(config)
+        accuracy = SimpleNamespace(remember=lambda _: None)
         observer = SimpleNamespace(findings=findings, set_pace=lambda **_: None, state=lambda: state)
-        pipeline = SimpleNamespace(is_live=False, observer=observer, loop=Loop(), error=None, last_ts=0.0)
+        pipeline = SimpleNamespace(
+            is_live=live, observer=observer, accuracy=accuracy, loop=Loop(), error=None, last_ts=0.0
+        )
         operations = Operations(config, service, cast(Pipeline, pipeline), reporter, lambda function: function())
         operations.start()
         return Desk(operations, service, *artefacts, told, state)
@@ -166,15 +172,50 @@ def test_a_first_calibration_is_made_all_the_same(desk: Callable[..., Desk]) -> 
     assert at.operations._jobs.job.trigger == "first-start"
 
 
-@pytest.mark.parametrize(("cooldown_s", "rung"), [(600.0, None), (0.0, 2)])
-def test_what_the_operator_took_back_is_not_raised_again_at_once_nor_alike(
-    desk: Callable[..., Desk], cooldown_s: float, rung: int | None
+def test_what_the_operator_took_back_is_not_raised_again_until_the_owner_says_otherwise(
+    desk: Callable[..., Desk], tmp_path: Path
 ) -> None:
-    at = desk(raised_serves=True, cooldown_s=cooldown_s)
+    at = desk(raised_serves=True, cooldown_s=0.0)
     at.roll_back()
     assert at.results[-1].status == "SUCCEEDED"
     assert at.service.serving.id == at.int8.id
     assert dict(at.service.plan.floats) == {}
+    at.tick()
+    assert at.rung is None
+    kept = tmp_path / "state" / "attempts.json"
+    assert Attempts(kept, at.service.origin, pytest.fail).next_rung(at.int8.id) == 0
+    again = desk(cooldown_s=0.0)
+    assert again.service.serving.id == at.int8.id
+    again.tick()
+    assert again.rung is None
+    kept.write_text(kept.read_text().replace(at.service.origin, "another word"))
+    otherwise = desk(cooldown_s=0.0)
+    otherwise.tick()
+    assert otherwise.rung == 1
+
+
+def test_of_a_recording_nothing_is_kept(desk: Callable[..., Desk], tmp_path: Path) -> None:
+    at = desk(raised_serves=True, live=False, cooldown_s=0.0)
+    at.roll_back()
+    at.tick()
+    assert at.rung is None
+    assert not (tmp_path / "state" / "attempts.json").exists()
+
+
+def test_a_cooldown_follows_a_rollback_whatever_served(desk: Callable[..., Desk]) -> None:
+    at = desk(cooldown_s=600.0)
+    at.roll_back()  # to the raised one
+    at.tick()
+    assert at.rung is None
+
+
+@pytest.mark.parametrize(("code", "rung"), [("recalibration.disk", 1), ("recalibration.refused", 2)])
+def test_only_a_candidate_that_was_refused_asks_for_more(desk: Callable[..., Desk], code: str, rung: int) -> None:
+    at = desk(cooldown_s=0.0)
+    at.tick()
+    job = at.operations._jobs.job
+    assert job is not None
+    at.operations._jobs._finish(job, Outcome(error=AgentError(code, "", "", "")))
     at.tick()
     assert at.rung == rung
 

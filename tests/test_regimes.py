@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 
 from agent.drift import Regime
 from agent.errors import AgentError
@@ -70,14 +74,38 @@ def test_the_row_that_is_spoilt_below_is_one_that_is_read(path: Path) -> None:
     "text",
     ["", "no JSON", "[]", "{}", '{"schema": 2}', '{"schema": 2, "identity": "one model", "regimes": [{}]}',
      book_of().replace(": 2,", ": 1,"), book_of(scales=3), book_of(scales={"x": float("nan")}),
-     book_of(weights={"x": -1.0}), book_of(own={"x": [0.25]}), book_of(own={"x": [0.25, float("inf")]})],
+     book_of(weights={"x": -1.0}), book_of(own={"x": [0.25]}), book_of(own={"x": [0.25, float("inf")]}),
+     book_of(scales={"x": 10**400}), book_of(scales=["x"]), book_of(own={"x": [0.0, 0.125]}), "[" * 100_000,
+     book_of(weights={"x": 1e308}, own={"x": [1e308, 1e308]}), book_of(artefact=3), book_of(artefact="../current"),
+     book_of(artefact="a\0"), "\udcff"],
 )  # fmt: skip
 def test_a_book_that_is_none_is_begun_anew(path: Path, text: str) -> None:
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     book = RegimeBook(path, "one model", 5)
     assert names(book) == []
     book.learn(regime("day"))
     assert names(RegimeBook(path, "one model", 5)) == ["day"]
+
+
+@settings(ONE_FILE)
+@given(content=spoilt(json.loads(book_of())).map(as_bytes) | ANYTHING.map(as_bytes) | st.binary())
+def test_whatever_is_in_the_file_the_daemon_starts_and_learns(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    try:
+        book = RegimeBook(path, "one model", 5)
+    except AgentError as refused:
+        assert refused.code == "regimes.schema"  # noqa: PT017  # the one outcome of two that raises
+        return
+    for known in book.known:
+        figures = [
+            *known.scales.values(),
+            *known.weights.values(),
+            *(each for pair in known.own.values() for each in pair),
+        ]
+        assert all(0.0 <= figure < math.inf for figure in figures)
+        assert math.isfinite(known.baseline_db(known.weights))
+    book.learn(regime("day"))
+    assert names(RegimeBook(path, "one model", 5))[-1] == "day"
 
 
 def test_a_book_of_a_newer_tared_is_refused(path: Path) -> None:

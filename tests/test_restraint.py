@@ -180,7 +180,7 @@ SOUND = {"schema": 1, "jobs": [1.0], "failed": None, "switched": 2.0}
 
 @pytest.mark.parametrize(
     "text",
-    ["", "no JSON", "[]", "{}", "\x00", '{"schema": 1}', json.dumps({**SOUND, "schema": 2}),
+    ["", "no JSON", "[]", "{}", "\x00", "[" * 100_000, '{"schema": 1}', json.dumps({**SOUND, "schema": 2}),
      json.dumps({**SOUND, "jobs": None}), json.dumps({**SOUND, "jobs": ["x"]}), json.dumps({**SOUND, "failed": "x"}),
      json.dumps({**SOUND, "switched": float("nan")}), json.dumps({**SOUND, "switched": 10**400})],
 )  # fmt: skip

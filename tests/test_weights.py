@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -75,7 +76,38 @@ def test_a_tensor_without_noise_of_its_own_does_not_drown_the_others(model: Mode
 def test_a_tensor_adds_what_was_measured_of_its_readers(model: Model, calibration: Calibration) -> None:
     planned = under(model, {"Conv_t0": 0.5, "Conv_t2": 2.0, "Conv_t4": 4.0, "Conv_t5": 1.0})
     shares = added(tap_weights(planned, calibration), calibration)
-    assert (shares["t1"], shares["t3"]) == (pytest.approx(3.0), pytest.approx(4.0))
+    assert (shares["t1"], shares["t3"]) == (pytest.approx(3.0 / 4.0), pytest.approx(4.0 / 4.0))
+
+
+def test_what_only_an_add_reads_has_its_share_of_the_group_that_the_add_completes(calibration: Calibration) -> None:
+    net = Net((1, 3, 8, 8))
+    left, right = (net.node("Relu", net.conv("image", 3, 4)) for _ in range(2))
+    both = net.node("Add", net.conv(left, 4, 4), right)
+    master = net.model(net.conv(both, 4, 2))
+    model = Model(ModelSpec.model_validate(SPEC), master, "m", (1, 3, 8, 8), ALL_INT8, master, place(master))
+    assert model.placement.reads["Add_t5"] == (1,)
+    seen = dict.fromkeys(("image", left, right, both), calibration.histograms["t1"])
+    seen_there = calibrate_histograms(seen, (), model_sha256="m", method="max", frames=1, source="test")
+    planned = under(model, {"Conv_t0": 1.0, "Conv_t2": 1.0, "Conv_t4": 4.0, "Conv_t6": 1.0})
+    shares = added(tap_weights(planned, seen_there), seen_there)
+    assert shares == pytest.approx({"image": 0.5, left: 0.5, right: 0.5, both: 0.25})
+
+
+@pytest.mark.parametrize("least", [0.0, 1e-12])
+def test_no_tensor_is_without_weight_because_the_plan_measured_nothing_of_it(
+    model: Model, calibration: Calibration, least: float
+) -> None:
+    planned = under(model, {"Conv_t0": 1.0, "Conv_t2": 1.0, "Conv_t4": least, "Conv_t5": 1.0})
+    shares = added(tap_weights(planned, calibration), calibration)
+    assert shares["t1"] == pytest.approx(2.0)
+    assert shares["t3"] == pytest.approx(0.01 * (1.0 + 2.0) / 3.0)
+
+
+@pytest.mark.parametrize("unit", [5e-324, 1e-300, 1e300])
+def test_the_unit_of_the_sensitivities_does_not_matter(model: Model, calibration: Calibration, unit: float) -> None:
+    measured, found = ({"Conv_t0": n, "Conv_t2": n, "Conv_t4": n} for n in (1.0, unit))
+    weights = [tap_weights(under(model, each), calibration) for each in (measured, found)]
+    assert weights[1] == pytest.approx(weights[0])
 
 
 def test_what_only_float_layers_read_has_no_weight(model: Model, calibration: Calibration) -> None:
@@ -87,7 +119,9 @@ def test_what_only_float_layers_read_has_no_weight(model: Model, calibration: Ca
     "evidence",
     [{"sensed": False}, {"sensed": None}, {"groups": None}, {"groups": [{}]}, {"groups": [3]},
      {"groups": [{"layers": ["Conv_t0"], "sensitivity": "much"}]}, {"groups": []},
-     {"groups": [{"layers": ["of another model"], "sensitivity": 1.0}]}],
+     {"groups": [{"layers": ["of another model"], "sensitivity": 1.0}]},
+     *({"groups": [{"layers": ["Conv_t0"], "sensitivity": 1.0}, {"layers": ["Conv_t2"], "sensitivity": wrong}]}
+       for wrong in (math.inf, math.nan, -1.0, 10**400))],
 )  # fmt: skip
 def test_evidence_that_says_nothing_is_none(model: Model, calibration: Calibration, evidence: dict[str, Any]) -> None:
     planned = under(model, {"Conv_t0": 1.0, "Conv_t2": 100.0}, **evidence)

@@ -1,0 +1,87 @@
+"""What another process left in the state directory: read with care, for a power cut or a full disk may have spoilt it.
+
+Whatever it holds, a daemon starts: what cannot be understood is begun anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.errors import AgentError
+from calibrate.errors import TaredError
+from engines.files import replace_files
+
+# What parsing, converting and restoring raise for what no tared has written.
+_FOREIGN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError, TaredError)
+_MOST_DEEP = 32  # containers inside each other: what is only just read could not be written again from a deeper call
+
+T = TypeVar("T")
+
+
+def understood(take: Callable[[], T]) -> T | None:
+    """What `take` makes of a file; None where it meets what no tared has written."""
+    try:
+        return take()
+    except _FOREIGN:
+        return None
+
+
+def parse_state(content: bytes) -> Any:
+    """JSON as Python writes it, with infinity. Raises ValueError, RecursionError for anything else.
+
+    So for an integer of more than 64 bits: nothing counts so far, and arithmetic with floats would raise later.
+    """
+    document = json.loads(content, parse_int=_integer)
+    level = [document]
+    for _ in range(_MOST_DEEP):
+        containers = [node for node in level if isinstance(node, (dict, list))]
+        if not containers:
+            return document
+        level = [child for node in containers for child in (node.values() if isinstance(node, dict) else node)]
+    raise ValueError(f"{_MOST_DEEP} containers inside each other")
+
+
+def _integer(digits: str) -> int:
+    value = int(digits)
+    if abs(value) > sys.maxsize:
+        raise ValueError("an integer of more than 64 bits")
+    return value
+
+
+class StateFile:
+    """One JSON object of a schema of its own. A disk that refuses is told of once, and the process goes on."""
+
+    def __init__(self, path: Path | None, schema: int, code: str, on_error: Callable[[AgentError], None]) -> None:
+        """path: None keeps nothing. code: of the AgentError for a disk that refuses."""
+        self._path = path
+        self._schema = schema
+        self._code = code
+        self._on_error = on_error
+        self._told = False
+
+    def read(self, take: Callable[[Mapping[str, Any]], T]) -> T | None:
+        """What `take` makes of the object; None where there is none of this schema, or it cannot be understood."""
+        path = self._path
+        return None if path is None else understood(lambda: take(self._document(path)))
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Put an object in the place of the one before, all or nothing."""
+        if self._path is None:
+            return
+        try:
+            replace_files({self._path: (json.dumps({"schema": self._schema, **document}) + "\n").encode()})
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                found = f"{self._path}: {error.strerror}"
+                self._on_error(AgentError(self._code, found, "a writable state directory", "make room there"))
+
+    def _document(self, path: Path) -> Mapping[str, Any]:
+        document: Mapping[str, Any] = parse_state(path.read_bytes())
+        if document["schema"] != self._schema:
+            raise ValueError(f"schema {document['schema']!r}")
+        return document

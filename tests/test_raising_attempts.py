@@ -1,0 +1,101 @@
+"""What was tried in vain to raise precision: what counts as tried, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.errors import AgentError
+from agent.low_fidelity import Attempts
+from agent.raising import EXHAUSTED
+from agent.recalibration import CANCELLED
+
+
+def told(error: AgentError) -> None:
+    raise AssertionError(f"nothing was to be told: {error}")
+
+
+def ended(code: str) -> AgentError:
+    return AgentError(code, "", "", "")
+
+
+REFUSED = ended("recalibration.refused")
+
+
+def test_candidates_that_were_refused_are_counted_by_what_served() -> None:
+    attempts = Attempts(None, "a word", told)
+    assert attempts.next_rung("day") == 1
+    attempts.failed("day", REFUSED)
+    attempts.failed("day", REFUSED)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (3, 1)
+    attempts.failed("day", ended(EXHAUSTED))
+    attempts.failed("day", REFUSED)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [CANCELLED, "recalibration.disk", "recalibration.timeout", "recalibration.memory", "recalibration.child",
+     "recalibration.crash", "swap.stopped", "artefact.write"],
+)  # fmt: skip
+def test_what_never_came_to_a_verdict_is_no_attempt(code: str) -> None:
+    attempts = Attempts(None, "a word", told)
+    attempts.failed("day", ended(code))
+    assert attempts.next_rung("day") == 1
+
+
+def test_attempts_are_kept_as_long_as_the_owners_word_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "attempts.json"
+    first = Attempts(path, "a word", told)
+    first.failed("day", REFUSED)
+    first.failed("night", ended(EXHAUSTED))
+    first.forbid("dusk")
+    engines = ("day", "night", "dusk", "dawn")
+    again = Attempts(path, "a word", told)
+    assert [again.next_rung(engine) for engine in engines] == [2, 0, 0, 1]
+    other = Attempts(path, "another", told)
+    assert [other.next_rung(engine) for engine in engines] == [1, 1, 1, 1]
+    other.failed("dawn", REFUSED)
+    assert [Attempts(path, "another", told).next_rung(engine) for engine in engines] == [1, 1, 1, 2]
+    assert [Attempts(path, "a word", told).next_rung(engine) for engine in engines] == [1, 1, 1, 1]
+
+
+def test_only_the_latest_artefacts_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "attempts.json"
+    attempts = Attempts(path, "a word", told)
+    for number in range(150):
+        attempts.failed(f"{number:016}", REFUSED)
+    assert path.stat().st_size < 5000
+    for known in (attempts, Attempts(path, "a word", told)):
+        assert [known.next_rung(f"{number:016}") for number in (0, 49, 50, 149)] == [1, 1, 2, 2]
+
+
+ATTEMPTS = {"schema": 1, "origin": "a word", "refused": {"day": 1, "night": None}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "no JSON", "[]", "[" * 100_000, json.dumps({**ATTEMPTS, "schema": 2}), json.dumps({"schema": 1}),
+     json.dumps({**ATTEMPTS, "refused": {"day": -1}}), json.dumps({**ATTEMPTS, "refused": {"day": float("inf")}}),
+     json.dumps({**ATTEMPTS, "refused": {"day": "x"}}), json.dumps({**ATTEMPTS, "refused": ["day"]})],
+)  # fmt: skip
+def test_a_file_of_attempts_that_is_none_is_begun_anew(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "attempts.json"
+    path.write_text(json.dumps(ATTEMPTS))
+    assert Attempts(path, "a word", told).next_rung("day") == 2
+    path.write_text(text)
+    attempts = Attempts(path, "a word", told)
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (1, 1)
+    attempts.forbid("day")
+    assert Attempts(path, "a word", told).next_rung("day") == 0
+
+
+def test_a_disk_that_refuses_is_told_of_once_and_the_process_remembers(tmp_path: Path) -> None:
+    errors: list[AgentError] = []
+    attempts = Attempts(tmp_path / "no folder" / "attempts.json", "a word", errors.append)
+    attempts.failed("day", REFUSED)
+    attempts.forbid("night")
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 0)
+    assert [error.code for error in errors] == ["attempts.write"]
