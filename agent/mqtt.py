@@ -164,9 +164,10 @@ class MqttClient:
 
     def _serve(self, connection: Connection) -> None:
         """Move messages until the connection ends or the client is closed."""
+        self.outcome = connection.outcome
         while connection.alive:
-            self.outcome = connection.outcome
             connection.turn(self._patience_s())
+            self.outcome = connection.outcome  # before anybody may see that it is connected
             if connection.admitted_at is not None:
                 if not self.connected:
                     self._begin()

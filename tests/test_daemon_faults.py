@@ -14,7 +14,6 @@ from brokers import RealBroker, Watcher, eventually
 from worlds import FIRST_SWAP, SPEC, World, make_world
 
 from agent.topics import Topics
-from engines.store import Store
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")
@@ -89,10 +88,11 @@ def test_a_store_that_cannot_be_changed_does_not_stop_the_new_engine(tmp_path: P
 @pytest.mark.broker
 def test_a_refused_job_gives_its_reason_and_the_observer_its_pace_back(tmp_path: Path, any_broker: RealBroker) -> None:
     mqtt = {"host": any_broker.host, "port": any_broker.port}
-    world = steady(tmp_path, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt, recalibration={"timeout_s": 4.0})
-    store = Store(world.state_dir)
+    world = steady(tmp_path, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt)
+    world.run(until=FIRST_SWAP)
+    world.config["recalibration"]["timeout_s"] = 4.0  # that a build may well take
     with Watcher(any_broker.endpoint) as watcher, world.running():
-        eventually(lambda: store.read("current") is not None, 30.0)
+        watcher.expect(TOPICS.telemetry)
         command = new_command("recalibrate", {"frames": "9000"}, time.time())
         *_, last = send(any_broker.endpoint, TOPICS, command, silence_s=20.0)
         assert last.status == "FAILED"
