@@ -1,4 +1,4 @@
-"""What the daemon does about things: drift, candidates, and the operator's commands.
+"""What the daemon does about things: drift, low fidelity, candidates, and what the operator wants.
 
 Everything in here runs in the supervisor's thread.
 """
@@ -6,23 +6,21 @@ Everything in here runs in the supervisor's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agent.candidate import Outcome
-from agent.commands import Handler, Report
+from agent.commands import Report
 from agent.config import Config
-from agent.errors import AgentError, CommandError
+from agent.errors import AgentError
 from agent.exchange import Cause, Exchange
 from agent.findings import ObserverState
 from agent.job_report import JobReport
 from agent.low_fidelity import AttemptReport, Attempts, is_low
 from agent.memory import Memory
-from agent.messages import RecalibrateArgs, RollbackArgs, StatusArgs
 from agent.news import News
 from agent.pipeline import Pipeline
 from agent.raising import Raising
@@ -34,14 +32,13 @@ from agent.service import Loaded, Service
 from agent.summary import RunSummary
 from agent.view import BLIND, FROZEN
 from calibrate.errors import TaredError
-from calibrate.threshold import parse_method
 from engines.calibration import Calibration
 
 _RANKED_WITHIN = 1.0 / 3.0  # of the time that a job may take: the build and the verdict are still to come
 
 
 class Operations:
-    """Decides and acts; `summary` is what it has done. `handlers` carry out the operator's commands."""
+    """Decides and acts; `summary` is what it has done."""
 
     def __init__(self, config: Config, service: Service, pipeline: Pipeline, reporter: Reporter, post: Post) -> None:
         self._config = config
@@ -73,16 +70,20 @@ class Operations:
         self.summary = RunSummary(str(service.serving.path))
         self._news = News(reporter, self.summary.alarms, config)
         self._exchange = Exchange(service, pipeline, reporter, self.summary, post, self._serves)
-        self.handlers: Mapping[str, Handler] = {
-            "status": self._on_status,
-            "recalibrate": self._on_recalibrate,
-            "rollback": self._on_rollback,
-        }
 
     @property
     def building(self) -> bool:
         """Whether a candidate is being built, for which no more frames are needed."""
         return self._jobs.building
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an engine waits for its first frame."""
+        return self._exchange.under_way
+
+    @property
+    def known_regimes(self) -> int:
+        return self._regimes.known
 
     @property
     def doing(self) -> str:
@@ -221,49 +222,19 @@ class Operations:
         if job.trigger == "command":  # the operator's word that the camera shows what it is meant to show
             self._pipeline.observer.findings.renew_view()
 
-    def _on_status(self, _args: StatusArgs, report: Report) -> None:
-        state = self._pipeline.observer.state()
-        report.succeed(
-            {
-                "engine": self._service.serving.id,
-                "degraded": self._service.degraded,
-                "frames": self._pipeline.served,
-                "fidelity": asdict(state.fidelity),
-                "fidelity_hour": state.fidelity_hour.as_dict(),
-                "accuracy": self._pipeline.accuracy.estimate.as_dict(),
-                "drift": asdict(state.drift) if state.drift else None,
-                "regimes": self._regimes.known,
-                "view": state.view.trouble or "good",
-                "observer": state.outage or "observing",
-                "job": self.doing or None,
-            }
-        )
-
-    def _on_recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
-        if args.method is not None:
-            parse_method(args.method)
-        outage = self._pipeline.observer.state().outage
-        if outage:
-            found = f"nothing is observed now: {outage}"
-            raise CommandError("command.observer", found, "frames to collect", "see the events, then send it again")
-        if self._start_job("command", report, frames=args.frames, method=args.method) is None:
-            raise CommandError(
-                "command.busy", f"a job at {self.doing}", "no running job", "wait for it to end, then send it again"
-            )
+    def recalibrate(self, report: Report, frames: int | None, method: str | None) -> bool:
+        """Do so with fresh frames, because the operator says so; False while another job runs."""
+        if self._start_job("command", report, frames=frames, method=method) is None:
+            return False
         self._pipeline.observer.findings.collect_afresh()
+        return True
 
-    def _on_rollback(self, _args: RollbackArgs, report: Report) -> None:
-        if self._exchange.under_way:
-            raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
-        previous = self._service.previous()
-        if previous is None:
-            raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
-        loaded = self._service.load(previous)
+    def go_back(self, loaded: Loaded, report: Report) -> None:
+        """To this engine; what the operator took back must not return by itself at once, nor be switched to later."""
         self._jobs.abandon("the operator rolls back")
-        # What the operator took back must not return by itself at once, nor be switched to later.
         self._restraint.pause_jobs()
         if self._service.raised and self._service.plan.floats.keys() - loaded.model.plan.floats.keys():
-            self._attempts.forbid(previous.id)
+            self._attempts.forbid(loaded.artefact.id)
         with self._reporting():
             self._regimes.forget(self._service.serving.id)
         self._exchange.start(loaded, Cause("rollback", time.monotonic(), report))

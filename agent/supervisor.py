@@ -25,6 +25,7 @@ from agent.messages import Accuracy, Birth, CameraTelemetry, Fidelity, Latency, 
 from agent.model import Model
 from agent.observer import PREPARING
 from agent.operations import Operations
+from agent.orders import Orders
 from agent.pipeline import Pipeline
 from agent.reporting import Reporter
 from agent.service import Service
@@ -83,7 +84,8 @@ class Supervisor:
             Starting("reference", reporter, self._on_building, self._posted.put),
         )
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put)
-        self._desk = CommandDesk(self._operations.handlers, lambda result: link.send(result) if link else None)
+        orders = Orders(self._operations, self._service, self._pipeline)
+        self._desk = CommandDesk(orders.handlers, lambda result: link.send(result) if link else None)
         self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
         self._recorded_labels = labels
         length = source_length(source)

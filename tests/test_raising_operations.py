@@ -25,6 +25,7 @@ from agent.low_fidelity import Attempts
 from agent.messages import Birth, CommandResult, RollbackArgs
 from agent.model import calibrate, open_model
 from agent.operations import Operations
+from agent.orders import Orders
 from agent.pipeline import Pipeline
 from agent.reporting import Reporter
 from agent.schema import validate
@@ -60,7 +61,9 @@ class Desk:
         self.operations.stop("the test goes on")
 
     def roll_back(self) -> None:
-        self.operations.handlers["rollback"](RollbackArgs(), Report("c1", self.results.append))
+        pipeline = self.operations._pipeline
+        rollback = Orders(self.operations, self.service, pipeline).handlers["rollback"]
+        rollback(RollbackArgs(), Report("c1", self.results.append))
 
 
 class Loop:

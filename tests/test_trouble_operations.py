@@ -19,7 +19,7 @@ from agent.candidate import Outcome
 from agent.commands import Report
 from agent.config import Config
 from agent.findings import Findings, ObserverState
-from agent.messages import Birth, CommandResult, RecalibrateArgs
+from agent.messages import Birth, CommandResult
 from agent.operations import Operations
 from agent.pipeline import Pipeline
 from agent.reporting import Reporter
@@ -52,7 +52,7 @@ class Desk:
         return job.trigger if job is not None else ""
 
     def recalibrate(self) -> None:
-        self.operations.handlers["recalibrate"](RecalibrateArgs(), Report("c1", self.results.append))
+        assert self.operations.recalibrate(Report("c1", self.results.append), None, None)
 
     def accept(self) -> None:
         """The running job has built an engine that passed."""
