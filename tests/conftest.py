@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def shared_vectors(shared_data: Path) -> dict[str, NDArray[Any]]:
     """What the peers' calibrators answer on 38 histograms; see README.md beside the file."""
     with np.load(shared_data.parent / "vectors" / "thresholds.npz") as file:
         return {name: file[name] for name in file.files}
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores SIGINT, and so would the commands that tests interrupt."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
