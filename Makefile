@@ -1,6 +1,7 @@
 # make run         sets itself up, runs the main job on the bundled sample
 # make test        sets itself up, runs the whole test suite
 # make check       format, lint, types, import rules
+# make trials      killed at every line of a job, and what else takes minutes; .ci/run runs them
 # make soak        the longer trials (see benchmarks/RESULTS.md)
 # make sanitize    kernels.cu on the CPU under ThreadSanitizer and AddressSanitizer (needs g++)
 # make gpu-check   on a machine with a GPU: its tests, compute-sanitizer, the benchmark
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 SAMPLE := var/sample
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test check soak sanitize lock clean broker bindings wheelhouse gpu-check
+.PHONY: run test trials check soak sanitize lock clean broker bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
@@ -29,6 +30,9 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+trials: $(VENV)/.test broker
+	@$(BIN)/python -m pytest -m trial -n 2
 
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak

@@ -16,10 +16,10 @@ from agent.int8_build import build_int8
 from agent.model import Model, check_calibration
 from calibrate.errors import CalibrationError
 from calibrate.plan import PrecisionPlan
+from engines.artefact import Artefact, find_artefact, fingerprint, write_artefact
 from engines.backend import Backend, Built, Engine, EngineError, Progress
 from engines.calibration import Calibration, save_calibration
 from engines.macs import int8_macs_share
-from engines.store import Artefact, find_artefact, fingerprint, write_artefact
 
 Judge = Callable[[Engine], Mapping[str, Any]]
 
@@ -47,6 +47,7 @@ def build_artefact(
     key: bytes | None = None,
     without_int8: Mapping[str, str] | None = None,
     raised_from: str = "",
+    instead_of: str = "",
 ) -> Artefact:
     """Build an engine under the model's plan, and write it with everything it was made of; a key signs it.
 
@@ -54,7 +55,8 @@ def build_artefact(
     before the artefact is written; what it returns goes into the manifest, what it raises prevents the artefact.
     without_int8: nodes that this runtime is known to have no INT8 kernel for, with the reason: left float at once.
     raised_from: where the model's plan was raised from the owner's, see Service.origin; the artefact says so.
-    An artefact of the same inputs that is already there is judged too, and returned.
+    instead_of: id of an artefact that is built anew; it stays in its place until the new one is complete.
+    Another artefact of the same inputs that is already there is judged too, and returned.
     Raises CalibrationError, EngineError.
     """
     check_precision(backend, precision)
@@ -78,6 +80,8 @@ def build_artefact(
         return {**built.facts, "engine_bytes": len(built.engine), **_judged(judge, backend, built.engine)}
 
     path = destination(inputs)
+    if instead_of == fingerprint(inputs):
+        return write_artefact(path, inputs, fill, key, replacing=True)
     existing = find_artefact(path, inputs, key)
     if existing is None:
         return write_artefact(path, inputs, fill, key)

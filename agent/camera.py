@@ -25,6 +25,7 @@ _set_log_level(2)  # LOG_LEVEL_ERROR, which only the newer ones name
 Image = NDArray[np.uint8]
 
 _TIMEOUT_MS = 5000  # for a stream to open, and for its next frame
+_ASSUMED_FPS = 10.0  # of a file that does not say
 _IMAGE_PERIOD_S = 0.1  # capture time between the images of a folder or zip, which carry none
 
 
@@ -119,7 +120,7 @@ def _csi_pipeline(sensor: str) -> str:
 
 
 def _read_file(capture: Any, source: Source) -> Iterator[tuple[float, Image]]:
-    period_s = 1.0 / (capture.get(cv2.CAP_PROP_FPS) or 10.0)
+    period_s = 1.0 / (capture.get(cv2.CAP_PROP_FPS) or _ASSUMED_FPS)
     ts = -period_s
     while True:
         ok, image = capture.read()
@@ -156,8 +157,22 @@ def source_length(source: Source) -> int | None:
         return None
     if source.kind == "images":
         return len(ImageFiles(Path(source.location), CameraError))
+    return max(0, int(_claims(source, cv2.CAP_PROP_FRAME_COUNT))) or None
+
+
+def source_seconds(source: Source) -> float | None:
+    """How long a file claims to play, in s of media time; None for cameras and where nobody knows."""
+    frames = source_length(source)
+    if frames is None:
+        return None
+    if source.kind == "images":
+        return frames * _IMAGE_PERIOD_S
+    return frames / (_claims(source, cv2.CAP_PROP_FPS) or _ASSUMED_FPS)
+
+
+def _claims(source: Source, what: int) -> float:
     capture = cv2.VideoCapture(source.location, cv2.CAP_FFMPEG)
     try:
-        return max(0, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))) or None
+        return float(capture.get(what))
     finally:
         capture.release()

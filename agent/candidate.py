@@ -8,35 +8,36 @@ process down, never the video.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.build import build_artefact
+from agent.child_main import run_child
+from agent.comparison import HeldOut
 from agent.config import backend_options
 from agent.errors import AgentError
+from agent.judging import Judge
 from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
+from agent.outcome import Emit, Outcome
 from agent.raising import RaisedPlan, Raising, Scene
-from agent.verdict import MIN_TELLING, HeldOut, Verdict, judge
-from calibrate.errors import CalibrationError, TaredError
+from agent.verdict import MIN_TELLING, Limits
+from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.backend import Backend, BackendOptions, Engine, open_backend
+from engines.artefact import read_artefact
+from engines.backend import Backend, BackendOptions, open_backend
 from engines.calibration import load_histograms, save_histograms
 from engines.seal import find_key
-from engines.store import Store, read_artefact
-
-Emit = Callable[[Mapping[str, Any]], None]
+from engines.store import Store
 
 _TRIED_EVERY = 4  # held-out frame on which groups are tried: it is not among those that the candidate is judged on
 
@@ -47,7 +48,8 @@ class JobRequest:
 
     serving: directory of the artefact in service, None while the reference engine serves. plan: as its `to_json`.
     raised_from: as for `build_artefact`, of the plan or of what it is raised to. raising: a Raising as its `as_dict`.
-    max_loss: largest 1 - mean fidelity at which a candidate is good whatever serves now.
+    max_loss: largest 1 - mean fidelity at which a candidate is good whatever serves now. max_slowdown: see
+    `agent.verdict.Limits`; a candidate with more layers float than what serves may always be MORE_FLOAT_SLOWDOWN.
     """
 
     spec: dict[str, Any]
@@ -60,33 +62,11 @@ class JobRequest:
     state_dir: str
     serving: str | None
     max_loss: float
-    nice: int
     plan: str = ALL_INT8.to_json()
     raised_from: str = ""
     raising: dict[str, Any] | None = None
     dla: int | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended: with an accepted artefact and its verdict, or with an error."""
-
-    artefact: Path | None = None
-    verdict: Verdict | None = None
-    error: TaredError | None = None
-
-    def message(self) -> dict[str, Any]:
-        """The child's last line."""
-        if self.error is not None:
-            return {"error": {key: getattr(self.error, key) for key in ("code", "found", "expected", "remedy")}}
-        return {"artefact": str(self.artefact), "verdict": asdict(self.verdict) if self.verdict else None}
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Outcome:
-        """What `message` gave, on the other side of the pipe."""
-        if "error" in message:
-            return cls(error=AgentError(**message["error"]))
-        return cls(Path(message["artefact"]), Verdict(**message["verdict"]))
+    max_slowdown: float = 1.25
 
 
 def write_job(directory: Path, request: JobRequest, histograms: Mapping[str, AbsHistogram], held_out: HeldOut) -> None:
@@ -132,31 +112,41 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
         scene = Scene(histograms, calibration, held_out[MIN_TELLING::_TRIED_EVERY])
         del held_out[MIN_TELLING::_TRIED_EVERY]
         model = _raised(model, Raising(**request.raising), scene, without_int8, request.threads, emit)
-    verdicts: list[Verdict] = []
+    judge = Judge(
+        model,
+        backend,
+        request.serving,
+        held_out,
+        Limits(request.max_loss, request.max_slowdown),
+        state,
+        {"calibration": calibration.id, "source": request.source},
+        lambda error: _end(emit, error),
+        lambda fraction, _: emit({"step": "VALIDATING", "percent": 80 + round(10 * fraction)}),
+    )
+    store = Store(state, key)
 
-    def validating(fraction: float, _: str) -> None:
-        emit({"step": "VALIDATING", "percent": 80 + round(10 * fraction)})
-
-    def judge_engine(engine: Engine) -> Mapping[str, Any]:
-        validating(0.0, "")
-        verdict = judge(model, backend, engine, request.serving, held_out, request.max_loss, validating)
-        verdicts.append(verdict)
-        if not verdict.accepted:
-            raise _refusal(verdict)
-        return {"verdict": asdict(verdict)}
+    def place(inputs: Mapping[str, Any]) -> Path:
+        judge.known_as(inputs)
+        return store.place(inputs)
 
     artefact = build_artefact(
         model,
         backend,
-        Store(state, key).place,
+        place,
         lambda fraction, _: emit({"step": "BUILDING", "percent": 50 + round(30 * fraction)}),
         calibration=calibration,
-        judge=judge_engine,
+        judge=judge,
         key=key,
         without_int8=without_int8,
         raised_from=request.raised_from,
     )
-    return Outcome(artefact.path, verdicts[0])
+    return Outcome(artefact.path, judge.verdict)
+
+
+def _end(emit: Emit, error: AgentError) -> NoReturn:
+    """End this process with an outcome, though its main thread does not come back."""
+    emit(Outcome(error=error).message())
+    os._exit(0)
 
 
 def _raised(
@@ -164,11 +154,11 @@ def _raised(
 ) -> Model:
     """The model under a plan with more layers float."""
 
-    def ranking(fraction: float, _: str) -> None:
-        emit({"step": "RANKING", "percent": 40 + round(10 * fraction)})
+    def planning(fraction: float, _: str) -> None:
+        emit({"step": "PLANNING", "percent": 40 + round(10 * fraction)})
 
     embedded = open_backend("onnxruntime", BackendOptions(threads))
-    plan = RaisedPlan(model, scene, without_int8, embedded, ranking).find(raising)
+    plan = RaisedPlan(model, scene, without_int8, embedded, planning).find(raising)
     return model.under(plan)
 
 
@@ -182,36 +172,5 @@ def _without_int8(model: Model, backend: Backend, serving: str | None, key: byte
     return known if all(manifest["inputs"].get(name) == value for name, value in here.items()) else {}
 
 
-def _refusal(verdict: Verdict) -> AgentError:
-    return AgentError(
-        "recalibration.refused",
-        verdict.reason,
-        f"at least {MIN_TELLING} frames with something on them, and a loss within recalibration.max_loss or clearly "
-        "below today's",
-        "the engine in service serves on; a model that plain INT8 does not suit needs layers kept float",
-    )
-
-
-def main() -> int:
-    """Entry point of the child process."""
-
-    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints must not tear the channel
-
-    def emit(message: Mapping[str, Any]) -> None:
-        print(json.dumps(message), file=channel, flush=True)
-
-    directory = Path(sys.argv[1])
-    with contextlib.suppress(OSError):  # where memory runs out, this process goes and never the video
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    try:
-        os.nice(json.loads((directory / "job.json").read_text(encoding="utf-8"))["nice"])
-        outcome = run_job(directory, emit)
-    except TaredError as error:
-        outcome = Outcome(error=error)
-    emit(outcome.message())
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(run_child(run_job))

@@ -41,7 +41,7 @@ class FrameSlot:
     def __init__(self, keep_every: bool) -> None:
         self._keep_every = keep_every
         self._frame: Frame | None = None
-        self._closed = False
+        self._closed = self._awaited = False
         self._changed = threading.Condition()
         self.dropped: Counter[str] = Counter()
 
@@ -56,10 +56,17 @@ class FrameSlot:
             self._frame = frame
             self._changed.notify_all()
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for a frame."""
+        return self._awaited
+
     def get(self) -> Frame | None:
         """Wait for the next frame; None once the slot is closed and empty."""
         with self._changed:
+            self._awaited = True
             self._changed.wait_for(lambda: self._frame is not None or self._closed)
+            self._awaited = False
             frame, self._frame = self._frame, None
             self._changed.notify_all()
             return frame

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from agent.arguments import Parser, command, number
 from agent.cli_offline import add_offline
+from agent.cli_store import add_store
 from agent.errors import ConfigError
 from calibrate.errors import TaredError
 from engines.trace import start_tracing
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--backend", help="instead of the configured one")
 
     add_offline(commands)
+    add_store(commands)
     _add_send(commands)
     command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
     return parser
@@ -75,7 +77,7 @@ def _add_send(commands: Any) -> None:
     """The operator's side of the MQTT contract."""
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     send.add_argument("device")
-    send.add_argument("op", help="status, recalibrate, rollback")
+    send.add_argument("op", help="status, recalibrate, rollback, cancel")
     send.add_argument("arguments", nargs="*", metavar="key=value")
     send.add_argument("--host", default="127.0.0.1", help="the broker (127.0.0.1)")
     send.add_argument("--port", type=number(int, 1, 65535), default=1883, help="its port (1883)")

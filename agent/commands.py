@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import JsonValue
@@ -30,6 +30,13 @@ class Report:
         self._publish = publish
         publish(self.latest)
 
+    @classmethod
+    def ended(cls, result: CommandResult, publish: Publish) -> Report:
+        """Of a command that came to its end in another process; nothing is published."""
+        report = cls(result.id, lambda _: None)
+        report.latest, report._publish = result, publish
+        return report
+
     def progress(self, step: str, percent: float | None = None) -> None:
         """The job is at `step`; `percent` of the whole, 0 to 100."""
         self._say(CommandResult(id=self.latest.id, status="IN_PROGRESS", step=step, percent=percent))
@@ -38,7 +45,7 @@ class Report:
         self._say(CommandResult(id=self.latest.id, status="SUCCEEDED", result=result))
 
     def fail(self, error: TaredError) -> None:
-        self._say(CommandResult(id=self.latest.id, status="FAILED", error=_failure(error)))
+        self._say(CommandResult(id=self.latest.id, status="FAILED", error=failure(error)))
 
     def _say(self, result: CommandResult) -> None:
         if not self.latest.final:
@@ -65,6 +72,14 @@ class CommandDesk:
         self._memory = memory
         self._reports: OrderedDict[str, Report] = OrderedDict()
 
+    def recall(self, results: Iterable[CommandResult], tell: bool = False) -> None:
+        """Final results of a process that is gone: whoever repeats such a command is answered, and told of it at once
+        where the results are news."""
+        for result in results:
+            self._remember(Report.ended(result, self._publish))
+            if tell:
+                self._publish(result)
+
     def receive(self, payload: bytes, now: float, retained: bool = False) -> None:
         """Take a command as it came off the wire; `now` is Unix time in seconds.
 
@@ -82,13 +97,17 @@ class CommandDesk:
         if self._answer_again(command.id):
             return
         log.info("command=%s id=%s status=ACCEPTED", command.op, command.id)
-        report = self._reports[command.id] = Report(command.id, self._publish)
-        if len(self._reports) > self._memory:
-            self._reports.popitem(last=False)
+        report = Report(command.id, self._publish)
+        self._remember(report)
         try:
             self._handlers[command.op](command.args, report)
         except TaredError as error:
             report.fail(error)
+
+    def _remember(self, report: Report) -> None:
+        self._reports[report.latest.id] = report
+        if len(self._reports) > self._memory:
+            self._reports.popitem(last=False)
 
     def _answer_again(self, command_id: str) -> bool:
         """Publish the latest result of a command that is known; False if it is not."""
@@ -103,8 +122,9 @@ class CommandDesk:
             log.warning("command=unreadable id=none status=%s error=%r", refusal.status, str(refusal))
         elif not self._answer_again(refusal.command_id):
             log.warning("command=refused id=%s status=%s error=%r", refusal.command_id, refusal.status, str(refusal))
-            self._publish(CommandResult(id=refusal.command_id, status=refusal.status, error=_failure(refusal)))
+            self._publish(CommandResult(id=refusal.command_id, status=refusal.status, error=failure(refusal)))
 
 
-def _failure(error: TaredError) -> Failure:
+def failure(error: TaredError) -> Failure:
+    """As a command's sender is told."""
     return Failure(code=error.code, message=f"{error.found}; expected {error.expected}; {error.remedy}")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from agent.model_spec import Finite, ModelSpec, rebase
 from agent.schema import Strict, read_yaml, validate
@@ -29,6 +29,21 @@ def _known_method(method: str) -> str:
 
 
 Method = Annotated[str, AfterValidator(_known_method)]
+
+
+def _time_of_day(value: object) -> object:
+    """YAML 1.1 takes 23:30 without quotes for the number 23 * 60 + 30."""
+    minutes = type(value) is int and 0 <= value < 24 * 60
+    return f"{value // 60:02}:{value % 60:02}" if minutes and isinstance(value, int) else value
+
+
+def _known_time(text: str) -> str:
+    if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text, re.ASCII):
+        raise ValueError("a time of day like '03:00'")
+    return text
+
+
+TimeOfDay = Annotated[str, BeforeValidator(_time_of_day), AfterValidator(_known_time)]
 
 
 class CameraConfig(Strict):
@@ -53,7 +68,9 @@ class ObserveConfig(Strict):
 class CalibrationConfig(Strict):
     """What a calibration is made of."""
 
-    frames: int = Field(default=128, ge=1)
+    frames: int = Field(default=512, ge=1)
+    within_s: Finite = Field(default=300.0, gt=0.0)
+    contact_sheet: bool = True
     method: Method = "entropy"
 
 
@@ -75,16 +92,49 @@ class RegimesConfig(Strict):
     cooldown_s: Finite = Field(default=120.0, ge=0.0)
 
 
+class HeadroomConfig(Strict):
+    """What the board must have to spare for a job; None: not looked at, of times: without end."""
+
+    memory_bytes: int | None = Field(default=2**29, ge=0)
+    temperature_margin_c: Annotated[Finite, Field(ge=0.0, le=100.0)] | None = 10.0
+    temperature_limit_c: Annotated[Finite, Field(ge=30.0, le=150.0)] | None = 85.0
+    power_share: Annotated[Finite, Field(gt=0.0, le=10.0)] | None = 0.9
+    throttling: bool = True
+    max_delay_s: Annotated[Finite, Field(ge=0.0)] | None = 1800.0
+    max_pause_s: Annotated[Finite, Field(ge=0.0)] | None = 900.0
+
+
 class RecalibrationConfig(Strict):
     """What happens then."""
 
     automatic: bool = True
     raise_precision: bool = True
     max_loss: float = Field(default=0.1, ge=0.0, le=1.0)
+    max_slowdown: Finite = Field(default=1.25, ge=1.0, le=100.0)
     nice: int = Field(default=10, ge=0, le=19)
     timeout_s: Finite = Field(default=900.0, gt=0.0)
     cooldown_s: Finite = Field(default=600.0, ge=0.0)
     per_day: int = Field(default=8, ge=1, le=1000)
+    schedule: tuple[TimeOfDay, ...] = ()
+    memory_bytes: Annotated[int, Field(ge=2**26)] | None = None
+    headroom: HeadroomConfig = HeadroomConfig()
+
+
+class ProbationConfig(Strict):
+    """What a candidate has to stand before it is current."""
+
+    frames: int = Field(default=300, ge=1, le=1_000_000)
+    seconds: Finite = Field(default=60.0, ge=0.0, le=86400.0)
+    max_slowdown: Finite = Field(default=2.0, ge=1.0, le=100.0)
+    deadline_s: Finite = Field(default=2.0, gt=0.0, le=5.0)
+    rollbacks_per_day: int = Field(default=3, ge=1, le=1000)
+
+
+class StoreConfig(Strict):
+    """What stays on the disk."""
+
+    keep: int = Field(default=3, ge=0, le=1000)
+    reserve_bytes: int = Field(default=500_000_000, ge=0)
 
 
 class MqttConfig(Strict):
@@ -119,9 +169,19 @@ class Config(Strict):
     calibration: CalibrationConfig = CalibrationConfig()
     drift: DriftConfig = DriftConfig()
     regimes: RegimesConfig = RegimesConfig()
-    recalibration: RecalibrationConfig = RecalibrationConfig()
+    recalibration: RecalibrationConfig = Field(default=RecalibrationConfig(), validate_default=True)
+    probation: ProbationConfig = ProbationConfig()
+    store: StoreConfig = StoreConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("recalibration")
+    @classmethod
+    def _gives_time_to_collect(cls, recalibration: RecalibrationConfig, info: ValidationInfo) -> RecalibrationConfig:
+        calibration = info.data.get("calibration")  # absent where it is wrong itself
+        if calibration is not None and recalibration.timeout_s <= calibration.within_s:
+            raise ValueError(f"timeout_s above calibration.within_s, which is {calibration.within_s:g}")
+        return recalibration
 
     def backend_options(self, threads: int | None = None) -> BackendOptions:
         """How the runtime shall work; `threads` other than the configured ones where a thread of ours needs them."""

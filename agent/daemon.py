@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
-from pathlib import Path
 
 from agent.accuracy import Truth
 from agent.broker import EmbeddedBroker
-from agent.camera import parse_source
+from agent.camera import parse_source, source_seconds
 from agent.config import Config, MqttConfig
 from agent.console import say
 from agent.detections import LabelledBoxes
 from agent.errors import AgentError, ConfigError
+from agent.health import notify_service_manager
+from agent.job import MODEL
 from agent.link import MqttLink
 from agent.messages import Birth
-from agent.model import open_model, read_plan, slower_here
+from agent.model import Model, open_model, read_plan, slower_here
+from agent.model_watch import content_of
 from agent.mqtt import Endpoint
+from agent.owning import owning
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
 from agent.summary import RunSummary
@@ -26,10 +28,12 @@ from agent.supervisor import Supervisor
 from agent.topics import Topics
 from calibrate.errors import TaredError
 from calibrate.plan import ALL_INT8
+from engines.artefact import read_artefact
 from engines.backend import open_backend
 from engines.board import board
 from engines.seal import find_key
-from engines.store import read_artefact
+
+_COLLECTED_WITHIN = 0.25  # of a recording: what is to be seen of the engine comes after that
 
 
 def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
@@ -38,20 +42,29 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
     Raises TaredError for what cannot start, and what stopped the frame path.
     """
     labels = _labels(config)
-    with _owning(config.state_dir):
+    with owning(config.state_dir):
         return _run(config, frame_limit, labels)
 
 
 def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -> RunSummary:
     backend = open_backend(config.backend, config.backend_options())
-    model = open_model(config.model, read_plan(config.plan) if config.plan else ALL_INT8)
+    content, model = _open(config)
     if warning := slower_here(model.plan, backend.describe()):
         say(f"warning: {warning}")
+    config = _fitted(config)
     birth = Birth(
         agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
     )
     with handling_signals(interrupt), _link(config.mqtt, birth) as link:
-        summary = Supervisor(config, model, backend, link, birth, frame_limit, labels).run()
+        summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content).run()
+        while summary.stopped_by == MODEL:
+            notify_service_manager("WATCHDOG=1")
+            try:
+                content, model = _open(config)
+            except TaredError as error:  # changed once more since it was tried: the one before serves on
+                say(f"warning: {error}")
+            birth = birth.model_copy(update={"model": model.sha256})
+            summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content).run()
     boxes = {frame: truth for frame, truth in (labels or {}).items() if isinstance(truth, LabelledBoxes)}
     if labels is not None and config.model.task == "detect" and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
@@ -62,6 +75,27 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
         except TaredError as error:
             say(f"no review: {error}")  # the run itself was good, and its summary is still to be told
     return summary
+
+
+def _fitted(config: Config) -> Config:
+    """A recording that is shorter than collecting takes has a quarter of its time to collect in. Raises CameraError."""
+    seconds = source_seconds(parse_source(config.camera.source))
+    if seconds is None or seconds <= 0.0:
+        return config
+    within_s = min(config.calibration.within_s, _COLLECTED_WITHIN * seconds)
+    return config.model_copy(update={"calibration": config.calibration.model_copy(update={"within_s": within_s})})
+
+
+def _open(config: Config) -> tuple[str, Model]:
+    """The model, and the content of its file. Raises TaredError as `open_model` and `read_plan`, and ConfigError
+    (`model.unreadable`) where the file goes meanwhile."""
+    path = config.model.path
+    try:
+        content = content_of(path) if path.is_file() else ""
+    except OSError as error:
+        found = f"{path}: {error.strerror}"
+        raise ConfigError("model.unreadable", found, "a model's file that can be read", "put one there") from error
+    return content, open_model(config.model, read_plan(config.plan) if config.plan else ALL_INT8)
 
 
 def _labels(config: Config) -> Mapping[int, Truth] | None:
@@ -75,31 +109,6 @@ def _labels(config: Config) -> Mapping[int, Truth] | None:
         return read_classes(path, spec.labels)
     found = f"camera.labels with a model of task '{spec.task}'"
     raise ConfigError("labels.task", found, "task detect or classify", "set camera.labels to null")
-
-
-@contextmanager
-def _owning(state_dir: Path) -> Iterator[None]:
-    """Hold the state directory: one daemon at a time. The lock goes with the process, however it ends.
-
-    Raises AgentError: `state.unwritable`, `state.locked`.
-    """
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-        lock = (state_dir / "lock").open("w")
-    except OSError as error:
-        found = f"{state_dir}: {error.strerror}"
-        raise AgentError("state.unwritable", found, "a writable folder", "correct state_dir") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AgentError(
-                "state.locked",
-                f"another daemon on {state_dir}",
-                "one at a time",
-                "stop it, or choose another state_dir",
-            ) from None
-        yield
 
 
 @contextmanager

@@ -1,80 +1,246 @@
-"""One engine for another, between two frames; committed once the new one has served."""
+"""One engine for another: on probation first, while the one before stays loaded, then kept, or taken back."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
+from agent.change import Cause, Change, recalled
+from agent.config import Config
 from agent.errors import AgentError
+from agent.findings import ObserverState
+from agent.job import CANCELLED, JobObserver
 from agent.pipeline import Pipeline
-from agent.recalibration import JobObserver, Post
+from agent.probation import Probation, fidelity_floor
+from agent.recalibration import Post
 from agent.reporting import Reporter
 from agent.service import Loaded, Service
-from agent.summary import RunSummary, Swap
-from agent.verdict import Verdict
+from agent.summary import RunSummary
+from agent.trial import TrialEvents
 from calibrate.errors import TaredError
+
+_AGAIN_S = 60.0  # between attempts to make current what the disk has refused to
 
 
 @dataclass(frozen=True)
-class Cause:
-    """Why an engine is put in service, since when (monotonic s) that is wanted, and who hears of it."""
+class Witnesses:
+    """Who hears what serves, and what does no more.
 
-    trigger: str
-    since_s: float
-    report: JobObserver
-    verdict: Verdict | None = None
+    serves(candidate, since): from capture time `since` on, None for what the service had before. rolled_back(artefact)
+    hears of a candidate that was taken back for what it did, and not because somebody wanted it so.
+    """
+
+    serves: Callable[[Loaded | None, float], None]
+    rolled_back: Callable[[str], None]
 
 
 class Exchange:
-    """At most one at a time. on_live(loaded, since) hears from which capture time on the new engine serves."""
+    """At most one at a time. Everything in here runs in the supervisor's thread.
+
+    `current` moves when the engine is kept, and not before: whatever ends the process during a probation, the engine
+    before serves after it. A candidate that is not kept leaves the store.
+    """
 
     def __init__(
         self,
+        config: Config,
         service: Service,
         pipeline: Pipeline,
         reporter: Reporter,
         summary: RunSummary,
         post: Post,
-        on_live: Callable[[Loaded, float], None],
+        witnesses: Witnesses,
     ) -> None:
+        self._config = config
         self._service = service
         self._pipeline = pipeline
         self._reporter = reporter
         self._summary = summary
         self._post = post
-        self._on_live = on_live
-        self.under_way = False  # an engine waits for its first frame
+        self._witnesses = witnesses
+        self._change: Change | None = None
+        self._unsaved: Change | None = None  # its engine serves, and the disk has refused to make it current
+        self._save_at_s = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an engine is on trial, or about to be, or the frame path has yet to part with the one before."""
+        return self._change is not None or self._pipeline.loop.keeping
 
     def start(self, loaded: Loaded, cause: Cause) -> None:
-        """Hand the engine to the frame path."""
-        self.under_way = True
-        self._pipeline.loop.swap(
-            loaded.artefact.id, loaded.engine, lambda ts: self._post(lambda: self._live(loaded, cause, ts))
+        """Hand the engine to the frame path, once it is written down that it may serve."""
+        identity = loaded.artefact.id
+        floor = fidelity_floor(
+            cause.verdict, self._pipeline.observer.state().fidelity, self._config.recalibration.max_loss
         )
+        probation = Probation(
+            self._config.probation,
+            self._pipeline.record,
+            identity,
+            self._service.serving.id,
+            floor,
+            first=self._service.degraded,
+        )
+        change = Change(loaded, cause, probation, self._pipeline.dropped)
+        try:
+            cause.report.probation(identity)
+        except AgentError as error:
+            loaded.engine.close()
+            self._fail(change, error)
+            return
+        self._change = change
+        events = TrialEvents(
+            live=lambda ts, skipped: self._post(lambda: self._on_live(change, ts, skipped)),
+            failed=lambda error, ts, asked: self._post(lambda: self._on_failed(change, error, ts, asked)),
+            ended=lambda: self._post(lambda: self._on_end(change)),
+        )
+        try:
+            self._pipeline.try_out(identity, loaded.engine, events)
+        except AgentError as error:
+            self._change = None
+            self._fail(change, error)
 
-    def _live(self, loaded: Loaded, cause: Cause, ts: float | None) -> None:
-        """It has served the frame of capture time `ts`; None: frames have ended."""
-        self.under_way = False
+    def tick(self, state: ObserverState) -> None:
+        """Look at the candidate, and once more at a disk that has refused."""
+        change = self._change
+        if change is not None and change.swap is not None and not change.is_going:
+            self._judge(change, state)
+        if self._unsaved is not None and time.monotonic() >= self._save_at_s:
+            self._save(self._unsaved)
+
+    @property
+    def recallable(self) -> bool:
+        """Whether a candidate is on probation that nobody has taken back yet."""
+        change = self._change
+        return change is not None and not change.proven and change.recall is None
+
+    def recall(self, report: JobObserver) -> bool:
+        """Take the candidate on probation back, before the next frame; False where it is not `recallable`.
+
+        report: hears of it once the engine before serves again, also where the frame path has been quicker.
+        """
+        change = self._change
+        if change is None or not self.recallable:
+            return False
+        change.recall = report
+        self._go_back(change, recalled())
+        return True
+
+    def stop(self, reason: str) -> None:
+        """The frame path ends by somebody's will: what is on probation then is not kept."""
+        change, self._change = self._change, None
+        if change is not None:
+            self._fail(change, AgentError(CANCELLED, reason, "a probation to its end", "start it again"))
+            self._answer_recall(change)
+
+    def _on_live(self, change: Change, ts: float, skipped: int) -> None:
+        """The candidate has answered the frame of capture time `ts`."""
+        if change is not self._change:
+            return
+        self._announce(change, ts, skipped)
+        if change.proven or change.probation.is_over:
+            self._keep(change)
+
+    def _on_end(self, change: Change) -> None:
+        """Frames have ended: what they have shown has to do, and without any the verdict."""
+        if change is not self._change:
+            return
         if self._pipeline.error is not None:
-            cause.report.fail(AgentError("swap.stopped", "the frame path has failed", "frames", "see the log"))
+            self._change = None
+            self._fail(change, AgentError("swap.stopped", "the frame path has failed", "frames", "see the log"))
+            self._answer_recall(change)
+            return
+        if change.recall is not None:
+            self._on_failed(change, recalled(), None, False)
+            return
+        if change.swap is None:
+            self._announce(change, None, 0)
+        elif (complaint := change.complaint(self._pipeline.observer.state())) is not None:
+            self._on_failed(change, complaint, None, False)
+            return
+        self._commit(change)
+
+    def _on_failed(self, change: Change, error: AgentError, ts: float | None, asked: bool) -> None:
+        """The engine before serves again, as TrialEvents has it."""
+        if change is not self._change:
+            return
+        self._change = None
+        if change.swap is not None:
+            self._witnesses.serves(None, self._pipeline.last_ts if ts is None else ts)
+        missed = self._pipeline.dropped - change.dropped_before
+        rollback, detail = change.is_rolled_back(error, ts, asked, missed)
+        self._summary.rollbacks.append(rollback)
+        self._reporter.event("rollback", logging.WARNING, **detail, message=str(error))
+        self._reject(change, {**detail, "found": error.found})
+        change.cause.report.roll_back(error)
+        self._answer_recall(change)
+        if error.code != "probation.recalled":
+            self._witnesses.rolled_back(rollback.artefact)
+
+    def _fail(self, change: Change, error: AgentError) -> None:
+        """It came to nothing without having done anything wrong."""
+        self._reject(change, {"trigger": change.cause.trigger, "reason": error.code, "found": error.found})
+        change.cause.report.fail(error)
+
+    def _reject(self, change: Change, why: dict[str, Any]) -> None:
+        """Before the journal has the end: a process that is killed between would never come back to it."""
+        if change.proven:
             return
         try:
-            self._service.commit(loaded)
+            self._service.reject(change.loaded.artefact, why)
         except TaredError as error:
             self._reporter.error(error)
-        self._on_live(loaded, self._pipeline.last_ts if ts is None else ts)
-        verdict = cause.verdict
-        swap = Swap(
-            ts,
-            loaded.artefact.id,
-            cause.trigger,
-            round(time.monotonic() - cause.since_s, 2),
-            verdict.fidelity if verdict else None,
-            verdict.fidelity_serving if verdict else None,
-        )
-        self._summary.swaps.append(swap)
-        self._summary.artefact = str(loaded.artefact.path)
-        detail = {"capture_ts" if key == "ts" else key: value for key, value in asdict(swap).items()}
-        self._reporter.event("rollback" if cause.trigger == "rollback" else "swap", **detail)
-        cause.report.succeed({"artefact": loaded.artefact.id, "fidelity": swap.fidelity})
+
+    def _answer_recall(self, change: Change) -> None:
+        """What is current has not moved."""
+        if change.recall is not None:
+            change.recall.succeed({"artefact": self._service.serving.id})
+
+    def _announce(self, change: Change, ts: float | None, skipped: int) -> None:
+        """It serves, though it is not kept yet."""
+        self._witnesses.serves(change.loaded, self._pipeline.last_ts if ts is None else ts)
+        detail = change.goes_live(ts, skipped)
+        self._reporter.event("rollback" if change.cause.trigger == "rollback" else "swap", **detail)
+
+    def _judge(self, change: Change, state: ObserverState) -> None:
+        complaint = change.complaint(state)
+        if complaint is not None:
+            self._go_back(change, complaint)
+        elif change.probation.is_over:
+            self._keep(change)
+
+    def _go_back(self, change: Change, error: AgentError) -> None:
+        """Unless the frame path has done so already, or has ended: it tells."""
+        change.is_going = self._pipeline.loop.go_back(error)
+
+    def _keep(self, change: Change) -> None:
+        """Unless the frame path has just taken it back, or has ended: it tells."""
+        if self._pipeline.loop.keep():
+            self._commit(change)
+
+    def _commit(self, change: Change) -> None:
+        """It stays in service, whatever the disk says, and becomes current."""
+        self._change = None
+        assert change.swap is not None, "an engine is kept once it serves"
+        self._summary.swaps.append(change.swap)
+        self._summary.artefact = str(change.loaded.artefact.path)
+        error = self._save(change)
+        if error is None:
+            change.cause.report.succeed({"artefact": change.swap.artefact, "fidelity": change.swap.fidelity})
+        else:
+            change.cause.report.fail(error)
+
+    def _save(self, change: Change) -> TaredError | None:
+        """Make it current, and tell so; what a disk refuses is tried again later, unless another engine comes first."""
+        self._unsaved = None
+        try:
+            self._service.commit(change.loaded)
+        except TaredError as error:
+            self._unsaved, self._save_at_s = change, time.monotonic() + _AGAIN_S
+            remedy = f"{error.remedy}; it serves, is tried again, and a restart starts the engine before"
+            return AgentError(error.code, error.found, error.expected, remedy)
+        self._reporter.event("commit", **change.is_kept(self._pipeline.observer.state().fidelity))
+        return None

@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.capture import Frame
+from agent.chosen_frames import ChosenFrames
 from agent.config import Config
 from agent.decode import Prediction
 from agent.drift import DriftMonitor, DriftState, Regime
 from agent.estimates import Estimate, FidelityRecord, SinceStart
-from agent.fidelity import fidelity, is_empty
+from agent.fidelity import fidelity
 from agent.memory import Memory, Recalled
 from agent.model_spec import ModelSpec
 from agent.preprocess import Geometry
-from agent.sampling import Collection
+from agent.selection_report import SelectionReport
 from agent.view import FROZEN, View, ViewState
 from calibrate.errors import CalibrationError
 from calibrate.evidence import Interval
@@ -53,13 +54,14 @@ class Spending:
 class ObserverState:
     """A consistent picture of the observer, for telemetry and for whoever starts a job.
 
-    collected: frames in the histograms of the current collection; telling: held-out frames beside them on which the
-    reference found something. drift is None while nothing is calibrated.
+    collected: chosen frames in the histograms of the current collection; telling: held-out ones beside them on which
+    the reference found something. drift is None while nothing is calibrated.
     drift_since: capture time at which drift.state was reached. fidelity: of frames since fidelity_since that showed
     anything; empty_frames showed nothing to either engine. fidelity_hour: over the last hour, whatever served.
     settled: the same of frames on which the scales fitted the scene, since something was last amiss.
     outage: why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
-    spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms.
+    spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms,
+    and of what chooses the frames that enter them.
     """
 
     collected: int
@@ -81,14 +83,14 @@ class ObserverState:
 class Findings:
     """Any thread may ask; one adds.
 
-    From a drift warning on it collects afresh, so that by the alarm most of the cure has been collected.
+    From a drift warning on it collects afresh and in a hurry, so that by the alarm most of the cure has been collected.
     """
 
     def __init__(self, spec: ModelSpec, config: Config) -> None:
         self._spec = spec
         self._config = config
         self._lock = threading.Lock()  # guards everything below
-        self._collection = Collection(config.observe.held_out)
+        self._chosen = ChosenFrames(config, hurried=False)
         self._monitor: DriftMonitor | None = None
         self._view = View()
         self._watched = ""
@@ -119,6 +121,13 @@ class Findings:
                 recalled = self._memory.begin(serving.artefact, since, recall, self._fidelity)
                 if recalled is not None:
                     self._recall(recalled, self._monitor, since)
+
+    def unwatch(self) -> None:
+        """What serves from now on is the reference: there is nothing to hold against it."""
+        with self._lock:
+            self._monitor, self._watched = None, ""
+            self._fidelity.start(0.0)
+            self._settled.start(0.0)
 
     def compare(self, others: Sequence[Regime]) -> None:
         """These are the other regimes from now on; the evidence for what serves goes on."""
@@ -153,15 +162,21 @@ class Findings:
         with self._lock:
             self._in_use = in_use
 
-    def collect_afresh(self) -> None:
-        """Drop the collection and start a new one."""
+    def collect_afresh(self, hurried: bool = False) -> None:
+        """Drop the collection and start a new one. hurried: somebody waits for it, and no frame is passed over for a
+        better one."""
         with self._lock:
-            self._begin_collection()
+            self._begin_collection(hurried)
+
+    def selection(self) -> SelectionReport:
+        """How the frames of the collection were chosen."""
+        with self._lock:
+            return self._chosen.report(self._spec.label)
 
     def collected(self) -> tuple[int, dict[str, AbsHistogram], list[NDArray[np.float32]]]:
         """A copy of the collection: frames in the histograms, histograms by tap, held-out network inputs."""
         with self._lock:
-            collection = self._collection
+            collection = self._chosen.collection
             return collection.frames, dict(collection.histograms), list(collection.held_out)
 
     def state(self, outage: str, spending: Spending) -> ObserverState:
@@ -169,8 +184,8 @@ class Findings:
         with self._lock:
             since_start = self._fidelity.since_start
             return ObserverState(
-                self._collection.frames,
-                self._collection.telling,
+                self._chosen.collection.frames,
+                self._chosen.collection.telling,
                 self._monitor.state if self._monitor else None,
                 self._drift_since,
                 since_start.interval,
@@ -182,7 +197,7 @@ class Findings:
                 outage,
                 spending,
                 self._view.state,
-                self._collection.nbytes + (self._monitor.nbytes if self._monitor else 0),
+                self._chosen.nbytes + (self._monitor.nbytes if self._monitor else 0),
             )
 
     def history(self) -> list[tuple[float, float]]:
@@ -197,7 +212,7 @@ class Findings:
             if self._view.state.trouble == FROZEN:
                 return  # nothing new is seen, however often
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
-            self._collection.add(tensor, observation.histograms, telling=not is_empty(reference))
+            self._chosen.add(served.frame, tensor, observation, reference, hurried=self._drift_name != "calm")
             if served.engine_id != self._watched or self._monitor is None:
                 return
             agreement = fidelity(served.result, reference, self._spec.min_sqnr_db)
@@ -229,5 +244,5 @@ class Findings:
         if before == "calm" and not self._in_use:
             self._begin_collection()  # what was seen before the warning is not what the cure is for
 
-    def _begin_collection(self) -> None:
-        self._collection = Collection(self._config.observe.held_out)
+    def _begin_collection(self, hurried: bool = False) -> None:
+        self._chosen = ChosenFrames(self._config, hurried)

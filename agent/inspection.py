@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from calibrate.errors import TaredError
+from engines.artefact import Artefact, check_runtime, read_artefact
 from engines.backend import Backend, EngineError, ProfiledEngine
-from engines.store import Artefact, check_runtime, read_artefact
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json, with_times
 
 _OURS = (".int8", ".dequantised", ".cast", ".half", ".float")  # nodes that engines/qdq.py and half.py put in

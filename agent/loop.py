@@ -1,4 +1,4 @@
-"""The frame path: take a frame, infer, decode, hand the result on. It owns the engine and swaps it between frames."""
+"""The frame path: take a frame, infer, decode, hand the result on. It owns the engine and changes it between frames."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from agent.capture import FrameSlot
+from agent.capture import Frame, FrameSlot
+from agent.errors import AgentError
 from agent.findings import Served
+from agent.trial import Trial, as_failure
 from agent.vision import VisionTask
 from engines.backend import Engine
 
@@ -17,9 +19,11 @@ Sink = Callable[[Served], None]  # must not block
 class FrameLoop(threading.Thread):
     """The inference thread.
 
-    `swap` may be called from any thread; the new engine serves from the next frame on, and the old one is closed
-    by the thread that used it. An exception in here is kept in `error` and ends the loop: without a loop there is
-    no daemon, and systemd starts a new one.
+    A candidate is tried out while the engine before it stays loaded. It rehearses on the next frame, which the engine
+    before answers, as it does all others until that is over. Then the candidate answers, and the first frame it does
+    not answer well, or in time, is answered by the engine before, as are all later ones. `try_out`, `keep` and
+    `go_back` may be called from any thread. An exception of an engine that is not on trial is kept in
+    `error` and ends the loop: without a loop there is no daemon, and systemd starts a new one.
     """
 
     def __init__(
@@ -31,49 +35,144 @@ class FrameLoop(threading.Thread):
         self._engine = engine
         self._task = task
         self._sinks = sinks
-        self._next: tuple[str, Engine, Callable[[float | None], None]] | None = None
+        self._last_id: int | None = None  # of the last frame that was answered
+        self._left_behind: Trial | None = None
         self._ended = False
-        self._exchange = threading.Lock()  # guards the two above
+        self._trial: Trial | None = None
+        self._kept = False  # the one on trial is; from here on it is an engine like any other
+        self._recall: AgentError | None = None  # why the one on trial is to go
+        self._exchange = threading.Lock()  # guards the four above
         self.error: BaseException | None = None
 
-    def swap(self, engine_id: str, engine: Engine, on_live: Callable[[float | None], None]) -> None:
-        """Serve the next frame with `engine`; on_live(ts) is called with that frame's capture time.
+    @property
+    def stuck(self) -> bool:
+        """Whether an engine that was on trial still hangs in its thread."""
+        return self._left_behind is not None and self._left_behind.stuck
 
-        Where no frame comes any more, on_live(None) is called and the engine closed. One swap at a time: RuntimeError
-        while another waits for its frame.
-        """
+    @property
+    def keeping(self) -> bool:
+        """Whether an engine that is to be kept waits for the next frame; until then none can be tried out."""
         with self._exchange:
-            if self._next is not None:
-                raise RuntimeError("a swap while another one waits for its first frame")
+            return self._trial is not None and self._kept
+
+    def try_out(self, trial: Trial) -> None:
+        """Let a candidate rehearse, then answer frames; its events tell what comes of it.
+
+        Where no frame comes any more, `ended` is told at once. One at a time: RuntimeError while another is on trial.
+        """
+        trial.start()
+        with self._exchange:
+            if self._trial is not None:
+                trial.close()
+                raise RuntimeError("a trial while another one is on")
             if not self._ended:
-                self._next = (engine_id, engine, on_live)
+                self._trial, self._kept, self._recall = trial, False, None
                 return
-        on_live(None)
-        engine.close()
+        trial.close()
+        trial.events.ended()
+
+    def keep(self) -> bool:
+        """The one on trial stays, and the engine before it is closed; False where it is on trial no more."""
+        with self._exchange:
+            self._kept = self._trial is not None and self._trial.live and self._recall is None
+            return self._kept
+
+    def go_back(self, error: AgentError) -> bool:
+        """From the next frame on the engine before serves again, for the reason given; False where none is on trial."""
+        with self._exchange:
+            if self._trial is None or self._kept:
+                return False
+            self._recall = self._recall or error
+            return True
 
     def run(self) -> None:
         try:
             while (frame := self._slot.get()) is not None:
-                self._take_next(frame.ts)
-                result, geometry = self._task.infer(self._engine, frame.image)
-                done_ns, inferred_s = time.monotonic_ns(), self._task.inferred_s
-                served = Served(frame, self._engine_id, result, done_ns, inferred_s, geometry)
+                served = self._answer(frame)
+                self._last_id = frame.id
                 for sink in self._sinks:
                     sink(served)
         except BaseException as error:
             self.error = error
         finally:
             self._slot.close()  # the capture thread must not wait for a loop that has ended
-            with self._exchange:
-                self._ended = True
-            self._take_next(None)
-            self._engine.close()
+            self._end()
 
-    def _take_next(self, ts: float | None) -> None:
-        if self._next is None:
-            return
+    def _answer(self, frame: Frame) -> Served:
+        trial = self._change(frame.ts)
+        if trial is not None:
+            asked = False
+            try:
+                asked = trial.rehearse(frame)
+                served = trial.answer(frame) if asked else None
+            except Exception as error:
+                self._back(trial, error, frame.ts, asked)
+            else:
+                if served is not None:
+                    self._went_live(trial, frame)
+                    return served
+        # Also the frame that a candidate has failed on, and those during its rehearsal.
+        result, geometry = self._task.infer(self._engine, frame.image)
+        return Served(frame, self._engine_id, result, time.monotonic_ns(), self._task.inferred_s, geometry)
+
+    def _went_live(self, trial: Trial, frame: Frame) -> None:
+        if not trial.live:
+            trial.live = True
+            trial.events.live(frame.ts, 0 if self._last_id is None else frame.id - self._last_id - 1)
+
+    def _change(self, ts: float) -> Trial | None:
+        """Do what was asked for since the last frame; what is on trial then."""
+        if self._trial is None:
+            return None
         with self._exchange:
-            (self._engine_id, engine, on_live), self._next = self._next, None
-        old, self._engine = self._engine, engine
-        on_live(ts)
+            trial, kept, recall = self._trial, self._kept, self._recall
+        if recall is not None:
+            self._back(trial, recall, ts)
+            return None
+        if kept:
+            self._keep(trial)
+            return None
+        return trial
+
+    def _keep(self, trial: Trial) -> None:
+        trial.finish()
+        old, self._engine, self._engine_id = self._engine, trial.engine, trial.engine_id
+        with self._exchange:
+            self._trial, self._kept = None, False
         old.close()
+
+    def _back(self, trial: Trial, error: Exception, ts: float | None, asked: bool = False) -> None:
+        """The engine before serves again; as TrialEvents has it. Raises `error` where there is no way back any more."""
+        with self._exchange:
+            if self._kept:
+                raise error
+            self._trial = None
+        trial.close()
+        if trial.stuck:
+            self._left_behind = trial
+        trial.events.failed(as_failure(error), ts, asked)
+
+    def _end(self) -> None:
+        """Close what is loaded, and tell who has a candidate on trial."""
+        with self._exchange:
+            self._ended = True
+            trial, kept, recall = self._trial, self._kept, self._recall
+            if not kept:
+                self._trial = None
+        if trial is not None and kept:
+            self._keep(trial)
+        elif trial is not None and recall is not None:
+            self._back(trial, recall, None)
+        elif trial is not None:
+            self._close(trial)
+        self._engine.close()
+
+    def _close(self, trial: Trial) -> None:
+        """Of one that no more frames come for; a rehearsal under way has its say."""
+        try:
+            trial.end_rehearsal()
+        except Exception as error:
+            self._back(trial, error, None)
+        else:
+            trial.close()
+            trial.events.ended()

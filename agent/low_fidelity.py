@@ -9,26 +9,30 @@ from typing import Any
 from agent.config import Config
 from agent.errors import AgentError
 from agent.findings import ObserverState
-from agent.job_report import JobReport
 from agent.raising import EXHAUSTED
-from agent.reporting import Reporter
 from agent.state_file import StateFile
 from calibrate.errors import TaredError
 
 _SCHEMA = 1
 _MOST = 100  # artefacts
-_REFUSED = "recalibration.refused"
+# What tells of a candidate: by its verdict, as its child compared it, or on probation.
+_REFUSED = (
+    *(f"recalibration.{reason}" for reason in ("refused", "deadline", "crash")),
+    *(f"probation.{reason}" for reason in ("fidelity", "latency", "output", "error", "hang")),
+)
+_RECALLED = "probation.recalled"
+_ENOUGH = 128  # frames: two minutes at the usual pace
 
 
 def is_low(state: ObserverState, config: Config) -> bool:
     """Whether what serves loses more than `recalibration.max_loss`, with 95 % confidence, and no recalibration helps.
 
-    As many frames have to say so as make a calibration: neighbours are right and wrong together.
+    As many frames have to say so as make a calibration, or 128: neighbours are right and wrong together.
     """
     drift, settled = state.drift, state.settled.interval
     scales_fit = drift is not None and drift.state == "calm" and drift.serving_db <= config.drift.tolerance_db
     sees = not state.outage and not state.view.trouble
-    enough = settled.n >= config.calibration.frames
+    enough = settled.n >= min(config.calibration.frames, _ENOUGH)
     return scales_fit and sees and enough and settled.high < 1.0 - config.recalibration.max_loss
 
 
@@ -40,7 +44,10 @@ class Attempts:
     """
 
     def __init__(self, path: Path | None, origin: str, on_error: Callable[[AgentError], None]) -> None:
-        """path: None keeps nothing over a restart, as for a recording. origin: the owner's word, of `Service`."""
+        """path: None keeps nothing over a restart, as for a recording. origin: the owner's word, of `Service`.
+
+        Raises AgentError (`attempts.schema`) for the file of a newer tared.
+        """
         self._origin = origin
         self._file = StateFile(path, _SCHEMA, "attempts.write", on_error)
         # How many candidates were refused; None where there is to be no other. The latest is the last.
@@ -54,13 +61,14 @@ class Attempts:
     def failed(self, artefact: str, error: TaredError) -> None:
         """An attempt ended with this error.
 
-        Only what was refused, and that nothing is left, tell of precision: a full disk, a child that was killed, or a
-        job that took too long do not, and it is tried again as it was.
+        Only what was refused, by its verdict or for what it did, and that nothing is left, tell of precision: a full
+        disk, a child that was killed, or a job that took too long do not, and it is tried again as it was. What the
+        operator took back on probation is forbidden.
         """
         refused = self._refused.get(artefact, 0)
-        if error.code == EXHAUSTED:
+        if error.code in (EXHAUSTED, _RECALLED):
             self._note(artefact, None)
-        elif error.code == _REFUSED and refused is not None:
+        elif error.code in _REFUSED and refused is not None:
             self._note(artefact, refused + 1)
 
     def forbid(self, artefact: str) -> None:
@@ -79,17 +87,3 @@ class Attempts:
         if document["origin"] != self._origin or not all(each is None or each > 0 for _, each in rows):
             raise ValueError("attempts of another word, or that nobody made")
         return {artefact: None if each is None else int(each) for artefact, each in rows}
-
-
-class AttemptReport(JobReport):
-    """Of a job that raises precision for what serves. on_end hears how it fails, cancelled or not."""
-
-    def __init__(
-        self, reporter: Reporter, on_failure: Callable[[], None], on_end: Callable[[TaredError], None]
-    ) -> None:
-        super().__init__("precision", reporter, on_failure, None)
-        self._on_end = on_end
-
-    def fail(self, error: TaredError) -> None:
-        self._on_end(error)
-        super().fail(error)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from agent.errors import AgentError
 from agent.journal import Journal
 from agent.state_file import understood
-from engines.store import fingerprint
+from engines.artefact import fingerprint
 
 _SCHEMA = 2
 _ROW = "row "

@@ -158,8 +158,10 @@ class Telemetry(Document):
 
 
 class Event(Document):
-    """Something that happened: `kind` is alarm, drift, fidelity, view, regime, job, swap, rollback, error, or camera or
-    observer, which are back after an error; `detail` depends on it.
+    """Something that happened: `kind` is alarm, drift, fidelity, view, regime, job, swap, commit, rollback, store,
+    error, or camera or observer, which are back after an error; `detail` depends on it. With swap a candidate serves,
+    on probation; commit, once it is current, or rollback is its end. A rollback with trigger rollback is the
+    operator's, to an earlier engine.
 
     On the wire the detail stands flat beside the other fields, so it must have no key of theirs. `ts` is the
     Unix time of the event in seconds; what a detail says in capture time bears another name.
@@ -238,10 +240,15 @@ class RollbackArgs(Strict):
     """`rollback`: back to the previous engine."""
 
 
+class CancelArgs(Strict):
+    """`cancel`: end the running job, or take a candidate on probation back."""
+
+
 OPS: Mapping[str, type[Strict]] = {
     "status": StatusArgs,
     "recalibrate": RecalibrateArgs,
     "rollback": RollbackArgs,
+    "cancel": CancelArgs,
 }
 
 

@@ -19,13 +19,13 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from calibrate.scale import has_scale
+from engines.artefact import fingerprint
 from engines.backend import Array, BuildRequest, EngineError, ShapeRange, open_backend
 from engines.calibration import Calibration, calibrate_histograms
 from engines.graph import canonical_hash, image_input, load_model
 from engines.passes import prepare
 from engines.placement import Placement, place
 from engines.planned import observed_graph, planned_amax
-from engines.store import fingerprint
 
 
 @dataclass(frozen=True)

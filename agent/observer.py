@@ -8,6 +8,7 @@ the reference engine, which may have to be built first, nor for one that fails: 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -20,6 +21,8 @@ from agent.config import Config
 from agent.findings import Findings, ObserverState, Served, Spending
 from agent.model_spec import ModelSpec
 from agent.outage import Outage, is_final
+from agent.sampling import HELD_OUT_EVERY
+from agent.selection_report import remove_sheet
 from agent.vision import VisionTask
 from calibrate.errors import TaredError
 from engines.backend import Observer, Progress, silent
@@ -47,6 +50,13 @@ def _close(observer: Observer) -> None:
         observer.close()
     except TaredError as error:
         log.warning("event=observer problem=%r", str(error))
+
+
+def _looks_per_job(config: Config) -> float:
+    """Observations at most for one calibration: of all frames that are chosen from, or of those that are needed."""
+    observe, calibration = config.observe, config.calibration
+    needed = (calibration.frames + observe.held_out) * HELD_OUT_EVERY / (HELD_OUT_EVERY - 1)
+    return max(needed, calibration.within_s / observe.alert_period_s)
 
 
 class ObserverThread(threading.Thread):
@@ -80,7 +90,7 @@ class ObserverThread(threading.Thread):
         self._stopped = False
         observe = config.observe
         # No job may want for frames: what a day of them spends ahead is as much as may be owed.
-        enough = (1 + config.recalibration.per_day) * (config.calibration.frames + observe.held_out) * 4 // 3
+        enough = math.ceil((1 + config.recalibration.per_day) * _looks_per_job(config))
         self._budget = ObservationBudget(  # guarded by _handover
             observe.budget, observe.period_s, observe.alert_period_s, enough
         )
@@ -131,6 +141,7 @@ class ObserverThread(threading.Thread):
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        self._remove_unwanted_sheet()
         try:
             with ExitStack() as stack:
                 observer, task = self._open(stack)
@@ -142,6 +153,15 @@ class ObserverThread(threading.Thread):
             self.error = error
         finally:
             self._tried.set()
+
+    def _remove_unwanted_sheet(self) -> None:
+        """The owner's word counts from the start on, not from the next calibration."""
+        if self._config.calibration.contact_sheet:
+            return
+        try:
+            remove_sheet(self._config.state_dir)
+        except OSError as error:
+            log.warning("event=observer problem=%r", f"the contact sheet cannot be removed: {error.strerror}")
 
     def _open(self, stack: ExitStack) -> tuple[Observer, VisionTask]:
         """The observer, which the stack closes, at whichever attempt it opens. Raises _Stopped, and what is final."""

@@ -33,9 +33,9 @@ from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from calibrate.plan import ALL_INT8
 from calibrate.threshold import parse_method
+from engines.artefact import check_runtime, read_artefact
 from engines.backend import Backend, Engine, Progress
 from engines.calibration import check_destination, load_calibration, save_calibration
-from engines.store import check_runtime, read_artefact
 
 
 def run_calibrate(

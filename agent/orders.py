@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from agent.commands import Handler, Report
 from agent.errors import CommandError
-from agent.messages import RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.messages import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
 from agent.operations import Operations
 from agent.pipeline import Pipeline
 from agent.service import Service
@@ -25,10 +25,11 @@ class Orders:
             "status": self._on_status,
             "recalibrate": self._on_recalibrate,
             "rollback": self._on_rollback,
+            "cancel": self._on_cancel,
         }
 
     def _on_status(self, _args: StatusArgs, report: Report) -> None:
-        state, service = self._pipeline.observer.state(), self._service
+        state, service, job = self._pipeline.observer.state(), self._service, self._operations.job
         report.succeed(
             {
                 "engine": service.serving.id,
@@ -42,7 +43,9 @@ class Orders:
                 "regimes": self._operations.known_regimes,
                 "view": state.view.trouble or "good",
                 "observer": state.outage or "observing",
-                "job": self._operations.doing or None,
+                "automatic": not self._operations.stopped_by,
+                "stopped_by": self._operations.stopped_by,
+                "job": job.as_dict() if job is not None else None,
             }
         )
 
@@ -54,13 +57,32 @@ class Orders:
             found = f"nothing is observed now: {outage}"
             raise CommandError("command.observer", found, "frames to collect", "see the events, then send it again")
         if not self._operations.recalibrate(report, args.frames, args.method):
-            found = f"a job at {self._operations.doing}"
+            self._refuse_while_stuck()
+            found = f"a job at {job.words}" if (job := self._operations.job) is not None else "a swap under way"
             raise CommandError("command.busy", found, "no running job", "wait for it to end, then send it again")
 
     def _on_rollback(self, _args: RollbackArgs, report: Report) -> None:
+        if self._operations.recall(report):
+            return
         if self._operations.exchanging:
             raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
+        self._refuse_while_stuck()
         previous = self._service.previous()
         if previous is None:
             raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
         self._operations.go_back(self._service.load(previous), report)
+
+    def _on_cancel(self, _args: CancelArgs, report: Report) -> None:
+        if self._operations.cancel():
+            report.succeed()
+            return
+        if self._operations.recall(report):
+            return
+        if self._operations.exchanging:
+            raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
+        raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
+
+    def _refuse_while_stuck(self) -> None:
+        if self._pipeline.stuck:
+            found = "a candidate that still hangs, with the memory that it holds"
+            raise CommandError("command.busy", found, "none", "wait for its end, or restart the daemon")

@@ -10,13 +10,14 @@ from agent.accuracy import LiveAccuracy
 from agent.camera import Source
 from agent.capture import CaptureThread, FrameSlot
 from agent.config import Config
-from agent.errors import CameraError
+from agent.errors import AgentError, CameraError
 from agent.findings import Served
 from agent.loop import FrameLoop
 from agent.model import Model
 from agent.observer import ObserverThread
+from agent.probation import Record, deadline_s
 from agent.telemetry import LoopMeter
-from agent.vision import VisionTask
+from agent.trial import CheckedTask, Trial, TrialEvents, WitnessTask
 from calibrate.errors import TaredError
 from engines.backend import Engine, Progress, open_backend
 
@@ -27,6 +28,8 @@ JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that
 
 class Pipeline:
     """Built stopped. `meter` is sampled for telemetry, `run_meter` once for the summary; labels go to `accuracy`.
+
+    `record` has what each engine has answered, for who judges a candidate.
 
     on_camera is called in the capture thread with the error when a live camera is lost, with None when it is back;
     on_observer so in the observer's thread, when observing fails and when it works again. preparing hears in that
@@ -57,9 +60,12 @@ class Pipeline:
         backend = open_backend(config.backend, config.backend_options(threads=1))
         reference = partial(backend.observer, model.reference, model.placement.taps)
         self.observer = ObserverThread(reference, model.spec, config, on_observer, preparing)
-        task = VisionTask(model.spec, engine.inputs, engine.outputs)
+        task = self._task = WitnessTask(model.spec, engine.inputs, engine.outputs)
+        self._open_trial_task = partial(CheckedTask, model.spec, engine.inputs, engine.outputs, task.not_finite)
+        self._probation = config.probation
+        self.record = Record(source.live)
         self.accuracy = LiveAccuracy(model.spec.task)
-        sinks = [self._count, self.observer.offer, self.accuracy.answered]
+        sinks = [self._count, self.record.add, self.observer.offer, self.accuracy.answered]
         self.loop = FrameLoop(self._slot, engine_id, engine, task, sinks)
         self._capture = CaptureThread(source, self._slot, config.camera.speed, frame_limit, on_camera)
 
@@ -72,6 +78,37 @@ class Pipeline:
     def error(self) -> BaseException | None:
         """What stopped a thread that should have gone on."""
         return self.loop.error or self.observer.error or self._capture.error
+
+    @property
+    def pulse(self) -> tuple[int, int]:
+        """Changes as long as nothing hangs: with every frame that is served; while a live camera is lost and the loop
+        waits for its frames, with every attempt to have it back."""
+        return self.served, self._slot.dropped["reconnect"] if self._slot.awaited else 0
+
+    @property
+    def dropped(self) -> int:
+        """Frames that nobody took, of any cause."""
+        return sum(self._slot.dropped.values())
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a candidate still hangs, with the memory that it holds; no other is tried meanwhile."""
+        return self.loop.stuck
+
+    def try_out(self, engine_id: str, engine: Engine, events: TrialEvents) -> None:
+        """Let a candidate serve, as `FrameLoop.try_out`.
+
+        Raises AgentError (`probation.stuck`), with the engine closed, while an earlier candidate hangs.
+        """
+        if self.stuck:
+            engine.close()
+            found = "a candidate that still hangs, with the memory that it holds"
+            raise AgentError(
+                "probation.stuck", found, "one candidate at a time", "wait for its end, or restart the daemon"
+            )
+        self._task.watch()
+        limit_s = deadline_s(self._probation, self.record)
+        self.loop.try_out(Trial(engine_id, engine, self._open_trial_task(), limit_s, events))
 
     def start(self, waiting: Callable[[], bool]) -> None:
         """Start the threads; an observer that is soon there sees the first frame.

@@ -2,68 +2,40 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
-import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
 
-from agent.candidate import JobRequest, Outcome, write_job
+from agent.board_state import BoardState
+from agent.candidate import JobRequest, write_job
 from agent.child import CandidateProcess
+from agent.child_work import ChildWork
+from agent.collecting import Collecting
 from agent.config import Config
 from agent.errors import AgentError
+from agent.headroom import Headroom
+from agent.job import CANCELLED, MODEL, Job, WorkObserver
+from agent.job_states import JobState
+from agent.leftovers import sweep_builds
 from agent.observer import ObserverThread
+from agent.outcome import Outcome
 from agent.raising import Raising
+from agent.reference_child import write_reference_job
 from agent.service import Service
-from agent.verdict import MIN_TELLING
 from calibrate.errors import TaredError
 
-CANCELLED = "recalibration.cancelled"
-COLLECTING = "COLLECTING"
+CHANGED = "model.changed"  # a new model that cannot be served
+_OF_THE_BOARD = ("recalibration.memory", "store.room", "store.write")  # errors that say nothing of a new model
 _COLLECTED_PERCENT = 40  # of the whole job; the child reports the rest
 
 Post = Callable[[Callable[[], None]], None]  # runs a function in the supervisor's thread
 
 
-class JobObserver(Protocol):
-    """Who asked for a job, and hears of it; percent is of the whole job."""
-
-    def progress(self, step: str, percent: int) -> None: ...
-
-    def succeed(self, result: dict[str, Any]) -> None: ...
-
-    def fail(self, error: TaredError) -> None: ...
-
-
-@dataclass
-class Job:
-    """One recalibration. trigger: first-start, alarm, precision or command; started_s: monotonic time of the trigger.
-
-    raising: by how much precision is raised, None where it is not.
-    """
-
-    trigger: str
-    frames: int
-    method: str
-    report: JobObserver
-    raising: Raising | None = None
-    id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    started_s: float = field(default_factory=time.monotonic)
-    step: str = COLLECTING
-    percent: int = 0
-
-    def advance(self, step: str, percent: int) -> None:
-        """Note the progress; report it at each new step, and ten percent after ten percent."""
-        news = (step, percent // 10) != (self.step, self.percent // 10)
-        self.step, self.percent = step, percent
-        if news:
-            self.report.progress(step, percent)
-
-
 class Recalibration:
     """At most one job at a time: COLLECTING in the observer, then the child's CALIBRATING, BUILDING, VALIDATING.
 
+    make_room is called before a child builds, and raises TaredError where the disk has no room for what it builds.
     on_candidate(job, outcome) is called in the supervisor's thread with an accepted candidate; the job is over
     for this class then, and its success is the supervisor's to report. Everything is called in that thread.
     """
@@ -74,71 +46,125 @@ class Recalibration:
         service: Service,
         observer: ObserverThread,
         post: Post,
+        make_room: Callable[[], None],
         on_candidate: Callable[[Job, Outcome], None],
     ) -> None:
         self._config = config
         self._service = service
         self._observer = observer
         self._post = post
+        self._make_room = make_room
         self._on_candidate = on_candidate
-        self._jobs_dir = config.state_dir / "jobs"
-        shutil.rmtree(self._jobs_dir, ignore_errors=True)  # of a daemon that was killed: frames do not outlive it
-        self._child: CandidateProcess | None = None
-        self._deadline_s = 0.0
+        self._board = BoardState()
+        self._headroom = Headroom(config.recalibration.headroom, self._board)  # of the job
+        self._work: ChildWork | None = None
+        self._collecting = Collecting(0, 0.0)  # of the job
         self.job: Job | None = None
 
     @property
     def building(self) -> bool:
         """Whether a child is at work: from here on no more frames are needed."""
-        return self._child is not None
+        return self._work is not None
 
     @property
     def collecting(self) -> bool:
-        return self.job is not None and self._child is None
+        return self.job is not None and self._work is None
 
     def request(
         self,
         trigger: str,
-        report: JobObserver,
+        report: WorkObserver,
         frames: int | None = None,
         method: str | None = None,
         raising: Raising | None = None,
-    ) -> Job | None:
-        """Start a job, unless one is running: then None."""
-        if self.job is not None:
-            return None
+    ) -> None:
+        """Start a job; none may be running. One that cannot be journaled has failed at once."""
         calibration = self._config.calibration
-        self.job = Job(trigger, frames or calibration.frames, method or calibration.method, report, raising)
-        self._start_clock()
-        return self.job
+        self._begin(Job(trigger, frames or calibration.frames, method or calibration.method, report, raising))
+        if self.job is not None:
+            self._advance(self.job, JobState.COLLECTING.value, 0)
+
+    def build_reference(self, report: WorkObserver) -> None:
+        """Have the float reference built of what the model's file holds now, which tells whether it can be used; none
+        may be running."""
+        calibration = self._config.calibration
+        self._begin(Job(MODEL, calibration.frames, calibration.method, report))
 
     def tick(self) -> None:
         """Move the job on."""
-        job = self.job
-        if job is None:
+        if self.job is None:
             return
-        if time.monotonic() > self._deadline_s:
-            found = f"{job.step} took longer than {self._config.recalibration.timeout_s:.0f} s"
-            remedy = "ask for fewer frames, or raise recalibration.timeout_s"
-            self._give_up(AgentError("recalibration.timeout", found, "an end in time", remedy))
-        elif self._child is None:
-            state = self._observer.state()
-            if state.collected >= job.frames and state.telling >= MIN_TELLING:
-                self._start_child(job)
-            else:
-                job.advance(COLLECTING, min(_COLLECTED_PERCENT * state.collected // job.frames, _COLLECTED_PERCENT - 1))
+        try:
+            self._move(self.job)
+        except TaredError as error:
+            self._give_up(error)
 
     def abandon(self, reason: str) -> None:
-        """End the job, whatever it is doing; it then fails with this reason."""
+        """End the job, whatever it is doing: it is cancelled for this reason."""
         self._give_up(AgentError(CANCELLED, reason, "a job that is left to end", "start it again"))
 
-    def _start_clock(self) -> None:
-        self._deadline_s = time.monotonic() + self._config.recalibration.timeout_s
+    def stop(self, reason: str, stopped: BaseException | None) -> None:
+        """As `abandon`, at the end of the frame path; where that did not end by itself, the job fails for it."""
+        if stopped is None:
+            self.abandon(reason)
+        else:
+            self._give_up(AgentError("swap.stopped", f"the frame path has failed: {stopped}", "frames", "see the log"))
 
-    def _start_child(self, job: Job) -> None:
-        service, serving = self._service, self._service.calibrated_path
+    def _begin(self, job: Job) -> None:
+        self.job = job
+        self._headroom = Headroom(self._config.recalibration.headroom, self._board)
+        self._collecting = Collecting(job.frames, self._config.recalibration.timeout_s)
+        try:
+            self._make_room()  # minutes of collecting for a disk that is full anyway help nobody
+        except TaredError as error:
+            self._give_up(error)
+
+    def _move(self, job: Job) -> None:
+        """Raises TaredError for a job that has to be given up."""
+        if self._work is not None:
+            job.waits(self._work.tick())
+        elif job.trigger != MODEL and not self._has_collected(job):
+            return
+        elif job.waits(self._headroom.may_start()):
+            self._collecting.start_clock()  # frames that have to be collected anew by then take their own time
+        else:
+            self._make_room()
+            self._hand_over(job)
+
+    def _has_collected(self, job: Job) -> bool:
+        """Raises AgentError (`recalibration.timeout`)."""
+        state = self._observer.state()
+        if self._collecting.has_enough(state):
+            return True
+        percent = min(_COLLECTED_PERCENT * state.collected // job.frames, _COLLECTED_PERCENT - 1)
+        self._advance(job, JobState.COLLECTING.value, percent)
+        return False
+
+    def _advance(self, job: Job, step: str, percent: int) -> bool:
+        """Whether it goes on: not one that was given up meanwhile, nor one whose step cannot be journaled."""
+        if job is not self.job:
+            return False
+        try:
+            job.advance(step, percent)
+        except AgentError as error:
+            self._give_up(error)
+        return job is self.job
+
+    def _hand_over(self, job: Job) -> None:
+        """To the child, with what was collected."""
+        if job.trigger == MODEL:
+            if self._advance(job, JobState.BUILDING.value, 0):
+                self._start_child(job, "agent.reference_child", lambda path: write_reference_job(path, self._config))
+            return
         frames, histograms, held_out = self._observer.findings.collected()
-        request = JobRequest(
+        job.report.selected(self._observer.findings.selection(), self._config.state_dir)
+        if self._advance(job, JobState.CALIBRATING.value, _COLLECTED_PERCENT):
+            request = self._job_request(job, frames)
+            self._start_child(job, "agent.candidate", lambda path: write_job(path, request, histograms, held_out))
+
+    def _job_request(self, job: Job, frames: int) -> JobRequest:
+        service, serving = self._service, self._service.calibrated_path
+        return JobRequest(
             spec=service.model.spec.model_dump(mode="json"),
             model_sha256=service.model.sha256,
             backend=self._config.backend,
@@ -153,35 +179,63 @@ class Recalibration:
             state_dir=str(self._config.state_dir),
             serving=str(serving) if serving else None,
             max_loss=self._config.recalibration.max_loss,
-            nice=self._config.recalibration.nice,
+            max_slowdown=self._config.recalibration.max_slowdown,
         )
-        directory = self._jobs_dir / job.id
+
+    def _start_child(self, job: Job, module: str, write: Callable[[Path], None]) -> None:
+        directory = self._config.state_dir / "jobs" / job.report.id
+        recalibration = self._config.recalibration
         try:
-            write_job(directory, request, histograms, held_out)
-            self._child = CandidateProcess(
-                directory,
-                lambda step, percent: self._post(lambda: job.advance(step, percent)),
-                lambda outcome: self._post(lambda: self._finish(job, outcome)),
-            )
-            self._start_clock()
+            write(directory)
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             found = f"the job could not be written: {error.strerror}"
             self._give_up(AgentError("recalibration.disk", found, "room for the held-out frames", "free disk space"))
+            return
+        try:
+            child = CandidateProcess(
+                directory,
+                lambda step, percent: self._post(lambda: self._advanced(job, step, percent)),
+                lambda outcome: self._post(lambda: self._finish(job, outcome)),
+                module,
+                recalibration.nice,
+                recalibration.memory_bytes,
+            )
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            found = f"the candidate process could not be started: {error.strerror}"
+            remedy = "free memory or disk space, or raise the limits on processes, threads and open files"
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+            code = "recalibration.disk" if full else "recalibration.child"
+            self._give_up(AgentError(code, found, "one more process, with a file for its words", remedy))
+            return
+        self._work = ChildWork(child, self._headroom, recalibration.timeout_s)
+
+    def _advanced(self, job: Job, step: str, percent: int) -> None:
+        self._advance(job, step, percent)
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         """The child's outcome; of a job that was given up meanwhile it is no news any more."""
         if job is not self.job:
             return
-        self.job, self._child = None, None
+        self.job, self._work = None, None
+        sweep_builds(self._config.state_dir)
         if outcome.error is not None:
-            job.report.fail(outcome.error)
+            job.report.fail(_of_new_model(outcome.error) if job.trigger == MODEL else outcome.error)
         else:
             self._on_candidate(job, outcome)
 
-    def _give_up(self, error: AgentError) -> None:
-        (job, self.job), (child, self._child) = (self.job, None), (self._child, None)
-        if child is not None:
-            child.end()
+    def _give_up(self, error: TaredError) -> None:
+        (job, self.job), (work, self._work) = (self.job, None), (self._work, None)
+        if work is not None:
+            work.end()
+            sweep_builds(self._config.state_dir)
         if job is not None:
             job.report.fail(error)
+
+
+def _of_new_model(error: TaredError) -> TaredError:
+    if error.code in _OF_THE_BOARD:
+        return error
+    found = f"the model's file has changed, and cannot be served: {error.code}: {error.found}"
+    return AgentError(CHANGED, found, error.expected, f"{error.remedy}; what serves goes on until then")

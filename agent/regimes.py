@@ -64,19 +64,35 @@ class RegimeBook:
             ) from error
 
     def _read(self) -> tuple[Regime, ...]:
-        document: Any = understood(lambda: parse_state(self._path.read_bytes()))
-        schema = document.get("schema") if isinstance(document, dict) else None
-        if isinstance(schema, int) and schema > _SCHEMA:
-            raise AgentError(
-                "regimes.schema",
-                f"{self._path} of schema {schema}",
-                f"schema {_SCHEMA} or an older one",
-                "run the tared that wrote it, or remove the file: regimes are learnt anew",
-            )
-        if schema != _SCHEMA or document.get("identity") != self._identity:
-            return ()
-        regimes = understood(lambda: tuple(_regime(row) for row in document["regimes"])) or ()
+        document = _document(self._path)
+        regimes = _regimes(document) if document.get("identity") == self._identity else ()
         return regimes[-self._most :]
+
+
+def regime_artefacts(path: Path) -> list[str]:
+    """The artefacts of all regimes in a book, whatever they are of. Raises AgentError (`regimes.schema`)."""
+    return [regime.artefact for regime in _regimes(_document(path))]
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """What is in a book of today's schema, nothing for one that is older or cannot be read.
+
+    Raises AgentError (`regimes.schema`).
+    """
+    document: Any = understood(lambda: parse_state(path.read_bytes()))
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > _SCHEMA:
+        raise AgentError(
+            "regimes.schema",
+            f"{path} of schema {schema}",
+            f"schema {_SCHEMA} or an older one",
+            "run the tared that wrote it, or remove the file: regimes are learnt anew",
+        )
+    return document if schema == _SCHEMA else {}
+
+
+def _regimes(document: dict[str, Any]) -> tuple[Regime, ...]:
+    return understood(lambda: tuple(_regime(row) for row in document["regimes"])) or ()
 
 
 def _regime(row: Any) -> Regime:
@@ -115,9 +131,9 @@ class Regimes:
         self._dwelt_s, self._seen_ts = 0.0, float("inf")
 
     @property
-    def known(self) -> int:
-        """How many regimes are kept."""
-        return len(self._book.known)
+    def artefacts(self) -> tuple[str, ...]:
+        """Those of the regimes that are kept, by id."""
+        return tuple(regime.artefact for regime in self._book.known)
 
     def watch(self, artefact: str, model: Model, calibration: Calibration, since: float, recall: bool = False) -> None:
         """An artefact serves from capture time `since` on; recall: as it did before.
@@ -130,6 +146,12 @@ class Regimes:
         self._findings.watch(self._serving, self._others(), since, recall)
         if artefact in (regime.artefact for regime in self._book.known):
             self._book.learn(self._serving)
+
+    def unwatch(self) -> None:
+        """The reference serves, which has no scales that could be wrong."""
+        self._serving = None
+        self._dwelt_s, self._seen_ts = 0.0, float("inf")
+        self._findings.unwatch()
 
     def learns(self, state: ObserverState, now_ts: float) -> str:
         """The artefact that serves, at the moment when it has become a regime; else nothing.

@@ -18,8 +18,8 @@ from agent.errors import DatasetError
 from agent.fidelity import MatchCounts, count_matches, fidelity
 from agent.model import Model
 from agent.vision import VisionTask
+from engines.artefact import Artefact
 from engines.backend import Backend
-from engines.store import Artefact
 
 REFERENCE = "reference"
 FRAMES_PER_PERIOD = 120

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.histogram import AbsHistogram, merge_into, nbytes
 
-HELD_OUT_EVERY = 4  # one observed frame in so many goes to the held-out set instead of the histograms
+HELD_OUT_EVERY = 4  # one taken frame in so many goes to the held-out set instead of the histograms
+# Held-out frames in a row, in the beginning and at most: soon there are some, and later most have no neighbour that
+# calibrates.
+_STRETCH, _LONGEST_STRETCH = 4, 16
+_STRETCH_SHARE = 16  # a stretch is one part in so many of all frames so far
+
+T = TypeVar("T")
 
 
 class Clock:
@@ -63,43 +70,61 @@ class Blocks:
         return first, self._ends
 
 
-class Reservoir:
-    """A uniform sample of fixed size from a stream of unknown length; what comes is copied.
+class Reservoir(Generic[T]):
+    """A uniform sample of fixed size from a stream of unknown length.
 
     Source: Vitter, "Random Sampling with a Reservoir" (ACM TOMS 1985), algorithm R.
     """
 
     def __init__(self, size: int) -> None:
-        self.kept: list[NDArray[np.float32]] = []
+        self.kept: list[T] = []
         self._size = size
         self._seen = 0
         self._random = random.Random(0)
 
-    def offer(self, tensor: NDArray[np.float32]) -> None:
+    def offer(self, copy: Callable[[], T]) -> None:
+        """The next of the stream, which is copied where it is kept."""
         self._seen += 1
         if len(self.kept) < self._size:
-            self.kept.append(tensor.copy())
+            self.kept.append(copy())
             return
         place = self._random.randrange(self._seen)
         if place < self._size:
-            self.kept[place] = tensor.copy()
+            self.kept[place] = copy()
+
+
+class HoldOut:
+    """Says which frames of a stream are held out: one in four, in stretches that grow from 4 in a row to 16."""
+
+    def __init__(self) -> None:
+        self._seen = self._stretch_at = self._ends_at = 0  # where the stretch begins that is next, and where it ends
+
+    def next(self) -> bool:
+        """Whether the next frame is."""
+        if self._seen == self._ends_at:
+            stretch = min(max(_STRETCH, self._seen // _STRETCH_SHARE), _LONGEST_STRETCH)
+            self._ends_at += HELD_OUT_EVERY * stretch
+            self._stretch_at = self._ends_at - stretch
+        self._seen += 1
+        return self._seen > self._stretch_at
 
 
 class Collection:
     """What the observer has seen in one regime: histograms of many frames, and a few held-out network inputs.
 
     Held-out frames never enter the histograms: a candidate is not judged on the very frames that it was calibrated
-    on, though on their neighbours in time. No other frame is kept. Three quarters of them are *telling*, frames on
-    which the reference found something; on the others a candidate may only show that it finds nothing either.
+    on, and most of the later ones have no neighbour in time among those either. No other frame is kept. Three quarters
+    of them are *telling*, frames on which the reference found something; on the others a candidate may only show that
+    it finds nothing either.
     """
 
     def __init__(self, held_out_size: int) -> None:
         self.histograms: dict[str, AbsHistogram] = {}
         self.frames = 0
-        self._telling = Reservoir(held_out_size - held_out_size // 4)
-        self._empty = Reservoir(held_out_size // 4)
+        self._telling = Reservoir[NDArray[np.float32]](held_out_size - held_out_size // 4)
+        self._empty = Reservoir[NDArray[np.float32]](held_out_size // 4)
         self._holds_out = held_out_size > 0
-        self._seen = {True: 0, False: 0}  # by whether telling
+        self._hold_out = {True: HoldOut(), False: HoldOut()}  # by whether telling
 
     @property
     def telling(self) -> int:
@@ -118,9 +143,8 @@ class Collection:
 
     def add(self, tensor: NDArray[np.float32], histograms: Mapping[str, AbsHistogram], telling: bool = True) -> None:
         """Take one observed frame: its network input (1, C, H, W) and its histograms by tap."""
-        self._seen[telling] += 1
-        if self._holds_out and self._seen[telling] % HELD_OUT_EVERY == 0:
-            (self._telling if telling else self._empty).offer(tensor)
+        if self._holds_out and self._hold_out[telling].next():
+            (self._telling if telling else self._empty).offer(tensor.copy)
             return
         self.frames += 1
         merge_into(self.histograms, histograms)

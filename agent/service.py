@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent.build import build_artefact
+from agent.first_engine import FirstEngine
 from agent.model import Model, check_calibration
+from agent.rejection import reject
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
+from engines.artefact import Artefact, check_runtime, fingerprint, read_artefact
 from engines.backend import Backend, Engine, EngineError, Progress, silent
 from engines.calibration import Calibration, load_calibration
 from engines.seal import canonical
-from engines.store import Artefact, Store, check_runtime, fingerprint, read_artefact
-
-log = logging.getLogger(__name__)
+from engines.store import Store
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Service:
     def __init__(self, model: Model, backend: Backend, store: Store) -> None:
         self.model = self.planned = model
         self._backend = backend
-        self._store = store
+        self.store = store
         self.serving: Artefact
         self.calibration: Calibration | None = None
 
@@ -58,7 +59,7 @@ class Service:
     @property
     def raised(self) -> bool:
         """Whether what serves leaves more float than the owner's plan."""
-        return self._is_raised(self.serving)
+        return self.is_raised(self.serving)
 
     @property
     def plan(self) -> PrecisionPlan:
@@ -70,22 +71,22 @@ class Service:
         """The artefact in service, None for the reference."""
         return None if self.degraded else self.serving.path
 
-    def start(self, on_error: Callable[[TaredError], None], progress: Progress = silent) -> Engine:
-        """Load `current`, or else `previous`, or else the reference; each that cannot serve goes to on_error.
+    def start(
+        self,
+        on_error: Callable[[TaredError], None],
+        progress: Progress = silent,
+        proven: Collection[str] = (),
+        may_build: bool = True,
+    ) -> Engine:
+        """Load the first engine that can serve, as FirstEngine finds it, or else the reference.
 
-        One that was built for another runtime, board or GPU is built anew from its own calibration.
+        Each that cannot serve goes to on_error. may_build: as for FirstEngine; the reference is built all the same.
+        Raises TaredError where not even the reference can.
         """
-        for link in ("current", "previous"):
-            try:
-                artefact = self._store.read(link)
-                if artefact is None:
-                    continue
-                self.serving = self._of_this_machine(link, artefact, on_error, progress)
-                loaded = self.load(self.serving)
-                self.calibration, self.planned = loaded.calibration, loaded.model
-                return loaded.engine
-            except TaredError as error:
-                on_error(error)
+        loaded = FirstEngine(self, self._backend, self.store, on_error, progress, proven, may_build).find()
+        if loaded is not None:
+            self.serving, self.calibration, self.planned = loaded.artefact, loaded.calibration, loaded.model
+            return loaded.engine
         self.serving = self._build_reference(progress)
         try:
             return self._backend.load(self.serving.read_engine())
@@ -93,7 +94,7 @@ class Service:
             if error.code != "engine.unreadable":  # what another library refuses that calls itself the same version
                 raise
             on_error(error)
-        self._store.discard(self.serving.path)
+        self.store.discard(self.serving.path)
         self.serving = self._build_reference(progress)
         return self._backend.load(self.serving.read_engine())
 
@@ -102,11 +103,11 @@ class Service:
         return build_artefact(
             self.model,
             self._backend,
-            self._store.place,
+            self.store.place,
             progress,
             calibration=None,
             precision=self._backend.precisions[0],
-            key=self._store.key,
+            key=self.store.key,
         )
 
     @property
@@ -118,11 +119,11 @@ class Service:
 
     def find(self, identity: str) -> Artefact:
         """The artefact of this id in the store, verified. Raises EngineError as `Store.find`."""
-        return self._store.find(identity)
+        return self.store.find(identity)
 
     def read(self, path: Path) -> Artefact:
         """An artefact of the store, verified. Raises EngineError as read_artefact."""
-        return read_artefact(path, self._store.key)
+        return read_artefact(path, self.store.key)
 
     def load(self, artefact: Artefact) -> Loaded:
         """Make an artefact ready to serve, under its own plan.
@@ -131,62 +132,54 @@ class Service:
         """
         check_runtime(artefact, self._backend.describe())
         calibration = load_calibration(artefact.path / "calibration.json")
-        model = self._under_its_plan(artefact)
+        model = self.under_its_plan(artefact)
         check_calibration(model, calibration)
         return Loaded(artefact, self._backend.load(artefact.read_engine()), calibration, model)
 
-    def _under_its_plan(self, artefact: Artefact) -> Model:
+    def under_its_plan(self, artefact: Artefact) -> Model:
+        """The model under the plan that the artefact was built under. Raises as `Artefact.read_file`."""
         for known in (self.model, self.planned):
-            if _is_under(artefact, known.plan):
+            if _is_under(artefact.manifest["inputs"], known.plan):
                 return known
         return self.model.under(PrecisionPlan.from_json(artefact.read_file("plan.json").decode()))
 
-    def _is_raised(self, artefact: Artefact) -> bool:
-        """From the owner's word as it is now."""
-        return bool(artefact.manifest["inputs"].get("raised_from") == self.origin)
+    def is_raised(self, artefact: Artefact) -> bool:
+        """Whether it leaves more float than the owner's plan, by the owner's word as it is now."""
+        return self._is_raised(artefact.manifest["inputs"])
 
-    def _of_this_machine(
-        self, link: str, artefact: Artefact, on_error: Callable[[TaredError], None], progress: Progress
-    ) -> Artefact:
-        """The artefact; another of the same calibration where this one was built elsewhere, or the owner's plan is now
-        another."""
-        raised = self._is_raised(artefact)
-        try:
-            check_runtime(artefact, self._backend.describe())
-            if raised or _is_under(artefact, self.model.plan):
-                return artefact
-            log.info("plan=changed artefact=%s step=BUILDING", artefact.id)
-        except EngineError as error:
-            if error.code != "artefact.runtime":
-                raise
-            on_error(error)
-        rebuilt = build_artefact(
-            self._under_its_plan(artefact) if raised else self.model,
-            self._backend,
-            self._store.place,
-            progress,
-            calibration=load_calibration(artefact.path / "calibration.json"),
-            precision=artefact.manifest["inputs"]["precision"],
-            key=self._store.key,
-            raised_from=self.origin if raised else "",
+    def is_under(self, artefact: Artefact) -> bool:
+        """Whether it was built under the owner's plan, or under none."""
+        return _is_under(artefact.manifest["inputs"], self.model.plan)
+
+    def is_ours(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether an artefact of these inputs is of this model, and under the owner's word on precision."""
+        return inputs.get("model") == self.model.sha256 and (
+            self._is_raised(inputs) or _is_under(inputs, self.model.plan)
         )
-        self._store.replace(link, rebuilt)
-        return rebuilt
+
+    def _is_raised(self, inputs: Mapping[str, Any]) -> bool:
+        return bool(inputs.get("raised_from") == self.origin)
 
     def previous(self) -> Artefact | None:
         """The artefact before the current one."""
-        return self._store.read("previous")
+        return self.store.read("previous")
 
     def commit(self, loaded: Loaded) -> None:
-        """The artefact has served its first frame: it is what serves, and becomes current in the store.
+        """The artefact has stood its probation: it is what serves, and becomes current in the store.
 
-        Raises EngineError (`store.write`) when the store cannot be changed; it serves all the same.
+        Raises EngineError (`store.write`) when the store cannot be changed; it serves all the same, and this may be
+        called again.
         """
         self.serving, self.calibration, self.planned = loaded.artefact, loaded.calibration, loaded.model
-        self._store.promote(loaded.artefact)
+        self.store.promote(loaded.artefact)
+
+    def reject(self, artefact: Artefact, rollback: Mapping[str, Any]) -> None:
+        """It has not stood its probation, and why. Raises EngineError as `agent.rejection.reject`."""
+        if artefact.id != self.serving.id:  # which may serve though the disk has refused to make it current
+            reject(self.store, artefact.id, rollback)
 
 
-def _is_under(artefact: Artefact, plan: PrecisionPlan) -> bool:
-    """Whether it was built under this plan, or under none."""
-    built_under = artefact.manifest["inputs"].get("plan")
+def _is_under(inputs: Mapping[str, Any], plan: PrecisionPlan) -> bool:
+    """Whether what has these inputs was built under this plan, or under none."""
+    built_under = inputs.get("plan")
     return built_under is None or canonical(built_under) == canonical(plan.essence)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from agent.errors import AgentError
 from agent.health import notify_service_manager
+from agent.job import RUNTIME
+from agent.job_journal import JobJournal
+from agent.job_report import JobReport
+from agent.job_states import JobState
 from agent.reporting import Reporter
+from calibrate.errors import TaredError
 
 _QUIET_S = 2.0  # an engine that is there by then was only loaded, and that is no news
 _PATIENCE_S = 300  # a builder may think this long about one step; after that it hangs
@@ -50,3 +56,37 @@ class Starting:
 
     def _tell(self, percent: int) -> None:
         self._reporter.event("job", trigger="start", step="BUILDING", percent=percent, engine=self._title)
+
+
+class RuntimeJob:
+    """The job that a change of the runtime makes of a start: what serves is built anew from its own calibration."""
+
+    def __init__(self, journal: JobJournal, reporter: Reporter) -> None:
+        self._journal = journal
+        self._reporter = reporter
+        self._report: JobReport | None = None
+        self._error: TaredError | None = None
+        self._refusal: AgentError | None = None  # of the journal, at the job's first step
+
+    def on_error(self, error: TaredError) -> None:
+        """What `Service.start` meets."""
+        self._reporter.error(error)
+        self._error = error
+        if error.code == "artefact.runtime" and self._report is None:
+            try:
+                self._report = JobReport(RUNTIME, self._reporter, lambda _: None, None, self._journal)
+                self._report.progress(JobState.BUILDING.value, 0)
+            except AgentError as refusal:  # the engine is wanted all the same
+                self._reporter.error(refusal)
+                self._refusal = refusal
+
+    def serves(self, artefact: str, degraded: bool) -> None:
+        """It has started: with this artefact, or with the reference for want of one."""
+        if self._report is None:
+            return
+        if degraded and self._error is not None:
+            self._report.fail(self._error)
+        elif self._report.state is JobState.BUILDING:
+            self._report.succeed({"artefact": artefact})
+        elif self._refusal is not None:
+            self._report.fail(self._refusal)

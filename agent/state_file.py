@@ -1,6 +1,7 @@
 """What another process left in the state directory: read with care, for a power cut or a full disk may have spoilt it.
 
-Whatever it holds, a daemon starts: what cannot be understood is begun anew.
+Whatever it holds, a daemon starts: what cannot be understood is begun anew. Only what a newer tared wrote is refused,
+and left alone.
 """
 
 from __future__ import annotations
@@ -55,18 +56,41 @@ def _integer(digits: str) -> int:
 class StateFile:
     """One JSON object of a schema of its own. A disk that refuses is told of once, and the process goes on."""
 
-    def __init__(self, path: Path | None, schema: int, code: str, on_error: Callable[[AgentError], None]) -> None:
-        """path: None keeps nothing. code: of the AgentError for a disk that refuses."""
+    def __init__(
+        self,
+        path: Path | None,
+        schema: int,
+        code: str,
+        on_error: Callable[[AgentError], None],
+        added: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """path: None keeps nothing. code: of the AgentError for a disk that refuses. added: by an older schema that is
+        still read, what it did not have yet, with the values that stand for nothing."""
         self._path = path
+        self._added = added or {}
         self._schema = schema
         self._code = code
         self._on_error = on_error
         self._told = False
 
     def read(self, take: Callable[[Mapping[str, Any]], T]) -> T | None:
-        """What `take` makes of the object; None where there is none of this schema, or it cannot be understood."""
+        """What `take` makes of the object; None where there is none of this schema, or it cannot be understood.
+
+        Raises AgentError (`NAME.schema`, beside the `NAME.write` of a disk that refuses) for one of a newer tared.
+        """
         path = self._path
-        return None if path is None else understood(lambda: take(self._document(path)))
+        if path is None:
+            return None
+        document: Any = understood(lambda: parse_state(path.read_bytes()))
+        schema = document.get("schema") if isinstance(document, dict) else None
+        if isinstance(schema, int) and schema > self._schema:
+            raise AgentError(
+                self._code.replace(".write", ".schema"),
+                f"{path} of schema {schema}",
+                f"schema {self._schema} or an older one",
+                "run the tared that wrote it, or remove the file: it is begun anew",
+            )
+        return understood(lambda: take(self._of_today(document)))
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Put an object in the place of the one before, all or nothing."""
@@ -80,8 +104,11 @@ class StateFile:
                 found = f"{self._path}: {error.strerror}"
                 self._on_error(AgentError(self._code, found, "a writable state directory", "make room there"))
 
-    def _document(self, path: Path) -> Mapping[str, Any]:
-        document: Mapping[str, Any] = parse_state(path.read_bytes())
-        if document["schema"] != self._schema:
-            raise ValueError(f"schema {document['schema']!r}")
+    def _of_today(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Raises what `understood` takes for what is of no schema that is still read."""
+        schema = document["schema"]
+        if schema in self._added:
+            return {**document, **self._added[schema]}
+        if schema != self._schema:
+            raise ValueError(f"schema {schema!r}")
         return document

@@ -26,7 +26,8 @@ class Swap:
     """A new engine in service from the frame of capture time `ts` (None: after the last frame).
 
     trigger: first-start, alarm, precision, switch, command or rollback. seconds: wall time from that to the swap.
-    fidelity: of the new engine, and of the one before it, on the held-out frames of the job.
+    fidelity: of the new engine, and of the one before it, on the held-out frames of the job. skipped: frame ids between
+    the last frame of the one and the first of the other, that nobody took.
     """
 
     ts: float | None
@@ -35,6 +36,24 @@ class Swap:
     seconds: float
     fidelity: float | None
     fidelity_before: float | None
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """A candidate taken out of service again, from the frame of capture time `ts` on (None: after the last frame).
+
+    reason: the code of the error. frames: it had answered. suffered: of them and the frame that ended its probation,
+    how many were answered late, or wrongly, or would have been. missed: frames that nobody took during the probation.
+    """
+
+    ts: float | None
+    artefact: str
+    trigger: str
+    reason: str
+    frames: int
+    suffered: int
+    missed: int
 
 
 @dataclass
@@ -47,7 +66,8 @@ class RunSummary:
     last_ts: float = 0.0
     loop: LoopSample | None = None
     alarms: list[Alarm] = field(default_factory=list)
-    swaps: list[Swap] = field(default_factory=list)
+    swaps: list[Swap] = field(default_factory=list)  # of candidates that were kept
+    rollbacks: list[Rollback] = field(default_factory=list)
     fidelity: Interval | None = None
     fidelity_since: float = 0.0
     live_accuracy: Estimate | None = None  # since the last swap, by the labels that came or lay beside the recording
@@ -72,6 +92,7 @@ class RunSummary:
             **loop,
             "alarms": [asdict(alarm) for alarm in self.alarms],
             "swaps": [asdict(swap) for swap in self.swaps],
+            "rollbacks": [asdict(rollback) for rollback in self.rollbacks],
             "fidelity": asdict(self.fidelity) if self.fidelity else {},
             **({"live_accuracy": self.live_accuracy.as_dict()} if self.live_accuracy is not None else {}),
             "accuracy": {

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.review import REFERENCE, Score
-from agent.summary import Alarm, RunSummary, Swap
+from agent.summary import Alarm, Rollback, RunSummary, Swap
 from calibrate.evidence import Interval
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -47,14 +47,17 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
         yield "dropped", ", ".join(f"{count} {cause}" for cause, count in loop.dropped.items()) or "none"
         yield "frames per second", f"{loop.fps:.1f}"
         yield "latency p50 / p99", f"{loop.p50_ms:.1f} / {loop.p99_ms:.1f} ms"
-    events: list[Alarm | Swap] = sorted(
-        [*summary.alarms, *summary.swaps], key=lambda event: float("inf") if event.ts is None else event.ts
+    events: list[Alarm | Swap | Rollback] = sorted(
+        [*summary.alarms, *summary.swaps, *summary.rollbacks],
+        key=lambda event: float("inf") if event.ts is None else event.ts,
     )
     alarm: Alarm | None = None
     for event in events:
         if isinstance(event, Alarm):
             alarm = event
             yield _alarm_row(event)
+        elif isinstance(event, Rollback):
+            yield _rollback_row(event)
         else:
             yield _swap_row(event, alarm)
     if fidelity is not None and fidelity.n:
@@ -79,6 +82,12 @@ def _interval_row(mean: Interval, since: float) -> str:
 def _alarm_row(alarm: Alarm) -> tuple[str, str]:
     waited = f"{alarm.ts - alarm.onset_ts:.0f} s after onset at {alarm.onset_ts:.1f} s"
     return f"{alarm.ts:.1f} s  alarm", f"{waited}; a recalibration would gain {alarm.gain_db:.1f} dB"
+
+
+def _rollback_row(rollback: Rollback) -> tuple[str, str]:
+    at = "at the end" if rollback.ts is None else f"{rollback.ts:.1f} s"
+    served = f"{rollback.frames} frames on probation, {rollback.suffered} suffered, {rollback.missed} missed"
+    return f"{at}  taken back", f"INT8 {rollback.artefact}, {served} ({rollback.reason})"
 
 
 def _swap_row(swap: Swap, alarm: Alarm | None) -> tuple[str, str]:

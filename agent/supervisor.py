@@ -6,34 +6,31 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 
-from pydantic import JsonValue
-
-from agent.accuracy import Truth, accuracy_bound
+from agent.accuracy import Truth
 from agent.camera import parse_source, source_length
 from agent.commands import CommandDesk
 from agent.config import Config
 from agent.console import Task, progress
-from agent.drift import DriftState
 from agent.errors import CameraError
-from agent.findings import ObserverState
 from agent.health import notify_service_manager
+from agent.interrupted import Past
+from agent.job import MODEL
 from agent.labels import LabelsDesk
 from agent.link import MqttLink
-from agent.messages import Accuracy, Birth, CameraTelemetry, Fidelity, Latency, Observing
+from agent.messages import Birth
 from agent.model import Model
-from agent.observer import PREPARING
+from agent.model_watch import ModelWatch
 from agent.operations import Operations
 from agent.orders import Orders
 from agent.pipeline import Pipeline
+from agent.readings import Readings
 from agent.reporting import Reporter
 from agent.service import Service
 from agent.signals import handling_signals
-from agent.starting import Starting
+from agent.starting import RuntimeJob, Starting
 from agent.summary import RunSummary
 from calibrate.errors import TaredError
-from calibrate.evidence import Interval
 from engines.backend import Backend
 from engines.seal import find_key
 from engines.store import Store
@@ -57,8 +54,10 @@ class Supervisor:
         birth: Birth,
         frame_limit: int = 0,
         labels: Mapping[int, Truth] | None = None,
+        content: str = "",
     ) -> None:
-        """labels: of a recording, by frame number.
+        """labels: of a recording, by frame number. content: of the model's file, as `content_of` has it; where it is
+        known, another one beside a live camera ends the run.
 
         Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
         """
@@ -68,9 +67,13 @@ class Supervisor:
         self._stop_reason = ""
         source = parse_source(config.camera.source)
         reporter = self._reporter = Reporter(config.state_dir, link, birth)
+        past = Past(config.state_dir, reporter)
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
+        runtime = RuntimeJob(past.journal, reporter)
         with progress("preparing", 100) as bar:
-            engine = self._service.start(reporter.error, Starting("engine", reporter, bar.update))
+            starting = Starting("engine", reporter, bar.update)
+            engine = self._service.start(runtime.on_error, starting, past.proven, not past.rebuild_interrupted)
+        runtime.serves(self._service.serving.id, self._service.degraded)
         self._built_percent = 0  # of the reference; the observer's thread counts it up
         self._pipeline = Pipeline(
             config,
@@ -83,9 +86,15 @@ class Supervisor:
             lambda error: self._posted.put(lambda: self._on_observer(error)),
             Starting("reference", reporter, self._on_building, self._posted.put),
         )
-        self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put)
+        self._readings = Readings(config, self._service, self._pipeline)
+        self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put, past.journal)
         orders = Orders(self._operations, self._service, self._pipeline)
         self._desk = CommandDesk(orders.handlers, lambda result: link.send(result) if link else None)
+        self._desk.recall(past.known)
+        concluded = past.conclude(content)
+        self._desk.recall(concluded.news, tell=True)
+        self._rolled_back = concluded.rolled_back
+        self._watch = ModelWatch(model.spec.path, content, self._on_model) if source.live and content else None
         self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
         self._recorded_labels = labels
         length = source_length(source)
@@ -96,7 +105,9 @@ class Supervisor:
 
         Raises what stopped the frame path, after everything else has been stopped cleanly.
         """
-        self._operations.start()
+        self._operations.start(self._rolled_back)
+        if self._watch is not None:
+            self._watch.start()
         with handling_signals(self._on_signal):
             with progress("preparing", 100) as bar:
                 self._pipeline.start(lambda: self._waits(bar))
@@ -105,9 +116,12 @@ class Supervisor:
                 with progress("serving", self._total) as bar:
                     self._serve(bar)
             finally:
-                notify_service_manager("STOPPING=1")
-                if self._link is not None:
-                    self._link.set_state("stopping")
+                if self._watch is not None:
+                    self._watch.stop()
+                if self._stop_reason != MODEL:  # after which the daemon goes on
+                    notify_service_manager("STOPPING=1")
+                    if self._link is not None:
+                        self._link.set_state("stopping")
                 self._pipeline.stop()
                 self._operations.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
@@ -136,16 +150,18 @@ class Supervisor:
             self._take_labels()
             state = self._pipeline.observer.state()
             self._operations.tick(state)
-            if self._pipeline.served != pinged:
-                pinged = self._pipeline.served
+            if self._operations.new_model.usable:
+                self._stop_reason = self._stop_reason or MODEL
+            if self._pipeline.pulse != pinged:
+                pinged = self._pipeline.pulse
                 notify_service_manager("WATCHDOG=1")
             if self._link is not None and self._service.degraded != state_told:
                 state_told = self._service.degraded
                 self._link.set_state("degraded" if state_told else "online")
-            bar.update(self._pipeline.served, self._note(state))
+            bar.update(self._pipeline.served, self._readings.note(state, self._operations.job, self._built_percent))
             if time.monotonic() >= report_at:
                 report_at += self._config.mqtt.telemetry_period_s
-                self._reporter.telemetry({self._config.camera.name: self._sample(state)})
+                self._reporter.telemetry({self._config.camera.name: self._readings.sample(state)})
         self._run_posted()
 
     def _take_labels(self) -> None:
@@ -184,6 +200,9 @@ class Supervisor:
         else:
             self._reporter.event("observer", state="back")
 
+    def _on_model(self, content: str) -> None:
+        self._posted.put(lambda: self._operations.new_model.found(content))
+
     def _on_bad_labels(self, error: TaredError, count: int) -> None:
         self._reporter.error(error, part="labels", count=count)
 
@@ -198,48 +217,3 @@ class Supervisor:
 
     def _on_signal(self, name: str) -> None:
         self._stop_reason = name
-
-    def _note(self, state: ObserverState) -> str:
-        """The state in a few words, for the progress display."""
-        words = [f"{self._pipeline.last_ts:6.1f} s"]
-        words.append("reference" if self._service.degraded else f"INT8 {self._service.serving.id[:6]}")
-        if state.drift is not None:
-            words.append(f"drift {state.drift.state} {state.drift.gain_db:.1f} dB")
-        if state.fidelity.n:
-            words.append(f"fidelity {state.fidelity.estimate:.3f}")
-        accuracy = self._pipeline.accuracy.estimate.interval
-        if accuracy.n:
-            words.append(f"accuracy {accuracy.estimate:.3f}")
-        if state.outage:
-            built = state.outage == PREPARING and self._built_percent
-            words.append(f"observer {self._built_percent} %" if built else f"observer {state.outage}")
-        return "  ".join([*words, self._operations.doing]).rstrip()
-
-    def _sample(self, state: ObserverState) -> CameraTelemetry:
-        loop = self._pipeline.meter.sample()
-        drift = state.drift if not state.outage else None  # what nobody observes now is not known now
-        fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, self._pipeline.accuracy.estimate
-        observed = not state.outage
-        return CameraTelemetry(
-            fps=loop.fps,
-            dropped=dict(loop.dropped),
-            latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
-            drift=_drift(drift) if drift else {},
-            fidelity=Fidelity(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
-            fidelity_hour=Fidelity(**hour.as_dict()) if hour.interval.n and observed else None,
-            accuracy=Accuracy(**accuracy.as_dict()) if accuracy.interval.n else None,
-            accuracy_lower_bound_if_reference_accuracy_holds=self._accuracy_bound(fidelity) if observed else None,
-            observer=state.outage or None,
-            observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + self._pipeline.accuracy.nbytes),
-        )
-
-    def _accuracy_bound(self, fidelity: Interval) -> float | None:
-        """What top-1 accuracy is at least, by the owner's word on the reference: see `accuracy_bound`."""
-        reference = self._config.model.reference_accuracy
-        return accuracy_bound(reference, fidelity) if reference is not None and fidelity.n else None
-
-
-def _drift(drift: DriftState) -> dict[str, JsonValue]:
-    """What telemetry tells of it; serving_db is the gain over the engine in service, gain_db over the best regime."""
-    keys = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
-    return {key: getattr(drift, key) for key in keys}

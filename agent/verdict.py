@@ -1,37 +1,48 @@
-"""Whether a candidate may serve: judged on held-out frames beside the engine in service and the reference."""
+"""Whether a candidate may serve, by what `agent.comparison` has seen of it beside the engine in service."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.special import bdtrc
 
-from agent.fidelity import Fidelity, fidelity
-from agent.model import Model
-from agent.telemetry import LatencyHistogram
-from agent.vision import VisionTask
-from engines.backend import Backend, Engine, Progress, silent
-from engines.seal import find_key
-from engines.store import read_artefact
-
-HeldOut = Sequence[NDArray[np.float32]]
+from agent.comparison import Comparison
+from agent.misreading import newly_confused
+from calibrate.paired import gain_bounds
 
 MIN_TELLING = 4  # held-out frames with something on them, without which nothing speaks for a candidate
 NO_WORSE = 0.01  # of fidelity: a candidate may be this much below the engine in service, by chance
+# Times the latency of what serves, for a candidate with more layers float: its fidelity is what is wanted, and INT8 has
+# twice the peak rate of FP16, so that layers left float make no engine slower than this.
+MORE_FLOAT_SLOWDOWN = 2.0
+
+_MAX_CONFUSION = 0.1  # of the frames with a class, as `tared plan` has it; an owner who accepts more loss, accepts that
+_TAIL_FROM = 100  # inferences: of fewer the 99th percentile is the slowest one, which tells of the machine
+_TAIL_CHANCE = 0.001  # that so many more slow ones are the candidate's, if neither engine is slower
+_NOTICED_MS = 0.25  # a difference that no frame at 1000 Hz would notice is none
+
+
+@dataclass(frozen=True)
+class Limits:
+    """max_loss: largest 1 - mean fidelity at which a candidate is good, whatever serves now. max_slowdown: its latency
+    may be so many times that of the engine in service."""
+
+    max_loss: float
+    max_slowdown: float
 
 
 @dataclass(frozen=True)
 class Verdict:
     """How a candidate did on the held-out frames beside the engine in service and the reference.
 
-    frames: held-out frames; on empty_frames of them nobody detected anything, so they agree without telling anything.
-    fidelity: mean over the other frames, in [0, 1]. gain_low, gain_high: what it gains over the engine in service, two
-    standard errors either way. Latencies are medians in ms, interleaved in one process.
+    failed: which tests it did not pass, among "outputs", "rows", "confusion", "latency" and "fidelity"; `reason` says
+    it in words. frames: held-out frames; on empty_frames of them nobody detected anything, so they agree without
+    telling anything. fidelity: mean over the other frames, in [0, 1]. gain_low, gain_high: bounds with 95 % confidence
+    of what it gains over the engine in service. Latencies are medians in ms, and 99th percentiles, in turn in one
+    process; percentiles are None where inferences were too few. confused: the pairs of classes it newly confuses.
     """
 
     accepted: bool
@@ -44,76 +55,127 @@ class Verdict:
     gain_high: float
     latency_ms: float
     latency_serving_ms: float | None
+    latency_reference_ms: float
+    latency_p99_ms: float | None = None
+    latency_serving_p99_ms: float | None = None
+    failed: tuple[str, ...] = ()
+    confused: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """In JSON's types."""
+        return {**asdict(self), "failed": list(self.failed), "confused": list(self.confused)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Verdict:
+        """What `as_dict` gave."""
+        pairs = {name: tuple(document[name]) for name in ("failed", "confused")}
+        return cls(**{**document, **pairs})
 
 
-def judge(
-    model: Model,
-    backend: Backend,
-    candidate: Engine,
-    serving: str | None,
-    held_out: HeldOut,
-    max_loss: float,
-    progress: Progress = silent,
-) -> Verdict:
-    """Run reference, engine in service and candidate frame by frame in turn, and compare.
+def decide(comparison: Comparison, limits: Limits, label: Callable[[int], str] = str) -> Verdict:
+    """Accept a candidate whose outputs are sound, that confuses no classes newly, is not too slow, and faithful.
 
-    held_out: network inputs (1, C, H, W), of any sizes. With no engine in service the candidate must keep max_loss;
-    with one, it must not be worse, and must keep max_loss or be better beyond two standard errors. Frames on which
-    neither engine nor reference found anything agree without telling anything: they are counted apart, and MIN_TELLING
-    others asked. progress: of the reference engine, where that has to be built.
+    With no engine in service it must keep max_loss, and its latency is told and not judged. With one, it must not be
+    worse, and keep max_loss or be better with 95 % confidence. Frames on which neither engine nor reference found
+    anything agree without telling anything: they are counted apart, and MIN_TELLING others asked. label: from a class
+    to its name.
     """
-    reference = backend.observer(model.reference, model.placement.taps, progress)
-    task = VisionTask(model.spec, reference.inputs, reference.outputs)
-    engines = [candidate]
-    if serving is not None:
-        artefact = read_artefact(Path(serving), find_key())
-        engines.append(backend.load(artefact.read_engine()))
-    scores: list[list[float]] = []
-    latencies = [LatencyHistogram() for _ in engines]
-    try:
-        for tensor in held_out:
-            truth = task.decode(reference.infer(tensor), tensor.shape)
-            row = []
-            for engine, latency in zip(engines, latencies, strict=True):
-                started = time.perf_counter_ns()
-                outputs = engine.infer(tensor)
-                latency.add(time.perf_counter_ns() - started)
-                finite = all(np.isfinite(output).all() for output in outputs.values())
-                agreement = fidelity(task.decode(outputs, tensor.shape), truth, model.spec.min_sqnr_db)
-                row.append(Fidelity(agreement.value if finite else 0.0, agreement.is_empty and finite))
-            if not all(agreement.is_empty for agreement in row):
-                scores.append([agreement.value for agreement in row])
-    finally:
-        reference.close()
-        for engine in engines[1:]:
-            engine.close()
-    medians_ms = [latency.percentile_ms(50.0) for latency in latencies]
-    return _verdict(np.array(scores).reshape(-1, len(engines)), len(held_out), medians_ms, max_loss)
-
-
-def _verdict(scores: NDArray[np.float64], frames: int, latencies_ms: list[float], max_loss: float) -> Verdict:
-    """From fidelities (telling frames, engines), the candidate in column 0."""
+    scores = comparison.fidelities
     telling, engines = scores.shape
     means = scores.mean(axis=0).tolist() if telling else [0.0] * engines
-    keeps = telling >= MIN_TELLING and 1.0 - means[0] <= max_loss
-    told = f"on {telling} held-out frames, {frames - telling} others empty"
+    low, high = gain_bounds(scores[:, 0] - scores[:, 1]) if engines > 1 else (0.0, 0.0)
+    told = f"on {telling} held-out frames, {comparison.frames - telling} others empty"
+    confused = _confused(comparison, limits.max_loss, label)
+    latency = _Latency.of(comparison)
+    failed = {
+        "outputs": "; ".join(f"{fault} ({count} times)" for fault, count in comparison.outputs.items()),
+        "rows": "; ".join(comparison.rows),
+        "confusion": "it newly confuses " + ", ".join(confused) if confused else "",
+        "latency": latency.objection(limits.max_slowdown),
+    }
+    keeps = telling >= MIN_TELLING and 1.0 - means[0] <= limits.max_loss
     if engines == 1:
-        reason = f"loss {1.0 - means[0]:.3f} {told}, at most {max_loss} is asked"
-        return Verdict(keeps, reason, frames, frames - telling, means[0], None, 0.0, 0.0, latencies_ms[0], None)
-    gains = scores[:, 0] - scores[:, 1]
-    gain = means[0] - means[1]
-    margin = 2.0 * float(gains.std(ddof=1)) / math.sqrt(telling) if telling > 1 else 1.0
-    better = telling >= MIN_TELLING and gain - margin > 0.0
-    reason = f"fidelity {means[0]:.3f} against {means[1]:.3f} in service {told}"
+        faithful = keeps
+        fidelity = f"loss {1.0 - means[0]:.3f} {told}, at most {limits.max_loss} is asked"
+    else:
+        better = telling >= MIN_TELLING and low > 0.0
+        faithful = better or (keeps and means[0] - means[1] >= -NO_WORSE)
+        fidelity = f"fidelity {means[0]:.3f} against {means[1]:.3f} in service {told}"
+    failed["fidelity"] = "" if faithful else fidelity
+    objections = {test: words for test, words in failed.items() if words}
     return Verdict(
-        better or (keeps and gain >= -NO_WORSE),
-        reason,
-        frames,
-        frames - telling,
+        not objections,
+        "; ".join(objections.values()) or f"{fidelity}; {latency.told}",
+        comparison.frames,
+        comparison.frames - telling,
         means[0],
-        means[1],
-        gain - margin,
-        gain + margin,
-        latencies_ms[0],
-        latencies_ms[1],
+        means[1] if engines > 1 else None,
+        low,
+        high,
+        latency.p50_ms[0],
+        latency.p50_ms[1] if engines > 1 else None,
+        latency.reference_ms,
+        latency.p99_ms[0] if latency.p99_ms else None,
+        latency.p99_ms[1] if latency.p99_ms and engines > 1 else None,
+        tuple(objections),
+        confused,
     )
+
+
+def _confused(comparison: Comparison, max_loss: float, label: Callable[[int], str]) -> tuple[str, ...]:
+    tolerance = max(_MAX_CONFUSION, max_loss)
+    if tolerance >= 1.0:
+        return ()
+    candidate, *serving = comparison.misread
+    return tuple(
+        f"{label(pair.reference)} with {label(pair.candidate)} in {pair.count} of {pair.of} frames"
+        for pair in newly_confused(candidate, serving[0] if serving else None, tolerance)
+    )
+
+
+@dataclass(frozen=True)
+class _Latency:
+    """p50_ms, p99_ms: of the candidate and of the engine in service; no p99_ms where inferences were too few."""
+
+    times_ms: np.ndarray
+    p50_ms: tuple[float, ...]
+    p99_ms: tuple[float, ...]
+    reference_ms: float
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> _Latency:
+        times_ms, reference_ms = comparison.latencies_ms, comparison.reference_ms
+        runs, engines = times_ms.shape
+        p50_ms = np.median(times_ms, axis=0).tolist() if runs else [0.0] * engines
+        p99_ms = np.percentile(times_ms, 99.0, axis=0).tolist() if runs >= _TAIL_FROM else []
+        return cls(times_ms, tuple(p50_ms), tuple(p99_ms), float(np.median(reference_ms)) if reference_ms.size else 0.0)
+
+    @property
+    def told(self) -> str:
+        first = len(self.p50_ms) == 1
+        other = f"{self.reference_ms:.3g} ms in float" if first else f"{self.p50_ms[1]:.3g} ms in service"
+        unjudged = "" if first or self.p99_ms else f", p99 not judged: {len(self.times_ms)} inferences"
+        return f"{self.p50_ms[0]:.3g} ms against {other}{unjudged}"
+
+    def objection(self, max_slowdown: float) -> str:
+        """Why the candidate is too slow, in words; empty where it is not, or nothing serves.
+
+        Its 99th percentile counts where slow inferences are clearly more often its own than not: preemptions hit both
+        engines alike, as they take turns, and a few of them would decide a comparison of percentiles.
+        """
+        if len(self.p50_ms) == 1:
+            return ""
+        asked = f"in service; {max_slowdown:g} times that is allowed"
+        if _slower(self.p50_ms, max_slowdown):
+            return f"p50 {self.p50_ms[0]:.3g} ms against {self.p50_ms[1]:.3g} ms {asked}"
+        if not self.p99_ms or not _slower(self.p99_ms, max_slowdown):
+            return ""
+        slow, slow_serving = (self.times_ms > max_slowdown * self.p50_ms[1]).sum(axis=0).tolist()
+        if bdtrc(slow - 1, slow + slow_serving, 0.5) >= _TAIL_CHANCE:
+            return ""
+        return f"p99 {self.p99_ms[0]:.3g} ms against {self.p99_ms[1]:.3g} ms {asked}"
+
+
+def _slower(times_ms: tuple[float, ...], max_slowdown: float) -> bool:
+    candidate, serving = times_ms
+    return candidate > max_slowdown * serving and candidate - serving > _NOTICED_MS

@@ -16,10 +16,10 @@ from typing import Any
 from onnx import load_from_string
 
 from benchmarks.peers import HERE, MODELOPT, ROOT, WORKERS, Peer, PeerError, interpreter
+from engines.artefact import read_artefact
 from engines.macs import node_macs
 from engines.own_int8 import QUANTISE, own_int8
 from engines.placement import COMPUTE_OPS
-from engines.store import read_artefact
 from engines.topology import Topology
 
 

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def replace_files(contents: Mapping[Path, bytes]) -> None:
-    """Write files under their names, in order, once all are on the disk. Raises OSError; nothing half is left."""
+def replace_files(contents: Mapping[Path, bytes], mode: int = 0o666) -> None:
+    """Write files under their names, in order, once all are on the disk. Raises OSError; nothing half is left.
+
+    mode: who may do what with them, less what the umask forbids.
+    """
     partial = {path: path.with_name(f".{path.name}.{os.getpid()}.new") for path in contents}
     try:
         for path, content in contents.items():
-            with partial[path].open("wb") as file:
+            with open(partial[path], "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())

@@ -16,12 +16,13 @@ from typing import Any
 
 from onnx import ModelProto
 
+from engines.artefact import fingerprint
 from engines.backend import BackendOptions, BuildRequest, Built, EngineError, Progress, silent
 from engines.board import board
 from engines.cuda import Gpu
 from engines.half import half_precision
 from engines.placement import COMPUTE_OPS
-from engines.store import Store, fingerprint
+from engines.store import Store
 from engines.topology import Topology
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine
 from engines.trt.dialect import open_dialect

@@ -159,10 +159,11 @@ def classifier(stem: Callable[[Net], str]) -> ModelProto:
 
 
 @contextlib.contextmanager
-def small_file_system(place: Path) -> Iterator[Path]:
-    """A file system of half a megabyte in memory. Skips where it may not be mounted."""
+def small_file_system(place: Path, size: str = "512k", files: int = 0) -> Iterator[Path]:
+    """A file system in memory; files: how many may be there, 0 for plenty. Skips where it may not be mounted."""
     place.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tared-test", str(place)]
+    options = f"size={size}" + (f",nr_inodes={files}" if files else "")
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tared-test", str(place)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small file system can be mounted by root alone, and not in every container")
     try:

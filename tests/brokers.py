@@ -93,6 +93,12 @@ def any_broker(tmp_path: Path) -> Iterator[RealBroker]:
     yield from _running("mosquitto" if _MOSQUITTO else "amqtt", tmp_path)
 
 
+@pytest.fixture(scope="module")
+def module_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    """As `any_broker`, for what is made once for a file of tests."""
+    yield from _running("mosquitto" if _MOSQUITTO else "amqtt", tmp_path_factory.mktemp("broker"))
+
+
 @pytest.fixture
 def mosquitto(tmp_path: Path) -> Iterator[RealBroker]:
     """A running mosquitto, for what amqtt cannot do.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-pytest_plugins = ["bench", "brokers", "lab", "plan_bench", "trial_bench", "trt_world"]
+pytest_plugins = ["bench", "brokers", "job_bench", "job_worlds", "lab", "plan_bench", "trial_bench", "trt_world"]
 
 
 @pytest.fixture(scope="session")

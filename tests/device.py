@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.commands import Report
 from agent.errors import AgentError
-from agent.messages import RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.messages import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
 from agent.topics import Topics
 
 TOPICS = Topics("fleet", "board")
@@ -22,7 +22,12 @@ class Device:
         self.status_calls = 0
 
     def handlers(self) -> dict[str, Any]:
-        return {"status": self.status, "recalibrate": self.recalibrate, "rollback": self.rollback}
+        return {
+            "status": self.status,
+            "recalibrate": self.recalibrate,
+            "rollback": self.rollback,
+            "cancel": self.cancel,
+        }
 
     def status(self, _args: StatusArgs, report: Report) -> None:
         self.status_calls += 1
@@ -33,6 +38,9 @@ class Device:
 
     def rollback(self, _args: RollbackArgs, _report: Report) -> None:
         raise AgentError("store.no_previous", "no previous engine", "two engines", "recalibrate first")
+
+    def cancel(self, _args: CancelArgs, report: Report) -> None:
+        report.succeed()
 
 
 def payload(**changes: Any) -> bytes:

@@ -11,7 +11,7 @@ import yaml
 from worlds import make_world
 
 from agent.cli import main
-from engines.store import read_artefact
+from engines.artefact import read_artefact
 
 CONVS = ("Conv_t0", "Conv_t2", "Conv_t4")
 

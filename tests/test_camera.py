@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from agent.camera import Source, parse_source, read_images, source_length
+from agent.camera import Source, parse_source, read_images, source_length, source_seconds
 from agent.capture import CaptureThread, Frame, FrameSlot
 from agent.errors import CameraError
 
@@ -45,6 +45,7 @@ def test_a_video_yields_its_frames_in_media_time(video: Path) -> None:
     assert [round(ts, 3) for ts, _ in stamped] == [number / 10 for number in range(COUNT)]
     assert [round(float(image.mean()) / 20) for _, image in stamped] == list(range(COUNT))
     assert source_length(source) == COUNT
+    assert source_seconds(source) == pytest.approx(COUNT / 10)
 
 
 def test_a_folder_and_a_zip_of_images_are_sources(tmp_path: Path) -> None:
@@ -60,6 +61,7 @@ def test_a_folder_and_a_zip_of_images_are_sources(tmp_path: Path) -> None:
         source = parse_source(str(place))
         assert [int(image[0, 0, 0]) for _, image in read_images(source)] == [0, 20, 40]
         assert source_length(source) == 3
+        assert source_seconds(source) == pytest.approx(0.3)
 
 
 def test_live_sources_are_told_from_files() -> None:
@@ -67,6 +69,7 @@ def test_live_sources_are_told_from_files() -> None:
     assert parse_source("csi:0") == Source("csi", "0")
     assert parse_source("csi:0").live
     assert not Source("video", "a.mp4").live
+    assert source_seconds(Source("csi", "0")) is None
 
 
 @pytest.mark.parametrize(

@@ -19,51 +19,17 @@ from worlds import SPEC
 from zoo import residual_net
 
 from agent.build import build_artefact
-from agent.candidate import JobRequest, Outcome, write_job
+from agent.candidate import JobRequest, write_job
+from agent.comparison import compare
+from agent.deadline import Deadline
 from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
-from agent.verdict import MIN_TELLING, _verdict, judge
+from agent.outcome import Outcome
+from agent.verdict import Limits, decide
 from calibrate.histogram import AbsHistogram, merge
+from engines.artefact import read_artefact
 from engines.backend import Array, Backend, Engine, TensorSpec, open_backend
-from engines.store import Store, read_artefact
-
-
-def verdict(candidate: list[float], serving: list[float] | None, max_loss: float = 0.1) -> bool:
-    columns = [candidate] if serving is None else [candidate, serving]
-    return _verdict(np.array(columns).T, 32, [1.0] * len(columns), max_loss).accepted
-
-
-NOISE = [0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02]
-
-
-def around(mean: float) -> list[float]:
-    return [mean + noise for noise in NOISE]
-
-
-def test_a_first_engine_must_keep_the_loss() -> None:
-    assert verdict(around(0.95), None)
-    assert not verdict(around(0.85), None)
-
-
-def test_a_later_engine_must_not_be_worse_than_the_one_in_service() -> None:
-    assert verdict(around(0.95), around(0.60))
-    assert verdict(around(0.95), around(0.95))
-    assert not verdict(around(0.91), around(0.98))
-    assert not verdict([0.6, 1.0, 1.0, 1.0], [1.0] * 4)
-
-
-def test_one_that_loses_too_much_must_be_clearly_better() -> None:
-    assert verdict(around(0.70), around(0.40))
-    assert not verdict(around(0.70), around(0.70))
-
-
-def test_empty_frames_prove_nothing() -> None:
-    few = MIN_TELLING - 1
-    assert not verdict([1.0] * few, None)
-    assert not verdict([1.0] * few, [0.0] * few)
-    assert verdict([1.0] * MIN_TELLING, None)
-    nothing = _verdict(np.zeros((0, 2)), 32, [1.0, 1.0], 0.1)
-    assert (nothing.accepted, nothing.empty_frames) == (False, 32)
+from engines.store import Store
 
 
 @pytest.fixture
@@ -107,10 +73,16 @@ class Blinded:
 
 
 def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backend) -> None:
-    with closing(backend.load(backend.build(model.reference).engine)) as engine:
-        assert judge(model, backend, engine, None, frames(6), 0.1).fidelity == 1.0
-        refused = judge(model, backend, Blinded(engine), None, frames(6), 0.1)
-    assert (refused.accepted, refused.fidelity) == (False, 0.0)
+    with (
+        closing(backend.load(backend.build(model.reference).engine)) as engine,
+        closing(Deadline(pytest.fail)) as limit,
+    ):
+        whole, blind = (
+            decide(compare(model, backend, each, None, frames(6), limit), Limits(0.1, 1.25))
+            for each in (engine, Blinded(engine))
+        )
+    assert (whole.accepted, whole.fidelity) == (True, 1.0)
+    assert (blind.accepted, blind.fidelity, blind.failed) == (False, 0.0, ("outputs", "fidelity"))
 
 
 def request(model: Model, folder: Path, serving: Path | None = None, **changes: object) -> JobRequest:
@@ -125,7 +97,6 @@ def request(model: Model, folder: Path, serving: Path | None = None, **changes: 
         "state_dir": str(folder / "state"),
         "serving": str(serving) if serving else None,
         "max_loss": 0.5,
-        "nice": 5,
     }
     return JobRequest(**{**keys, **changes})  # type: ignore[arg-type]  # a dict of all fields
 
@@ -147,7 +118,7 @@ def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_
     assert outcome.artefact is not None
     assert outcome.verdict is not None
     artefact = read_artefact(outcome.artefact)
-    assert artefact.manifest["verdict"] == asdict(outcome.verdict)
+    assert artefact.manifest["verdict"] == outcome.verdict.as_dict()
     assert set(artefact.manifest["files"]) == {"engine.onnx", "calibration.json", "calibration.npz", "plan.json"}
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
 import stat
+import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +17,12 @@ import psutil
 import pytest
 from brokers import eventually
 
-from agent.candidate import Outcome
 from agent.child import CandidateProcess
 from agent.errors import AgentError
+from agent.outcome import Outcome
+
+_STARTED = """echo '{"step": "BUILDING", "percent": 50}'"""
+_BUSY = f"{_STARTED}; while :; do :; done"
 
 
 class Script:
@@ -29,14 +35,23 @@ class Script:
         self.progress: list[tuple[str, int]] = []
         self._outcomes: queue.Queue[Outcome] = queue.Queue()
 
-    def start(self, text: str) -> CandidateProcess:
+    def start(self, text: str, memory_bytes: int | None = None) -> CandidateProcess:
         self._path.write_text(f"#!/bin/sh\n{text}\n")
         self._path.chmod(self._path.stat().st_mode | stat.S_IXUSR)
         self._monkeypatch.setattr(sys, "executable", str(self._path))
         self.job.mkdir()
         return CandidateProcess(
-            self.job, lambda step, percent: self.progress.append((step, percent)), self._outcomes.put
+            self.job,
+            lambda step, percent: self.progress.append((step, percent)),
+            self._outcomes.put,
+            memory_bytes=memory_bytes,
         )
+
+    def process(self) -> psutil.Process:
+        """The process itself, once its script runs and said so by its first progress."""
+        eventually(lambda: bool(self.progress))
+        (process,) = (child for child in psutil.Process().children() if _works_on(child, self.job))
+        return process
 
     def outcome(self) -> Outcome:
         outcome = self._outcomes.get(timeout=10.0)
@@ -81,9 +96,8 @@ def test_a_death_without_a_word_is_an_outcome(script: Script, text: str, told: s
 
 
 def test_a_child_that_does_not_listen_is_killed(script: Script) -> None:
-    process = script.start('trap \'\' TERM; echo \'{"step": "BUILDING", "percent": 50}\'; while :; do sleep 0.1; done')
-    while not script.progress:
-        os.sched_yield()
+    process = script.start(f"trap '' TERM; {_STARTED}; while :; do sleep 0.1; done")
+    script.process()
     process.end()
     error = script.outcome().error
     assert error is not None
@@ -94,6 +108,46 @@ def _works_on(child: psutil.Process, job: Path) -> bool:
     with suppress(psutil.Error):  # one of another test, which has just ended
         return child.cmdline()[-1:] == [str(job)]
     return False
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": "BUILDING"}',
+        '{"step": "BUILDING", "percent": "half"}',
+        '{"step": "BUILDING", "percent": 101}',
+        '{"step": "BUILDING", "percent": 1e999}',
+        '{"hello": "world"}',
+        '{"artefact": 1, "verdict": null}',
+        '{"artefact": "a", "verdict": [1]}',
+        '{"error": {"code": "engine.graph"}}',
+        '{"error": {"code": 1, "found": "f", "expected": "e", "remedy": "r"}}',
+        '{"error": []}',
+    ],
+)
+def test_a_line_that_cannot_be_understood_ends_the_child_and_is_its_outcome(script: Script, line: str) -> None:
+    child = script.start(f"{_STARTED}; echo '{line}'; exec sleep 1000")
+    error = script.outcome().error
+    assert error is not None
+    assert error.code == "recalibration.child"
+    assert "cannot be understood" in error.found
+    child.end()  # it is gone, and reaped
+    assert not any(_works_on(each, script.job) for each in psutil.Process().children())
+
+
+@pytest.mark.parametrize("which", ["candidate-watch", "candidate"])
+def test_one_that_no_thread_can_follow_is_ended(script: Script, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    start = threading.Thread.start
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == which:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    with pytest.raises(OSError, match="can't start new thread"):
+        script.start(_BUSY)
+    assert psutil.Process().children() == []
 
 
 def test_where_memory_runs_out_the_kernel_takes_the_child(tmp_path: Path) -> None:
@@ -111,3 +165,130 @@ def test_where_memory_runs_out_the_kernel_takes_the_child(tmp_path: Path) -> Non
     assert error.code == "recalibration.memory"
     assert "status -9" in error.found
     assert "swap" in error.remedy
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    """Whether it ended; whoever inherited it may not have noticed yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def test_a_paused_process_takes_no_time(script: Script) -> None:
+    child = script.start(_BUSY)
+    process = script.process()
+    child.pause()
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED)
+    before = _cpu_s(process)
+    with pytest.raises(psutil.TimeoutExpired):
+        process.wait(0.5)
+    assert _cpu_s(process) == before
+    child.resume()
+    eventually(lambda: _cpu_s(process) > before)
+    child.end()
+    assert "-15" in str(script.outcome().error)
+
+
+def test_what_it_started_is_paused_too(script: Script) -> None:
+    child = script.start(f"(while :; do :; done) & {_STARTED}; wait")
+    (started,) = script.process().children()
+    child.pause()
+    eventually(lambda: started.status() == psutil.STATUS_STOPPED)
+    child.resume()
+    eventually(lambda: started.status() != psutil.STATUS_STOPPED)
+    child.end()
+    script.outcome()
+
+
+def test_a_paused_process_can_be_ended(script: Script) -> None:
+    child = script.start(_BUSY)
+    process = script.process()
+    child.pause()
+    eventually(lambda: process.status() == psutil.STATUS_STOPPED)
+    child.end()
+    assert "-15" in str(script.outcome().error)  # it heard of it: nobody had to kill it
+    child.pause()
+    child.resume()
+    child.end()  # of a process that is over, no news
+
+
+@pytest.mark.parametrize("start", ["exec", ""])
+def test_more_memory_than_allowed(script: Script, start: str) -> None:
+    """By the process itself, and by one that it starts."""
+    hungry = "import time; taken = bytearray(b'x') * (300 << 20); time.sleep(60)"
+    script.start(f'{_STARTED}; {start} {sys.executable} -c "{hungry}"; wait', memory_bytes=200 << 20)
+    error = script.outcome().error
+    assert error is not None
+    assert error.code == "recalibration.memory"
+    assert error.expected == "at most 200 MiB"
+    assert int(error.found.split()[-4]) > 200
+    assert "recalibration.memory_bytes" in error.remedy
+
+
+def test_nothing_that_it_started_runs_on(script: Script) -> None:
+    """Not even where it would keep the pipe open, so that nobody heard of the process's own end."""
+    script.start(f"sleep 1000 & {_STARTED}; wait")
+    process = script.process()
+    (left,) = process.children()
+    process.kill()
+    assert "status -9" in str(script.outcome().error)
+    eventually(lambda: _is_gone(left))
+
+
+_FACTS = """
+import json, pathlib, psutil, sys
+me = psutil.Process()
+facts = {"argv": sys.argv[1:], "nice": me.nice(),
+         "idle_io": me.ionice().ioclass == psutil.IOPRIO_CLASS_IDLE,
+         "oom": pathlib.Path("/proc/self/oom_score_adj").read_text().strip()}
+print(json.dumps({"error": {"code": "facts", "found": json.dumps(facts), "expected": "e", "remedy": "r"}}))
+"""
+
+
+def test_it_gives_way_before_its_module_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "facts.py").write_text(_FACTS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((os.environ.get("PYTHONPATH", ""), str(tmp_path))))
+    job, outcomes = tmp_path / "job", queue.Queue[Outcome]()
+    job.mkdir()
+    CandidateProcess(job, lambda *_: None, outcomes.put, module="facts", nice=12)
+    error = outcomes.get(timeout=20.0).error
+    assert error is not None
+    assert json.loads(error.found) == {
+        "argv": [str(job)],
+        "nice": max(12, os.getpriority(os.PRIO_PROCESS, 0)),
+        "idle_io": True,
+        "oom": "1000",
+    }
+
+
+_DAEMON = """
+import pathlib, sys, threading
+from agent.child import CandidateProcess
+child = CandidateProcess(pathlib.Path(sys.argv[1]), lambda *_: print("ready", flush=True), print, module="sleeper")
+threading.Event().wait()
+"""
+
+
+def test_it_ends_with_a_daemon_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while it is paused, when it could not notice by itself."""
+    (tmp_path / "sleeper.py").write_text(
+        'import time; print(\'{"step": "A", "percent": 1}\', flush=True); time.sleep(999)'
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((os.environ.get("PYTHONPATH", ""), str(tmp_path))))
+    job = tmp_path / "job"
+    job.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", _DAEMON, str(job)], stdout=subprocess.PIPE, encoding="utf-8"
+    ) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.readline() == "ready\n"
+        (child,) = psutil.Process(daemon.pid).children()
+        child.suspend()
+        daemon.kill()
+    eventually(lambda: _is_gone(child))

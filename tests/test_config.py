@@ -235,6 +235,8 @@ def test_what_is_required_is_asked_for(folder: Path) -> None:
         ("observe", "budget", [0, 1.5, "some"]),
         ("observe", "held_out", [3, 513, 8.5]),
         ("calibration", "frames", [0, "many"]),
+        ("calibration", "within_s", [0, -1, ".inf"]),
+        ("calibration", "contact_sheet", ["perhaps"]),
         ("calibration", "method", ["", "guess", "percentile:50", "global:0"]),
         ("drift", "tolerance_db", [0, 12, ".nan"]),
         ("drift", "block_s", [0, 1e300]),
@@ -259,6 +261,18 @@ def test_impossible_values_are_refused_by_name(folder: Path, section: str, key: 
         )
         (line,) = refused(write(folder, written))
         assert line.startswith(f"{section}.{key}: expected ")
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"recalibration": {"timeout_s": 300}}, {"calibration": {"within_s": 900}}],
+    ids=["no time to collect", "too long a collection"],
+)
+def test_a_job_has_the_time_to_collect(folder: Path, sections: dict[str, Any]) -> None:
+    (line,) = refused(write(folder, MINIMAL | sections))
+    within_s = sections.get("calibration", {}).get("within_s", 300)
+    assert line.startswith(f"recalibration: expected timeout_s above calibration.within_s, which is {within_s}")
+    load_config(write(folder, MINIMAL | sections | {"recalibration": {"timeout_s": 901}}))
 
 
 @settings(deadline=None)

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import time
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, 
     assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"]
     first, second = summary["swaps"]
     (alarm,) = summary["alarms"]
-    assert first["ts"] < NIGHT_ENDS_S <= alarm["onset_ts"] + 2.0 < alarm["ts"] < second["ts"]
+    # A block of observations may begin a quarter of a second of wall time before the change on a busy machine.
+    assert first["ts"] < NIGHT_ENDS_S <= alarm["onset_ts"] + 5.0 < alarm["ts"] < second["ts"]
     assert alarm["gain_db"] > 3.0
     assert second["fidelity"] > second["fidelity_before"]
 
@@ -63,6 +65,10 @@ def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, 
     numbered = [json.loads(m.payload) for m in seen if m.topic in (TOPICS.telemetry, TOPICS.event)]
     assert [message["seq"] for message in numbered] == list(range(1, len(numbered) + 1))
     assert {message["epoch"] for message in numbered} == {1}
+    selections = [message["selection"] for message in numbered if "selection" in message]
+    assert [chosen["taken"] - chosen["held_out"] >= 32 for chosen in selections] == [True, True]
+    assert json.loads((world.state_dir / "selection.json").read_text()) == selections[-1]
+    assert stat.S_IMODE((world.state_dir / "selection.png").stat().st_mode) == 0o600
     kinds = [message["kind"] for message in numbered if "kind" in message]
     assert kinds.count("swap") == 2
     assert kinds.count("alarm") == 1
@@ -91,7 +97,7 @@ def test_an_operator_recalibrates_and_rolls_back(tmp_path: Path, any_broker: Rea
         assert statuses[-1] == "SUCCEEDED", heard[-1]
         assert set(statuses[1:-1]) == {"IN_PROGRESS"}
         steps = list(dict.fromkeys(result.step for result in heard if result.step))
-        assert steps == ["COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING"]
+        assert steps == ["COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING", "PROBATION"]
         second = store.read("current")
         assert first is not None
         assert second is not None
@@ -100,7 +106,7 @@ def test_an_operator_recalibrates_and_rolls_back(tmp_path: Path, any_broker: Rea
         assert heard[-1].result is not None
         assert heard[-1].result["artefact"] == second.id
 
-        assert [result.status for result in results(any_broker, "rollback")] == ["ACCEPTED", "SUCCEEDED"]
+        assert [result.status for result in results(any_broker, "rollback")] == ["ACCEPTED", "IN_PROGRESS", "SUCCEEDED"]
         current = store.read("current")
         assert current is not None
         assert current.id == first.id
@@ -108,6 +114,7 @@ def test_an_operator_recalibrates_and_rolls_back(tmp_path: Path, any_broker: Rea
         assert accepted.status == "ACCEPTED"
         assert told.result is not None
         assert told.result["engine"] == first.id
+        assert (told.result["automatic"], told.result["stopped_by"]) == (True, "")
 
         refused = results(any_broker, "recalibrate", method="guess")[-1]
         assert refused.status == "FAILED"
@@ -153,21 +160,29 @@ def test_a_restart_serves_what_was_current_and_a_damaged_one_falls_back(tmp_path
 
     engine = Path(first["artefact"]) / "engine.onnx"
     engine.write_bytes(engine.read_bytes()[:-1])
-    fallen, errors = world.run("--frames", "20")
-    assert fallen["artefact"] != first["artefact"]
+    rebuilt, errors = world.run("--frames", "20")
+    assert (rebuilt["artefact"], rebuilt["swaps"]) == (first["artefact"], [])
     assert "artefact.damaged" in errors
     assert "engine.onnx" in errors
 
+    for name in ("engine.onnx", "calibration.json"):
+        (engine.parent / name).write_bytes(b"")
+    fallen, errors = world.run("--frames", "20")
+    assert fallen["artefact"] != first["artefact"]
+    assert "calibration.json" in errors
 
-def test_a_full_disk_costs_the_job_and_not_the_video(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(("most_bytes", "code"), [(6_000, "journal.write"), (34_000, "recalibration.disk")])
+def test_a_full_disk_costs_the_job_and_not_the_video(tmp_path: Path, most_bytes: int, code: str) -> None:
     def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
-    world = make_world(tmp_path, lambda _: 0.5, 400.0)
-    summary, _ = world.run(until="recalibration.disk", before=small_files)
+    world = make_world(tmp_path, lambda _: 0.5, 400.0, observe={"held_out": 128}, calibration={"frames": 200})
+    summary, said = world.run(until=code, before=small_files)
+    assert said.count("journal.write:") <= 1
     assert summary["dropped"] == {}
     assert summary["swaps"] == []
-    assert not list((world.state_dir / "jobs").iterdir())
+    assert not list((world.state_dir / "jobs").glob("*"))
 
 
 def test_a_killed_daemon_leaves_nothing_that_hinders_the_next(tmp_path: Path, any_broker: RealBroker) -> None:
@@ -198,3 +213,21 @@ def test_systemd_is_told_ready_alive_and_stopping(tmp_path: Path, monkeypatch: p
     assert said[0] == b"READY=1"
     assert b"WATCHDOG=1" in said
     assert os.environ["NOTIFY_SOCKET"]
+
+
+def test_systemd_is_told_alive_while_a_lost_camera_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": "rtsp://127.0.0.1:1/nothing"})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60.0)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with world.running() as process:
+            said: list[bytes] = []
+            while said.count(b"WATCHDOG=1") < 4:
+                said.append(manager.recv(100))
+            process.terminate()
+            output, errors = process.communicate(timeout=20.0)
+    assert process.returncode == 0, errors
+    assert json.loads(output)["frames"] == 0

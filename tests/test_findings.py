@@ -15,6 +15,7 @@ from zoo import Net
 
 from agent.answers import MAX_BYTES
 from agent.capture import Frame
+from agent.chosen_frames import shown_classes
 from agent.config import Config
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
@@ -205,11 +206,12 @@ def test_all_that_is_known_of_a_large_network_takes_less_than_16_mb(config: Conf
     serving = Regime.of("lit 1", made, made.scales, dict.fromkeys(made.scales, 1.0))
     before, findings = traced(), findings_of(config)
     findings.watch(serving, [], 0.0)
-    for second in range(25):
-        frame = Frame(second, float(second), 0, IMAGES[second])
+    for second in range(48):
+        image = np.repeat(np.repeat(IMAGES[second], 30, axis=0), 40, axis=1)  # whose thumbnails are of full size
+        frame = Frame(second, float(second), 0, image)
         seen = Observation({}, crowd(1.0, second))
         findings.add(Served(frame, "lit 1", RIGHT, 0, 0.0), np.zeros((1, 3, 8, 8), np.float32), seen, RIGHT)
-    del seen
+    del seen, image, frame
     state = findings.state("", Spending(0.0, 0.0))
     assert 0.9 * state.nbytes < traced() - before < 1.1 * state.nbytes + 2**20
     assert state.nbytes + MAX_BYTES < 16 * 2**20
@@ -226,3 +228,60 @@ def test_a_warning_begins_a_collection_unless_a_job_waits_for_the_one_there_is(c
     assert state.drift is not None
     assert state.drift.state != "calm"
     assert (state.collected > 30) is in_use
+
+
+def quickly(findings: Findings, seconds: range, light: float = 1.0) -> None:
+    """Ten frames a second, of a camera that stands still."""
+    for tenth in range(10 * seconds.start, 10 * seconds.stop):
+        frame = Frame(tenth, tenth / 10, 0, IMAGES[tenth % len(IMAGES)])
+        served = Served(frame, "lit 1", RIGHT, 0, 0.0)
+        findings.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, tenth)), RIGHT)
+
+
+def test_of_a_scene_that_stands_still_frames_are_chosen_unless_somebody_waits(config: Config) -> None:
+    findings = findings_of(config)
+    quickly(findings, range(20))
+    chosen = findings.selection().detail()
+    assert chosen["considered"] == 200
+    assert chosen["taken"] == pytest.approx(20.0 * 512 * 4 / 3 / 300, abs=3)
+    assert chosen["taken"] + chosen["duplicate"] == 200
+    assert chosen["classes"] == {"a": chosen["taken"]}
+    state = findings.state("", Spending(0.0, 0.0))
+    assert (state.collected, state.telling) == (chosen["taken"] - chosen["held_out"], chosen["held_out"])
+    findings.collect_afresh(hurried=True)
+    quickly(findings, range(20, 26))
+    assert findings.selection().detail()["taken"] == 60
+    findings.collect_afresh()
+    quickly(findings, range(26, 32))
+    assert findings.selection().detail()["taken"] < 30
+
+
+def test_from_a_warning_on_frames_are_taken_as_they_come(config: Config) -> None:
+    findings = findings_of(config)
+    findings.watch(regime(), [], 0.0)
+    quickly(findings, range(40))
+    assert findings.selection().detail()["duplicate"] > 200
+    quickly(findings, range(40, 63), light=1 / 16)
+    drift = findings.state("", Spending(0.0, 0.0)).drift
+    assert drift is not None
+    assert drift.state != "calm"
+    detail = findings.selection().detail()
+    assert detail["taken"] == detail["considered"] > 50
+
+
+def test_what_the_reference_sees_is_what_a_frame_shows() -> None:
+    boxes = np.zeros((3, 4), np.float32)
+    seen = Detections(boxes=boxes, classes=np.array([2, 0, 2]), scores=np.ones(3, np.float32))
+    assert shown_classes(seen) == {0, 2}
+    assert shown_classes(RIGHT) == {0}
+    assert shown_classes(NOTHING) == shown_classes({"output": boxes}) == frozenset()
+
+
+def test_thumbnails_are_kept_only_for_a_sheet(config: Config) -> None:
+    without = config.calibration.model_copy(update={"contact_sheet": False})
+    findings = findings_of(config.model_copy(update={"calibration": without}))
+    quickly(findings, range(3))
+    assert findings.selection().thumbnails is None
+    plain = findings_of(config)
+    quickly(plain, range(60))
+    assert len(plain.selection().thumbnails or ()) == 48

@@ -20,7 +20,7 @@ from lab import tared
 from numpy.typing import NDArray
 from zoo import Net
 
-from agent.candidate import JobRequest, Outcome, write_job
+from agent.candidate import JobRequest, write_job
 from agent.capture import Frame
 from agent.config import Config
 from agent.decode import open_decoder
@@ -29,6 +29,7 @@ from agent.findings import Served
 from agent.model import Model, open_model
 from agent.model_spec import load_model_spec
 from agent.observer import ObserverThread
+from agent.outcome import Outcome
 from agent.schema import validate
 from agent.vision import VisionTask
 from calibrate.histogram import AbsHistogram, merge, to_bytes
@@ -143,7 +144,7 @@ def config_of(model: Model) -> Config:
     content: dict[str, Any] = {
         "model": model.spec.model_dump(mode="json"),
         "camera": {"source": "clip.avi"},
-        "observe": {"held_out": 8, "period_s": 0.1, "budget": None},
+        "observe": {"held_out": 16, "period_s": 0.1, "budget": None},
     }
     return validate(Config, content, "test")
 
@@ -171,13 +172,13 @@ def observed_in_turn(model: Model, frames: int) -> tuple[int, dict[str, AbsHisto
 def job_of(model: Model, folder: Path) -> JobRequest:
     return JobRequest(
         spec=model.spec.model_dump(mode="json"), model_sha256=model.sha256, backend="onnxruntime", threads=1,
-        method="max", frames=18, source="test", state_dir=str(folder / "state"), serving=None, max_loss=0.1, nice=5,
+        method="max", frames=24, source="test", state_dir=str(folder / "state"), serving=None, max_loss=0.1,
     )  # fmt: skip
 
 
 def test_a_candidate_is_judged_on_held_out_frames_of_many_sizes(model: Model, tmp_path: Path) -> None:
-    frames, histograms, held_out = observed_in_turn(model, 24)
-    assert (frames, len(held_out)) == (18, 6)
+    frames, histograms, held_out = observed_in_turn(model, 32)
+    assert (frames, len(held_out)) == (24, 8)
     assert {tensor.shape[2:] for tensor in held_out} == set(SIZES.values())
     write_job(tmp_path / "job", job_of(model, tmp_path), histograms, held_out)
     command = [sys.executable, "-m", "agent.candidate", str(tmp_path / "job")]
@@ -186,4 +187,4 @@ def test_a_candidate_is_judged_on_held_out_frames_of_many_sizes(model: Model, tm
     assert outcome.error is None, outcome.error
     assert outcome.verdict is not None
     verdict = outcome.verdict
-    assert (verdict.accepted, verdict.frames, verdict.empty_frames, verdict.fidelity) == (True, 6, 0, 1.0)
+    assert (verdict.accepted, verdict.frames, verdict.empty_frames, verdict.fidelity) == (True, 8, 0, 1.0)

@@ -17,13 +17,15 @@ from zoo import residual_net
 
 import engines.tensorrt_backend as tensorrt_backend
 from agent.build import build_artefact
-from agent.candidate import JobRequest, Outcome, run_job, write_job
+from agent.candidate import JobRequest, run_job, write_job
 from agent.config import backend_options
 from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
+from agent.outcome import Outcome
 from calibrate.histogram import AbsHistogram, merge
+from engines.artefact import Artefact, read_artefact
 from engines.backend import BuildRequest, Built, Progress, open_backend, silent
-from engines.store import Artefact, Store, read_artefact
+from engines.store import Store
 from engines.tensorrt_backend import TensorRtBackend
 
 FIRST, SECOND = "Conv_t0", "Conv_t2"
@@ -68,7 +70,7 @@ class Bench:
         request = JobRequest(
             spec=self.model.spec.model_dump(mode="json"), model_sha256=self.model.sha256, backend="tensorrt", threads=1,
             method=name, frames=8, source="morning", state_dir=str(self.folder / "state"), serving=str(serving),
-            max_loss=0.9, nice=0,
+            max_loss=0.9,
         )  # fmt: skip
         write_job(self.folder / name, request, self.histograms, self.frames[8:])
         told: list[Mapping[str, Any]] = []

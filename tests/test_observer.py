@@ -23,6 +23,8 @@ from agent.model import Model, open_model
 from agent.model_spec import ModelSpec
 from agent.observer import PREPARING, ObserverThread, OpenObserver
 from agent.schema import validate
+from agent.selection import Selection
+from agent.signature import Signature
 from calibrate.errors import TaredError
 from engines.backend import Array, EngineError, Observation, Observer, Progress, open_backend
 from engines.kernels import DeviceError
@@ -263,3 +265,39 @@ def test_a_gpu_that_is_lost_while_the_reference_is_opened_ends_the_thread(bench:
     thread.join(MANY)
     assert thread.error is FAULT
     assert bench.told == []
+
+
+def test_the_default_budget_lets_a_day_of_calibrations_be_collected_in_time(bench: Bench) -> None:
+    """30 frames a second that take 10 ms each, observations of 25 ms, and a scene in which nothing happens."""
+    content = {"model": SPEC, "camera": {"source": "clip.avi"}, "recalibration": {"per_day": 2}}
+    config = validate(Config, content, "test")
+    budget = ObserverThread(lambda _: bench.observer(), bench.model.spec, config, bench.told.append)._budget
+    budget.set_pace(alert=True)
+    needed, number = config.calibration.frames * 4 / 3, 0
+    still = Signature.of(np.full((8, 8, 3), 128, np.uint8))
+    for _ in range(3):
+        selection, began = Selection(config.calibration.frames, config.calibration.within_s), number
+        while selection.counts.taken < needed:
+            number += 1
+            budget.earn(0.01)
+            if budget.due(number / 30):
+                budget.spend(0.025)
+                selection.consider(number / 30, still, ())
+            assert (number - began) / 30 <= 1.02 * config.calibration.within_s
+    assert budget.debt_s > 0.0
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_sheet_that_the_owner_does_not_want_any_more_goes_at_the_start(
+    bench: Bench, tmp_path: Path, wanted: bool
+) -> None:
+    sheet = tmp_path / "selection.png"
+    sheet.write_bytes(b"frames")
+    content = {"model": SPEC, "camera": {"source": "clip.avi"}, "calibration": {"contact_sheet": wanted}}
+    config = validate(Config, {**content, "state_dir": tmp_path}, "test")
+    thread = ObserverThread(lambda _: bench.observer(), bench.model.spec, config, bench.told.append)
+    thread.start()
+    assert thread.wait_until_tried(MANY)
+    thread.stop()
+    thread.join(MANY)
+    assert sheet.exists() is wanted

@@ -10,7 +10,7 @@ from lab import CIFAR_TRAIN, COCO, FACES, Lab
 from worlds import make_world
 
 from agent.cli import main
-from engines.store import read_artefact
+from engines.artefact import read_artefact
 from examples.street.render import render_video
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")

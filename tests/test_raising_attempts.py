@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agent.errors import AgentError
+from agent.job import CANCELLED
 from agent.low_fidelity import Attempts
 from agent.raising import EXHAUSTED
-from agent.recalibration import CANCELLED
 
 
 def told(error: AgentError) -> None:
@@ -37,8 +37,26 @@ def test_candidates_that_were_refused_are_counted_by_what_served() -> None:
 
 @pytest.mark.parametrize(
     "code",
+    ["recalibration.deadline", "recalibration.crash", "probation.fidelity", "probation.latency", "probation.output",
+     "probation.error", "probation.hang"],
+)  # fmt: skip
+def test_what_a_candidate_did_is_as_good_as_a_refusal(code: str) -> None:
+    attempts = Attempts(None, "a word", told)
+    attempts.failed("day", ended(code))
+    assert (attempts.next_rung("day"), attempts.next_rung("night")) == (2, 1)
+
+
+def test_what_the_operator_took_back_on_probation_is_not_tried_again() -> None:
+    attempts = Attempts(None, "a word", told)
+    attempts.failed("day", ended("probation.recalled"))
+    attempts.failed("day", ended("probation.fidelity"))
+    assert attempts.next_rung("day") == 0
+
+
+@pytest.mark.parametrize(
+    "code",
     [CANCELLED, "recalibration.disk", "recalibration.timeout", "recalibration.memory", "recalibration.child",
-     "recalibration.crash", "swap.stopped", "artefact.write"],
+     "recalibration.interrupted", "probation.stuck", "swap.stopped", "artefact.write"],
 )  # fmt: skip
 def test_what_never_came_to_a_verdict_is_no_attempt(code: str) -> None:
     attempts = Attempts(None, "a word", told)
@@ -77,7 +95,7 @@ ATTEMPTS = {"schema": 1, "origin": "a word", "refused": {"day": 1, "night": None
 
 @pytest.mark.parametrize(
     "text",
-    ["", "no JSON", "[]", "[" * 100_000, json.dumps({**ATTEMPTS, "schema": 2}), json.dumps({"schema": 1}),
+    ["", "no JSON", "[]", "[" * 100_000, json.dumps({**ATTEMPTS, "schema": 0}), json.dumps({"schema": 1}),
      json.dumps({**ATTEMPTS, "refused": {"day": -1}}), json.dumps({**ATTEMPTS, "refused": {"day": float("inf")}}),
      json.dumps({**ATTEMPTS, "refused": {"day": "x"}}), json.dumps({**ATTEMPTS, "refused": ["day"]})],
 )  # fmt: skip
@@ -90,6 +108,14 @@ def test_a_file_of_attempts_that_is_none_is_begun_anew(tmp_path: Path, text: str
     assert (attempts.next_rung("day"), attempts.next_rung("night")) == (1, 1)
     attempts.forbid("day")
     assert Attempts(path, "a word", told).next_rung("day") == 0
+
+
+def test_a_file_of_attempts_of_a_newer_tared_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path, text = tmp_path / "attempts.json", json.dumps({**ATTEMPTS, "schema": 2})
+    path.write_text(text)
+    with pytest.raises(AgentError, match=r"attempts\.schema: .*attempts\.json of schema 2; expected schema 1"):
+        Attempts(path, "a word", told)
+    assert path.read_text() == text
 
 
 def test_a_disk_that_refuses_is_told_of_once_and_the_process_remembers(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from agent.model import Model, open_model
 from agent.service import Service
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
+from engines.artefact import Artefact
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.store import Artefact, Store
+from engines.store import Store
 
 pytestmark = pytest.mark.slow
 ACCEPTED = 0.2  # as max_loss; the INT8 engine loses about half
@@ -71,7 +72,9 @@ def test_low_fidelity_is_told_once_and_raises_precision(story: Story) -> None:
     assert len(told) == 1
     assert "state='low'" in told[0]
     steps = re.findall(r"event=job trigger='precision' step='(\w+)'", story.said)
-    assert list(dict.fromkeys(steps))[-4:] == ["CALIBRATING", "RANKING", "BUILDING", "VALIDATING"]
+    assert list(dict.fromkeys(steps))[-6:] == [
+        "CALIBRATING", "PLANNING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED",
+    ]  # fmt: skip
     artefact = current(story.raised)
     ((layer, why),) = plan_of(artefact).floats.items()
     assert layer == COLLAPSES

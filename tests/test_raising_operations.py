@@ -16,23 +16,27 @@ from raising_world import COLLAPSES, collapsing_net, observer_state
 from worlds import SPEC
 
 from agent.build import build_artefact
-from agent.candidate import Outcome
 from agent.commands import Report
 from agent.config import Config
 from agent.errors import AgentError
 from agent.findings import Findings, ObserverState
+from agent.job_journal import JobJournal
 from agent.low_fidelity import Attempts
 from agent.messages import Birth, CommandResult, RollbackArgs
 from agent.model import calibrate, open_model
 from agent.operations import Operations
 from agent.orders import Orders
+from agent.outcome import Outcome
 from agent.pipeline import Pipeline
+from agent.probation import Record
 from agent.reporting import Reporter
 from agent.schema import validate
 from agent.service import Service
+from agent.trial import TrialEvents
 from calibrate.plan import PrecisionPlan
+from engines.artefact import Artefact
 from engines.backend import open_backend, silent
-from engines.store import Artefact, Store
+from engines.store import Store
 
 
 @dataclass
@@ -67,11 +71,29 @@ class Desk:
 
 
 class Loop:
-    """A frame path on which every engine serves at once."""
+    """A frame path on which every engine serves at once, and is kept, or taken back, as is wished."""
 
-    def swap(self, _identity: str, engine: Any, done: Callable[[float | None], None]) -> None:
+    keeping = False
+
+    def try_out(self, _identity: str, engine: Any, events: TrialEvents) -> None:
         engine.close()
-        done(1.0)
+        self._events = events
+        events.live(1.0, 0)
+
+    def go_back(self, error: AgentError) -> bool:
+        self._events.failed(error, 2.0, False)
+        return True
+
+    def keep(self) -> bool:
+        return True
+
+
+def frame_path() -> dict[str, Any]:
+    """What a pipeline has for a change of engine."""
+    loop = Loop()
+    return {
+        "loop": loop, "try_out": loop.try_out, "record": Record(live=True), "dropped": 0, "error": None, "stuck": False
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -84,11 +106,12 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
             "camera": {"source": "rtsp://camera"},
             "state_dir": tmp_path / "state",
             "recalibration": recalibration,
+            "probation": {"frames": 1, "seconds": 0.0},
         }
         config = validate(Config, content, "test")
         service, artefacts = stored(config)
         if not raised_serves:
-            service._store.promote(artefacts[0])
+            service.store.promote(artefacts[0])
             service.start(pytest.fail).close()
         told: list[str] = []
         reporter = Reporter(config.state_dir, None, Birth(agent_version="0"))
@@ -97,11 +120,12 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         state = observer_state(config)
         accuracy = SimpleNamespace(remember=lambda _: None)
         observer = SimpleNamespace(findings=findings, set_pace=lambda **_: None, state=lambda: state)
-        pipeline = SimpleNamespace(
-            is_live=live, observer=observer, accuracy=accuracy, loop=Loop(), error=None, last_ts=0.0
+        pipeline = SimpleNamespace(is_live=live, observer=observer, accuracy=accuracy, last_ts=0.0, **frame_path())
+        journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+        operations = Operations(
+            config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal
         )
-        operations = Operations(config, service, cast(Pipeline, pipeline), reporter, lambda function: function())
-        operations.start()
+        operations.start(0)
         return Desk(operations, service, *artefacts, told, state)
 
     return make

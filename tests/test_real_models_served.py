@@ -11,7 +11,7 @@ from brokers import free_port
 from lab import ASL, PERSON, Lab
 from worlds import FIRST_SWAP, run_until
 
-from engines.store import read_artefact
+from engines.artefact import read_artefact
 
 
 @pytest.mark.slow
@@ -27,6 +27,7 @@ def test_the_daemon_serves_a_users_own_model_and_video(
         "camera": {"source": str(lab.data / clip), "speed": speed},
         "observe": {"alert_period_s": 0.05, "held_out": 16, "budget": None},
         "calibration": {"frames": 16},
+        "probation": {"frames": 1, "seconds": 0.0},
         "mqtt": {"host": "127.0.0.1", "port": free_port()},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,8 @@ def told(error: AgentError) -> None:
     raise AssertionError(f"nothing was to be told: {error}")
 
 
-def restraint_of(path: Path | None, per_day: int = 2) -> Restraint:
-    return Restraint(path, per_day, JOB_PAUSE_S, SWITCH_PAUSE_S, told)
+def restraint_of(path: Path | None, per_day: int = 2, on_error: Callable[[AgentError], None] = told) -> Restraint:
+    return Restraint(path, per_day, JOB_PAUSE_S, SWITCH_PAUSE_S, 3, on_error)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -130,7 +131,7 @@ def test_a_clock_that_is_set_back_between_two_processes_makes_nothing_wait_longe
     before.takes_job()
     before.pause_jobs()
     clocks.boot()
-    clocks.set_by(-10 * 365 * DAY)
+    clocks.set_by(-23 * HOUR)
     waited = 0.0
     while not restraint_of(path).may_start:
         clocks.pass_s(30.0)
@@ -140,6 +141,20 @@ def test_a_clock_that_is_set_back_between_two_processes_makes_nothing_wait_longe
         clocks.pass_s(HOUR)
         waited += HOUR
     assert waited == pytest.approx(DAY, abs=HOUR)
+
+
+def test_on_a_board_without_a_clock_a_stop_does_not_begin_anew_at_each_boot(clocks: Clocks, path: Path) -> None:
+    errors: list[AgentError] = []
+    before = restraint_of(path, per_day=1, on_error=errors.append)
+    before.takes_job()
+    before.pause_jobs()
+    before.pause_switches()
+    for _ in range(3):
+        before.rolled_back()
+    clocks.boot()
+    clocks.set_by(-2 * DAY)
+    again = restraint_of(path, per_day=1)
+    assert (again.may_start, again.may_switch, again.takes_job()) == (True, True, True)
 
 
 def test_a_clock_that_is_set_ahead_between_two_processes_makes_all_of_it_old(clocks: Clocks, path: Path) -> None:
@@ -164,6 +179,39 @@ def test_a_cap_that_was_lowered_counts_the_newest_jobs(clocks: Clocks, path: Pat
     assert lowered.takes_job()
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_three_rollbacks_in_a_day_are_told_once_and_nothing_starts_by_itself(
+    clocks: Clocks, path: Path, restarts: bool
+) -> None:
+    errors: list[AgentError] = []
+    restraint, may = restraint_of(path, on_error=errors.append), []
+    for _ in range(4):
+        clocks.pass_s(HOUR)
+        restraint.rolled_back()
+        if restarts:
+            restraint = restraint_of(path, on_error=errors.append)
+        may.append((restraint.may_start, restraint.may_switch))
+    assert may == [(True, True), (True, True), (False, False), (False, False)]
+    # Once, and again at each of the two restarts since.
+    assert [error.code for error in errors] == ["recalibration.rollback_loop"] * (3 if restarts else 1)
+    clocks.pass_s(22.5 * HOUR)  # the second is a day old, the third is not
+    assert restraint.may_start
+    clocks.pass_s(0.0)
+    restraint.rolled_back()
+    assert not restraint.may_start
+    assert [error.code for error in errors] == ["recalibration.rollback_loop"] * (4 if restarts else 2)
+    restraint.clear_rollbacks()
+    assert restraint.may_start
+    assert restraint_of(path).may_start
+
+
+def test_a_file_of_the_schema_before_is_gone_on_with(clocks: Clocks, path: Path) -> None:
+    path.write_text(json.dumps({"schema": 1, "jobs": [clocks.time()], "failed": clocks.time(), "switched": None}))
+    restraint = restraint_of(path, per_day=1)
+    assert (restraint.takes_job(), restraint.may_start, restraint.may_switch) == (False, False, True)
+    assert json.loads(path.read_text())["schema"] == 2
+
+
 def test_a_recording_keeps_nothing(clocks: Clocks, tmp_path: Path) -> None:
     first = restraint_of(None, per_day=1)
     first.pause_jobs()
@@ -175,12 +223,14 @@ def test_a_recording_keeps_nothing(clocks: Clocks, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-SOUND = {"schema": 1, "jobs": [1.0], "failed": None, "switched": 2.0}
+SOUND = {"schema": 2, "jobs": [1.0], "rollbacks": [], "failed": None, "switched": 2.0}
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "no JSON", "[]", "{}", "\x00", "[" * 100_000, '{"schema": 1}', json.dumps({**SOUND, "schema": 2}),
+    ["", "no JSON", "[]", "{}", "\x00", "[" * 100_000, '{"schema": 2}', '{"schema": 1}',
+     json.dumps({**SOUND, "schema": 0}), json.dumps({**SOUND, "schema": "3"}),
+     json.dumps({**SOUND, "rollbacks": None}), json.dumps({**SOUND, "rollbacks": ["x"]}),
      json.dumps({**SOUND, "jobs": None}), json.dumps({**SOUND, "jobs": ["x"]}), json.dumps({**SOUND, "failed": "x"}),
      json.dumps({**SOUND, "switched": float("nan")}), json.dumps({**SOUND, "switched": 10**400})],
 )  # fmt: skip
@@ -192,11 +242,19 @@ def test_a_file_that_is_none_is_begun_anew(clocks: Clocks, path: Path, text: str
     assert not restraint_of(path, per_day=1).takes_job()
 
 
+def test_a_file_of_a_newer_tared_is_refused_and_left_alone(path: Path) -> None:
+    text = json.dumps({**SOUND, "schema": 3})
+    path.write_text(text)
+    with pytest.raises(AgentError, match=r"restraint\.schema: .*restraint\.json of schema 3; expected schema 2"):
+        restraint_of(path)
+    assert path.read_text() == text
+
+
 def test_a_disk_that_refuses_is_told_of_once_and_the_process_is_restrained_all_the_same(
     clocks: Clocks, tmp_path: Path
 ) -> None:
     errors: list[AgentError] = []
-    restraint = Restraint(tmp_path / "no folder" / "restraint.json", 1, JOB_PAUSE_S, SWITCH_PAUSE_S, errors.append)
+    restraint = Restraint(tmp_path / "no folder" / "restraint.json", 1, JOB_PAUSE_S, SWITCH_PAUSE_S, 3, errors.append)
     assert (restraint.takes_job(), restraint.takes_job()) == (True, False)
     restraint.pause_jobs()
     clocks.set_by(HOUR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.sampling import HELD_OUT_EVERY, Blocks, Clock, Collection
+from agent.sampling import HELD_OUT_EVERY, Blocks, Clock, Collection, HoldOut
 from calibrate.histogram import abs_histogram
 
 
@@ -39,14 +39,26 @@ def test_a_changed_clock_is_due_at_once() -> None:
 
 def test_held_out_frames_never_enter_the_histograms() -> None:
     collection = Collection(held_out_size=8)
-    for number in range(200):
+    for number in range(192):
         x = np.full((1, 1, 2, 2), number + 1, np.float32)
         collection.add(x, {"t": abs_histogram(x)})
     held_out = {int(x[0, 0, 0, 0]) - 1 for x in collection.held_out}
-    assert collection.frames == 150
-    assert collection.histograms["t"].total == 4 * 150
+    assert collection.frames == 145
+    assert collection.histograms["t"].total == 4 * 145
     assert len(held_out) == collection.telling == 6  # a quarter is kept for frames that show nothing
-    assert all((number + 1) % HELD_OUT_EVERY == 0 for number in held_out)
+
+
+def test_one_frame_in_four_is_held_out_in_stretches_and_the_first_ones_soon() -> None:
+    hold_out = HoldOut()
+    held_out = [hold_out.next() for _ in range(4000)]
+    assert held_out.index(True) == 12
+    assert held_out[:16].count(True) == 4  # as many as a verdict needs
+    assert held_out.count(True) / len(held_out) == pytest.approx(1 / HELD_OUT_EVERY, abs=0.01)
+    ends = [n for n in range(3999) if held_out[n] and not held_out[n + 1]]
+    begins = [n for n in range(3999) if not held_out[n] and held_out[n + 1]]
+    lengths = [end - begin for begin, end in zip(begins, ends, strict=False)]
+    assert lengths == sorted(lengths)
+    assert (lengths[0], lengths[-1]) == (4, 16)
 
 
 def test_held_out_frames_are_spread_over_the_whole_stretch() -> None:
@@ -64,18 +76,20 @@ def test_rare_telling_frames_are_not_crowded_out() -> None:
     collection = Collection(held_out_size=32)
     for number in range(2000):
         collection.add(np.zeros((1, 1, 1, 1), np.float32), {}, telling=number % 50 == 0)
-    assert collection.telling == 10  # every fourth of the 40
-    assert len(collection.held_out) == 10 + 8
+    assert collection.telling == 8  # of the 40
+    assert len(collection.held_out) == 8 + 8
 
 
 def test_a_held_out_frame_is_a_copy() -> None:
     collection = Collection(held_out_size=4)
     buffer = np.zeros((1, 1, 1, 1), np.float32)
-    for number in range(HELD_OUT_EVERY):
+    number = 0
+    while not collection.held_out:
         buffer[:] = number
         collection.add(buffer, {})
+        number += 1
     buffer[:] = 99
-    assert collection.held_out[0][0, 0, 0, 0] == HELD_OUT_EVERY - 1
+    assert collection.held_out[0][0, 0, 0, 0] == number - 1
 
 
 def test_without_a_held_out_set_every_frame_counts() -> None:

@@ -1,77 +1,32 @@
-"""What is said while engines are built before the first frame."""
+"""The job of a start with a changed runtime: whatever is begun ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from agent import starting
-from agent.console import Task
+from agent.errors import AgentError
+from agent.job_journal import JobJournal
+from agent.job_states import JobState
 from agent.messages import Birth
 from agent.reporting import Reporter
-from agent.starting import Starting
+from agent.starting import RuntimeJob
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What systemd hears."""
-    heard: list[str] = []
-    monkeypatch.setattr(starting, "notify_service_manager", heard.append)
-    return heard
-
-
-def reports(folder: Path, at_s: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> str:
-    """Steps of a builder at these seconds; what is logged."""
-    clock = iter([0.0, *at_s])
-    monkeypatch.setattr(starting, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    birth = Birth(agent_version="0", hardware={}, runtimes={}, model="m")
-    reporter = Reporter(folder, None, birth)
-    with caplog.at_level("INFO"):
-        report = Starting("reference", reporter, Task("preparing", 100, None).update)
-        for number in range(len(at_s)):
-            report(number / max(len(at_s) - 1, 1), "Timing graph nodes")
-    return caplog.text
-
-
-def test_an_engine_that_is_only_loaded_is_no_news(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: list[str]
+@pytest.mark.parametrize(("refuses", "end"), [(True, JobState.FAILED), (False, JobState.COMMITTED)])
+def test_a_job_ends_though_its_first_step_cannot_be_journaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool, end: JobState
 ) -> None:
-    assert "step='BUILDING'" not in reports(tmp_path, [0.1, 0.2, 0.3], monkeypatch, caplog)
-    assert told == []
+    journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+    job = RuntimeJob(journal, Reporter(tmp_path, None, Birth(agent_version="0")))
 
+    def refuse(*_: object, **__: object) -> None:
+        raise AgentError("journal.write", "a full disk", "", "")
 
-def test_a_long_build_is_told_ten_percent_by_ten_percent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: list[str]
-) -> None:
-    said = reports(tmp_path, [3.0 + second for second in range(41)], monkeypatch, caplog)
-    assert said.count("step='BUILDING'") == 11
-    assert "trigger='start'" in said
-    assert "engine='reference'" in said
-    assert "percent=50" in said
-    assert len(told) == 41
-    assert told[0].startswith("EXTEND_TIMEOUT_USEC=")
-
-
-def test_an_engine_that_is_built_beside_the_video_is_told_elsewhere_and_puts_off_no_watchdog(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: list[str]
-) -> None:
-    clock, posted, shown = iter([0.0, 3.0, 4.0, 5.0]), list[Callable[[], None]](), list[tuple[int, str]]()
-    monkeypatch.setattr(starting, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    reporter = Reporter(tmp_path, None, Birth(agent_version="0"))
-    report = Starting("reference", reporter, lambda *words: shown.append(words), posted.append)
-    with caplog.at_level("INFO"):
-        for fraction in (0.5, 0.51, 0.6):
-            report(fraction, "Timing graph nodes")
-        assert caplog.text == ""
-        for function in posted:
-            function()
-    assert [percent for percent, _ in shown] == [50, 51, 60]
-    assert ("percent=50" in caplog.text, "percent=51" in caplog.text, "percent=60" in caplog.text) == (
-        True,
-        False,
-        True,
-    )
-    assert told == []
+    with monkeypatch.context() as patched:
+        if refuses:
+            patched.setattr(JobJournal, "enter", refuse)
+        job.on_error(AgentError("artefact.runtime", "another", "this one", ""))
+    job.serves("0123", degraded=False)
+    assert [record.state for record in journal.records()] == [end]

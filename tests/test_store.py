@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from engines.artefact import Artefact, find_artefact, fingerprint, read_artefact, write_artefact
 from engines.backend import EngineError
 from engines.seal import MANIFEST, seal
-from engines.store import Artefact, Store, find_artefact, fingerprint, read_artefact, write_artefact
+from engines.store import Store
 
 INPUTS = {"model": "abc", "precision": "int8"}
 ENGINE = bytes(range(200))
@@ -84,7 +85,7 @@ def test_missing_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_manifest_of_a_newer_schema_is_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as future:
-        future.setattr("engines.store.SCHEMA", 2)
+        future.setattr("engines.artefact.SCHEMA", 2)
         write_artefact(tmp_path / "a", INPUTS, lambda folder: {**fill(folder), "inputs": "moved"})
     for key in (None, KEY):
         with pytest.raises(EngineError, match=r"artefact\.schema.*schema 2"):

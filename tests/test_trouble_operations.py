@@ -11,21 +11,25 @@ from typing import Any, cast
 import onnx
 import pytest
 from raising_world import collapsing_net, observer_state
-from test_raising_operations import Loop, stored
+from test_raising_operations import frame_path, stored
 from test_view import camera, scene, watched
 from worlds import SPEC
 
-from agent.candidate import Outcome
 from agent.commands import Report
 from agent.config import Config
+from agent.errors import AgentError, CommandError
 from agent.findings import Findings, ObserverState
-from agent.messages import Birth, CommandResult
+from agent.job_journal import JobJournal
+from agent.job_states import JobState
+from agent.messages import Birth, CommandResult, RecalibrateArgs, RollbackArgs
 from agent.operations import Operations
+from agent.orders import Orders
+from agent.outcome import Outcome
 from agent.pipeline import Pipeline
 from agent.reporting import Reporter
 from agent.schema import validate
 from agent.view import ViewState
-from engines.store import Artefact
+from engines.artefact import Artefact
 
 TROUBLES = ["blind", "moved", "blurred", "frozen"]
 
@@ -35,6 +39,7 @@ class Desk:
     """Operations on two engines, the first of which serves; an alarm is on."""
 
     operations: Operations
+    journal: JobJournal
     findings: Findings
     other: Artefact
     state: ObserverState
@@ -68,11 +73,12 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]:
     onnx.save(collapsing_net(), tmp_path / "model.onnx")
 
-    def make(task: str = "classify") -> Desk:
+    def make(task: str = "classify", frames: int = 1) -> Desk:
         content = {
             "model": {**SPEC, "path": tmp_path / "model.onnx"},
             "camera": {"source": "rtsp://camera"},
             "state_dir": tmp_path / "state",
+            "probation": {"frames": frames, "seconds": 0.0},
         }
         config = validate(Config, content, "test")
         service, artefacts = stored(config)
@@ -81,13 +87,16 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append((kind, detail)))
         findings, state = Findings(config.model, config), observer_state(config, drift="alarm", serving_db=9.0)
         observer = SimpleNamespace(findings=findings, set_pace=lambda **_: None, state=lambda: state)
-        pipeline = SimpleNamespace(is_live=False, observer=observer, loop=Loop(), error=None, last_ts=0.0)
+        pipeline = SimpleNamespace(is_live=False, observer=observer, last_ts=0.0, **frame_path())
         spec = config.model.model_copy(update={"task": task})
         config = config.model_copy(update={"model": spec})
-        operations = Operations(config, service, cast(Pipeline, pipeline), reporter, lambda function: function())
-        operations.start()
+        journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+        operations = Operations(
+            config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal
+        )
+        operations.start(0)
         other = next(each for each in artefacts if each.id != service.serving.id)
-        return Desk(operations, findings, other, state, told)
+        return Desk(operations, journal, findings, other, state, told)
 
     return make
 
@@ -208,3 +217,91 @@ def test_what_comes_of_an_alarm_or_of_nothing_leaves_the_usual_view_as_it_was(de
     at.accept()
     assert at.events("swap")[-1]["trigger"] == "alarm"
     assert trouble(at) == "moved"
+
+
+def test_a_rollback_on_probation_takes_the_candidate_back_and_keeps_what_was_current(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk(frames=100)
+    before = at.operations.summary.artefact
+    at.recalibrate()
+    at.accept()
+    assert at.operations.exchanging
+    assert at.tick(state="alarm", serving_db=9.0) == ""  # nothing else is begun meanwhile
+    handlers = Orders(at.operations, at.operations._service, at.operations._pipeline).handlers
+    answers: list[CommandResult] = []
+    handlers["rollback"](RollbackArgs(), Report("c2", answers.append))
+    assert [answer.status for answer in answers] == ["ACCEPTED", "IN_PROGRESS", "SUCCEEDED"]
+    assert at.results[-1].error is not None
+    assert at.results[-1].error.code == "probation.recalled"
+    assert at.events("rollback")[-1]["reason"] == "probation.recalled"
+    assert not at.operations.exchanging
+    assert at.operations.summary.artefact == before
+    current = at.operations._service.store.read("current")
+    assert current is None or current.id != at.other.id
+    assert [(job.trigger, job.state.value) for job in at.journal.records()] == [
+        ("command", "ROLLED_BACK"),
+        ("rollback", "COMMITTED"),
+    ]
+
+
+def test_after_rollbacks_a_recalibration_that_stays_is_the_word_that_jobs_start_again(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk()
+    for _ in range(3):
+        at.operations._restraint.rolled_back()
+    assert at.tick() == ""
+    assert at.operations.stopped_by == "recalibration.rollback_loop"
+    at.recalibrate()
+    at.operations.stop("the operator thinks better of it")
+    assert at.tick() == ""
+    assert at.operations.stopped_by
+    at.recalibrate()
+    report = at.operations.job
+    assert report is not None
+    at.operations._jobs.job = None
+    for step in (JobState.COLLECTING, JobState.BUILDING, JobState.VALIDATING):
+        report.progress(step.value, 0)
+    report.probation(at.other.id)
+    report.succeed({"artefact": at.other.id})
+    at.tick()
+    assert at.operations.stopped_by == ""
+
+
+def test_a_rollback_that_comes_too_late_for_a_probation_takes_nothing_else_back(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frame path has taken the candidate back, and has not yet told."""
+    at = desk(frames=100)
+    at.recalibrate()
+    at.accept()
+    loop = at.operations._pipeline.loop
+    go_back = loop.go_back
+    monkeypatch.setattr(loop, "go_back", lambda _: False)
+    answers: list[CommandResult] = []
+    assert at.operations.recall(Report("c2", answers.append))
+    assert not answers[-1].final
+    assert at.operations.exchanging
+    go_back(AgentError("probation.error", "a", "b", "c"))
+    assert answers[-1].status == "SUCCEEDED"
+    assert at.journal.records()[-1].state.value == "COMMITTED"
+    assert at.events("rollback")[-1]["reason"] == "probation.error"
+
+
+@pytest.mark.parametrize("op", ["recalibrate", "rollback"])
+def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
+    desk: Callable[..., Desk], op: str
+) -> None:
+    at = desk()
+    pipeline = cast(Any, at.operations._pipeline)
+    pipeline.stuck = True
+    assert at.tick(state="alarm", serving_db=9.0) == ""
+    orders = Orders(at.operations, at.operations._service, pipeline)
+    args = RecalibrateArgs() if op == "recalibrate" else RollbackArgs()
+    with pytest.raises(CommandError, match="a candidate that still hangs") as refused:
+        orders.handlers[op](args, Report("c2", lambda _: None))
+    assert refused.value.code == "command.busy"
+    assert at.journal.records() == []
+    pipeline.stuck = False
+    assert at.tick(state="alarm", serving_db=9.0) == "alarm"

@@ -102,15 +102,17 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
     (folder / "model.yaml").write_text(yaml.safe_dump(SPEC))
-    _write_clip(folder / "clip.avi", light, round(seconds * FPS))
+    write_clip(folder / "clip.avi", light, round(seconds * FPS))
     config: dict[str, Any] = {
         "model": "model.yaml",
         "state_dir": "state",
         "camera": {"source": "clip.avi", "speed": 20},
         "observe": {"held_out": 16, "budget": None},
-        "calibration": {"frames": 32},
+        "calibration": {"frames": 32, "within_s": 2.0},
         "drift": {"block_s": 1.0},
         "recalibration": {"max_loss": 0.5},
+        "probation": {"frames": 1, "seconds": 0.0},
+        "store": {"reserve_bytes": 0},
         "mqtt": {"device": "board", "telemetry_period_s": 0.5},
     }
     for section, values in changes.items():
@@ -118,7 +120,8 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
     return World(folder, config)
 
 
-def _write_clip(path: Path, light: Callable[[float], float], frames: int) -> None:
+def write_clip(path: Path, light: Callable[[float], float], frames: int) -> None:
+    """What a camera sees under this light, as for `make_world`."""
     rng = np.random.default_rng(0)
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), FPS, (32, 32))
     for number in range(frames):

@@ -26,13 +26,13 @@ from agent.planning.search import Planner
 from agent.precision import read_rules
 from calibrate.errors import CalibrationError
 from calibrate.plan import PrecisionPlan
+from engines.artefact import fingerprint
 from engines.backend import Backend, Progress
 from engines.calibration import Calibration, load_calibration
 from engines.files import replace_files
 from engines.fusion import fusion_groups
 from engines.macs import int8_macs_share
 from engines.placement import place
-from engines.store import fingerprint
 
 _SCHEMA = 2  # of the evidence
 _SPENT = "spent"  # in the journal

@@ -33,11 +33,11 @@ from agent.vision import VisionTask
 from calibrate.cut import FLOAT
 from calibrate.partition import frontier
 from calibrate.sensitivity import Block, measure_blocks
+from engines.artefact import fingerprint
 from engines.backend import Backend, Progress
 from engines.fusion import fusion_groups
 from engines.placement import place
 from engines.planned import observed_graph
-from engines.store import fingerprint
 
 Stage = Callable[[str], AbstractContextManager[Progress]]  # shows the progress of a stage by its name
 

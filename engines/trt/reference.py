@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from engines.artefact import find_artefact, write_artefact
 from engines.backend import BuildRequest, EngineError, Progress
 from engines.cuda import Gpu
 from engines.graph import canonical_hash, image_input
-from engines.store import Store, find_artefact, write_artefact
+from engines.store import Store
 from engines.topology import Topology, trial_shape
 from engines.trt.dialect import Dialect
 from engines.trt.observer import TensorRtObserver

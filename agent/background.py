@@ -1,0 +1,50 @@
+"""Runs a module as a process that gives way to the frame path.
+
+`python -m agent.background NICE PARENT MODULE ARGUMENT...`, PARENT being the process id of the caller.
+
+The process makes itself small before the module is imported, so that every thread it ever starts inherits that: what
+is set from outside reaches only the threads that exist by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_FIRST_TO_GO = "1000"  # oom_score_adj(5): where memory runs out, this process goes and never the video
+
+
+def give_way(nice: int) -> None:
+    """Take what the frame path leaves of the CPUs and the disk, and end with the thread that started this process.
+
+    Silent where the kernel refuses: a container may forbid any of it, and the work can be done all the same.
+    """
+    # Also a process that is stopped, which could never notice that nobody reads its pipe any more.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
+    with contextlib.suppress(OSError, psutil.Error):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+def main() -> None:
+    """Entry point."""
+    nice, parent, module = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    give_way(nice)
+    sys.argv = sys.argv[3:]
+    if os.getppid() == parent:  # else it died before the kernel was told to end this process with it
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What a board says of itself through Linux: heat, throttling, power, power mode, memory.
+
+Everything is read from files that any user may read; what is absent, off, or on another kind of board, is unknown.
+Layouts: Documentation/driver-api/thermal/sysfs-api.rst and Documentation/hwmon of the kernel, and "Platform Power and
+Performance" of NVIDIA's Jetson Linux Developer Guide, releases 32 to 36.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_LIMITING_TRIPS = frozenset({"passive", "hot", "critical"})  # "active" ones only start a fan
+_LEAST_LIMIT_C = 50.0  # a trip below is a notification that user space asked for, or one that is not set
+_CONSTANT_ZONES = frozenset({"PMIC-Die"})  # says 100 degrees on every board that has it, hot or cold
+# Cooling devices that take speed away. Others are fans, backlights, radios, or settings whose state is never 0.
+# The frequency that a power mode allows is no throttling: `scaling_max_freq` is below the chip's in most of them.
+_THROTTLES = re.compile(r"-throttle-alert$|cpufreq|devfreq|[-_](balanced|heavy|critical)$|^Processor$")
+_WHOLE_BOARD = frozenset({"VDD_IN", "POM_5V_IN"})  # the rail that feeds the others, on modules that measure it
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A thermal zone; limit_c: where the kernel begins to slow the board down, None where it does not say."""
+
+    name: str
+    temperature_c: float
+    limit_c: float | None
+
+
+@dataclass(frozen=True)
+class Rail:
+    """A power rail; share: of the current at which the board slows down, None where there is no such limit."""
+
+    name: str
+    power_w: float
+    share: float | None
+
+
+@dataclass(frozen=True)
+class BoardReading:
+    """A board at one moment; empty or None is unknown.
+
+    jetson: whether it is one. throttling: the cooling devices at work. over_current_events: counted since the board's
+    start.
+    """
+
+    memory_available_bytes: int
+    jetson: bool = False
+    zones: tuple[Zone, ...] = ()
+    throttling: tuple[str, ...] | None = None
+    over_current_events: int | None = None
+    rails: tuple[Rail, ...] = ()
+    power_mode: str | None = None
+
+    @property
+    def power_w(self) -> float | None:
+        """What the board takes: the rail that feeds all others, else the sum of those that are measured."""
+        whole = [rail.power_w for rail in self.rails if rail.name in _WHOLE_BOARD]
+        return sum(whole or [rail.power_w for rail in self.rails]) if self.rails else None
+
+
+class BoardState:
+    """Reads the board; `root` is where its file system starts. Never raises for what cannot be read."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def read(self) -> BoardReading:
+        """The board now. Takes a few milliseconds where rails are measured over I2C."""
+        return BoardReading(
+            # Unified memory: of a Jetson this is also what the GPU can have.
+            memory_available_bytes=int(psutil.virtual_memory().available),
+            jetson=self._is_jetson(),
+            zones=tuple(self._zones()),
+            throttling=self._throttling(),
+            over_current_events=self._over_current_events(),
+            rails=tuple(sorted((*self._rails(), *self._older_rails()), key=lambda rail: rail.name)),
+            power_mode=self._power_mode(),
+        )
+
+    def _is_jetson(self) -> bool:
+        """By its device tree, or the tool that sets power modes on nothing else: some trees tell a code name only."""
+        model = _text(self._root / "proc/device-tree/model")
+        return re.search(r"jetson|nvidia", model, re.IGNORECASE) is not None or self._power_mode() is not None
+
+    def _zones(self) -> Iterator[Zone]:
+        for folder in sorted(self._root.glob("sys/class/thermal/thermal_zone*")):
+            name, millidegrees = _text(folder / "type"), _number(folder / "temp")
+            if name and millidegrees is not None and name not in _CONSTANT_ZONES:
+                yield Zone(name, millidegrees / 1000.0, _limit_c(folder))
+
+    def _throttling(self) -> tuple[str, ...] | None:
+        states: list[tuple[str, float]] = []
+        for folder in sorted(self._root.glob("sys/class/thermal/cooling_device*")):
+            name, state = _text(folder / "type"), _number(folder / "cur_state")
+            if state is not None and _THROTTLES.search(name):
+                states.append((name, state))
+        return tuple(name for name, state in states if state > 0) if states else None
+
+    def _over_current_events(self) -> int | None:
+        counts = [_number(path) for path in self._root.glob("sys/class/hwmon/hwmon*/oc*_event_cnt")]
+        known = [int(count) for count in counts if count is not None]
+        return sum(known) if known else None
+
+    def _rails(self) -> Iterator[Rail]:
+        """Since Jetson Linux 34 the INA3221 is a hwmon device: mV, mA."""
+        for chip in self._root.glob("sys/class/hwmon/hwmon*"):
+            if _text(chip / "name") != "ina3221":
+                continue
+            for label in chip.glob("in*_label"):
+                channel = label.name.removeprefix("in").removesuffix("_label")
+                yield from _rail(
+                    _text(label),
+                    _number(chip / f"in{channel}_input"),
+                    _number(chip / f"curr{channel}_input"),
+                    [_number(chip / f"curr{channel}_{limit}") for limit in ("max", "crit")],
+                )
+
+    def _older_rails(self) -> Iterator[Rail]:
+        """Up to Jetson Linux 32 it is an IIO device: mV, mA, limits sometimes with their unit behind them."""
+        for label in self._root.glob("sys/bus/iio/devices/iio:device*/rail_name_*"):
+            chip, channel = label.parent, label.name.removeprefix("rail_name_")
+            yield from _rail(
+                _text(label),
+                _number(chip / f"in_voltage{channel}_input"),
+                _number(chip / f"in_current{channel}_input"),
+                [_number(chip / f"{limit}_current_limit_{channel}") for limit in ("warn", "crit")],
+            )
+
+    def _power_mode(self) -> str | None:
+        """nvpmodel's mode by name, or by number where its configuration does not name it."""
+        number = re.search(r"\d+", _text(self._root / "var/lib/nvpmodel/status"))
+        if number is None:
+            return None
+        mode = int(number[0])
+        named = re.search(rf"<\s*POWER_MODEL\s+ID={mode}\s+NAME=(\S+)", _text(self._root / "etc/nvpmodel.conf"))
+        return named[1] if named else str(mode)
+
+
+def _limit_c(zone: Path) -> float | None:
+    """The lowest temperature at which the kernel takes speed away or switches off."""
+    limits = [
+        millidegrees / 1000.0
+        for kind in zone.glob("trip_point_*_type")
+        if _text(kind) in _LIMITING_TRIPS
+        and (millidegrees := _number(kind.with_name(kind.name.removesuffix("type") + "temp"))) is not None
+    ]
+    return min((limit for limit in limits if limit >= _LEAST_LIMIT_C), default=None)
+
+
+def _rail(name: str, millivolts: float | None, milliamps: float | None, limits: list[float | None]) -> Iterator[Rail]:
+    """A rail, unless it is not connected ("NC"), switched off, or the sum of the others' shunt voltages."""
+    if not name or name == "NC" or millivolts is None or milliamps is None:
+        return
+    lowest = min((limit for limit in limits if limit is not None and limit > 0), default=None)
+    yield Rail(name, millivolts * milliamps / 1e6, milliamps / lowest if lowest else None)
+
+
+def _text(path: Path) -> str:
+    """A file's text; empty where it cannot be read: sensors of what is switched off answer EAGAIN or ENODATA."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip("\0\n ")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> float | None:
+    words = _text(path).split()
+    try:
+        return float(words[0]) if words else None
+    except ValueError:
+        return None

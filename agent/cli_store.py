@@ -1,0 +1,151 @@
+"""`tared store`: which engines lie on the disk and why, whether they are whole, and away with what nobody needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from agent.arguments import command
+from agent.errors import AgentError
+from calibrate.errors import TaredError
+
+if TYPE_CHECKING:  # imported when a command runs, as in cli_offline.py
+    from agent.config import Config
+    from engines.retention import Stored
+    from engines.store import Store
+    from engines.upkeep import Pins, Upkeep
+
+EXIT_FOUND = 1
+_WIDE = 180  # columns of a table that is piped on
+_COLUMNS = ("id", "made", "precision", "bytes", "fidelity", "method", "roles", "trouble")
+
+
+def add_store(commands: Any) -> None:
+    """What may be done to a store beside the daemon: look; what only without one: tidy."""
+    about = "the engines on the disk: list them, verify them, remove what nobody needs"
+    store = commands.add_parser("store", help=about, description=about)
+    actions = store.add_subparsers(title="actions", required=True, metavar="ACTION")
+    command(actions, "list", _list, "the engines, and why each stays")
+    command(actions, "verify", _verify, "read every byte; exit code 1 when something is damaged")
+    gc = command(actions, "gc", _gc, "remove what nobody needs, while no daemon runs")
+    gc.add_argument("--dry-run", action="store_true", help="only tell what would go")
+    for action in actions.choices.values():
+        action.add_argument("-c", "--config", type=Path, default=Path("config.yaml"), metavar="FILE")
+        action.add_argument(
+            "--key", type=Path, metavar="FILE", help="takes artefacts that it has not signed as damaged"
+        )
+
+
+def _list(options: argparse.Namespace) -> int:
+    from engines.upkeep import size
+
+    config, store = _open(options)
+    upkeep = _upkeep(config, store)
+    stored, retention = upkeep.survey(_pins(config))
+    rows = [_row(store, one, retention.roles.get(one.id, ())) for one in sorted(stored, key=lambda one: one.made_s)]
+    cached = {str(path.relative_to(store.root)): size(path) for path in upkeep.cached()}
+    if options.json:
+        print(json.dumps({"artefacts": rows, "cached": cached, "free_bytes": upkeep.free_bytes()}))
+        return 0
+    table = Table(*_COLUMNS, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(_plain(row[column]) for column in _COLUMNS))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    print(f"{len(cached)} cached, {sum(cached.values())} bytes; {upkeep.free_bytes()} bytes free on the disk")
+    return 0
+
+
+def _row(store: Store, one: Stored, roles: tuple[str, ...]) -> dict[str, Any]:
+    from engines.seal import read_manifest
+
+    manifest: Mapping[str, Any] = {}
+    with suppress(TaredError):  # the row tells what is wrong
+        manifest = read_manifest(store.root / "artefacts" / one.id, store.key)
+    inputs = manifest.get("inputs", {})
+    return {
+        "id": one.id,
+        "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(one.made_s)),
+        "precision": inputs.get("precision"),
+        "bytes": one.nbytes,
+        "fidelity": _entry(manifest.get("verdict"), "fidelity"),
+        "method": _entry(inputs.get("calibration"), "method"),
+        "roles": list(roles),
+        "trouble": one.trouble or None,
+    }
+
+
+def _entry(document: object, name: str) -> Any:
+    """Of what should be a mapping: a seal does not promise it."""
+    return document.get(name) if isinstance(document, Mapping) else None
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return ", ".join(value) if isinstance(value, list) else "-" if value is None else str(value)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    config, store = _open(options)
+    count, errors = _upkeep(config, store).verify()
+    if options.json:
+        found = [{name: getattr(error, name) for name in ("code", "found", "expected", "remedy")} for error in errors]
+        print(json.dumps({"artefacts": count, "damaged": found}))
+    else:
+        for error in errors:
+            print(error)
+        print(f"{count} artefacts, {len(errors)} found damaged")
+    return EXIT_FOUND if errors else 0
+
+
+def _gc(options: argparse.Namespace) -> int:
+    from agent.owning import owning
+
+    config, store = _open(options)
+    upkeep = _upkeep(config, store)
+    with owning(config.state_dir):
+        freed = upkeep.tidy(_pins(config), options.dry_run)
+    removed = [*freed.artefacts, *freed.cached]
+    if options.json:
+        print(json.dumps({"removed": removed, "freed_bytes": freed.nbytes, "dry_run": options.dry_run}))
+        return 0
+    for name in removed:
+        print(name)
+    done = "would be removed" if options.dry_run else "removed"
+    print(f"{len(removed)} {done}, {freed.nbytes} bytes; {upkeep.free_bytes()} bytes free on the disk")
+    return 0
+
+
+def _open(options: argparse.Namespace) -> tuple[Config, Store]:
+    """Raises AgentError (`store.missing`): what only looks makes no store."""
+    from agent.config import load_config
+    from engines.seal import find_key
+    from engines.store import Store
+
+    config = load_config(options.config)
+    if not (config.state_dir / "artefacts").is_dir():
+        found, remedy = f"no store in {config.state_dir}", "run tared first, or name its configuration with -c"
+        raise AgentError("store.missing", found, "the state_dir of a daemon", remedy)
+    return config, Store(config.state_dir, find_key(options.key))
+
+
+def _upkeep(config: Config, store: Store) -> Upkeep:
+    from engines.upkeep import Upkeep
+
+    return Upkeep(store, config.store.keep, config.store.reserve_bytes)
+
+
+def _pins(config: Config) -> Pins:
+    """What is needed while no daemon runs. Raises AgentError (`regimes.schema`)."""
+    from agent.regimes import regime_artefacts
+
+    return {"regime": regime_artefacts(config.state_dir / "regimes.json")}

@@ -1,0 +1,146 @@
+"""Whether the board can afford a job now: before its process starts, and while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from agent.board_state import BoardReading
+from agent.config import HeadroomConfig
+from agent.errors import AgentError
+
+_READ_EVERY_S = 1.0  # rails are measured over I2C; whoever asks may ask more often
+_HYSTERESIS_C = 5.0
+_CALM_S = 10.0  # without a reason, until a paused process goes on
+_LOW_MEMORY = 0.25  # of what must be free at the start: below, the process is paused
+_ENOUGH_MEMORY = 0.5  # from here on it goes on
+
+
+class Board(Protocol):
+    """What can be asked for its state: a BoardState."""
+
+    def read(self) -> BoardReading: ...
+
+
+class Headroom:
+    """Of one job: its waiting and its pauses are counted here. Called from one thread.
+
+    clock: seconds that only grow, for the waiting, the pauses and the calm after them.
+    """
+
+    def __init__(self, limits: HeadroomConfig, board: Board, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._board = board
+        self._clock = clock
+        self._reading: BoardReading | None = None
+        self._read_s = 0.0
+        self._events: int | None = None
+        self._over_current = False
+        self._refused_s: float | None = None
+        self._pause = ""
+        self._troubled_s = 0.0
+        self._checked_s: float | None = None
+        self._paused_s = 0.0
+
+    @property
+    def paused_s(self) -> float:
+        """Seconds that the process has stood still so far: no time that it can be blamed for."""
+        return self._paused_s
+
+    def may_start(self) -> str:
+        """Why the process must not start yet, empty if it may.
+
+        Raises AgentError (`headroom.delay`) once it has been refused for longer than max_delay_s.
+        """
+        reason = "; ".join(self._against_start(self._now()))
+        if not reason:
+            return ""
+        now_s = self._clock()
+        if self._refused_s is None:
+            self._refused_s = now_s
+        most_s = self._limits.max_delay_s
+        if most_s is not None and now_s - self._refused_s > most_s:
+            raise AgentError(
+                "headroom.delay",
+                f"{reason}, and that for more than {most_s:.0f} s",
+                "a board with headroom for a job",
+                "cool the board, end other work on it, or change recalibration.headroom",
+            )
+        return reason
+
+    def must_pause(self) -> str:
+        """Why the process must stand still, empty if it may run; once paused, until nothing was amiss for 10 s.
+
+        Raises AgentError (`headroom.pause`) once all pauses together take longer than max_pause_s.
+        """
+        reading, now_s = self._now(), self._clock()
+        if self._pause and self._checked_s is not None:
+            self._paused_s += now_s - self._checked_s
+        self._checked_s = now_s
+        reason = "; ".join(self._against_running(reading))
+        if reason:
+            self._pause, self._troubled_s = reason, now_s
+        elif now_s - self._troubled_s >= _CALM_S:
+            self._pause = ""
+        most_s = self._limits.max_pause_s
+        if self._pause and most_s is not None and self._paused_s > most_s:
+            raise AgentError(
+                "headroom.pause",
+                f"{self._pause}, and pauses of more than {most_s:.0f} s together",
+                "a board that can afford the job",
+                "cool the board, free memory, or change recalibration.headroom",
+            )
+        return self._pause
+
+    def _now(self) -> BoardReading:
+        """The board's state, at most a second old."""
+        now_s = self._clock()
+        if self._reading is None or now_s - self._read_s >= _READ_EVERY_S:
+            self._reading, self._read_s = self._board.read(), now_s
+            events = self._reading.over_current_events
+            self._over_current = events is not None and self._events is not None and events > self._events
+            self._events = events
+        return self._reading
+
+    def _against_start(self, reading: BoardReading) -> Iterator[str]:
+        limits = self._limits
+        if limits.memory_bytes is not None and reading.memory_available_bytes < limits.memory_bytes:
+            yield f"{_mib(reading.memory_available_bytes)} of memory available, {_mib(limits.memory_bytes)} needed"
+        if limits.temperature_margin_c is not None:
+            yield from self._hot(reading, limits.temperature_margin_c)
+        for rail in reading.rails:
+            if limits.power_share is not None and rail.share is not None and rail.share > limits.power_share:
+                yield f"{rail.name} at {100 * rail.share:.0f} % of its limit"
+        yield from self._throttled(reading)
+
+    def _against_running(self, reading: BoardReading) -> Iterator[str]:
+        """The power that the process itself takes is no reason; the throttling that it leads to is."""
+        limits = self._limits
+        if limits.memory_bytes is not None:
+            least = limits.memory_bytes * (_ENOUGH_MEMORY if self._pause else _LOW_MEMORY)
+            if reading.memory_available_bytes < least:
+                yield f"{_mib(reading.memory_available_bytes)} of memory available, {_mib(least)} needed"
+        if limits.temperature_margin_c is not None:
+            yield from self._hot(reading, _HYSTERESIS_C if self._pause else 0.0)
+        yield from self._throttled(reading)
+
+    def _hot(self, reading: BoardReading, margin_c: float) -> Iterator[str]:
+        """Where no limit is known, a Jetson's is assumed on a Jetson only: others may be made to work far above it."""
+        assumed_c = self._limits.temperature_limit_c if reading.jetson else None
+        for zone in reading.zones:
+            limit_c = zone.limit_c if zone.limit_c is not None else assumed_c
+            if limit_c is not None and zone.temperature_c > limit_c - margin_c:
+                yield f"{zone.name} at {zone.temperature_c:.0f} C, limit {limit_c:.0f} C"
+
+    def _throttled(self, reading: BoardReading) -> Iterator[str]:
+        if not self._limits.throttling:
+            return
+        if reading.throttling:
+            yield f"throttled by {' '.join(reading.throttling)}"
+        if self._over_current:
+            yield "throttled for over-current"
+
+
+def _mib(size_bytes: float) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB"

@@ -1,0 +1,42 @@
+"""What a job's child process tells the daemon, line by line: how far it is, and last how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.errors import AgentError
+from agent.verdict import Verdict
+from calibrate.errors import TaredError
+
+Emit = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: with an accepted artefact and its verdict, or with an error."""
+
+    artefact: Path | None = None
+    verdict: Verdict | None = None
+    error: TaredError | None = None
+
+    def message(self) -> dict[str, Any]:
+        """The child's last line."""
+        if self.error is not None:
+            return {"error": {key: getattr(self.error, key) for key in ("code", "found", "expected", "remedy")}}
+        return {"artefact": str(self.artefact), "verdict": self.verdict.as_dict() if self.verdict else None}
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Outcome:
+        """What `message` gave, on the other side of the pipe.
+
+        Raises AttributeError, KeyError, TypeError or ValueError for anything else.
+        """
+        if "error" in message:
+            if not all(isinstance(words, str) for words in message["error"].values()):
+                raise TypeError("an error that is not told in words")
+            return cls(error=AgentError(**message["error"]))
+        verdict = Verdict.from_dict(message["verdict"]) if message["verdict"] else None
+        return cls(Path(message["artefact"]), verdict)

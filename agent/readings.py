@@ -1,0 +1,75 @@
+"""What is told of the moment: on the progress display, and in telemetry."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from pydantic import JsonValue
+
+from agent.accuracy import accuracy_bound
+from agent.config import Config
+from agent.drift import DriftState
+from agent.findings import ObserverState
+from agent.job_report import JobReport
+from agent.messages import Accuracy, CameraTelemetry, Fidelity, Latency, Observing
+from agent.observer import PREPARING
+from agent.pipeline import Pipeline
+from agent.service import Service
+from calibrate.evidence import Interval
+
+
+class Readings:
+    """Of one camera; the supervisor's thread asks."""
+
+    def __init__(self, config: Config, service: Service, pipeline: Pipeline) -> None:
+        self._config = config
+        self._service = service
+        self._pipeline = pipeline
+
+    def note(self, state: ObserverState, job: JobReport | None, built_percent: int) -> str:
+        """The state in a few words, for the progress display. built_percent: of the reference, where that is built."""
+        words = [f"{self._pipeline.last_ts:6.1f} s"]
+        words.append("reference" if self._service.degraded else f"INT8 {self._service.serving.id[:6]}")
+        if state.drift is not None:
+            words.append(f"drift {state.drift.state} {state.drift.gain_db:.1f} dB")
+        if state.fidelity.n:
+            words.append(f"fidelity {state.fidelity.estimate:.3f}")
+        accuracy = self._pipeline.accuracy.estimate.interval
+        if accuracy.n:
+            words.append(f"accuracy {accuracy.estimate:.3f}")
+        if state.outage:
+            built = state.outage == PREPARING and built_percent
+            words.append(f"observer {built_percent} %" if built else f"observer {state.outage}")
+        if job is not None:
+            words.append(job.words)
+        return "  ".join(words)
+
+    def sample(self, state: ObserverState) -> CameraTelemetry:
+        """What telemetry tells of the camera."""
+        loop = self._pipeline.meter.sample()
+        drift = state.drift if not state.outage else None  # what nobody observes now is not known now
+        fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, self._pipeline.accuracy.estimate
+        observed = not state.outage
+        return CameraTelemetry(
+            fps=loop.fps,
+            dropped=dict(loop.dropped),
+            latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
+            drift=_drift(drift) if drift else {},
+            fidelity=Fidelity(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
+            fidelity_hour=Fidelity(**hour.as_dict()) if hour.interval.n and observed else None,
+            accuracy=Accuracy(**accuracy.as_dict()) if accuracy.interval.n else None,
+            accuracy_lower_bound_if_reference_accuracy_holds=self._accuracy_bound(fidelity) if observed else None,
+            observer=state.outage or None,
+            observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + self._pipeline.accuracy.nbytes),
+        )
+
+    def _accuracy_bound(self, fidelity: Interval) -> float | None:
+        """What top-1 accuracy is at least, by the owner's word on the reference: see `accuracy_bound`."""
+        reference = self._config.model.reference_accuracy
+        return accuracy_bound(reference, fidelity) if reference is not None and fidelity.n else None
+
+
+def _drift(drift: DriftState) -> dict[str, JsonValue]:
+    """What telemetry tells of it; serving_db is the gain over the engine in service, gain_db over the best regime."""
+    keys = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
+    return {key: getattr(drift, key) for key in keys}

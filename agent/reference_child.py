@@ -1,0 +1,67 @@
+"""The child process that tries a model's new file: it builds the float reference of it, which the daemon then loads.
+
+`python -m agent.reference_child JOB_DIRECTORY` speaks as `agent.candidate` does.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from agent.build import build_artefact
+from agent.child_main import run_child
+from agent.config import Config, backend_options
+from agent.model import open_model, read_plan
+from agent.model_spec import ModelSpec
+from agent.outcome import Emit, Outcome
+from agent.vision import VisionTask
+from calibrate.plan import ALL_INT8
+from engines.backend import open_backend
+from engines.seal import find_key
+from engines.store import Store
+
+
+def write_reference_job(directory: Path, config: Config) -> None:
+    """Lay down a job for the child; `directory` must not exist yet."""
+    directory.mkdir(parents=True)
+    request = {
+        "spec": config.model.model_dump(mode="json"),
+        "plan": str(config.plan) if config.plan else None,
+        "backend": config.backend,
+        "threads": config.threads,
+        "dla": config.dla,
+        "state_dir": str(config.state_dir),
+    }
+    (directory / "job.json").write_text(json.dumps(request), encoding="utf-8")
+
+
+def build_reference(directory: Path, emit: Emit) -> Outcome:
+    """Do the job, and infer one frame. Raises TaredError for a file that is no model, or none that this daemon could
+    serve."""
+    request = json.loads((directory / "job.json").read_text(encoding="utf-8"))
+    emit({"step": "BUILDING", "percent": 0})
+    key, state = find_key(), Path(request["state_dir"])
+    backend = open_backend(request["backend"], backend_options(state, request["threads"], request["dla"]))
+    plan = read_plan(Path(request["plan"])) if request["plan"] else ALL_INT8
+    spec = ModelSpec.model_validate(request["spec"])
+    artefact = build_artefact(
+        open_model(spec, plan),
+        backend,
+        Store(state, key).place,
+        lambda fraction, _: emit({"step": "BUILDING", "percent": round(100 * fraction)}),
+        calibration=None,
+        precision=backend.precisions[0],
+        key=key,
+    )
+    with closing(backend.load(artefact.read_engine())) as engine:
+        height, width = spec.input_range(engine.inputs[0])[0][2:]
+        task = VisionTask(spec, engine.inputs, engine.outputs)
+        task.infer(engine, np.zeros((height, width, 3), np.uint8))
+    return Outcome(artefact.path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_child(build_reference))

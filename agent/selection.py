@@ -1,0 +1,130 @@
+"""Which observed frames make a calibration: spread over time, no twins, no light and no class in excess.
+
+The choice looks at what a frame shows, never at what it would do for a candidate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.sampling import HELD_OUT_EVERY
+from agent.signature import COLUMNS, NEAR, ROWS, Luma, Signature
+
+BRIGHTNESS_BINS = 8  # over [0, 255]
+TAKEN, DUPLICATE, EARLY, BRIGHTNESS, CLASS = "taken", "duplicate", "early", "brightness", "class"
+NOTHING, OTHERS = -1, -2  # what stands for a class where a frame shows none, and for those beyond the most
+
+_REMEMBERED = 128  # taken frames among which a twin is looked for
+_BEHIND = 16.0  # frames at most that a pause lets be taken later as they come
+_AHEAD = 0.5  # of all that are needed: so much at most before its time, so that half of the time passes in any case
+_CROWDED = 1.5  # times its fair share: what has had more is thinned
+_FEW = 16  # frames of a kind are never too many
+_MOST_CLASSES = 256
+
+
+@dataclass(frozen=True)
+class SelectionCounts:
+    """How a selection went: frames by what became of them, and what the taken ones show.
+
+    span_s: capture time from the first frame to the last. brightness: taken frames per bin.
+    classes: taken frames on which the reference sees a class; NOTHING and OTHERS count as classes.
+    """
+
+    considered: int
+    outcomes: dict[str, int]
+    span_s: float
+    brightness: tuple[int, ...]
+    classes: dict[int, int]
+
+    @property
+    def taken(self) -> int:
+        return self.outcomes.get(TAKEN, 0)
+
+
+class Selection:
+    """Takes frames on a schedule that gathers what is needed within `within_s`, and better ones ahead of it.
+
+    A frame that the schedule waits for is taken whatever it shows: a scene in which nothing happens fills a calibration
+    as surely as any other. Before its time a frame is taken if it shows something new: no near-duplicate of what was
+    taken of late, of a brightness and with a class that have not had more than their share. So twins give way to what
+    is rare. Once enough is taken the schedule slows down with the time that has passed: an hour more of the same scene
+    adds little. Who is in a hurry takes all but exact repeats.
+    """
+
+    def __init__(self, frames: int, within_s: float) -> None:
+        """frames: in the histograms; those that are held out beside them come on top."""
+        self._needed = frames * HELD_OUT_EVERY / (HELD_OUT_EVERY - 1)
+        self._within_s = within_s
+        self._due = 1.0  # frames that the schedule waits for; negative: taken ahead of it
+        self._last_ts: float | None = None
+        self._span_s = 0.0
+        self._recent: Luma = np.zeros((_REMEMBERED, ROWS, COLUMNS), np.uint8)
+        self._outcomes: Counter[str] = Counter()
+        self._brightness: Counter[int] = Counter()
+        self._classes: Counter[int] = Counter()
+
+    @property
+    def nbytes(self) -> int:
+        return self._recent.nbytes
+
+    @property
+    def counts(self) -> SelectionCounts:
+        bins = tuple(self._brightness[place] for place in range(BRIGHTNESS_BINS))
+        return SelectionCounts(self._outcomes.total(), dict(self._outcomes), self._span_s, bins, dict(self._classes))
+
+    def consider(self, ts: float, signature: Signature, classes: Collection[int], hurried: bool = False) -> str:
+        """TAKEN, or why a frame of capture time `ts` is not. classes: those that the reference sees on it."""
+        self._pass_time(ts)
+        light = min(int(signature.brightness * BRIGHTNESS_BINS / 256.0), BRIGHTNESS_BINS - 1)
+        shown = self._known(classes)
+        outcome = self._judge(signature, light, shown, hurried)
+        if outcome == TAKEN:
+            self._recent[self._outcomes[TAKEN] % _REMEMBERED] = signature.luma
+            self._due -= 1.0
+            self._brightness[light] += 1
+            self._classes.update(shown)
+        self._outcomes[outcome] += 1
+        return outcome
+
+    def _pass_time(self, ts: float) -> None:
+        """A clock that is set back passes no time."""
+        passed_s = max(0.0, ts - self._last_ts) if self._last_ts is not None else 0.0
+        self._last_ts = ts
+        self._span_s += passed_s
+        complete = self._outcomes[TAKEN] >= self._needed
+        within_s = max(self._within_s, self._span_s) if complete else self._within_s
+        self._due = min(self._due + passed_s * self._needed / within_s, _BEHIND)
+
+    def _judge(self, signature: Signature, light: int, shown: Collection[int], hurried: bool) -> str:
+        if self._due >= 1.0:
+            return TAKEN
+        if not hurried and self._due <= -_AHEAD * self._needed:
+            return EARLY
+        recent = self._recent[: self._outcomes[TAKEN]]
+        nearest = int(signature.distances(recent).min(initial=255))
+        if hurried:
+            return TAKEN if nearest else DUPLICATE
+        if nearest < NEAR:
+            return DUPLICATE
+        if _is_crowded(self._brightness, (light,)):
+            return BRIGHTNESS
+        return CLASS if _is_crowded(self._classes, shown) else TAKEN
+
+    def _known(self, classes: Collection[int]) -> set[int]:
+        """The classes under which a frame is counted."""
+        fresh = sorted(set(classes) - self._classes.keys())
+        room = max(0, _MOST_CLASSES - len(self._classes))
+        others = {OTHERS} if fresh[room:] else set()
+        return (set(classes) - set(fresh[room:])) | others or {NOTHING}
+
+
+def _is_crowded(counts: Counter[int], kinds: Collection[int]) -> bool:
+    """Whether each of these kinds has had more than its share of all that were seen."""
+    if not counts:
+        return False
+    most = max(_CROWDED * counts.total() / len(counts), _FEW)
+    return all(counts[kind] > most for kind in kinds)

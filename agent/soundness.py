@@ -1,0 +1,97 @@
+"""Whether an engine's answers are answers at all: names, types and shapes, finite values, rows that keep apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.model_spec import ModelSpec
+from engines.backend import Array, Engine
+
+_ROWS = "xxyx"  # of a batch of two frames: equal rows beside each other, and with another one between them
+
+
+def output_faults(
+    outputs: Mapping[str, Array], expected: Mapping[str, Array], declared: Mapping[str, Sequence[int | None]]
+) -> list[str]:
+    """What is wrong with an engine's outputs beside the reference's of the same frame, in words; empty if nothing is.
+
+    declared: shapes of outputs whose open dimensions, None, may differ from frame to frame; the others are as expected.
+    Values may be infinite, or NaN, where the reference's are. Types may be of another width: a float16 is a float.
+    """
+    if outputs.keys() != expected.keys():
+        return [f"its outputs are {', '.join(sorted(outputs))}, not {', '.join(sorted(expected))}"]
+    faults = []
+    for name, wanted in expected.items():
+        found = outputs[name]
+        if found.dtype.kind != wanted.dtype.kind or not _fits(found.shape, declared.get(name, wanted.shape)):
+            shown = f"{wanted.dtype} {list(wanted.shape)}"
+            faults.append(f"its output '{name}' is {found.dtype} {list(found.shape)}, not {shown}")
+            continue
+        broken = ~np.isfinite(found)
+        if found.shape == wanted.shape:
+            broken &= np.isfinite(wanted)
+        if broken.any():
+            faults.append(f"its output '{name}' is not finite")
+    return faults
+
+
+def _fits(shape: tuple[int, ...], declared: Sequence[int | None]) -> bool:
+    return len(shape) == len(declared) and all(
+        wanted in (None, size) for size, wanted in zip(shape, declared, strict=True)
+    )
+
+
+def largest_batch(engine: Engine, spec: ModelSpec) -> int:
+    """How many frames at once the spec's first profile lets the engine take; 1 without one."""
+    image = engine.inputs[0]
+    profile = spec.profiles[0] if spec.profiles else {}
+    return profile[image.name].max[0] if image.name in profile and image.shape[0] is None else 1
+
+
+def row_faults(
+    infer: Callable[[Array], Mapping[str, Array]], frames: Sequence[NDArray[np.float32]], most: int
+) -> list[str]:
+    """What is wrong with batches of up to `most` frames, in words; empty where nothing is, or nothing can be told.
+
+    Equal frames of one batch have to be answered bit by bit equally, wherever they lie in it, and each row has to be
+    the answer to its own frame. frames: (1, C, H, W); the first and another one of its size are taken.
+    """
+    others = (frame for frame in frames[1:] if frame.shape == frames[0].shape and not np.array_equal(frame, frames[0]))
+    other = next(others, None)
+    if most < 2 or other is None:
+        return []
+    images = {"x": frames[0], "y": other}
+    alone = {letter: infer(image) for letter, image in images.items()}
+    faults: dict[str, None] = {}
+    for pattern in ("xx", "xy") if most == 2 else (_ROWS[:most],):
+        outputs = infer(np.concatenate([images[letter] for letter in pattern]))
+        for name in alone["x"]:
+            single = {letter: answer[name] for letter, answer in alone.items()}
+            if all(len(answer.shape) and len(answer) == 1 for answer in single.values()):  # else it has no batch axis
+                faults.update(dict.fromkeys(_faults_of(name, outputs[name], pattern, single)))
+    return list(faults)
+
+
+def _faults_of(name: str, found: Array, pattern: str, single: Mapping[str, Array]) -> list[str]:
+    """Of one output, for a batch by `pattern`; single: its answers (1, ...) to each frame alone."""
+    if found.shape[:1] != (len(pattern),):
+        return [f"its output '{name}' is {list(found.shape)} for a batch of {len(pattern)}"]
+    faults = []
+    if len({found[row].tobytes() for row, letter in enumerate(pattern) if letter == "x"}) > 1:
+        faults.append(f"its output '{name}' differs between equal rows of a batch")
+    if any(_is_swapped(found[row], letter, single) for row, letter in enumerate(pattern)):
+        faults.append(f"its output '{name}' gives a row of a batch the answer to another one")
+    return faults
+
+
+def _is_swapped(row: Array, letter: str, single: Mapping[str, Array]) -> bool:
+    """Whether a row is far nearer to the other frame's answer; another batch size may change last bits."""
+    own, other = single[letter][0], single["y" if letter == "x" else "x"][0]
+    if not row.shape == own.shape == other.shape:
+        return False
+    with np.errstate(all="ignore"):
+        to_own, to_other = (float(np.abs(row.astype(np.float64) - each).max(initial=0.0)) for each in (own, other))
+    return to_other < 0.5 * to_own

@@ -1,0 +1,108 @@
+"""Folders that appear under their name when they are complete, and vanish from it before they are not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from engines.backend import EngineError
+from engines.files import sync_folder
+
+
+@contextmanager
+def staging(destination: Path, replacing: bool = False) -> Iterator[Path]:
+    """A new folder to fill, beside `destination`; it takes that name, all on the disk, when the block ends well.
+
+    replacing: what has that name now gives way only then; it is back where the folder could not take its place.
+    Raises EngineError (`artefact.write`) when the disk refuses; of a block that fails nothing is left.
+    """
+    folder = destination.with_name(f".{destination.name}.{os.getpid()}.new")
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        yield folder
+        _sync(folder)
+        if replacing:
+            _exchange(folder, destination)
+        else:
+            folder.rename(destination)
+        sync_folder(destination.parent)
+    except OSError as error:
+        raise EngineError(
+            "artefact.write",
+            f"{destination}: {error.strerror or error}",
+            "a writable disk with room for the engine",
+            "free some space or check the permissions; what was current still is",
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all in it; what a link leads to stays. Raises OSError.
+
+    A folder first gets a name that says so, `.NAME.gone`: however this ends, none under its own name is half there.
+    """
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+        return
+    gone = path.with_name(f".{path.name}.gone")
+    if os.path.lexists(gone):  # of a removal that was cut short
+        shutil.rmtree(gone)
+    path.rename(gone)
+    sync_folder(path.parent)
+    try:
+        shutil.rmtree(gone)
+    except FileNotFoundError:
+        return  # another process has just opened the store, and sweeps
+
+
+def _exchange(folder: Path, destination: Path) -> None:
+    """Between the two renames there is none of that name, for an instant: `sweep` then puts the former one back."""
+    former = destination.with_name(f".{destination.name}.old")
+    if not os.path.lexists(destination):
+        folder.rename(destination)
+        return
+    if os.path.lexists(former):
+        remove(former)
+    destination.rename(former)
+    try:
+        folder.rename(destination)
+    except OSError:
+        former.rename(destination)
+        raise
+    with suppress(OSError):  # the next sweep removes it
+        remove(former)
+
+
+def sweep(folder: Path) -> None:
+    """Clear away what processes that are gone have half written or half removed; a disk that refuses keeps it.
+
+    What was about to be replaced has its name again where nothing took it.
+    """
+    for former in folder.glob(".*.old"):
+        name = former.with_name(former.name[1 : -len(".old")])
+        with suppress(OSError):
+            if os.path.lexists(name):
+                remove(former)
+            else:
+                former.rename(name)
+    for left in (*folder.glob(".*.gone"), *filter(_is_abandoned, folder.glob(".*.new"))):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_abandoned(staged: Path) -> bool:
+    """Whether the process that made a folder, and put its pid into the name, is gone."""
+    named = re.search(r"\.(\d+)\.new$", staged.name)
+    return named is not None and not Path("/proc", named[1]).exists()
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)

@@ -1,0 +1,246 @@
+"""What a daemon's process does before it starts, as Python source: kill itself or its child, fail, have its clock set.
+
+Each is put before the program of `test_memory_daemon`. Nothing in the product knows of it.
+"""
+
+from __future__ import annotations
+
+import signal
+
+# A write of the journal, by the state that is entered, its moment, and the job's trigger.
+_AT_WRITE = """
+import os, signal
+
+from agent.job_journal import JobJournal
+from agent.model_watch import ModelWatch
+
+ModelWatch.__init__.__defaults__ = (0.2,)  # seconds between two looks
+record = JobJournal._record
+
+
+def recording(journal, job, entered, statement, row):
+    kind = row[1] if entered == "REQUESTED" else next(each.trigger for each in journal.records() if each.id == job)
+    here = (entered.value, kind) == ({state!r}, {trigger!r})
+    if here and {moment!r} == "before":
+        os.kill(os.getpid(), {number})
+    record(journal, job, entered, statement, row)
+    if here and {moment!r} == "after":
+        os.kill(os.getpid(), {number})
+
+
+JobJournal._record = recording
+"""
+
+# A child runs this before its work; "-m" lets a next daemon know it for a job's.
+_IN_CHILD = """
+import subprocess, types
+
+from agent import child as children
+
+
+def start(command, **more):
+    python, *rest = command
+    if {first}:
+        children.subprocess = subprocess
+    return subprocess.Popen([python, "-c", {source!r}, *rest], **more)
+
+
+children.subprocess = types.SimpleNamespace(**{{**vars(subprocess), "Popen": start}})
+"""
+
+_GO_ON = """
+import runpy, sys
+
+sys.argv.pop(1)
+module = sys.argv.pop(1)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+_KILL_CHILD = """
+import json, os, signal, types
+
+from agent import child_main
+
+
+class Channel:
+    def __init__(self, file):
+        self.file, self.here = file, False
+
+    def write(self, line):
+        self.here = json.loads(line).get("step", "OUTCOME") == {step!r}
+        if self.here and {moment!r} == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.file.write(line)
+
+    def flush(self):
+        self.file.flush()
+        if self.here:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fdopen(*words, **more):
+    return Channel(os.fdopen(*words, **more))
+
+
+child_main.os = types.SimpleNamespace(**{{**vars(os), "fdopen": fdopen}})
+"""
+
+_CLOCK = """
+import time
+
+true_time, ahead_s = time.time, 0.0
+time.time = lambda: true_time() + ahead_s
+
+
+def setting(record):
+    def recording(journal, job, entered, *more):
+        global ahead_s
+        record(journal, job, entered, *more)
+        if entered.value == {state!r}:
+            ahead_s = {ahead_s!r}
+
+    return recording
+
+
+from agent.job_journal import JobJournal
+
+JobJournal._record = setting(JobJournal._record)
+"""
+
+_REFUSED_WRITE = """
+import sqlite3, types
+
+from agent import job_journal
+
+record, refused = job_journal.JobJournal._record, []
+
+
+def connect(*_, **__):
+    raise sqlite3.OperationalError("disk I/O error")
+
+
+def recording(journal, job, entered, *more):
+    if entered.value != {state!r} or refused:
+        return record(journal, job, entered, *more)
+    refused.append(job)
+    job_journal.sqlite3 = types.SimpleNamespace(**{{**vars(sqlite3), "connect": connect}})
+    try:
+        record(journal, job, entered, *more)
+    finally:
+        job_journal.sqlite3 = sqlite3
+
+
+job_journal.JobJournal._record = recording
+"""
+
+_ONCE = """
+import errno, subprocess, threading, types
+
+from agent import child, recalibration
+from agent.errors import AgentError
+from agent.headroom import Headroom
+from agent.service import Service
+from engines.backend import EngineError
+from engines.store import Store
+from engines.upkeep import Upkeep
+
+child.subprocess = types.SimpleNamespace(**vars(subprocess))
+child.threading = types.SimpleNamespace(**vars(threading))
+
+
+def once(owner, name, instead):
+    true = getattr(owner, name)
+
+    def first(*words, **more):
+        setattr(owner, name, true)
+        if isinstance(instead, Exception):
+            raise instead
+        return true(*instead(*words), **more)
+
+    setattr(owner, name, first)
+
+
+"""
+
+# By name: what fails once in the daemon, as arguments of `once`.
+DAEMON_FAULTS = {
+    "write_job": "recalibration, 'write_job', OSError(errno.ENOSPC, 'No space left on device')",
+    "popen": "child.subprocess, 'Popen', OSError(errno.EAGAIN, 'Resource temporarily unavailable')",
+    "thread": "child.threading, 'Thread', RuntimeError(\"can't start new thread\")",
+    "room": "Upkeep, 'ensure_room', EngineError('store.room', 'none', 'some', 'make some')",
+    "delay": "Headroom, 'may_start', AgentError('headroom.delay', 'hot', 'cool', 'cool it')",
+    "pause": "Headroom, 'must_pause', AgentError('headroom.pause', 'hot', 'cool', 'cool it')",
+    "memory": "recalibration, 'CandidateProcess', lambda *words: (*words[:-1], 1)",
+    "timeout": "recalibration, 'ChildWork', lambda *words: (*words[:-1], 0.0)",
+    "candidate": "Service, 'read', EngineError('artefact.damaged', 'one that is damaged', 'a whole one', 'none')",
+    "promote": "Store, 'promote', EngineError('store.write', 'No space left on device', 'room', 'make some')",
+}
+
+# By name: what the daemon's first child does.
+CHILD_FAULTS = {
+    "traceback": "from agent import model\n\nmodel.calibrate = lambda *_: {}[0]",
+    "calibration": """
+from agent import model
+from calibrate.errors import CalibrationError
+
+
+def calibrate(*_):
+    raise CalibrationError("calibration.empty", "nothing", "something", "none")
+
+
+model.calibrate = calibrate
+""",
+    "builder": """
+from agent import build
+from engines.backend import EngineError
+
+
+def build_artefact(*_, **__):
+    raise EngineError("engine.build", "a builder that fails", "one that builds", "none")
+
+
+build.build_artefact = build_artefact
+""",
+    "judge": """
+from agent.judging import Judge
+
+
+def judge(*_, **__):
+    raise ValueError("a judge that fails")
+
+
+Judge.__call__ = judge
+""",
+}
+
+
+def at_write(moment: str, state: str, trigger: str, number: int = signal.SIGKILL) -> str:
+    """Sends itself the signal right before, or right after, a job's state is journaled."""
+    return _AT_WRITE.format(moment=moment, state=state, trigger=trigger, number=int(number))
+
+
+def in_child(source: str, first: bool) -> str:
+    """Each child runs this before it begins, or the first one alone."""
+    return _IN_CHILD.format(source=source + _GO_ON, first=first)
+
+
+def child_killed(moment: str, step: str) -> str:
+    """Each child kills itself right before, or right after, it tells of a step; OUTCOME is its last line."""
+    return in_child(_KILL_CHILD.format(moment=moment, step=step), first=False)
+
+
+def clock_jumps(state: str, ahead_s: float) -> str:
+    """From when a job is first in this state on, the wall clock is ahead by so much."""
+    return _CLOCK.format(state=state, ahead_s=ahead_s)
+
+
+def write_refused(state: str) -> str:
+    """The journal's disk fails once, when a job is to be in this state."""
+    return _REFUSED_WRITE.format(state=state)
+
+
+def failing(name: str) -> str:
+    """Once, as DAEMON_FAULTS or CHILD_FAULTS has it."""
+    if name in CHILD_FAULTS:
+        return in_child(CHILD_FAULTS[name], first=True)
+    return f"{_ONCE}once({DAEMON_FAULTS[name]})\n"

@@ -1,0 +1,153 @@
+"""Operations on two engines, with a child that says what it is told to, and a frame path that serves at once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import onnx
+import pytest
+from raising_world import collapsing_net, observer_state
+from test_raising_operations import frame_path, stored
+from worlds import SPEC
+
+from agent import recalibration
+from agent.commands import Report
+from agent.config import Config
+from agent.errors import AgentError
+from agent.findings import Findings, ObserverState
+from agent.headroom import Headroom
+from agent.job_journal import JobJournal
+from agent.messages import Birth, CommandResult
+from agent.model import open_model
+from agent.operations import Operations
+from agent.outcome import Outcome
+from agent.pipeline import Pipeline
+from agent.reporting import Reporter
+from agent.schema import validate
+from agent.service import Service
+from calibrate.histogram import AbsHistogram
+from engines.artefact import Artefact
+from engines.backend import open_backend
+from engines.store import Store
+
+
+class ScriptedChild:
+    """In place of a candidate process; the newest one is `latest`."""
+
+    latest: ScriptedChild
+
+    def __init__(
+        self,
+        directory: Path,
+        on_progress: Callable[[str, int], None],
+        on_outcome: Callable[[Outcome], None],
+        *_: object,
+    ) -> None:
+        self.directory, self.on_progress, self.on_outcome = directory, on_progress, on_outcome
+        self.ended = False
+        ScriptedChild.latest = self
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def end(self) -> None:
+        self.ended = True
+        self._clear()
+
+    def ends_with(self, outcome: Outcome) -> None:
+        self._clear()
+        self.on_outcome(outcome)
+
+    def _clear(self) -> None:
+        for path in self.directory.glob("*"):
+            path.unlink()
+        self.directory.rmdir()
+
+
+@dataclass
+class JobDeskBench:
+    """Operations on two engines, the first of which serves; `other` is what every job comes to."""
+
+    operations: Operations
+    service: Service
+    journal: JobJournal
+    other: Artefact
+    state: ObserverState
+    results: list[CommandResult] = field(default_factory=list)
+
+    def recalibrate(self, outcome: Outcome | None = None, steps: tuple[str, ...] = ("BUILDING", "VALIDATING")) -> None:
+        """By command, to the end. outcome: of its child; None: `other`."""
+        report = Report(f"c{len(self.journal.records())}", self.results.append)
+        try:
+            assert self.operations.recalibrate(report, 8, "max")
+        except AgentError as error:  # as the command desk does
+            report.fail(error)
+            return
+        begun = getattr(ScriptedChild, "latest", None)
+        for _ in range(3):
+            self.operations.tick(self.state)
+        if ScriptedChild.latest is begun or ScriptedChild.latest.ended:
+            return
+        for number, step in enumerate(steps):
+            ScriptedChild.latest.on_progress(step, 50 + number)
+        if not ScriptedChild.latest.ended:
+            ScriptedChild.latest.ends_with(outcome or Outcome(artefact=self.other.path))
+
+    def finals(self) -> list[CommandResult]:
+        return [result for result in self.results if result.final]
+
+    def left(self, state_dir: Path) -> list[Path]:
+        return [*state_dir.rglob(".*.new"), *(state_dir / "jobs").glob("*")]
+
+
+@pytest.fixture(scope="module")
+def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model, and a state directory with two engines."""
+    folder = tmp_path_factory.mktemp("store")
+    onnx.save(collapsing_net(), folder / "model.onnx")
+    stored(config_in(folder))
+    return folder
+
+
+def config_in(folder: Path) -> Config:
+    content = {
+        "model": {**SPEC, "path": folder / "model.onnx"},
+        "camera": {"source": "rtsp://camera"},
+        "state_dir": folder / "state",
+        "probation": {"frames": 1, "seconds": 0.0},
+        "recalibration": {"automatic": False},
+        "store": {"reserve_bytes": 0},
+    }
+    return validate(Config, content, "test")
+
+
+@pytest.fixture
+def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path) -> JobDeskBench:
+    shutil.copytree(two_engines, tmp_path, symlinks=True, dirs_exist_ok=True)
+    ScriptedChild.latest = cast(ScriptedChild, SimpleNamespace(ended=True))
+    monkeypatch.setattr(recalibration, "CandidateProcess", ScriptedChild)
+    monkeypatch.setattr(Headroom, "may_start", lambda _: "")  # what this machine has to spare is its own affair
+    monkeypatch.setattr(Headroom, "must_pause", lambda _: "")
+    config = config_in(tmp_path)
+    service = Service(open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir))
+    service.start(pytest.fail).close()
+    reporter = Reporter(config.state_dir, None, Birth(agent_version="0"))
+    findings, state = Findings(config.model, config), replace(observer_state(config), collected=100, telling=100)
+    seen = {"tap": AbsHistogram(np.ones(8, np.int64), 0, 0.5, 0, 0)}
+    monkeypatch.setattr(findings, "collected", lambda: (100, seen, [np.zeros((1, 3, 8, 8), np.float32)]))
+    observer = SimpleNamespace(findings=findings, set_pace=lambda **_: None, state=lambda: state)
+    accuracy = SimpleNamespace(remember=lambda _: None)
+    pipeline = SimpleNamespace(is_live=True, observer=observer, accuracy=accuracy, last_ts=0.0, **frame_path())
+    journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+    operations = Operations(config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal)
+    operations.start(0)
+    previous = service.previous()
+    assert previous is not None
+    return JobDeskBench(operations, service, journal, previous, state)

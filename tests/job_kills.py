@@ -1,0 +1,193 @@
+"""A daemon to which something happens at a chosen line of a job, and the daemon that comes after it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import psutil
+import yaml
+from brokers import RealBroker
+from onnx import numpy_helper
+from test_memory_daemon import LIMIT_S, PLAYER, TOPICS, Life
+from worlds import World
+
+from agent.job_journal import JobJournal, JobRecord
+from agent.messages import CommandResult
+from agent.mqtt import MqttClient
+from engines.artefact import read_artefact
+from fleet import operator
+
+FIRST_COMMIT = "event=job trigger='first-start' step='COMMITTED'"
+
+
+@dataclass
+class Case:
+    """One world with its camera and broker. answers: by command, what its sender heard."""
+
+    world: World
+    scene: Path
+    broker: RealBroker
+    stack: ExitStack
+    listeners: dict[str, MqttClient] = field(default_factory=dict)
+    senders: list[threading.Thread] = field(default_factory=list)
+    answers: dict[str, list[CommandResult]] = field(default_factory=dict)
+
+    @contextmanager
+    def living(self, name: str, driver: str = "") -> Iterator[Life]:
+        """The daemon, alive until the end of the block at most. driver: Python that its process runs before it."""
+        _, _, _, *arguments = self.world.command()
+        log = self.world.folder / f"{name}.log"
+        with log.open("wb") as file, self.output(name).open("wb") as output:
+            command = [sys.executable, "-c", driver + PLAYER, str(self.scene), *arguments]
+            process = subprocess.Popen(command, stdout=output, stderr=file)
+        try:
+            yield Life(process, log, self.broker)
+        finally:
+            process.kill()
+            process.wait()
+
+    def give_no_time(self) -> None:
+        """No job comes to its end in time."""
+        self.world.config["calibration"]["within_s"] = 0.001
+        self.world.config["recalibration"]["timeout_s"] = 0.002
+
+    def output(self, name: str) -> Path:
+        """Where what a life prints lies."""
+        return self.world.folder / f"{name}.out"
+
+    def serving_after(self, life: Life) -> float:
+        """Seconds from now until it has served a frame."""
+        began_s = time.monotonic()
+        life.wait(lambda: life.status()["frames"] > 0)
+        return time.monotonic() - began_s
+
+    def send(self, op: str, **arguments: str) -> str:
+        """A command, which its sender repeats until its result comes; the id."""
+        command = operator.new_command(op, arguments, time.time(), valid_s=LIMIT_S * 3)
+
+        def follow() -> None:
+            for answer in operator.send(self.broker.endpoint, TOPICS, command, silence_s=LIMIT_S * 3):
+                self.answers.setdefault(command.id, []).append(answer)
+
+        self.listeners[command.id] = self.stack.enter_context(
+            MqttClient(self.broker.endpoint, f"listener-{command.id}", subscriptions=[TOPICS.result(command.id)])
+        )
+        assert self.listeners[command.id].wait_connected(LIMIT_S)
+        self.senders.append(threading.Thread(target=follow))
+        self.senders[-1].start()
+        return command.id
+
+    def outcome(self, command_id: str) -> CommandResult:
+        """What its sender heard at last; fails where other final results were published than that one."""
+        for sender in self.senders:
+            sender.join(LIMIT_S)
+            assert not sender.is_alive(), f"no result; heard {self.answers}"
+        self.listeners[command_id].publish(TOPICS.result(command_id), b"end")  # after which nothing is on its way
+        heard = []
+        while (payload := self.listeners[command_id].inbox.get(timeout=LIMIT_S).payload) != b"end":
+            heard.append(CommandResult.from_json(payload))
+        finals = {str(each.to_json()): each for each in heard if each.final}
+        assert len(finals) == 1, finals
+        (final,) = finals.values()
+        assert final == self.answers[command_id][-1]
+        return final
+
+    def records(self, trigger: str) -> list[JobRecord]:
+        journal = JobJournal(self.world.state_dir / "jobs.sqlite", _unexpected)
+        return [record for record in journal.records() if record.trigger == trigger]
+
+    def check_killed(self, life: Life) -> None:
+        assert life.process.wait(LIMIT_S) == -signal.SIGKILL, life.log.read_text()
+
+    def check_sound(self, life: Life) -> None:
+        """The daemon serves; nothing half lies about."""
+        life.wait(lambda: life.status()["frames"] > 0)
+        self.check_store()
+        assert not life.said("journal\\.")
+        assert not life.said("Traceback")
+
+    def check_store(self) -> None:
+        """What is in the store is whole; nothing half written lies in the state directory, and no job's frames but a
+        running one's."""
+        for artefact in (self.world.state_dir / "artefacts").iterdir():
+            read_artefact(artefact)
+        assert [path for path in self.world.state_dir.rglob(".*.new") if path.is_dir() or path.is_file()] == []
+        jobs = self.world.state_dir / "jobs"
+        journal = JobJournal(jobs.with_name("jobs.sqlite"), _unexpected)
+        running = {record.id for record in journal.records() if not record.state.over}
+        assert {path.name for path in jobs.glob("*")} <= running
+
+    @property
+    def current(self) -> str:
+        return (self.world.state_dir / "current").readlink().name
+
+    def children(self) -> list[int]:
+        """The processes that work on a job of this world."""
+        jobs = str(self.world.state_dir / "jobs")
+        found = psutil.process_iter(["cmdline"])
+        return [each.pid for each in found if any(word.startswith(jobs) for word in each.info["cmdline"] or [])]
+
+
+def live_world(world: World, port: int) -> World:
+    """The same with a camera that is a live one to the daemon, and a broker; nothing starts there by itself."""
+    for section, values in {
+        "camera": {"source": "rtsp://camera"},
+        "observe": {"period_s": 0.05, "alert_period_s": 0.05},
+        "recalibration": {"cooldown_s": 0.0, "automatic": False, "max_loss": 1.0, "max_slowdown": 100.0},
+        "mqtt": {"host": "127.0.0.1", "port": port},
+    }.items():
+        world.config.setdefault(section, {}).update(values)
+    (world.folder / "scene").write_text(str(world.folder / "clip.avi"))
+    return world
+
+
+def _unexpected(error: Exception) -> None:
+    raise AssertionError(str(error))
+
+
+@contextmanager
+def in_world(world: World, broker: RealBroker) -> Iterator[Case]:
+    """A case of its own; its listeners go with the block."""
+    with ExitStack() as stack:
+        yield Case(world, world.folder / "scene", broker, stack)
+
+
+def copied(world: World, folder: Path, broker: RealBroker) -> World:
+    """A world of its own, from one that a daemon has lived in."""
+    shutil.copytree(world.folder, folder, symlinks=True)
+    config = yaml.safe_load(yaml.safe_dump(world.config))
+    config["mqtt"].update(host=broker.host, port=broker.port)
+    return World(folder, config)
+
+
+def make_decided(world: World) -> None:
+    """Let the model prefer one class by so much that no quantisation makes it waver: whatever is built is good."""
+    path = world.folder / "model.onnx"
+    model = onnx.load(path)
+    name = model.graph.node[-1].input[2]
+    (bias,) = (each for each in model.graph.initializer if each.name == name)
+    values = numpy_helper.to_array(bias).copy()
+    values[2] += 100.0
+    bias.CopyFrom(numpy_helper.from_array(values, name))
+    onnx.save(model, path)
+
+
+def put_other_model(world: World) -> None:
+    """One with other weights, in the place of the one that is served."""
+    path = world.folder / "model.onnx"
+    model = onnx.load(path)
+    weights = model.graph.initializer[0]
+    weights.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights) * 1.5, weights.name))
+    new = path.with_name("new.onnx")
+    onnx.save(model, new)
+    new.replace(path)

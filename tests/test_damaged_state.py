@@ -1,0 +1,175 @@
+"""What a daemon finds damaged when it starts: as a process, it serves all the same, and says what it found."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from brokers import RealBroker
+from troubled_board import Board, calibrated_board, codes, copied, stop
+from worlds import FIRST_SWAP, make_world
+
+from agent.job_journal import JobJournal
+from engines.store import Store
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker]
+trial = pytest.mark.trial
+
+READY_S = 5.0  # more than a start with nothing damaged takes
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"no journal at all" * 999)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    (path / "inside").mkdir(parents=True)
+
+
+def half_of_a_transaction(path: Path) -> None:
+    """As after a power cut that has lost half of what was to undo it."""
+    copies = {path.with_name(name): path.with_name(f"copy-{name}") for name in (path.name, f"{path.name}-journal")}
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA cache_size = 1")  # so that changed pages reach the file before the commit
+        db.execute("BEGIN")
+        db.execute("UPDATE jobs SET request = hex(randomblob(9000))")
+        for here, copy in copies.items():
+            shutil.copy(here, copy)
+    for here, copy in copies.items():
+        copy.replace(here)
+    truncated(path.with_name(f"{path.name}-journal"))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """Of a board that has done many jobs, and has lost everything else."""
+    path = tmp_path / "state" / "jobs.sqlite"
+    jobs = JobJournal(path, lambda error: pytest.fail(str(error)))
+    for number in range(40):
+        jobs.begin(str(number), "alarm", {"padding": "x" * 500}, [])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (garbage, True),
+        pytest.param(truncated, True, marks=trial),
+        pytest.param(emptied, False, marks=trial),  # that is how SQLite begins one
+        pytest.param(folder, True, marks=trial),
+        pytest.param(half_of_a_transaction, None, marks=trial),  # as much of it as there is may leave it whole
+    ],
+)
+def test_a_damaged_journal_is_moved_aside_and_the_first_job_is_done(
+    tmp_path: Path, journal: Path, damage: Callable[[Path], None], told: bool | None
+) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 600.0)
+    damage(journal)
+    summary, errors = world.run(until=FIRST_SWAP)
+    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start"]
+    moved = [path.name for path in journal.parent.glob("jobs.sqlite.damaged.*")]
+    assert moved == ["jobs.sqlite.damaged.1"] * errors.count("code='journal.damaged'")
+    assert told is None or bool(moved) is told
+    assert not journal.with_name("jobs.sqlite-journal").exists()
+    summary, errors = world.run("--frames", "20")
+    assert (summary["frames"], "code='" in errors) == (20, False)
+
+
+def test_a_journal_of_a_newer_tared_is_refused_and_left_alone(tmp_path: Path, journal: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 1.0)
+    with closing(sqlite3.connect(journal)) as db:
+        db.execute("PRAGMA user_version = 99")
+    content = journal.read_bytes()
+    done = subprocess.run(world.command(), capture_output=True, text=True, timeout=60.0, check=False)
+    assert done.returncode == 2
+    assert "error: journal.schema: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert journal.read_bytes() == content
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBroker) -> Board:
+    return calibrated_board(tmp_path_factory.mktemp("calibrated") / "world", module_broker)
+
+
+def ready_s(board: Board, name: str, look: Callable[[dict[str, object], set[str]], None]) -> float:
+    """How long a start took until it had answered a frame. look: at the status, and the errors that were told."""
+    since_s = time.monotonic()
+    with board.living(name) as life:
+        life.wait(lambda: life.status()["frames"] > 0)
+        took_s = time.monotonic() - since_s
+        look(life.status(), codes(life))
+        stop(life)
+    return took_s
+
+
+def bit_flipped(board: Board, link: str, *names: str) -> None:
+    for name in names:
+        file = board.state / "artefacts" / Store(board.state).target(link) / name
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+
+ALL = ("engine.onnx", "calibration.json", "calibration.npz")
+
+
+@pytest.mark.parametrize(
+    ("current", "previous", "serves"),
+    [
+        pytest.param(("engine.onnx",), (), "previous", marks=trial),
+        pytest.param(("engine.onnx",), ("engine.onnx",), "current", marks=trial),  # built anew, so under the same id
+        pytest.param(ALL, ("engine.onnx",), "previous", marks=trial),
+        pytest.param(ALL, ALL, "reference", marks=trial),
+    ],
+)
+def test_what_serves_where_engines_are_damaged(
+    calibrated: Board,
+    any_broker: RealBroker,
+    tmp_path: Path,
+    current: tuple[str, ...],
+    previous: tuple[str, ...],
+    serves: str,
+) -> None:
+    board = copied(calibrated, tmp_path / "world", any_broker)
+    ids = {link: Store(board.state).target(link) for link in ("current", "previous")}
+    whole_s = ready_s(board, "whole", lambda status, told: _same((status["engine"], told), (ids["current"], set())))
+    bit_flipped(board, "current", *current)
+    bit_flipped(board, "previous", *previous)
+    board.world.config["calibration"]["frames"] = 10_000  # a first calibration is not done before this looks
+
+    def look(status: dict[str, object], told: set[str]) -> None:
+        assert told == {"artefact.damaged"}
+        assert status["degraded"] is (serves == "reference")
+        if serves != "reference":
+            assert status["engine"] == ids[serves]
+
+    took_s = ready_s(board, "damaged", look)
+    print(f"first frame after {took_s:.1f} s, {whole_s:.1f} s with nothing damaged; served by {serves}")
+    assert took_s < whole_s + READY_S
+    if serves == "reference":
+        board.world.config["calibration"]["frames"] = 32
+        with board.living("cured") as life:
+            life.wait(lambda: not life.status()["degraded"])
+            life.wait(lambda: life.status()["job"] is None)
+            stop(life)
+    assert not board.unfinished()
+
+
+def _same(found: object, expected: object) -> None:
+    assert found == expected

@@ -1,0 +1,103 @@
+"""Two hundred recalibrations of one daemon, one after the other: it is then as it was."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import test_memory_daemon
+from brokers import RealBroker
+from test_memory_daemon import PLAYER, TOPICS, living
+from worlds import make_world
+
+from agent.job_journal import JobJournal
+from agent.job_states import JobState
+from fleet.operator import new_command, send
+
+JOBS = 200
+WARM_UP = 20  # jobs after which all that is kept for good is there
+ANSWERED = 12_000  # frames after which the memory of answers, for which labels may come, is full
+SAMPLES = 10  # jobs whose median counts, at either end
+JOURNALED = 1000  # jobs, with which the journal has its full length
+GROWTH = 0.02
+STATES = [state for state in JobState if not state.over and state not in (JobState.REQUESTED, JobState.PLANNING)]
+STATES.append(JobState.COMMITTED)
+
+pytestmark = [pytest.mark.slow, pytest.mark.trial, pytest.mark.broker, pytest.mark.timeout(1800)]
+
+
+@dataclass
+class Footprint:
+    """What a daemon takes; disk: of its state directory, as it is allocated."""
+
+    rss_bytes: int
+    descriptors: int
+    threads: int
+    disk_bytes: int
+
+    @classmethod
+    def of(cls, process: psutil.Process, state_dir: Path) -> Footprint:
+        files = [Path(folder, name) for folder, _, names in os.walk(state_dir) for name in names]
+        disk_bytes = sum(_size(file) for file in files)
+        return cls(process.memory_info().rss, process.num_fds(), process.num_threads(), disk_bytes)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except FileNotFoundError:  # it has just been replaced
+        return 0
+
+
+def fill(journal: JobJournal) -> None:
+    for number in range(JOURNALED):
+        journal.begin(
+            f"{number:012x}", "command", {"op": "recalibrate", "frames": 8, "method": None}, [f"{number:032x}"]
+        )
+        for state in STATES:
+            journal.enter(f"{number:012x}", state, result={"artefact": 16 * "0", "fidelity": 1.0})
+
+
+def test_two_hundred_recalibrations_leave_nothing_behind(
+    tmp_path: Path, any_broker: RealBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps = "    def read(self):\n        time.sleep(0.02)"
+    assert sleeps in PLAYER
+    paced = PLAYER.replace(sleeps, sleeps.replace("0.02", "float(scene.with_name('pace').read_text())"))
+    monkeypatch.setattr(test_memory_daemon, "PLAYER", paced)
+    pace = tmp_path / "pace"
+    pace.write_text("0.0005")
+    world = make_world(
+        tmp_path / "world",
+        lambda _: 0.5,
+        30.0,
+        camera={"source": "rtsp://camera"},
+        recalibration={"automatic": False},
+        mqtt={"host": any_broker.host, "port": any_broker.port},
+    )
+    scene = tmp_path / "scene"
+    scene.write_text(str(world.folder / "clip.avi"))
+    world.state_dir.mkdir(parents=True)
+    fill(JobJournal(world.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error))))
+    found: list[Footprint] = []
+    with living(world, scene, any_broker, "endurance", period_s=1.0, alert_period_s=0.02) as life:
+        life.wait(lambda: life.said("step='COMMITTED'"))
+        while life.status()["frames"] < ANSWERED:
+            assert life.process.poll() is None, life.log.read_text()
+        pace.write_text("0.02")
+        process = psutil.Process(life.process.pid)
+        for _ in range(WARM_UP + JOBS):
+            command = new_command("recalibrate", {"frames": "8"}, time.time())
+            *_, last = send(any_broker.endpoint, TOPICS, command, silence_s=60.0)
+            assert last.status == "SUCCEEDED", last
+            found.append(Footprint.of(process, world.state_dir))
+    before, after = (
+        {key: statistics.median(getattr(each, key) for each in some) for key in vars(found[0])}
+        for some in (found[WARM_UP : WARM_UP + SAMPLES], found[-SAMPLES:])
+    )
+    assert {key: after[key] / before[key] - 1.0 for key in before if after[key] > (1.0 + GROWTH) * before[key]} == {}

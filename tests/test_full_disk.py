@@ -1,0 +1,121 @@
+"""The daemon on a disk that fills up, or turns read-only, under everything it writes: it serves on, and says so."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from bench import fill, small_file_system
+from brokers import RealBroker, eventually
+from worlds import World, make_world
+
+from agent.messages import CommandResult
+from agent.topics import Topics
+from engines.store import Store
+from fleet.operator import new_command, send
+
+pytestmark = [pytest.mark.slow, pytest.mark.broker]
+
+TOPICS = Topics("default", "board")
+FULL = "No space left on device|disk is full"
+READ_ONLY = "Read-only file system|readonly database"
+
+
+def order(broker: RealBroker, op: str, **arguments: str) -> CommandResult:
+    """What came of a command in the end."""
+    return list(send(broker.endpoint, TOPICS, new_command(op, arguments, time.time()), silence_s=30.0))[-1]
+
+
+def frames_served(broker: RealBroker) -> int:
+    result = order(broker, "status").result
+    assert result is not None
+    return int(str(result["frames"]))
+
+
+def current_id(world: World) -> str:
+    return Store(world.state_dir).target("current")
+
+
+def night(folder: Path, broker: RealBroker) -> World:
+    mqtt = {"host": broker.host, "port": broker.port}
+    return make_world(folder, lambda _: 0.5, 600.0, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt)
+
+
+def refused_while(world: World, broker: RealBroker, broken: Callable[[], object], reason: str) -> str:
+    """The first engine serves; then the disk breaks, a job fails for this reason, and that engine serves on."""
+    eventually(lambda: current_id(world) != "", 60.0)
+    serving = current_id(world)
+    broken()
+    last = order(broker, "recalibrate", frames="16", method="max")
+    assert last.status == "FAILED"
+    assert last.error is not None
+    assert re.search(reason, last.error.message), last.error
+    served = frames_served(broker)
+    eventually(lambda: frames_served(broker) > served, 30.0)
+    assert current_id(world) == serving
+    return serving
+
+
+def stopped(process: subprocess.Popen[str]) -> str:
+    """End a daemon as systemd does: what it had said."""
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30.0)
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    return errors
+
+
+def test_a_full_disk_costs_the_job_and_with_room_again_the_next_one_succeeds(
+    tmp_path: Path, any_broker: RealBroker
+) -> None:
+    world = night(tmp_path, any_broker)
+    with small_file_system(world.state_dir, "4m") as disk, world.running() as process:
+        before = refused_while(world, any_broker, lambda: fill(disk / "ballast"), FULL)
+        (disk / "ballast").unlink()
+        last = order(any_broker, "recalibrate", frames="16", method="max")
+        assert last.status == "SUCCEEDED", last
+        assert current_id(world) != before
+        stopped(process)
+        assert not [path for path in disk.rglob(".*") if path.suffix in (".new", ".gone")]
+
+
+def test_a_store_that_turns_read_only_costs_the_job_and_the_next_start_serves_what_lies_there(
+    tmp_path: Path, any_broker: RealBroker
+) -> None:
+    world = night(tmp_path, any_broker)
+    with small_file_system(world.state_dir, "4m") as disk, ExitStack() as read_only:
+        with world.running() as process:
+            serving = refused_while(
+                world, any_broker, lambda: read_only.enter_context(mounted_read_only(disk)), READ_ONLY
+            )
+            stopped(process)
+        summary, errors = world.run("--frames", "20")
+        assert (summary["frames"], summary["swaps"]) == (20, [])
+        assert Path(summary["artefact"]).name == serving
+        assert re.search(f"warning: .*({READ_ONLY})", errors)
+        assert "journal." not in errors  # which can be read
+        read_only.close()
+        summary, errors = world.run("--frames", "20")
+        assert Path(summary["artefact"]).name == serving
+        assert "warning" not in errors
+
+
+@contextmanager
+def mounted_read_only(disk: Path) -> Iterator[None]:
+    """The same files, read-only for whoever opens one from now on; what is open, as the daemon's lock, stays so."""
+    mount(["--bind", str(disk), str(disk)])
+    try:
+        eventually(lambda: mount(["-o", "remount,bind,ro", str(disk)]), 30.0)  # refused while a file is being written
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def mount(arguments: list[str]) -> bool:
+    return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,187 @@
+"""When a job must wait, when it must stand still, and when it has had enough of either."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.board_state import BoardReading, Rail, Zone
+from agent.config import HeadroomConfig
+from agent.errors import AgentError
+from agent.headroom import Headroom
+
+FREE = BoardReading(
+    memory_available_bytes=2**30,
+    jetson=True,
+    zones=(Zone("cpu-thermal", 60.0, 99.0), Zone("tj-thermal", 60.0, None)),
+    throttling=(),
+    over_current_events=3,
+    rails=(Rail("VDD_IN", 5.0, 0.5), Rail("VDD_SOC", 1.0, None)),
+)
+HOT = replace(FREE, zones=(Zone("cpu-thermal", 99.5, 99.0),))
+THROTTLED = replace(FREE, throttling=("cpufreq-cpu0",))
+
+
+class Bench:
+    """A board that can be changed, and a clock that moves when told to; asked once a second, as `tick` would."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.now_s = 100.0
+        self.reading = FREE
+        self.reads = 0
+        self.headroom = Headroom(HeadroomConfig(**limits), self, lambda: self.now_s)
+
+    def read(self) -> BoardReading:
+        self.reads += 1
+        return self.reading
+
+    def start(self, reading: BoardReading, after_s: float = 1.0) -> str:
+        self.reading, self.now_s = reading, self.now_s + after_s
+        return self.headroom.may_start()
+
+    def run(self, reading: BoardReading, seconds: int = 1) -> list[str]:
+        self.reading = reading
+        reasons = []
+        for _ in range(seconds):
+            self.now_s += 1.0
+            reasons.append(self.headroom.must_pause())
+        return reasons
+
+
+@pytest.mark.parametrize(
+    ("reading", "reason"),
+    [
+        (replace(FREE, memory_available_bytes=2**29 - 2**20), "511 MiB of memory available, 512 MiB needed"),
+        (replace(FREE, zones=(Zone("GPU-therm", 90.0, 99.0),)), "GPU-therm at 90 C, limit 99 C"),
+        (replace(FREE, zones=(Zone("tj-thermal", 76.0, None),)), "tj-thermal at 76 C, limit 85 C"),
+        (replace(FREE, rails=(Rail("VDD_IN", 20.0, 0.95),)), "VDD_IN at 95 % of its limit"),
+        (replace(FREE, throttling=("cpufreq-cpu0", "devfreq-gpu")), "throttled by cpufreq-cpu0 devfreq-gpu"),
+    ],
+)
+def test_a_board_without_headroom(reading: BoardReading, reason: str) -> None:
+    bench = Bench()
+    assert bench.start(reading) == reason
+    assert bench.start(FREE) == ""
+
+
+def test_all_reasons_are_told() -> None:
+    reading = replace(HOT, memory_available_bytes=0, throttling=("cpufreq-cpu0",))
+    memory, heat, slowness = Bench().start(reading).split("; ")
+    assert memory == "0 MiB of memory available, 512 MiB needed"
+    assert heat == "cpu-thermal at 100 C, limit 99 C"
+    assert slowness == "throttled by cpufreq-cpu0"
+
+
+@pytest.mark.parametrize(
+    ("limits", "reading"),
+    [
+        ({"memory_bytes": None}, replace(FREE, memory_available_bytes=0)),
+        ({"temperature_margin_c": None}, HOT),
+        ({"temperature_limit_c": None}, replace(FREE, zones=(Zone("x", 200.0, None),))),
+        ({}, replace(FREE, jetson=False, zones=(Zone("x", 94.0, None), Zone("cpu", 60.0, 99.0)))),
+        ({"power_share": None}, replace(FREE, rails=(Rail("VDD_IN", 90.0, 4.0),))),
+        ({"throttling": False}, THROTTLED),
+    ],
+)
+def test_what_is_not_looked_at(limits: dict[str, Any], reading: BoardReading) -> None:
+    bench = Bench(**limits)
+    assert bench.start(reading) == ""
+    assert bench.run(reading) == [""]
+
+
+def test_a_board_that_tells_nothing_has_headroom() -> None:
+    unknown = BoardReading(memory_available_bytes=2**30)
+    assert Bench().start(unknown) == ""
+    assert Bench().run(unknown, 3) == ["", "", ""]
+
+
+def test_waiting_ends() -> None:
+    bench = Bench(max_delay_s=60.0)
+    bench.start(FREE, 1000.0)  # not a refusal: the delay counts from the first one
+    assert bench.start(HOT)
+    assert bench.start(HOT, 60.0)
+    with pytest.raises(AgentError, match=r"cpu-thermal at 100 C.*more than 60 s") as caught:
+        bench.start(HOT, 1.0)
+    assert caught.value.code == "headroom.delay"
+
+
+def test_headroom_that_comes_late_is_headroom() -> None:
+    bench = Bench(max_delay_s=60.0)
+    assert bench.start(HOT)
+    assert bench.start(FREE, 100.0) == ""
+
+
+def test_waiting_without_end() -> None:
+    bench = Bench(max_delay_s=None)
+    assert bench.start(HOT)
+    assert bench.start(HOT, 1e9)
+
+
+def test_a_pause_lasts_until_nothing_was_amiss_for_ten_seconds() -> None:
+    bench = Bench()
+    assert bench.run(FREE, 5) == [""] * 5
+    assert bench.run(HOT, 3) == ["cpu-thermal at 100 C, limit 99 C"] * 3
+    assert all(bench.run(FREE, 9))
+    assert bench.run(FREE, 2) == ["", ""]
+
+
+def test_a_relapse_starts_the_calm_anew() -> None:
+    bench = Bench()
+    bench.run(THROTTLED)
+    bench.run(FREE, 8)
+    assert bench.run(THROTTLED) == ["throttled by cpufreq-cpu0"]
+    assert all(bench.run(FREE, 9))
+    assert bench.run(FREE) == [""]
+
+
+def test_a_paused_process_waits_for_five_degrees_less() -> None:
+    bench = Bench()
+    warm = replace(FREE, zones=(Zone("cpu-thermal", 97.0, 99.0),))
+    assert bench.run(warm) == [""]
+    bench.run(HOT)
+    assert all(bench.run(warm, 30))
+    assert bench.run(replace(FREE, zones=(Zone("cpu-thermal", 93.0, 99.0),)), 10)[-1] == ""
+
+
+def test_memory_pauses_at_a_quarter_and_lets_go_at_a_half() -> None:
+    bench = Bench(memory_bytes=2**29)
+    assert bench.run(replace(FREE, memory_available_bytes=2**27)) == [""]
+    assert bench.run(replace(FREE, memory_available_bytes=2**27 - 1)) == ["128 MiB of memory available, 128 MiB needed"]
+    assert all(bench.run(replace(FREE, memory_available_bytes=2**28 - 1), 30))
+    assert bench.run(replace(FREE, memory_available_bytes=2**28), 10)[-1] == ""
+
+
+def test_over_current_is_an_event_that_is_new() -> None:
+    bench = Bench()
+    assert bench.run(FREE, 2) == ["", ""]  # three of them before anybody looked
+    assert bench.run(replace(FREE, over_current_events=4)) == ["throttled for over-current"]
+    assert bench.run(replace(FREE, over_current_events=4), 10)[-1] == ""
+
+
+def test_the_power_that_the_process_takes_does_not_pause_it() -> None:
+    assert Bench().run(replace(FREE, rails=(Rail("VDD_IN", 20.0, 0.99),))) == [""]
+
+
+def test_pauses_are_counted_together() -> None:
+    bench = Bench(max_pause_s=60.0)
+    for _ in range(3):
+        assert all(bench.run(HOT, 10))
+        assert bench.run(FREE, 100)[-1] == ""
+    assert bench.headroom.paused_s == 3 * 19  # each from its first hot second to ten after its last
+    with pytest.raises(AgentError, match=r"cpu-thermal at 100 C.*more than 60 s together") as caught:
+        bench.run(HOT, 10)
+    assert caught.value.code == "headroom.pause"
+
+
+def test_pauses_without_end() -> None:
+    assert all(Bench(max_pause_s=None).run(HOT, 2000))
+
+
+def test_the_board_is_read_once_a_second() -> None:
+    bench = Bench()
+    for _ in range(20):
+        bench.now_s += 0.125
+        bench.headroom.must_pause()
+    assert bench.reads == 3

@@ -1,0 +1,197 @@
+"""Something raises before, at or after each state of a job: what served serves on, its sender hears, the next succeeds.
+
+In the daemon's own objects, with a child that says what it is told to say, and a frame path that serves at once.
+`test_job_errors_daemon` has the same in whole daemons.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from job_bench import JobDeskBench
+
+from agent import collecting, job_journal, recalibration
+from agent.errors import AgentError
+from agent.headroom import Headroom
+from agent.job_journal import JobJournal
+from agent.job_states import JobState
+from agent.outcome import Outcome
+from agent.service import Service
+from calibrate.errors import CalibrationError
+from engines.backend import EngineError
+from engines.store import Store
+from engines.upkeep import Upkeep
+
+ENGINE_FAILS = EngineError("engine.fails", "one that fails", "one that works", "none")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What fails, and how a job ends by it. owner, name: what raises `error`, once. outcome: of the child instead."""
+
+    code: str
+    owner: Any = None
+    name: str = ""
+    error: BaseException | None = None
+    outcome: Outcome | None = None
+    end: str = "FAILED"
+    serves_new: bool = False
+
+    def happens(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        if self.owner is None:
+            return
+        true = getattr(self.owner, self.name)
+
+        def failing(*_: object, **__: object) -> None:
+            monkeypatch.setattr(self.owner, self.name, true)
+            assert self.error is not None
+            raise self.error
+
+        monkeypatch.setattr(self.owner, self.name, failing)
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+FAULTS = {
+    "no room": Fault("store.room", Upkeep, "ensure_room", EngineError("store.room", "none", "some", "free some")),
+    "too hot to start": Fault("headroom.delay", Headroom, "may_start", AgentError("headroom.delay", "a", "b", "c")),
+    "too hot to go on": Fault("headroom.pause", Headroom, "must_pause", AgentError("headroom.pause", "a", "b", "c")),
+    "the frames cannot be written": Fault("recalibration.disk", recalibration, "write_job", FULL),
+    "no process": Fault("recalibration.child", recalibration, "CandidateProcess", OSError(errno.EAGAIN, "no more")),
+    "no memory to fork": Fault("recalibration.child", recalibration, "CandidateProcess", OSError(errno.ENOMEM, "none")),
+    "the clock of the child": Fault(
+        "recalibration.timeout", recalibration.ChildWork, "tick", AgentError("recalibration.timeout", "a", "b", "c")
+    ),
+    "the candidate's manifest": Fault("engine.fails", Service, "read", ENGINE_FAILS),
+    "the candidate's engine": Fault("engine.fails", Service, "load", ENGINE_FAILS),
+    "the candidate's calibration": Fault(
+        "calibration.model", Service, "load", CalibrationError("calibration.model", "a", "b", "c")
+    ),
+    "current": Fault("store.write", Store, "promote", EngineError("store.write", "a", "b", "c"), serves_new=True),
+    **{
+        f"the child says {code}": Fault(code, outcome=Outcome(error=AgentError(code, "a", "b", "c")))
+        for code in (
+            "calibration.empty", "engine.build", "store.write", "recalibration.refused", "recalibration.hang",
+            "recalibration.memory", "recalibration.crash", "recalibration.child",
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_raises_costs_its_job_alone(
+    job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    fault, before = FAULTS[name], job_desk.service.serving.id
+    fault.happens(monkeypatch)
+    job_desk.recalibrate(fault.outcome)
+    check(job_desk, tmp_path / "state", before if not fault.serves_new else job_desk.other.id, fault.code, fault.end)
+
+
+# The states as they are written, and how the journal then has the job: a state that cannot be written is not begun.
+JOURNALED = {
+    "REQUESTED": "",
+    "COLLECTING": "FAILED",
+    "CALIBRATING": "FAILED",
+    "BUILDING": "FAILED",
+    "VALIDATING": "FAILED",
+    "PROBATION": "FAILED",
+}
+REFUSALS = [sqlite3.OperationalError("disk I/O error"), sqlite3.OperationalError("database is locked"), FULL]
+
+
+@pytest.mark.parametrize(
+    ("state", "refusal"),
+    [*((state, REFUSALS[0]) for state in JOURNALED), *(("BUILDING", refusal) for refusal in REFUSALS[1:])],
+)
+def test_what_cannot_be_journaled_is_not_begun(
+    job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, refusal: Exception
+) -> None:
+    before = job_desk.service.serving.id
+    refuse(monkeypatch, state, refusal)
+    job_desk.recalibrate()
+    check(job_desk, tmp_path / "state", before, "journal.write", JOURNALED[state])
+
+
+@pytest.mark.parametrize("state", ["COMMITTED", "FAILED"])
+def test_an_end_that_cannot_be_journaled_is_told_all_the_same(
+    job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """The next start finds it out."""
+    refuse(monkeypatch, state, REFUSALS[0])
+    job_desk.recalibrate(Outcome(error=ENGINE_FAILS) if state == "FAILED" else None)
+    (final,) = job_desk.finals()
+    assert final.status == ("FAILED" if state == "FAILED" else "SUCCEEDED")
+    assert job_desk.journal.records()[-1].state.value == ("VALIDATING" if state == "FAILED" else "PROBATION")
+    job_desk.recalibrate()
+    assert job_desk.finals()[-1].status == "SUCCEEDED"
+
+
+def test_a_child_that_never_tells_of_a_step_has_its_candidate_all_the_same(job_desk: JobDeskBench) -> None:
+    job_desk.recalibrate(steps=())
+    assert job_desk.finals()[-1].status == "SUCCEEDED"
+
+
+def test_a_selection_that_cannot_be_kept_takes_nothing_from_the_job(job_desk: JobDeskBench, tmp_path: Path) -> None:
+    (tmp_path / "state" / "selection.json").mkdir()
+    (tmp_path / "state" / "selection.png").mkdir()
+    job_desk.recalibrate()
+    assert job_desk.finals()[-1].status == "SUCCEEDED"
+    assert job_desk.left(tmp_path / "state") == []
+
+
+def test_an_observer_that_fails_while_frames_are_collected(
+    job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The job waits for it, and is given up once it has waited for too long."""
+    before = job_desk.service.serving.id
+    observer: Any = job_desk.operations._pipeline.observer
+    with monkeypatch.context() as patch:
+        patch.setattr(observer, "state", lambda: replace(job_desk.state, collected=0, outage="observer.run"))
+        job_desk.recalibrate()
+        assert job_desk.operations.job is not None
+        assert job_desk.operations.job.state is JobState.COLLECTING
+        late = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6)
+        patch.setattr(collecting, "time", late)
+        job_desk.operations.tick(job_desk.state)
+    check(job_desk, tmp_path / "state", before, "recalibration.timeout", "FAILED")
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, state: str, refusal: Exception) -> None:
+    """The journal cannot be opened, once, when this state is written."""
+    record = JobJournal._record
+
+    def connect(*_: object, **__: object) -> None:
+        raise refusal
+
+    def recording(journal: JobJournal, job: str, entered: JobState, *more: Any) -> None:
+        if entered.value != state:
+            record(journal, job, entered, *more)
+            return
+        monkeypatch.setattr(JobJournal, "_record", record)
+        with monkeypatch.context() as patch:
+            patch.setattr(job_journal.sqlite3, "connect", connect)
+            record(journal, job, entered, *more)
+
+    monkeypatch.setattr(JobJournal, "_record", recording)
+
+
+def check(job_desk: JobDeskBench, state_dir: Path, serves: str, code: str, end: str) -> None:
+    """The job has ended so, for one sender, and left nothing; the next one is committed."""
+    (final,) = job_desk.finals()
+    assert (final.status, final.error.code if final.error else None) == ("FAILED", code)
+    assert [each.state.value for each in job_desk.journal.records()] == ([end] if end else [])
+    assert job_desk.service.serving.id == serves
+    assert job_desk.operations.job is None
+    assert not job_desk.operations.exchanging
+    assert job_desk.left(state_dir) == []
+    job_desk.recalibrate()
+    assert job_desk.finals()[-1].status == "SUCCEEDED", job_desk.finals()
+    assert job_desk.service.serving.id == (state_dir / "current").readlink().name == job_desk.other.id
+    assert job_desk.left(state_dir) == []

@@ -1,0 +1,60 @@
+"""Something fails once in a job of a whole daemon: what served serves on, the sender hears why, the next succeeds."""
+
+from __future__ import annotations
+
+import pytest
+from daemon_drivers import failing, write_refused
+from job_kills import Case
+
+from agent.job_states import JobState
+
+pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.usefixtures("quick_repeats")]
+
+# By what fails, see `daemon_drivers`: the code of the error that its sender hears.
+CODES = {
+    "write_job": "recalibration.disk",
+    "popen": "recalibration.child",
+    "thread": "recalibration.child",
+    "room": "store.room",
+    "delay": "headroom.delay",
+    "pause": "headroom.pause",
+    "memory": "recalibration.memory",
+    "timeout": "recalibration.timeout",
+    "candidate": "artefact.damaged",
+    "promote": "store.write",
+    "traceback": "recalibration.child",
+    "calibration": "calibration.empty",
+    "builder": "engine.build",
+    "judge": "recalibration.child",
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_what_fails_costs_its_job_alone(case: Case, name: str) -> None:
+    check(case, failing(name), CODES[name], [JobState.FAILED, JobState.COMMITTED], serves_new=name == "promote")
+
+
+@pytest.mark.parametrize("state", ["REQUESTED", "COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING", "PROBATION"])
+def test_what_cannot_be_journaled_is_not_begun(case: Case, state: str) -> None:
+    ends = [JobState.FAILED, JobState.COMMITTED] if state != "REQUESTED" else [JobState.COMMITTED]
+    check(case, write_refused(state), "journal.write", ends)
+
+
+def check(case: Case, driver: str, code: str, ends: list[JobState], serves_new: bool = False) -> None:
+    before, known = case.current, len(case.records("command"))
+    with case.living("only", driver) as life:
+        life.wait(lambda: life.status()["frames"] > 0)
+        result = case.outcome(case.send("recalibrate", frames="8", method="mse"))
+        assert result.error is not None
+        assert result.error.code == code
+        assert (life.status()["engine"] == before) is not serves_new
+        assert case.current == before
+        assert case.children() == []
+        case.check_store()
+        frames = life.status()["frames"]
+        life.wait(lambda: life.status()["frames"] > frames)
+        assert case.outcome(case.send("recalibrate", frames="8", method="percentile:99.9")).status == "SUCCEEDED"
+        assert life.status()["engine"] == case.current != before
+        life.wait(lambda: life.status()["job"] is None)
+        case.check_store()
+    assert [job.state for job in case.records("command")[known:]] == ends

@@ -1,0 +1,213 @@
+"""Who asks for jobs, and what becomes of what a process that is gone was asked; no frame is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from device import NOW, Device, payload
+from test_raising_operations import Desk, desk
+
+from agent.commands import CommandDesk, Report
+from agent.errors import AgentError
+from agent.interrupted import Past
+from agent.job_journal import JobJournal
+from agent.job_states import JobState
+from agent.messages import Birth, CommandResult
+from agent.reporting import Reporter
+
+__all__ = ["desk"]  # the fixture
+
+
+def ask(at: Desk, command: str, frames: int | None = None) -> bool:
+    return at.operations.recalibrate(Report(command, at.results.append), frames, None)
+
+
+def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    assert ask(at, "c1", 64)
+    assert ask(at, "c2", 64)
+    assert not ask(at, "c3", 65)
+    at.cancel()
+    for command in ("c1", "c2"):
+        heard = [result for result in at.results if result.id == command]
+        assert [heard[0].status, heard[1].step, heard[-1].status] == ["ACCEPTED", "COLLECTING", "FAILED"]
+    (job,) = at.operations._desk._journal.records()
+    assert (job.command_ids, job.state) == (("c1", "c2"), JobState.CANCELLED)
+    assert ask(at, "c4", 64), "a new one, once that is over"
+
+
+def test_a_job_that_has_its_frames_is_not_joined(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    assert ask(at, "c1", 64)
+    job = at.operations._jobs.job
+    assert job is not None
+    at.operations._jobs._advanced(job, "CALIBRATING", 40)
+    assert not ask(at, "c2", 64)
+
+
+def test_a_frame_path_that_fails_fails_the_job(desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch) -> None:
+    at = desk()
+    assert ask(at, "c1")
+    monkeypatch.setattr(at.operations._pipeline, "error", OSError("no engine"), raising=False)
+    at.operations.stop("the source has ended")
+    (record,) = at.operations._desk._journal.records()
+    assert record.state is JobState.FAILED
+    assert record.why is not None
+    assert record.why.code == "swap.stopped"
+    assert "no engine" in record.why.found
+
+
+def test_a_journal_that_takes_no_job_is_told_of_once(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = desk(cooldown_s=0.0, per_day=1)
+
+    def refuse(*_: object) -> None:
+        raise AgentError("journal.write", "a full disk", "", "")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobJournal, "begin", refuse)
+        for _ in range(3):
+            at.tick()
+        with pytest.raises(AgentError, match=r"journal\.write"):
+            ask(at, "c1")
+    assert len([line for line in at.told if "journal.write" in line]) == 1
+    assert at.operations.job is None
+    assert not any("recalibration.cap" in line for line in at.told)
+    assert ask(at, "c2"), "what the operator asks is tried each time"
+
+
+def test_a_step_that_cannot_be_journaled_ends_the_job(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = desk()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AgentError("journal.write", "a full disk", "", "")
+
+    monkeypatch.setattr(JobJournal, "enter", refuse)
+    assert ask(at, "c1")
+    assert at.results[-1].error is not None
+    assert at.results[-1].error.code == "journal.write"
+    assert at.operations.job is None
+    assert at.operations._jobs.job is None
+
+
+@pytest.mark.parametrize("step", ["SINGING", "COLLECTING", "REQUESTED", "PROBATION", "COMMITTED", "FAILED"])
+def test_a_step_that_cannot_follow_ends_the_job_alone(desk: Callable[..., Desk], step: str) -> None:
+    at = desk()
+    assert ask(at, "c1")
+    job = at.operations._jobs.job
+    assert job is not None
+    at.operations._jobs._advanced(job, "BUILDING", 50)
+    assert job.percent == 50
+    at.operations._jobs._advanced(job, step, 60)
+    assert at.results[-1].error is not None
+    assert at.results[-1].error.code == "recalibration.child"
+    assert at.operations.job is None
+    assert at.operations._desk._journal.records()[-1].state is JobState.FAILED
+
+
+def test_the_clock_starts_a_job_once(desk: Callable[..., Desk]) -> None:
+    now = time.strftime("%H:%M")
+    at = desk(schedule=[now], cooldown_s=0.0, raise_precision=False)
+    at.tick()
+    job = at.operations.job
+    assert job is not None
+    assert (job.trigger, job.request["due"][-5:]) == ("schedule", now)
+    at.cancel()
+    at.tick()
+    assert at.operations.job is None
+    again = desk(schedule=[now], cooldown_s=0.0, raise_precision=False)
+    again.tick()
+    assert again.operations.job is None, "the journal knows"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "states", "end"),
+    [
+        ("command", [], JobState.FAILED),
+        ("command", [JobState.COLLECTING, JobState.BUILDING], JobState.FAILED),
+        ("command", [JobState.PROBATION], JobState.ROLLED_BACK),
+        ("current", [JobState.PROBATION], JobState.COMMITTED),
+        ("model", [JobState.BUILDING], JobState.COMMITTED),
+        ("runtime", [JobState.BUILDING], JobState.FAILED),
+    ],
+)
+def test_a_job_whose_process_is_gone_is_concluded_once(
+    tmp_path: Path, trigger: str, states: list[JobState], end: JobState
+) -> None:
+    journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+    journal.begin("a", trigger, {"content": "now"}, ["c1", "c2"])
+    for state in states:
+        journal.enter("a", state, artefact="0123" if state is JobState.PROBATION else None)
+    (tmp_path / "artefacts" / "0123").mkdir(parents=True)
+    (tmp_path / "current").symlink_to("artefacts/0123" if trigger == "current" else "artefacts/4567")
+    reporter = Reporter(tmp_path, None, Birth(agent_version="0"))
+    past = Past(tmp_path, reporter)
+    assert past.known == []
+    concluded = past.conclude("now")
+    assert journal.records()[0].state is end
+    assert concluded.rolled_back == (end is JobState.ROLLED_BACK)
+    status = "SUCCEEDED" if end is JobState.COMMITTED else "FAILED"
+    assert [(result.id, result.status) for result in concluded.news] == [("c1", status), ("c2", status)]
+    later = Past(tmp_path, reporter)
+    assert (later.known, later.conclude("now").news) == (concluded.news, [])
+
+
+@pytest.mark.parametrize(
+    ("current", "ends", "rolled_back"),
+    [
+        ("4567", [JobState.ROLLED_BACK, JobState.COMMITTED], 1),
+        ("", [JobState.ROLLED_BACK, JobState.COMMITTED], 1),  # the reference served
+        ("0123", [JobState.COMMITTED, JobState.ROLLED_BACK], 0),  # kept before it could be taken back
+    ],
+)
+def test_a_rollback_of_what_was_on_probation_is_concluded_with_it(
+    tmp_path: Path, current: str, ends: list[JobState], rolled_back: int
+) -> None:
+    journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+    for job, trigger, artefact in (("a", "command", "0123"), ("b", "rollback", "4567")):
+        journal.begin(job, trigger, {}, [job])
+        journal.enter(job, JobState.PROBATION, artefact=artefact)
+    (tmp_path / "artefacts" / "0123").mkdir(parents=True)
+    if current:
+        (tmp_path / "current").symlink_to(f"artefacts/{current}")
+    concluded = Past(tmp_path, Reporter(tmp_path, None, Birth(agent_version="0"))).conclude("now")
+    assert [record.state for record in journal.records()] == ends
+    assert concluded.rolled_back == rolled_back
+
+
+def test_a_rebuild_for_another_runtime_that_was_interrupted_is_known_until_another_ends(tmp_path: Path) -> None:
+    reporter = Reporter(tmp_path, None, Birth(agent_version="0"))
+    journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+    assert not Past(tmp_path, reporter).rebuild_interrupted
+    journal.begin("a", "runtime", {}, [])
+    journal.enter("a", JobState.BUILDING)
+    past = Past(tmp_path, reporter)
+    assert past.rebuild_interrupted
+    past.conclude("")
+    journal.begin("b", "command", {}, [])
+    journal.enter("b", JobState.CANCELLED)
+    assert Past(tmp_path, reporter).rebuild_interrupted
+    journal.begin("c", "runtime", {}, [])
+    journal.enter("c", JobState.FAILED, error=AgentError("artefact.runtime", "an engine", "another", "build it"))
+    assert not Past(tmp_path, reporter).rebuild_interrupted
+
+
+def test_what_was_carried_out_by_a_process_that_is_gone_is_answered_and_not_done_again() -> None:
+    device, published = Device(), list[CommandResult]()
+    desk = CommandDesk(device.handlers(), published.append)
+    known = CommandResult(id="c1", status="SUCCEEDED", result={"artefact": "0123"})
+    news = CommandResult(id="c2", status="SUCCEEDED")
+    desk.recall([known])
+    assert published == []
+    desk.recall([news], tell=True)
+    assert published == [news]
+    desk.receive(payload(id="c1"), NOW)
+    desk.receive(payload(id="c2"), NOW, retained=True)
+    assert published == [news, known, news]
+    assert device.status_calls == 0

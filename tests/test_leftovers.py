@@ -1,0 +1,94 @@
+"""What a killed process left is swept, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from agent.leftovers import sweep
+
+WHOLE = [
+    "artefacts/0123/manifest.json",
+    "artefacts/0123/.engine.new",
+    "cache/x.timings",
+    "epoch",
+    "jobs.sqlite",
+    ".new",
+]
+HALF = [
+    "jobs/0a1b/held_out.npy",
+    "jobs/0a1b/job.json",
+    "artefacts/.0123.1.new/engine.onnx",  # process 1 lives as long as the machine
+    "artefacts/.4567.4194304.new/engine.onnx",
+    "cache/references/artefacts/.89ab.77.new/engine.onnx",
+    "cache/.x.timings.77.new",
+    ".regimes.json.77.new",
+    ".epoch.1.new",
+]
+
+
+def write(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x")
+
+
+def test_what_was_half_written_goes_and_what_is_whole_stays(tmp_path: Path) -> None:
+    for name in [*WHOLE, *HALF]:
+        write(tmp_path / name)
+    for link in ("current", ".current.new", ".previous.new"):
+        (tmp_path / link).symlink_to("artefacts/0123")
+    sweep(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()}
+    assert left == set(WHOLE)
+    assert [path.name for path in tmp_path.iterdir() if path.is_symlink()] == ["current"]
+    assert list((tmp_path / "artefacts").iterdir()) == [tmp_path / "artefacts" / "0123"]
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def test_a_state_directory_that_is_new_has_nothing_to_sweep(tmp_path: Path) -> None:
+    sweep(tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_child_that_outlived_its_daemon_is_ended_with_its_own_children(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    jobs = {name: tmp_path / name / "jobs" / "0a1b" for name in ("state", "other")}
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "waits", str(job)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        )
+        for name, job in jobs.items()
+    }
+    grandchildren = {}
+    try:
+        for name, process in running.items():
+            assert process.stdout is not None
+            grandchildren[name] = psutil.Process(int(process.stdout.readline()))
+        sweep(tmp_path / "state")
+        grandchildren["state"].wait(10.0)
+        assert not psutil.pid_exists(running["state"].pid)
+        assert running["other"].poll() is None, "another daemon's"
+        assert grandchildren["other"].is_running()
+    finally:
+        for name, process in running.items():
+            for each in (process, grandchildren.get(name)):
+                if each is not None:
+                    _kill(each)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _kill(process: subprocess.Popen[str] | psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,55 @@
+"""A model that is exchanged under a running daemon: taken up in place, or refused while the one before serves on."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from brokers import RealBroker, Watcher
+from job_kills import Case, copied, put_other_model
+from test_memory_daemon import TOPICS
+from worlds import make_world
+
+from agent.job_states import JobState
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_new_model_is_taken_up_by_the_same_process(tmp_path: Path, any_broker: RealBroker) -> None:
+    made = make_world(
+        tmp_path / "made",
+        lambda _: 1.0,
+        20.0,
+        camera={"source": "rtsp://camera"},
+        observe={"period_s": 0.05, "alert_period_s": 0.05},
+    )
+    (made.folder / "scene").write_text(str(made.folder / "clip.avi"))
+    world = copied(made, tmp_path / "world", any_broker)
+    path = world.folder / "model.onnx"
+    with Watcher(any_broker.endpoint) as watcher, ExitStack() as stack:
+        case = Case(world, world.folder / "scene", any_broker, stack)
+        with case.living("life") as life:
+            life.wait(lambda: life.said("event=swap .*trigger='first-start'"))
+            served, model = life.status()["engine"], watcher.retained(TOPICS.birth)["model"]
+            whole = path.read_bytes()
+
+            path.write_bytes(whole[: len(whole) // 2])
+            life.wait(lambda: life.said("code='model.changed'"))
+            assert life.status()["engine"] == served
+            path.write_bytes(whole)
+
+            put_other_model(world)
+            life.wait(lambda: life.said("event=job trigger='model' step='COMMITTED'"))
+            life.wait(lambda: len(life.said("event=swap .*trigger='first-start'")) == 2)
+            assert life.status()["engine"] != served
+            other = watcher.expect(TOPICS.birth, engine=life.status()["engine"])
+            assert other["model"] != model
+        assert len(life.said("code='model.changed'")) == 1
+        assert [job.state for job in case.records("model")] == [JobState.FAILED, JobState.COMMITTED]
+        states = [
+            watcher.seen[place].payload
+            for place in range(len(watcher.seen))
+            if watcher.seen[place].topic == TOPICS.status
+        ]
+        assert not any(b'"stopping"' in state or b'"offline"' in state for state in states)

@@ -1,0 +1,231 @@
+"""What speaks against a candidate: its latency and its fidelity beside those of the engine before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent.capture import Frame
+from agent.config import ProbationConfig
+from agent.errors import AgentError
+from agent.findings import Served
+from agent.probation import Probation, Record, deadline_s, fidelity_floor, quantile_bounds
+from agent.verdict import Verdict
+from calibrate.evidence import ConfidenceSequence, Interval
+
+IMAGE = np.zeros((2, 2, 3), np.uint8)
+UNKNOWN = Interval(0.0, 0.0, 1.0, 0)
+FIRST = Verdict(True, "", 32, 0, 0.95, None, 0.0, 0.0, 1.0, None, 1.0)
+LATER = replace(FIRST, fidelity_serving=0.6)
+
+
+def answer(record: Record, engine: str, *, frame: int, inferred_s: float = 0.01, ts: float | None = None) -> None:
+    captured_ns = frame * 100_000_000
+    taken = Frame(frame, frame / 10.0 if ts is None else ts, captured_ns, IMAGE)
+    record.add(Served(taken, engine, {}, captured_ns, inferred_s))
+
+
+def probation(
+    before_s: float = 0.01, floor: float | None = None, frames: int = 100, seconds: float = 10.0
+) -> tuple[Probation, Record]:
+    """On a stretch of 200 frames by the engine before, whose times vary by a tenth."""
+    record = Record(live=False)
+    for frame in range(200):
+        answer(record, "before", frame=frame, inferred_s=before_s * (1.0 + 0.1 * (frame % 10) / 10))
+    config = ProbationConfig(frames=frames, seconds=seconds)
+    return Probation(config, record, "new", "before", floor), record
+
+
+def code(error: AgentError | None) -> str:
+    return error.code if error is not None else ""
+
+
+def test_it_lasts_for_frames_and_for_seconds() -> None:
+    watch, record = probation(frames=20, seconds=3.0)
+    over = []
+    for frame in range(200, 240):
+        answer(record, "new", frame=frame)
+        over.append(watch.is_over)
+    assert over.index(True) == 30  # 3 s after the first at ten a second
+    watch, record = probation(frames=20, seconds=0.5)
+    for frame in range(200, 219):
+        answer(record, "new", frame=frame)
+    assert not watch.is_over
+    answer(record, "new", frame=219)
+    assert watch.is_over
+
+
+def test_on_a_camera_of_few_frames_it_is_over_after_ten_times_the_seconds() -> None:
+    for every_s, seconds, frames in ((1.0, 5.0, 51), (1.0, 2.0, 32), (0.1, 20.0, 300), (1.0, 0.0, 300)):
+        record, number = Record(live=False), 0
+        watch = Probation(ProbationConfig(frames=300, seconds=seconds), record, "new", "before", None)
+        while not watch.is_over:
+            answer(record, "new", frame=number, ts=1000.0 + number * every_s)
+            number += 1
+        assert number == frames
+
+
+def test_a_gap_in_the_video_is_no_time_that_it_stood() -> None:
+    watch, record = probation(frames=20, seconds=60.0)
+    for frame in range(20):
+        answer(record, "new", frame=200 + frame, ts=(20.0 if frame < 10 else 3600.0) + frame / 10.0)
+    assert watch.seconds == pytest.approx(1.8 + 0.5)
+    assert not watch.is_over
+
+
+def test_frames_that_the_old_engine_answers_meanwhile_do_not_count() -> None:
+    watch, record = probation(frames=2, seconds=0.0)
+    answer(record, "new", frame=200)
+    for frame in range(201, 210):
+        answer(record, "before", frame=frame)
+    assert watch.frames == 1
+    assert not watch.is_over
+
+
+def test_what_an_engine_answered_before_does_not_count_again() -> None:
+    record = Record(live=False)
+    for frame in range(50):
+        answer(record, "new", frame=frame)
+    watch = Probation(ProbationConfig(frames=10, seconds=0.0), record, "new", "before", None)
+    assert (watch.frames, watch.seconds) == (0, 0.0)
+
+
+@pytest.mark.parametrize(("live", "seconds"), [(True, 1.0), (False, 3600.0)])
+def test_on_a_camera_a_clock_that_is_set_is_no_time_that_passed(live: bool, seconds: float) -> None:
+    record = Record(live)
+    answer(record, "new", frame=0, ts=0.0)
+    answer(record, "new", frame=10, ts=3600.0)
+    assert record.seconds("new") == seconds
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "complaint"), [(0.5, ""), (1.0, ""), (1.8, ""), (2.5, "probation.latency"), (5.0, "probation.latency")]
+)
+def test_latency_beyond_what_is_allowed_ends_it_early(slowdown: float, complaint: str) -> None:
+    watch, record = probation()
+    found = []
+    for number in range(100):
+        spread = 1.0 + 0.1 * (number % 10) / 10
+        answer(record, "new", frame=200 + number, inferred_s=0.01 * slowdown * spread)
+        found.append(code(watch.complaint(UNKNOWN)))
+    assert found[-1] == complaint
+    assert set(found[:31]) == {""}
+    if complaint:
+        assert found[31] == complaint
+        error = watch.complaint(UNKNOWN)
+        assert error is not None
+        assert watch.suffered(error, asked=False) == watch.late == 100
+
+
+def test_what_the_engine_before_needs_itself_is_no_hang() -> None:
+    config = ProbationConfig(deadline_s=2.0, max_slowdown=1.5)
+    for slowest_s, limit_s in ((0.5, 2.0), (2.2, 3.3), (1000.0, 30.0)):
+        record = Record(live=False)
+        assert deadline_s(config, record) == 2.0
+        for frame, inferred_s in enumerate((0.1, slowest_s, 0.1)):
+            answer(record, "before", frame=frame, inferred_s=inferred_s)
+        record.begin("new", "before")
+        assert deadline_s(config, record) == pytest.approx(limit_s)
+
+
+def test_slow_frames_now_and_then_are_counted_and_forgiven() -> None:
+    watch, record = probation()
+    for number in range(200):
+        answer(record, "new", frame=200 + number, inferred_s=1.0 if number % 20 == 0 else 0.01)
+    assert watch.late == 10
+    assert watch.complaint(UNKNOWN) is None
+
+
+def test_a_tail_that_a_long_record_shows_is_slow() -> None:
+    record = Record(live=False)
+    for frame in range(2000):
+        answer(record, "before", frame=frame)
+    watch = Probation(ProbationConfig(), record, "new", "before", None)
+    for number in range(600):
+        answer(record, "new", frame=2000 + number, inferred_s=1.0 if number % 20 == 0 else 0.01)
+    error = watch.complaint(UNKNOWN)
+    assert code(error) == "probation.latency"
+    assert "p99" in str(error)
+
+
+def test_engines_of_one_speed_are_almost_never_told_apart() -> None:
+    """Heavy tails, and a look at every frame: what allows no slowdown at all errs seldom, what allows two never."""
+    rng = np.random.default_rng(0)
+    wrong = {1.0: 0, 2.0: 0}
+    for slowdown in wrong:
+        for _ in range(100):
+            record = Record(live=False)
+            times_s = 0.01 * rng.lognormal(0.0, 0.5, 500)
+            for frame, time_s in enumerate(times_s[:300]):
+                answer(record, "before", frame=frame, inferred_s=float(time_s))
+            watch = Probation(ProbationConfig(max_slowdown=slowdown), record, "new", "before", None)
+            for frame, time_s in enumerate(times_s[300:]):
+                answer(record, "new", frame=300 + frame, inferred_s=float(time_s))
+                if frame % 10 == 0 and watch.complaint(UNKNOWN) is not None:
+                    wrong[slowdown] += 1
+                    break
+    assert wrong[2.0] == 0
+    assert wrong[1.0] <= 3
+
+
+def test_the_bounds_of_a_quantile_hold_it() -> None:
+    rng, held = np.random.default_rng(1), 0
+    for _ in range(300):
+        low, high = quantile_bounds(np.sort(rng.exponential(size=400)), 0.5)
+        held += low <= np.log(2.0) <= high
+    assert held >= 296
+    assert quantile_bounds(np.sort(rng.exponential(size=100)), 0.99)[1] == np.inf
+    assert quantile_bounds(np.array([1.0, 2.0]), 0.5) == (0.0, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "before", "floor"),
+    [
+        (FIRST, UNKNOWN, 0.9),  # the reference serves: what the owner accepts
+        (LATER, UNKNOWN, 0.59),
+        (LATER, Interval(0.5, 0.4, 0.6, 20), 0.39),
+        (LATER, Interval(0.9, 0.8, 0.95, 20), 0.59),
+        (LATER, Interval(0.5, 0.4, 0.6, 7), 0.59),
+        (None, Interval(0.5, 0.4, 0.6, 20), 0.39),
+        (None, UNKNOWN, None),
+    ],
+)
+def test_the_floor_is_what_the_engine_before_was_last_seen_to_reach(
+    verdict: Verdict | None, before: Interval, floor: float | None
+) -> None:
+    assert fidelity_floor(verdict, before, 0.1) == (None if floor is None else pytest.approx(floor))
+
+
+def test_fidelity_surely_below_the_floor_ends_it_and_all_its_frames_suffered() -> None:
+    watch, record = probation(floor=0.5)
+    for frame in range(200, 240):
+        answer(record, "new", frame=frame)
+    assert watch.complaint(Interval(0.4, 0.1, 0.5, 9)) is None
+    error = watch.complaint(Interval(0.3, 0.1, 0.49, 10))
+    assert error is not None
+    assert error.code == "probation.fidelity"
+    assert watch.suffered(error, asked=False) == 40
+
+
+def test_a_candidate_as_good_as_the_floor_is_condemned_in_one_probation_of_forty_at_most() -> None:
+    rng, condemned = np.random.default_rng(2), 0
+    watch, _ = probation(floor=0.8)
+    for _ in range(200):
+        sequence = ConfidenceSequence(0.05)
+        for value in rng.random(200) < 0.8:
+            sequence.update(float(value))
+            if watch.complaint(sequence.interval) is not None:
+                condemned += 1
+                break
+    assert condemned <= 10
+
+
+@pytest.mark.parametrize("reason", ["error", "output", "hang"])
+def test_the_frame_it_failed_on_has_suffered_unless_that_was_its_rehearsal(reason: str) -> None:
+    watch, record = probation()
+    answer(record, "new", frame=200)
+    answer(record, "new", frame=201, inferred_s=1.0)
+    error = AgentError(f"probation.{reason}", "a", "b", "c")
+    assert (watch.suffered(error, asked=True), watch.suffered(error, asked=False)) == (2, 1)

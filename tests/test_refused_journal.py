@@ -1,0 +1,84 @@
+"""A journal that takes no job: what was to be done is not begun, and can be tried again; no frame is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from test_raising_operations import Desk, desk
+
+from agent.errors import AgentError
+from agent.job_journal import JobJournal
+from agent.service import Loaded
+from engines.artefact import Artefact
+
+__all__ = ["desk"]  # the fixture
+
+
+def test_a_job_that_the_journal_does_not_take_is_none_of_the_days(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = desk(cooldown_s=0.0, per_day=1)
+    begin = JobJournal.begin
+    refuse_journal(monkeypatch)
+    for _ in range(3):
+        at.operations._retry_s = 0.0
+        at.tick()
+    monkeypatch.setattr(JobJournal, "begin", begin)
+    at.operations._retry_s = 0.0
+    at.tick()
+    assert at.operations.job is not None
+    at.cancel()
+    at.tick()
+    assert at.operations.job is None, "one a day"
+
+
+def refuse_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No job can be begun."""
+
+    def refuse(*_: object) -> None:
+        raise AgentError("journal.write", "a full disk", "", "")
+
+    monkeypatch.setattr(JobJournal, "begin", refuse)
+
+
+def test_a_rollback_that_the_journal_does_not_take_changes_nothing(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = desk(raised_serves=True)
+    closed = closings(at, monkeypatch)
+    monkeypatch.setattr(at.operations._in_service, "forget", pytest.fail)
+    monkeypatch.setattr(at.operations._attempts, "forbid", pytest.fail)
+    refuse_journal(monkeypatch)
+    with pytest.raises(AgentError, match=r"journal\.write"):
+        at.roll_back()
+    assert closed == [at.int8.id]
+    assert at.operations._restraint.may_start
+    assert not at.operations.exchanging
+
+
+def test_a_switch_that_the_journal_does_not_take_is_none(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = desk()
+    closed = closings(at, monkeypatch)
+    refuse_journal(monkeypatch)
+    with pytest.raises(AgentError, match=r"journal\.write"):
+        at.operations._switch(at.raised.id)
+    assert closed == [at.raised.id]
+    assert at.operations._restraint.may_switch
+
+
+def closings(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of loaded engines that have been closed."""
+    closed: list[str] = []
+    load = at.service.load
+
+    def loading(artefact: Artefact) -> Loaded:
+        loaded = load(artefact)
+        close = loaded.engine.close
+        monkeypatch.setattr(loaded.engine, "close", lambda: (closed.append(artefact.id), close()))
+        return loaded
+
+    monkeypatch.setattr(at.service, "load", loading)
+    return closed

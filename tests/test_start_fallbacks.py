@@ -1,0 +1,287 @@
+"""What serves at the start when what should serve cannot: whatever lies there, it starts, and says why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from worlds import SPEC
+from zoo import residual_net
+
+from agent.build import build_artefact
+from agent.model import Model, calibrate, open_model
+from agent.model_spec import ModelSpec
+from agent.service import Service
+from calibrate.errors import TaredError
+from engines.artefact import Artefact, write_artefact
+from engines.backend import Backend, EngineError, open_backend, silent
+from engines.calibration import load_calibration
+from engines.store import Store
+
+FOREIGN = {"model": "another", "calibration": {}}
+
+
+@dataclass
+class Shelf:
+    """A store with engines of one model, each of a calibration of its own: the one made last is the newest."""
+
+    folder: Path
+    model: Model
+    backend: Backend
+    made: list[Artefact]
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder)
+
+    def start(self, *unproven: str, may_build: bool = True) -> tuple[Service, list[str]]:
+        """A service as a daemon starts it: it serves a frame, and has told this. unproven: ids that never served."""
+        told: list[TaredError] = []
+        service = Service(self.model, self.backend, self.store)
+        proven = {path.name for path in self.store.places()} - set(unproven)
+        with closing(service.start(told.append, silent, proven, may_build)) as engine:
+            assert engine.infer(np.zeros((1, 3, 8, 8), np.float32))
+        return service, [error.code for error in told]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    folder = tmp_path_factory.mktemp("stock")
+    onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
+    model = open_model(ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx"}))
+    backend, store = open_backend("onnxruntime"), Store(folder / "state")
+    made = []
+    for light in (0.2, 0.5, 1.0):
+        with closing(backend.observer(model.reference, model.placement.taps)) as observer:
+            pixels = np.random.default_rng(0).uniform(size=(1, 3, 8, 8)).astype(np.float32)
+            seen = observer.observe(pixels * np.float32(light)).histograms
+        calibration = calibrate(model, seen, "max", 1, "test")
+        made.append(build_artefact(model, backend, store.place, silent, calibration=calibration))
+    return Shelf(folder / "state", model, backend, made)
+
+
+@pytest.fixture
+def shelf(stock: Shelf, tmp_path: Path) -> Shelf:
+    """The first engine is of a regime; the second is previous, the third current."""
+    shutil.copytree(stock.folder, tmp_path / "state", symlinks=True)
+    store = Store(tmp_path / "state")
+    made = [store.find(artefact.id) for artefact in stock.made]
+    store.promote(made[1])
+    store.promote(made[2])
+    return Shelf(tmp_path / "state", stock.model, stock.backend, made)
+
+
+def damage(artefact: Artefact, *names: str) -> None:
+    for name in names:
+        file = artefact.path / name
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+
+def test_current_serves_and_nothing_is_told(shelf: Shelf) -> None:
+    service, told = shelf.start()
+    assert (service.serving.id, told) == (shelf.made[2].id, [])
+
+
+def test_previous_serves_where_current_is_damaged(shelf: Shelf) -> None:
+    damage(shelf.made[2], "engine.onnx")
+    service, told = shelf.start()
+    assert (service.serving.id, told) == (shelf.made[1].id, ["artefact.damaged"])
+    assert shelf.store.target("current") == shelf.made[2].id  # its calibration is still worth something
+
+
+def test_an_engine_whose_calibration_is_whole_is_built_anew_under_its_id(shelf: Shelf) -> None:
+    damage(shelf.made[1], "engine.onnx", "calibration.json")
+    damage(shelf.made[2], "engine.onnx")
+    service, told = shelf.start()
+    assert (service.serving.id, told) == (shelf.made[2].id, ["artefact.damaged"] * 2)
+    assert shelf.store.read("current") == shelf.made[2]
+    assert shelf.start()[1] == []
+
+
+@pytest.mark.parametrize("cut", ["building", "exchanging"])
+def test_a_power_cut_while_it_is_built_anew_leaves_what_it_is_built_from(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    (shelf.folder / "previous").unlink()
+    damage(shelf.made[2], "engine.onnx")
+    rename = Path.rename
+
+    def end(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    def moved(path: Path, target: Path) -> Path:
+        return end() if path.suffix == ".new" else rename(path, target)  # type: ignore[return-value]  # never returns
+
+    with monkeypatch.context() as power:
+        power.setattr(*(shelf.backend, "build", end) if cut == "building" else (Path, "rename", moved))
+        with pytest.raises(KeyboardInterrupt):
+            shelf.start()
+    service, told = shelf.start()
+    assert (service.serving.id, told) == (shelf.made[2].id, ["artefact.damaged"])
+    assert shelf.store.read("current") == shelf.made[2]
+    assert not list(shelf.made[2].path.parent.glob(".*"))
+
+
+def test_previous_is_built_anew_where_nothing_of_current_is_left(shelf: Shelf) -> None:
+    damage(shelf.made[1], "plan.json")
+    shutil.rmtree(shelf.made[2].path)
+    service, told = shelf.start()
+    assert (service.serving.id, told) == (shelf.made[1].id, ["artefact.missing", "artefact.damaged"])
+    assert not service.degraded
+
+
+def test_an_engine_that_the_runtime_refuses_is_built_anew(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shelf.folder / "previous").unlink()
+    load, refused = shelf.backend.load, [True]
+
+    def another_library(engine: bytes) -> object:
+        if refused.pop() if refused else False:
+            raise EngineError("engine.unreadable", "an engine", "one of this library", "build it again")
+        return load(engine)
+
+    monkeypatch.setattr(shelf.backend, "load", another_library)
+    inode = (shelf.made[2].path / "engine.onnx").stat().st_ino
+    service, told = shelf.start()
+    assert (service.serving.id, told) == (shelf.made[2].id, ["engine.unreadable"])
+    assert (service.serving.path / "engine.onnx").stat().st_ino != inode
+
+
+@pytest.mark.parametrize("may_build", [True, False])
+def test_what_another_runtime_built_is_built_anew_unless_a_builder_ended_the_process_before(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, may_build: bool
+) -> None:
+    described = {**shelf.backend.describe(), "runtime": "another"}
+    monkeypatch.setattr(shelf.backend, "describe", lambda: described)
+    service, told = shelf.start(may_build=may_build)
+    assert service.degraded is not may_build
+    assert told == ["artefact.runtime"] * (1 if may_build else 2)
+    assert (shelf.store.target("current") == shelf.made[2].id) is not may_build
+
+
+def test_the_newest_other_engine_serves_where_no_calibration_is_left_and_current_leads_to_it(shelf: Shelf) -> None:
+    for artefact in shelf.made[1:]:
+        damage(artefact, "manifest.json")
+    service, told = shelf.start()
+    assert (service.serving.id, told) == (shelf.made[0].id, ["artefact.damaged"] * 2)
+    assert shelf.store.target("current") == shelf.made[0].id
+    assert shelf.start()[1] == []
+
+
+def test_another_engine_that_has_never_stood_a_probation_does_not_serve(shelf: Shelf) -> None:
+    for artefact in shelf.made[1:]:
+        damage(artefact, "manifest.json")
+    service, _ = shelf.start(shelf.made[0].id)
+    assert service.degraded
+
+
+def test_of_several_others_the_newest_of_this_model_serves(shelf: Shelf) -> None:
+    night = load_calibration(shelf.made[0].path / "calibration.json")
+    halved = replace(night, amax={tensor: amax / 2 for tensor, amax in night.amax.items()})
+    newest = build_artefact(shelf.model, shelf.backend, shelf.store.place, silent, calibration=halved)
+    foreign = write_artefact(shelf.store.place(FOREIGN), FOREIGN, lambda _: {})
+    for seconds, artefact in enumerate((shelf.made[0], newest, foreign)):
+        os.utime(artefact.path, (seconds, seconds))
+    for artefact in shelf.made[1:]:
+        damage(artefact, "manifest.json")
+    service, told = shelf.start()
+    assert (service.serving.id, told) == (newest.id, ["artefact.damaged"] * 2)
+
+
+def test_the_reference_serves_degraded_where_nothing_else_can(shelf: Shelf) -> None:
+    for artefact in shelf.made:
+        damage(artefact, "engine.onnx", "calibration.npz")
+    service, told = shelf.start()
+    assert service.degraded
+    assert told == ["artefact.damaged"] * 5  # both links, both calibrations, the third engine
+    assert service.serving.manifest["inputs"]["precision"] == "fp32"
+
+
+def test_an_engine_that_never_was_current_does_not_serve_by_itself(shelf: Shelf) -> None:
+    for link in ("current", "previous"):
+        (shelf.folder / link).unlink()
+    service, told = shelf.start()
+    assert (service.degraded, told) == (True, [])
+
+
+def test_what_did_not_stand_its_probation_never_serves_by_itself(shelf: Shelf) -> None:
+    service, _ = shelf.start()
+    for artefact in shelf.made:
+        service.reject(artefact, {"reason": "probation.error"})
+    assert [path.name for path in shelf.store.places()] == sorted(artefact.id for artefact in shelf.made[1:])
+    for artefact in shelf.made[1:]:
+        damage(artefact, "manifest.json")
+    assert shelf.start()[0].degraded
+
+
+def test_what_serves_though_the_disk_has_refused_to_make_it_current_stays(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _ = shelf.start()
+    unsaved = service.load(shelf.made[0])
+    with closing(unsaved.engine), monkeypatch.context() as refusing:
+        refusing.setattr(Store, "promote", refuses)
+        with pytest.raises(EngineError, match=r"store\.write"):
+            service.commit(unsaved)
+    service.reject(shelf.made[0], {"reason": "probation.error"})
+    assert shelf.store.find(shelf.made[0].id) == shelf.made[0]
+
+
+def refuses(*_: object) -> None:
+    raise EngineError("store.write", "no space left", "a writable store", "check the disk")
+
+
+def as_folder(link: Path) -> None:
+    link.unlink()
+    link.mkdir()
+
+
+def as_file(link: Path) -> None:
+    link.unlink()
+    link.write_text("artefacts/0123456789abcdef")
+
+
+def as_link(target: str) -> Callable[[Path], None]:
+    def lead(link: Path) -> None:
+        link.unlink()
+        link.symlink_to(target)
+
+    return lead
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (as_folder, "store.link"),
+        (as_file, "store.link"),
+        (as_link("artefacts/0123456789abcdef"), "artefact.missing"),
+        (as_link("current"), "artefact.unreadable"),
+        (as_link("/"), "artefact.missing"),
+        (as_link("artefacts"), "artefact.missing"),
+    ],
+    ids=["folder", "file", "dangling", "loop", "outside", "store"],
+)
+def test_a_link_that_leads_nowhere_is_told_and_previous_serves(
+    shelf: Shelf, spoil: Callable[[Path], None], code: str
+) -> None:
+    spoil(shelf.folder / "current")
+    service, told = shelf.start()
+    assert (service.serving.id, told) == (shelf.made[1].id, [code])
+    spoilt_too = shelf.folder / "previous"
+    spoil(spoilt_too)
+    service, told = shelf.start()
+    assert not service.degraded
+    assert told[:2] == [code, code]
+    assert set(told[2:]) <= {"store.write"}  # no link can take the place of a folder
+
+
+def test_a_good_previous_is_not_given_up_for_a_damaged_current(shelf: Shelf) -> None:
+    damage(shelf.made[2], "engine.onnx")
+    shelf.store.promote(shelf.made[0])
+    assert (shelf.store.target("current"), shelf.store.target("previous")) == (shelf.made[0].id, shelf.made[1].id)

@@ -1,0 +1,111 @@
+"""What a candidate's outputs have to be before anything is predicted from them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.decode import Classification
+from agent.errors import AgentError
+from agent.model_spec import ModelSpec
+from agent.schema import validate
+from agent.trial import CheckedTask, WitnessTask, as_failure, check_outputs
+from engines.backend import EngineError, TensorSpec
+
+FLOAT = np.dtype(np.float32)
+EXPECTED = {"boxes": (1, None, 4), "scores": (1, None)}
+
+
+def outputs(**changes: Any) -> dict[str, Any]:
+    return {"boxes": np.zeros((1, 7, 4), np.float32), "scores": np.zeros((1, 7), np.int64), **changes}
+
+
+def test_outputs_as_expected_pass() -> None:
+    check_outputs(outputs(), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"boxes": np.zeros((1, 7, 5), np.float32)}, "boxes of shape"),
+        ({"boxes": np.zeros((7, 4), np.float32)}, "boxes of shape"),
+        ({"more": np.zeros(1, np.float32)}, "the outputs"),
+    ],
+)
+def test_what_is_wrong_is_named(changes: dict[str, Any], found: str) -> None:
+    with pytest.raises(AgentError, match=found) as raised:
+        check_outputs(outputs(**changes), EXPECTED)
+    assert raised.value.code == "probation.output"
+
+
+def test_an_output_that_is_missing_is_named() -> None:
+    with pytest.raises(AgentError, match="'boxes'"):
+        check_outputs({"boxes": outputs()["boxes"]}, EXPECTED)
+
+
+class Engine:
+    """A classifier of two classes that says what it is told to."""
+
+    def __init__(self, *scores: float) -> None:
+        self.inputs = [TensorSpec("images", FLOAT, (1, 3, 8, 8))]
+        self.outputs = [TensorSpec("classes", FLOAT, (1, 2))]
+        self._scores = np.array([scores], np.float32)
+
+    def infer(self, _batch: Any) -> dict[str, Any]:
+        return {"classes": self._scores}
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def test_a_prediction_is_made_of_sound_outputs_only() -> None:
+    spec = validate(ModelSpec, {"path": "m.onnx", "task": "classify"}, "test")
+    sound = Engine(0.0, 5.0)
+    task = CheckedTask(spec, sound.inputs, sound.outputs, frozenset)
+    image = np.zeros((8, 8, 3), np.uint8)
+    prediction, _ = task.infer(sound, image)
+    assert isinstance(prediction, Classification)
+    assert prediction.class_id == 1
+    for wrong in (Engine(0.0, float("nan")), Engine(float("-inf"), 5.0), Engine(0.0, 5.0, 1.0)):
+        with pytest.raises(AgentError, match=r"probation\.output"):
+            task.infer(wrong, image)
+
+
+@pytest.mark.parametrize(("before", "accepted"), [(float("-inf"), True), (0.0, False)])
+def test_what_the_engine_before_does_not_answer_finitely_need_not_be(before: float, accepted: bool) -> None:
+    """Its answer may come after the candidate's."""
+    spec = validate(ModelSpec, {"path": "m.onnx", "task": "classify"}, "test")
+    serving, candidate, image = Engine(before, 5.0), Engine(float("-inf"), 4.0), np.zeros((8, 8, 3), np.uint8)
+    witness = WitnessTask(spec, serving.inputs, serving.outputs)
+    witness.infer(Engine(0.0, 1.0), image)
+    witness.watch()
+    asked, told = threading.Event(), list[object]()
+
+    def not_finite() -> frozenset[str]:
+        asked.set()
+        return witness.not_finite()
+
+    def try_out() -> None:
+        try:
+            told.append(CheckedTask(spec, serving.inputs, serving.outputs, not_finite).infer(candidate, image)[0])
+        except AgentError as error:
+            told.append(error.code)
+
+    thread = threading.Thread(target=try_out, daemon=True)
+    thread.start()
+    assert asked.wait(20.0)
+    witness.infer(serving, image)
+    thread.join(20.0)
+    (found,) = told
+    assert isinstance(found, Classification) if accepted else found == "probation.output"
+
+
+def test_every_error_has_a_code_of_probation() -> None:
+    hang = AgentError("probation.hang", "a", "b", "c")
+    assert as_failure(hang) is hang
+    other = as_failure(EngineError("engine.failed", "no memory", "some", "more"))
+    assert other.code == "probation.error"
+    assert "no memory" in str(other)

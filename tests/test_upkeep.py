@@ -1,0 +1,235 @@
+"""Upkeep of a store on a disk: what goes, what never does, and room for the next engine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.config import StoreConfig
+from agent.housekeeping import Housekeeping
+from agent.reporting import Reporter
+from engines import staging, upkeep
+from engines.artefact import Artefact, write_artefact
+from engines.backend import EngineError
+from engines.seal import MANIFEST, SCHEMA, seal
+from engines.store import Store
+from engines.upkeep import Upkeep, size
+
+BYTES = 1000  # of an engine
+
+
+def put(store: Store, number: int, precision: str = "int8") -> Artefact:
+    """An artefact that was made at that second."""
+    inputs = {"model": "m", "precision": precision, "number": number}
+    if precision == "int8":
+        inputs["calibration"] = {"id": "c", "method": "max"}
+
+    def fill(folder: Path) -> Mapping[str, Any]:
+        (folder / "engine.onnx").write_bytes(bytes(BYTES))
+        return {"engine": "engine.onnx"}
+
+    artefact = write_artefact(store.place(inputs), inputs, fill)
+    os.utime(artefact.path, (number, number))
+    return artefact
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def ids(store: Store) -> set[str]:
+    return {path.name for path in store.places()}
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[[int], None]:
+    """A disk of so many bytes, which holds the artefacts and nothing else."""
+
+    def of(nbytes: int) -> None:
+        def disk_usage(_: Path) -> SimpleNamespace:
+            return SimpleNamespace(free=nbytes - size(store.root / "artefacts"))
+
+        monkeypatch.setattr(upkeep, "shutil", SimpleNamespace(disk_usage=disk_usage))
+
+    return of
+
+
+def test_what_is_linked_pinned_or_new_stays_and_the_rest_goes(store: Store) -> None:
+    reference = put(store, 0, "fp32")
+    made = [put(store, number) for number in range(1, 7)]
+    store.promote(made[1])
+    store.promote(made[2])
+    freed = Upkeep(store, keep=1, reserve_bytes=0).tidy({"loaded": [made[0].id]})
+    assert freed.artefacts == (made[3].id, made[4].id)
+    assert freed.nbytes > 2 * BYTES
+    assert ids(store) == {reference.id, *(made[index].id for index in (0, 1, 2, 5))}
+    assert Upkeep(store, 1, 0).tidy({"loaded": [made[0].id]}).artefacts == ()
+
+
+def test_a_dry_run_tells_the_same_and_removes_nothing(store: Store) -> None:
+    for number in range(4):
+        put(store, number)
+    told = Upkeep(store, 1, 0).tidy({}, dry_run=True)
+    assert len(ids(store)) == 4
+    assert Upkeep(store, 1, 0).tidy({}) == told
+    assert len(ids(store)) == 1
+
+
+def test_a_damaged_engine_goes_though_it_is_new_unless_a_link_leads_to_it(store: Store) -> None:
+    old, linked, new = (put(store, number) for number in range(3))
+    store.promote(linked)
+    for artefact in (linked, new):
+        (artefact.path / "engine.onnx").unlink()
+    assert Upkeep(store, 3, 0).tidy({}).artefacts == (new.id,)
+    assert ids(store) == {old.id, linked.id}
+
+
+def test_what_is_of_a_newer_tared_stays(store: Store) -> None:
+    newer, other = put(store, 1), put(store, 2)
+    document = json.loads((newer.path / MANIFEST).read_bytes())
+    del document["seal"]
+    (newer.path / MANIFEST).write_bytes(seal({**document, "schema": SCHEMA + 1}, None))
+    assert Upkeep(store, 0, 0).tidy({}).artefacts == (other.id,)
+
+
+def test_nothing_but_artefacts_goes_and_no_link_is_followed(store: Store, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "photo").write_bytes(b"mine")
+    (tmp_path / "artefacts" / "lost+found").mkdir()
+    (tmp_path / "artefacts" / ("0" * 16)).symlink_to(outside)
+    inside = put(store, 1)
+    (inside.path / "more").symlink_to(outside)
+    assert set(Upkeep(store, 0, 0).tidy({}).artefacts) == {"0" * 16, inside.id}
+    assert [path.name for path in (tmp_path / "artefacts").iterdir()] == ["lost+found"]
+    assert (outside / "photo").read_bytes() == b"mine"
+
+
+def test_a_removal_that_is_cut_short_leaves_nothing_under_an_artefacts_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artefact = put(store, 1)
+
+    def power_cut(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging.shutil, "rmtree", power_cut)
+        with pytest.raises(KeyboardInterrupt):
+            Upkeep(store, 0, 0).tidy({})
+    (gone,) = (store.root / "artefacts").iterdir()
+    assert gone.name == f".{artefact.id}.gone"
+    assert Store(store.root).places() == []
+    assert not gone.exists()
+
+
+def test_an_artefact_is_removed_again_after_a_removal_that_was_cut_short(store: Store) -> None:
+    artefact = put(store, 1)
+    left = artefact.path.with_name(f".{artefact.id}.gone")
+    left.mkdir()
+    (left / "engine.onnx").write_bytes(b"half")
+    Upkeep(store, 0, 0).tidy({})
+    assert list((store.root / "artefacts").iterdir()) == []
+
+
+def test_room_is_made_by_what_nobody_needs_then_by_what_is_only_recent(
+    store: Store, disk: Callable[[int], None]
+) -> None:
+    made = [put(store, number) for number in range(4)]
+    store.promote(made[0])
+    each = size(made[0].path)
+    disk(5 * each)
+    tidy = Upkeep(store, keep=2, reserve_bytes=each)
+    assert tidy.ensure_room(each, {}).artefacts == (made[1].id,)
+    assert tidy.ensure_room(2 * each, {}).artefacts == (made[2].id,)
+    assert ids(store) == {made[0].id, made[3].id}
+
+
+def test_what_makes_room_is_told_of(store: Store, disk: Callable[[int], None]) -> None:
+    artefacts = [put(store, number) for number in range(3)]
+    disk(4 * size(artefacts[0].path))
+    told: list[dict[str, Any]] = []
+    reporter = SimpleNamespace(event=lambda kind, **detail: told.append({"kind": kind, **detail}))
+    config = StoreConfig(keep=3, reserve_bytes=size(artefacts[0].path))
+    Housekeeping(store, config, dict, cast(Reporter, reporter)).make_room()
+    assert [(event["kind"], event["state"], event["removed"]) for event in told] == [
+        ("store", "tidied", [artefacts[0].id])
+    ]
+
+
+def test_where_there_cannot_be_room_the_recent_ones_stay(store: Store, disk: Callable[[int], None]) -> None:
+    made = [put(store, number) for number in range(3)]
+    store.promote(made[0])
+    each = size(made[0].path)
+    disk(4 * each)
+    with pytest.raises(EngineError, match=r"store\.room: 0 MB free on .*store\.reserve_bytes"):
+        Upkeep(store, keep=2, reserve_bytes=each).ensure_room(4 * each, {"loaded": [made[2].id]})
+    assert len(ids(store)) == 3
+
+
+def test_the_largest_artefact_is_what_the_next_may_take(store: Store) -> None:
+    assert Upkeep(store, 3, 0).largest_bytes() == 0
+    sizes = [size(put(store, number).path) for number in range(2)]
+    assert Upkeep(store, 3, 0).largest_bytes() == max(sizes) > BYTES
+
+
+def test_the_cache_keeps_its_newest_of_each_kind(store: Store) -> None:
+    references = Store(store.root / "cache" / "references")
+    for number in range(3):
+        put(references, number)
+        timings = store.root / "cache" / f"trt-{number}.timings"
+        timings.write_bytes(bytes(10))
+        os.utime(timings, (number, number))
+    kept = Upkeep(store, 2, 0)
+    assert [path.name for path in kept.cached() if path.is_file()] == [f"trt-{number}.timings" for number in (2, 1, 0)]
+    freed = kept.tidy({})
+    assert [Path(name).name for name in freed.cached][1] == "trt-0.timings"
+    assert len(references.places()) == 2
+    assert len(kept.cached()) == 4
+
+
+def test_the_newest_of_the_cache_stays_where_none_is_to_be_kept(store: Store) -> None:
+    references = Store(store.root / "cache" / "references")
+    for number in range(2):
+        put(references, number)
+        timings = store.root / "cache" / f"trt-{number}.timings"
+        timings.write_bytes(bytes(10))
+        os.utime(timings, (number, number))
+    kept = Upkeep(store, 0, 0)
+    newest = kept.cached()[::2]
+    kept.tidy({})
+    assert kept.cached() == newest
+
+
+def test_verifying_finds_every_changed_byte_and_every_link_that_leads_nowhere(store: Store) -> None:
+    made = [put(store, number) for number in range(3)]
+    store.promote(made[0])
+    store.promote(made[1])
+    assert Upkeep(store, 3, 0).verify() == (3, [])
+    engine = made[1].path / "engine.onnx"
+    engine.write_bytes(bytes(BYTES - 1) + b"x")
+    (store.root / "previous").unlink()
+    (store.root / "previous").symlink_to("/elsewhere")
+    count, errors = Upkeep(store, 3, 0).verify()
+    assert count == 3
+    assert [error.code for error in errors] == ["artefact.missing", "artefact.damaged"]
+    assert str(engine) in errors[1].found
+
+
+def test_a_manifest_of_the_first_schema_is_read_and_one_of_the_next_refused(store: Store) -> None:
+    """SCHEMA 1 is the first: there is nothing older to migrate yet."""
+    artefact = put(store, 1)
+    document = json.loads((artefact.path / MANIFEST).read_bytes())
+    assert document.pop("seal")
+    assert document["schema"] == SCHEMA == 1
+    assert store.find(artefact.id) == artefact
+    (artefact.path / MANIFEST).write_bytes(seal({**document, "schema": 2}, None))
+    with pytest.raises(EngineError, match=r"artefact\.schema: .* has schema 2; expected at most 1; update tared"):
+        store.find(artefact.id)

@@ -1,0 +1,172 @@
+"""What is decided on a candidate, by what was seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from agent.comparison import Comparison
+from agent.misreading import Misreading
+from agent.verdict import MIN_TELLING, Limits, Verdict, decide
+
+NOISE = np.tile([0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02], 4)
+CLASSES = 10
+
+
+def around(mean: float) -> list[float]:
+    return list(mean + NOISE)
+
+
+def seen(
+    candidate: Sequence[float],
+    serving: Sequence[float] | None = None,
+    latencies_ms: np.ndarray | None = None,
+    misread: Sequence[Misreading] | None = None,
+    **changes: object,
+) -> Comparison:
+    columns = [candidate] if serving is None else [candidate, serving]
+    return Comparison(
+        32,
+        np.array(columns, np.float64).T.reshape(-1, len(columns)),
+        np.ones((200, len(columns))) if latencies_ms is None else latencies_ms,
+        np.full(32, 3.0),
+        [Misreading() for _ in columns] if misread is None else misread,
+        **changes,  # type: ignore[arg-type]  # outputs or rows
+    )
+
+
+def verdict(comparison: Comparison, max_loss: float = 0.1, max_slowdown: float = 1.25) -> Verdict:
+    return decide(comparison, Limits(max_loss, max_slowdown))
+
+
+def accepted(candidate: Sequence[float], serving: Sequence[float] | None) -> bool:
+    return verdict(seen(candidate, serving)).accepted
+
+
+def test_a_first_engine_must_keep_the_loss() -> None:
+    assert accepted(around(0.95), None)
+    assert not accepted(around(0.85), None)
+
+
+def test_a_later_engine_must_not_be_worse_than_the_one_in_service() -> None:
+    assert accepted(around(0.95), around(0.60))
+    assert accepted(around(0.95), around(0.95))
+    assert not accepted(around(0.91), around(0.98))
+    assert not accepted([0.6, 1.0, 1.0, 1.0], [1.0] * 4)
+
+
+def test_one_that_loses_too_much_must_be_clearly_better() -> None:
+    assert accepted(around(0.70), around(0.40))
+    assert not accepted(around(0.70), around(0.70))
+    assert not accepted(around(0.70)[:8], around(0.40)[:8]), "eight frames of any distribution show no gain of 0.3"
+
+
+def test_empty_frames_prove_nothing() -> None:
+    few = MIN_TELLING - 1
+    assert not accepted([1.0] * few, None)
+    assert not accepted([1.0] * few, [0.0] * few)
+    assert accepted([1.0] * MIN_TELLING, None)
+    nothing = verdict(seen([], []))
+    assert (nothing.accepted, nothing.empty_frames, nothing.failed) == (False, 32, ("fidelity",))
+    assert (nothing.gain_low, nothing.gain_high) == (-1.0, 1.0)
+
+
+def latencies(candidate_ms: float, serving_ms: float, runs: int = 200) -> np.ndarray:
+    spread = np.random.default_rng(0).uniform(0.95, 1.05, (runs, 2))
+    return spread * (candidate_ms, serving_ms)
+
+
+@pytest.mark.parametrize(
+    ("candidate_ms", "max_slowdown", "refused"),
+    [(12.0, 1.25, False), (14.0, 1.25, True), (14.0, 2.0, False), (50.0, 2.0, True)],
+)
+def test_the_median_latency_is_judged(candidate_ms: float, max_slowdown: float, refused: bool) -> None:
+    times_ms = latencies(candidate_ms, 10.0)
+    found = verdict(seen(around(0.95), around(0.95), times_ms), max_slowdown=max_slowdown)
+    assert found.failed == (("latency",) if refused else ())
+    assert refused == found.reason.startswith("p50 ")
+    assert refused == found.reason.endswith(f"ms in service; {max_slowdown:g} times that is allowed")
+    assert found.latency_ms == pytest.approx(candidate_ms, rel=0.02)
+    assert found.latency_p99_ms == pytest.approx(1.05 * candidate_ms, rel=0.02)
+
+
+@pytest.mark.parametrize(("slow", "refused"), [(3, False), (20, True)])
+def test_so_are_the_slowest_inferences_where_they_are_no_chance(slow: int, refused: bool) -> None:
+    times_ms = latencies(10.0, 10.0)
+    times_ms[:slow, 0] = 40.0
+    found = verdict(seen(around(0.95), around(0.95), times_ms))
+    assert found.failed == (("latency",) if refused else ())
+    assert refused == found.reason.startswith("p99 40 ms against 10")
+
+
+def test_a_machine_that_was_busy_refuses_nobody() -> None:
+    times_ms = latencies(10.0, 10.0)
+    times_ms[20:40:2], times_ms[21:40:2] = (80.0, 10.0), (10.0, 60.0)
+    assert verdict(seen(around(0.95), around(0.95), times_ms)).accepted
+
+
+def test_few_inferences_have_no_99th_percentile() -> None:
+    times_ms = latencies(10.0, 10.0, 99)
+    times_ms[:30, 0] = 40.0
+    found = verdict(seen(around(0.95), around(0.95), times_ms))
+    assert found.accepted
+    assert (found.latency_p99_ms, found.latency_serving_p99_ms) == (None, None)
+    assert found.reason.endswith("ms in service, p99 not judged: 99 inferences")
+    assert "p99" not in verdict(seen(around(0.95), around(0.95), latencies(10.0, 10.0, 100))).reason
+
+
+def test_microseconds_are_nobody_s_concern() -> None:
+    assert verdict(seen(around(0.95), around(0.95), latencies(0.2, 0.05))).accepted
+
+
+def test_a_first_engine_slower_than_the_reference_is_told_and_accepted() -> None:
+    found = verdict(seen(around(0.95), None, np.full((32, 1), 20.0)))
+    assert found.accepted
+    assert found.reason.endswith("20 ms against 3 ms in float")
+
+
+def reads(served: dict[int, int | None], every: int = 2) -> Misreading:
+    """Ten classes in turn, each in 40 frames; to one `every` so many of those in `served`, this is the answer."""
+    found = Misreading()
+    for number in range(40 * CLASSES):
+        reference = number % CLASSES
+        wrong = number // CLASSES % every == 0
+        found.add([(reference, served.get(reference, reference) if wrong else reference)])
+    return found
+
+
+def test_classes_that_are_newly_confused_refuse_a_candidate_of_high_fidelity() -> None:
+    found = verdict(seen(around(0.95), around(0.95), misread=[reads({6: 8}), reads({})]))
+    assert found.failed == ("confusion",)
+    assert found.confused == ("6 with 8 in 20 of 40 frames",)
+    assert found.reason == "it newly confuses 6 with 8 in 20 of 40 frames"
+    first = verdict(seen(around(0.95), misread=[reads({6: 8})]))
+    assert first.failed == ("confusion",), "beside the reference, which serves"
+
+
+@pytest.mark.parametrize("serves", [{6: 8}, {6: 0}, {6: None}])
+def test_no_news_is_what_is_as_bad_in_service(serves: dict[int, int | None]) -> None:
+    assert verdict(seen(around(0.95), around(0.95), misread=[reads({6: 8}), reads(serves)])).accepted
+
+
+@pytest.mark.parametrize(("every", "accepted"), [(4, True), (20, False)])
+def test_what_serves_confuses_a_pair_too_if_more_often_than_by_chance(every: int, accepted: bool) -> None:
+    comparison = seen(around(0.95), around(0.95), misread=[reads({6: 8}), reads({6: 8}, every)])
+    assert verdict(comparison).accepted is accepted
+
+
+def test_who_accepts_more_loss_accepts_it_of_a_class() -> None:
+    comparison = seen(around(0.95), around(0.95), misread=[reads({6: 8}), reads({})])
+    assert verdict(comparison, max_loss=0.5).accepted
+    assert verdict(comparison, max_loss=1.0).accepted
+
+
+def test_every_test_that_failed_is_named() -> None:
+    found = verdict(
+        seen(around(0.5), around(0.9), latencies(50.0, 10.0), outputs={"output 'x' is NaN": 3}, rows=["rows"])
+    )
+    assert found.failed == ("outputs", "rows", "latency", "fidelity")
+    assert found.reason.startswith("output 'x' is NaN (3 times); rows; p50 ")
+    assert Verdict.from_dict(found.as_dict()) == found

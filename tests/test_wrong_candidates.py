@@ -1,0 +1,208 @@
+"""Candidates that are wrong on purpose are refused, by the child itself or by its end; what serves goes on."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import stat
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import wrong_engines
+from numpy.typing import NDArray
+from worlds import SPEC
+from zoo import residual_net
+
+import agent.candidate
+import agent.judging
+from agent.build import build_artefact
+from agent.candidate import JobRequest, run_job, write_job
+from agent.child import CandidateProcess
+from agent.comparison import Comparison
+from agent.errors import AgentError
+from agent.model import Model, calibrate, open_model
+from agent.model_spec import ModelSpec
+from agent.outcome import Outcome
+from agent.verdict import Limits, Verdict, decide
+from calibrate.histogram import AbsHistogram, merge
+from calibrate.plan import PrecisionPlan
+from engines.backend import open_backend
+from engines.store import Store
+
+SIDE = 96  # pixels: an inference takes nearly half a millisecond, so that five times that is noticed
+
+
+class Board:
+    """A model in service under a calibration of its own, and the data of a job for the next one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state_dir = folder / "state"
+        onnx.save(residual_net((1, 3, SIDE, SIDE)), folder / "model.onnx")
+        spec = ModelSpec.model_validate({**SPEC, "path": folder / "model.onnx"})
+        self.model = open_model(spec)
+        self.frames = _frames(self.model, 24)
+        self.histograms = _observed(self.model, self.frames[:8])
+        calibration = calibrate(self.model, self.histograms, "max", 8, "before")
+        place = Store(self.state_dir).place
+        backend = open_backend("onnxruntime")
+        self.serving = build_artefact(self.model, backend, place, lambda *_: None, calibration=calibration)
+
+    def request(self, folder: Path, **changes: Any) -> JobRequest:
+        """state_dir is a copy in `folder`."""
+        shutil.copytree(self.state_dir, folder / "state")
+        asked = JobRequest(
+            spec=self.model.spec.model_dump(mode="json"), model_sha256=self.model.sha256, backend="onnxruntime",
+            threads=1, method="entropy", frames=8, source="now", state_dir=str(folder / "state"),
+            serving=str(folder / "state" / "artefacts" / self.serving.id), max_loss=0.1,
+        )  # fmt: skip
+        return replace(asked, **changes)
+
+    def write(self, request: JobRequest, folder: Path) -> Path:
+        write_job(folder / "job", request, self.histograms, self.frames[8:])
+        return folder / "job"
+
+    def artefacts(self, folder: Path) -> list[str]:
+        return [path.name for path in (folder / "state" / "artefacts").iterdir()]
+
+
+def _frames(model: Model, count: int) -> list[NDArray[np.float32]]:
+    """Of every class that the model tells apart in noise: patches of all colours."""
+    rng = np.random.default_rng(3)
+    colours = rng.uniform(size=(count, 3, 1, 1)) * rng.uniform(size=(count, 1, 1, 1))
+    noise = rng.uniform(0.5, 1.0, size=(count, *model.input_shape[1:]))
+    return [(colour * texture).astype(np.float32)[np.newaxis] for colour, texture in zip(colours, noise, strict=True)]
+
+
+def _observed(model: Model, tensors: list[NDArray[np.float32]]) -> dict[str, AbsHistogram]:
+    merged: dict[str, AbsHistogram] = {}
+    with closing(open_backend("onnxruntime").observer(model.reference, model.placement.taps)) as observer:
+        for tensor in tensors:
+            for name, histogram in observer.observe(tensor).histograms.items():
+                merged[name] = merge(merged[name], histogram) if name in merged else histogram
+    return merged
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
+    return Board(tmp_path_factory.mktemp("board"))
+
+
+def run_with(fault: str, job: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    def open_wrong(name: str, options: Any = None) -> Any:
+        return wrong_engines.WrongBackend(open_backend(name, options), fault)
+
+    monkeypatch.setattr(agent.candidate, "open_backend", open_wrong)
+    return run_job(job, lambda _: None)
+
+
+def refusal(folder: Path) -> Mapping[str, Any]:
+    (path,) = (folder / "state" / "refused").iterdir()
+    document: dict[str, Any] = json.loads(path.read_text())
+    assert path.name == f"{document['id']}.json"
+    return document
+
+
+def test_a_sound_one_is_accepted(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = run_with("", board.write(board.request(tmp_path), tmp_path), monkeypatch)
+    assert outcome.verdict is not None
+    assert outcome.verdict.accepted
+    assert outcome.verdict.failed == ()
+    assert not (tmp_path / "state" / "refused").exists()
+    assert len(board.artefacts(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "test", "words"),
+    [
+        ("scales_times_ten", "fidelity", "in service on 16 held-out frames"),
+        ("nan_weights", "outputs", "is not finite (16 times)"),
+        ("wrong_shape", "outputs", "is float32 [1, 10], not float32 [1, 5] (16 times)"),
+        ("slow", "latency", "ms in service; 1.25 times that is allowed"),
+        ("fail", "outputs", "it fails: engine.run: a kernel that fails (1 times)"),
+    ],
+)
+def test_a_wrong_one_is_refused_and_its_evidence_kept(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, test: str, words: str
+) -> None:
+    with pytest.raises(AgentError) as refused:
+        run_with(fault, board.write(board.request(tmp_path), tmp_path), monkeypatch)
+    assert refused.value.code == "recalibration.refused"
+    assert words in refused.value.found
+    kept = refusal(tmp_path)
+    verdict = Verdict.from_dict(kept["verdict"])
+    assert not verdict.accepted
+    assert test in verdict.failed
+    assert verdict.reason == refused.value.found
+    assert kept["inputs"]["model"] == board.model.sha256
+    assert kept["inputs"]["calibration"]["id"] == kept["calibration"]
+    assert board.artefacts(tmp_path) == [board.serving.id]
+
+
+def test_a_disk_that_refuses_does_not_hide_the_refusal(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = board.write(board.request(tmp_path), tmp_path)
+    (tmp_path / "state" / "refused").write_text("where a folder belongs")
+    with pytest.raises(AgentError, match="is not finite"):
+        run_with("nan_weights", job, monkeypatch)
+    assert "refusal_not_kept error='File exists'" in caplog.text
+
+
+@pytest.mark.parametrize(("kept_float", "allowed"), [(False, 1.5), (True, 2.0)])
+def test_more_layers_float_may_take_more_time(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_float: bool, allowed: float
+) -> None:
+    asked: list[Limits] = []
+
+    def decide_and_tell(comparison: Comparison, limits: Limits, label: Any) -> Verdict:
+        asked.append(limits)
+        return decide(comparison, limits, label)
+
+    monkeypatch.setattr(agent.judging, "decide", decide_and_tell)
+    layer = next(node.name for node in board.model.master.graph.node if node.op_type == "Gemm")
+    plan = PrecisionPlan({layer: "by hand"} if kept_float else {})
+    request = board.request(tmp_path, plan=plan.to_json(), max_slowdown=1.5, max_loss=0.9)
+    run_with("", board.write(request, tmp_path), monkeypatch)
+    assert asked == [Limits(0.9, allowed)]
+
+
+@pytest.fixture
+def outcomes(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """From a fault to the outcome of a real child, as the daemon hears it, and the last step it told."""
+    found: queue.Queue[Outcome] = queue.Queue()
+    steps: list[str] = []
+
+    def run(fault: str) -> tuple[Outcome, str]:
+        script = tmp_path / "child.sh"  # in the interpreter's place: -m agent.background NICE PARENT MODULE JOB
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {wrong_engines.__file__} {fault} "$6"\n')
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(sys, "executable", str(script))
+        job = board.write(board.request(tmp_path), tmp_path)
+        CandidateProcess(job, lambda step, _: steps.append(step), found.put)
+        return found.get(timeout=60.0), steps[-1]
+
+    return run
+
+
+def test_one_that_crashes_takes_its_process_down(board: Board, tmp_path: Path, outcomes: Any) -> None:
+    outcome, step = outcomes("crash")
+    assert (outcome.error.code, step) == ("recalibration.crash", "VALIDATING")
+    Store(tmp_path / "state")  # sweeps away what is left of it
+    assert board.artefacts(tmp_path) == [board.serving.id]
+
+
+def test_one_that_hangs_ends_at_its_deadline(board: Board, tmp_path: Path, outcomes: Any) -> None:
+    outcome, step = outcomes("hang")
+    assert (outcome.error.code, step) == ("recalibration.deadline", "VALIDATING")
+    kept = refusal(tmp_path)
+    assert kept["error"] == {"code": outcome.error.code, "found": outcome.error.found}
+    assert kept["inputs"]["model"] == board.model.sha256
