@@ -21,7 +21,7 @@ from agent.schema import validate
 from calibrate.evidence import Interval
 
 COLLAPSES = "Conv_t2"  # reads the tensor whose quiet channel is less than half a step
-PRECISION_SWAP = "event=swap .*trigger='precision'"
+PRECISION_COMMIT = "event=commit .*trigger='precision'"
 
 
 def collapsing_net() -> ModelProto:

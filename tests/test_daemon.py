@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from brokers import RealBroker, Watcher, eventually, free_port
-from worlds import ALARM_SWAP, FIRST_SWAP, World, make_world
+from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
 
 from agent.messages import CommandResult
 from agent.topics import Topics
@@ -37,7 +37,7 @@ def mqtt(broker: RealBroker) -> dict[str, object]:
 def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, any_broker: RealBroker) -> None:
     world = make_world(tmp_path, morning, 600.0, mqtt=mqtt(any_broker))
     with Watcher(any_broker.endpoint) as watcher:
-        summary, _ = world.run(until=ALARM_SWAP)
+        summary, _ = world.run(until=ALARM_COMMIT)
         states = [watcher.expect(TOPICS.status)["state"]]
         while states[-1] != "offline":
             states.append(watcher.expect(TOPICS.status)["state"])
@@ -144,7 +144,7 @@ def test_a_signal_ends_it_cleanly_with_its_child(
 
 def test_an_unreachable_broker_does_not_stop_the_video(tmp_path: Path) -> None:
     world = make_world(tmp_path, lambda _: 0.5, 400.0, mqtt={"host": "127.0.0.1", "port": free_port()})
-    summary, errors = world.run(until=FIRST_SWAP)
+    summary, errors = world.run(until=FIRST_COMMIT)
     assert summary["dropped"] == {}
     assert len(summary["swaps"]) == 1
     assert "mqtt=down" in errors
@@ -152,7 +152,7 @@ def test_an_unreachable_broker_does_not_stop_the_video(tmp_path: Path) -> None:
 
 def test_a_restart_serves_what_was_current_and_a_damaged_one_falls_back(tmp_path: Path) -> None:
     world = make_world(tmp_path, lambda _: 0.5, 400.0)
-    first, _ = world.run(until=FIRST_SWAP)
+    first, _ = world.run(until=FIRST_COMMIT)
     again, _ = world.run("--frames", "20")
     assert again["artefact"] == first["artefact"]
     assert again["swaps"] == []

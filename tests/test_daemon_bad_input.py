@@ -15,7 +15,7 @@ import psutil
 import pytest
 from bench import Bench, classifier, contents, fill, small_file_system, tared
 from brokers import RealBroker, Watcher, eventually, free_port
-from worlds import FIRST_SWAP, World, make_world
+from worlds import FIRST_COMMIT, World, make_world
 
 from agent.messages import CommandResult
 from agent.mqtt import MqttClient
@@ -172,7 +172,7 @@ def test_a_full_file_system_costs_the_job_and_the_engine_serves_on(tmp_path: Pat
 def test_a_daemon_that_starts_on_a_full_disk_serves_the_engine_that_was_current(tmp_path: Path) -> None:
     world = make_world(tmp_path, lambda _: 0.5, 400.0, mqtt={"host": "127.0.0.1", "port": free_port()})
     with small_file_system(world.state_dir) as disk:
-        (swap,) = world.run(until=FIRST_SWAP)[0]["swaps"]
+        (swap,) = world.run(until=FIRST_COMMIT)[0]["swaps"]
         fill(disk / "ballast")
         summary, errors = world.run("--frames", "20")
         assert (summary["frames"], summary["swaps"]) == (20, [])

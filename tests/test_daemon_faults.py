@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from brokers import RealBroker, Watcher, eventually
-from worlds import FIRST_SWAP, SPEC, World, make_world
+from worlds import FIRST_COMMIT, SPEC, World, make_world
 
 from agent.topics import Topics
 from fleet.operator import new_command, send
@@ -68,7 +68,7 @@ def test_impatient_signals_still_end_in_a_summary(tmp_path: Path) -> None:
 
 def test_other_preprocessing_does_not_serve_with_the_old_scales(tmp_path: Path) -> None:
     world = steady(tmp_path)
-    first, _ = world.run(until=FIRST_SWAP)
+    first, _ = world.run(until=FIRST_COMMIT)
     changed = {**SPEC, "input": {"color": "rgb", "resize": "stretch", "scale": 1 / 255}}
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(changed))
     again, errors = world.run("--frames", "20")
@@ -79,7 +79,7 @@ def test_other_preprocessing_does_not_serve_with_the_old_scales(tmp_path: Path) 
 def test_a_store_that_cannot_be_changed_does_not_stop_the_new_engine(tmp_path: Path) -> None:
     world = steady(tmp_path)
     (world.state_dir / "current").mkdir(parents=True)  # no symlink can take its place
-    summary, errors = world.run(until=FIRST_SWAP)
+    summary, errors = world.run(until="event=swap")  # no commit follows
     assert "store.write" in errors
     assert summary["dropped"] == {}
     assert len(summary["swaps"]) == 1
@@ -89,7 +89,7 @@ def test_a_store_that_cannot_be_changed_does_not_stop_the_new_engine(tmp_path: P
 def test_a_cancelled_job_gives_the_observer_its_pace_back(tmp_path: Path, any_broker: RealBroker) -> None:
     mqtt = {"host": any_broker.host, "port": any_broker.port}
     world = steady(tmp_path, camera={"source": "clip.avi", "speed": 10}, mqtt=mqtt)
-    world.run(until="event=commit")  # what ends before that leaves no engine, and the next start a job of its own
+    world.run(until=FIRST_COMMIT)  # what ends before that leaves no engine, and the next start a job of its own
     with Watcher(any_broker.endpoint) as watcher, world.running():
         watcher.expect(TOPICS.telemetry)
         command = new_command("recalibrate", {"frames": "9000"}, time.time())

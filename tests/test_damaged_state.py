@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from brokers import RealBroker
 from troubled_board import Board, calibrated_board, codes, copied, stop
-from worlds import FIRST_SWAP, make_world
+from worlds import FIRST_COMMIT, make_world
 
 from agent.job_journal import JobJournal
 from engines.store import Store
@@ -80,7 +80,7 @@ def test_a_damaged_journal_is_moved_aside_and_the_first_job_is_done(
 ) -> None:
     world = make_world(tmp_path, lambda _: 0.5, 600.0)
     damage(journal)
-    summary, errors = world.run(until=FIRST_SWAP)
+    summary, errors = world.run(until=FIRST_COMMIT)
     assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start"]
     moved = [path.name for path in journal.parent.glob("jobs.sqlite.damaged.*")]
     assert moved == ["jobs.sqlite.damaged.1"] * errors.count("code='journal.damaged'")

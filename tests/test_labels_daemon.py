@@ -16,7 +16,7 @@ import pytest
 import yaml
 from brokers import RealBroker, Watcher, eventually
 from test_daemon_observer import Listening
-from worlds import FIRST_SWAP, FPS, SPEC, World, make_world
+from worlds import FIRST_COMMIT, FPS, SPEC, World, make_world
 
 from agent.config import load_config
 from agent.detections import Detections, LabelledBoxes
@@ -37,7 +37,7 @@ REFERENCE_ACCURACY = 0.9
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[str]]:
     """A world with an INT8 engine in its store, and what that engine answers to the frames of the clip."""
     world = make_world(tmp_path_factory.mktemp("labels"), lambda _: 0.5, 200.0)
-    artefact = world.run(until=FIRST_SWAP)[0]["artefact"]
+    artefact = world.run(until=FIRST_COMMIT)[0]["artefact"]
     results = world.folder / "results.jsonl"
     command = [sys.executable, "-m", "agent.cli", "infer", artefact, "--frames", str(world.folder / "clip.avi")]
     subprocess.run([*command, "-o", str(results)], check=True, capture_output=True, timeout=60)

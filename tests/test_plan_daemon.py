@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from plan_world import MACS, journal, plan_world, planner
-from worlds import ALARM_SWAP, FIRST_SWAP, SPEC, World, make_world
+from worlds import ALARM_COMMIT, FIRST_COMMIT, SPEC, World, make_world
 from zoo import residual_net
 
 from agent.planning.result import planned
@@ -55,9 +55,9 @@ def check_under(artefact: Artefact | None, plan: PrecisionPlan) -> None:
 
 
 def test_a_plan_survives_recalibration_and_rollback(tmp_path: Path, plan: PrecisionPlan) -> None:
-    world_under(tmp_path / "world", plan).run(until=FIRST_SWAP)
+    world_under(tmp_path / "world", plan).run(until=FIRST_COMMIT)
     world = world_under(tmp_path / "world", plan, light=1.0)
-    world.run(until=ALARM_SWAP)
+    world.run(until=ALARM_COMMIT)
     store = Store(world.state_dir)
     current, previous = store.read("current"), store.read("previous")
     assert current is not None
@@ -80,7 +80,7 @@ def fake_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Monkey
 def test_a_plan_survives_a_new_runtime(tmp_path: Path, plan: PrecisionPlan, fake_board: pytest.MonkeyPatch) -> None:
     world = world_under(tmp_path / "world", plan)
     world.config["backend"] = "tensorrt"
-    first, _ = world.run(until=FIRST_SWAP)
+    first, _ = world.run(until=FIRST_COMMIT)
     check_under(Store(world.state_dir).read("current"), plan)
     fake_board.setenv("FAKE_VERSION", "10.13.3.9")
     updated, said = world.run("--frames", "20")

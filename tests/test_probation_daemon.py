@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from test_memory_daemon import LIMIT_S, PLAYER
-from worlds import FIRST_SWAP, World, make_world, run_until
+from worlds import World, make_world, run_until
 
 LONG = {"frames": 100_000, "seconds": 0.0}
 
@@ -163,7 +163,7 @@ def ids(said: str, event: str) -> list[str]:
 @pytest.mark.slow
 def test_a_slow_first_inference_is_forgiven_and_what_a_signal_ends_leaves_the_store(tmp_path: Path) -> None:
     camera = Camera(tmp_path, **LONG, deadline_s=1.0)
-    summary, said = run_until(camera.command("late"), FIRST_SWAP)
+    summary, said = run_until(camera.command("late"), "event=swap")
     assert "step='CANCELLED'" in said
     assert (summary["swaps"], summary["rollbacks"]) == ([], [])
     assert sum(summary["dropped"].values()) < 100, said  # of 150 that came while it rehearsed

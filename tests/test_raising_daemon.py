@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from raising_world import COLLAPSES, PRECISION_SWAP, raising_world
-from worlds import ALARM_SWAP, FIRST_SWAP, World
+from raising_world import COLLAPSES, PRECISION_COMMIT, raising_world
+from worlds import ALARM_COMMIT, FIRST_COMMIT, World
 
 from agent.config import load_config
 from agent.model import Model, open_model
@@ -44,10 +44,10 @@ class Story:
 @pytest.fixture(scope="module", name="story")
 def story_fixture(tmp_path_factory: pytest.TempPathFactory) -> Story:
     folder = tmp_path_factory.mktemp("story")
-    raising_world(folder, 1.0).run(until=FIRST_SWAP)
+    raising_world(folder, 1.0).run(until=FIRST_COMMIT)
     shutil.copytree(folder / "state", folder / "int8", symlinks=True)
     world = raising_world(folder, ACCEPTED)
-    summary, said = world.run(until=PRECISION_SWAP)
+    summary, said = world.run(until=PRECISION_COMMIT)
     (swap,) = summary["swaps"]
     assert swap["fidelity_before"] < 1.0 - ACCEPTED <= swap["fidelity"]
     return Story(world, said, folder / "int8", world.state_dir)
@@ -92,7 +92,7 @@ def test_a_restart_serves_it_and_a_recalibration_goes_on_under_its_plan(story: S
     assert Path(summary["artefact"]).name == current(story.raised).id
 
     world = raising_world(tmp_path, ACCEPTED, light=1.0)
-    world.run(until=ALARM_SWAP)
+    world.run(until=ALARM_COMMIT)
     was, now = current(story.raised), current(world.state_dir)
     assert was.id != now.id
     assert plan_of(now) == plan_of(was)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from brokers import free_port
 from lab import ASL, PERSON, Lab
-from worlds import FIRST_SWAP, run_until
+from worlds import FIRST_COMMIT, run_until
 
 from engines.artefact import read_artefact
 
@@ -32,7 +32,7 @@ def test_the_daemon_serves_a_users_own_model_and_video(
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "agent.cli", "run", "-c", str(tmp_path / "config.yaml"), "--json"]
-    summary, _ = run_until(command, FIRST_SWAP)
+    summary, _ = run_until(command, FIRST_COMMIT)
     assert summary["dropped"] == {}
     (swap,) = summary["swaps"]
     assert swap["fidelity"] >= 0.9

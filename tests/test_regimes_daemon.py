@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import ALARM_SWAP, World, make_world
+from worlds import ALARM_COMMIT, World, make_world
 
 from engines.store import Store
 
-NIGHT, DAY = 0.12, 1.0  # what is darker still counts as a covered lens
+# What is darker still counts as a covered lens. In brighter light some pictures lie between two classes, and one of them
+# among the held-out frames of an alarm may speak against the candidate.
+NIGHT, DAY = 0.12, 0.5
 LEARNT = "event=regime "
 
 
@@ -36,7 +38,7 @@ def test_the_second_night_is_no_news_and_a_damaged_regime_no_end(tmp_path: Path)
     world = in_light(tmp_path, NIGHT)
     assert known(world) == [night, day]
 
-    third, _ = world.run(until="event=swap .*trigger='switch'")
+    third, _ = world.run(until="event=commit .*trigger='switch'")
     assert [(swap["trigger"], swap["artefact"]) for swap in third["swaps"]] == [("switch", night)]
     assert (third["alarms"], third["dropped"]) == ([], {})
     assert known(world) == [day, night]  # the last served last
@@ -47,7 +49,7 @@ def test_the_second_night_is_no_news_and_a_damaged_regime_no_end(tmp_path: Path)
 
     engine = world.state_dir / "artefacts" / day / "engine.onnx"
     engine.write_bytes(engine.read_bytes()[:-1])
-    fourth, said = in_light(tmp_path, DAY).run(until=ALARM_SWAP)
+    fourth, said = in_light(tmp_path, DAY).run(until=ALARM_COMMIT)
     assert "code='artefact.damaged'" in said
     assert [swap["trigger"] for swap in fourth["swaps"]] == ["alarm"]
     assert fourth["swaps"][0]["fidelity"] >= fourth["swaps"][0]["fidelity_before"]

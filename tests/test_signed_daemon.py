@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from worlds import FIRST_SWAP, make_world
+from worlds import FIRST_COMMIT, make_world
 
 from engines.seal import CREDENTIAL
 from engines.store import Store
@@ -18,11 +18,11 @@ def test_an_unsigned_engine_is_replaced_and_a_signed_one_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world(tmp_path / "world", lambda _: 0.5, 400.0)
-    unsigned, _ = world.run(until=FIRST_SWAP)
+    unsigned, _ = world.run(until=FIRST_COMMIT)
     (tmp_path / "credentials").mkdir()
     (tmp_path / "credentials" / CREDENTIAL).write_bytes(KEY)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
-    signed, said = world.run(until=FIRST_SWAP)
+    signed, said = world.run(until=FIRST_COMMIT)
     assert "artefact.signature" in said
     assert [swap["trigger"] for swap in signed["swaps"]] == ["first-start"]
     assert KEY.hex() not in said

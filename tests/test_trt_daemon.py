@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from worlds import ALARM_SWAP, FIRST_SWAP, World, make_world
+from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
 
 from engines.store import Store
 
@@ -44,9 +44,9 @@ def check(mistakes: Path, processes: int) -> None:
 
 
 def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, mistakes: Path) -> None:
-    night, _ = board(tmp_path / "world").run(until=FIRST_SWAP)
+    night, _ = board(tmp_path / "world").run(until=FIRST_COMMIT)
     world = board(tmp_path / "world", light=1.0)
-    morning, _ = world.run(until=ALARM_SWAP)
+    morning, _ = world.run(until=ALARM_COMMIT)
     assert [night["dropped"], morning["dropped"]] == [{}, {}]
     assert [swap["trigger"] for swap in (*night["swaps"], *morning["swaps"])] == ["first-start", "alarm"]
     assert morning["swaps"][0]["fidelity"] > morning["swaps"][0]["fidelity_before"]
@@ -62,7 +62,7 @@ def test_another_release_builds_its_engine_anew_from_the_same_calibration(
     tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = board(tmp_path / "world")
-    first, _ = world.run(until=FIRST_SWAP)
+    first, _ = world.run(until=FIRST_COMMIT)
     (swap,) = first["swaps"]
     again, _ = world.run("--frames", "20")
     assert again["swaps"] == []

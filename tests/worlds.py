@@ -29,9 +29,9 @@ SPEC = {
 FPS = 10
 _LIMIT_S = 120.0
 
-
-FIRST_SWAP = "event=swap .*trigger='first-start'"
-ALARM_SWAP = "event=swap .*trigger='alarm'"
+# An engine is the store's from its commit on: what ends between swap and commit takes the candidate back.
+FIRST_COMMIT = "event=commit .*trigger='first-start'"
+ALARM_COMMIT = "event=commit .*trigger='alarm'"
 
 
 @dataclass
