@@ -12,7 +12,7 @@ from worlds import ALARM_COMMIT, World, make_world
 
 from engines.store import Store
 
-# What is darker still counts as a covered lens. In brighter light some pictures lie between two classes, and one of them
+# What is darker still counts as a covered lens. In brighter light some pictures lie between two classes, and one such
 # among the held-out frames of an alarm may speak against the candidate.
 NIGHT, DAY = 0.12, 0.5
 LEARNT = "event=regime "
