@@ -102,7 +102,7 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
             "calibration.model",
             f"{model.spec.path} has changed since the daemon started",
             "the model that was observed",
-            "restart the daemon",
+            "wait: the daemon takes up the changed model by itself",
         )
     histograms = load_histograms(directory / "histograms.npz")
     calibration = calibrate(model, histograms, request.method, request.frames, request.source)
