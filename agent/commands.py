@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from agent.messages import OPS, CommandResult, Failure
 from agent.parsing import CommandRefused, parse_command
+from agent.requests import OPS, CommandResult, Failure
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from agent.model_spec import Finite, ModelSpec, rebase
+from agent.mqtt_config import MqttConfig
 from agent.schema import Strict, read_yaml, validate
-from agent.topics import check_name
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.backend import BackendOptions
@@ -137,24 +136,6 @@ class StoreConfig(Strict):
     reserve_bytes: int = Field(default=500_000_000, ge=0)
 
 
-class MqttConfig(Strict):
-    """The broker; without a host an embedded one listens on a free loopback port."""
-
-    host: Annotated[str, Field(min_length=1)] | None = None
-    port: int = Field(default=1883, ge=1, le=65535)
-    username: str | None = None
-    password_file: Path | None = None
-    fleet: str = "default"
-    device: str = Field(default_factory=lambda: _host_name())
-    keepalive_s: int = Field(default=30, ge=5, le=3600)
-    telemetry_period_s: Finite = Field(default=5.0, gt=0.0)
-
-    @field_validator("fleet", "device")
-    @classmethod
-    def _topic_level(cls, name: str) -> str:
-        return check_name(name)
-
-
 class Config(Strict):
     """The whole of config.yaml."""
 
@@ -224,8 +205,3 @@ def _absolute(config: Config, base: Path) -> Config:
             "mqtt": mqtt.model_copy(update={"password_file": password_file}),
         }
     )
-
-
-def _host_name() -> str:
-    """This machine's name, made fit for an MQTT topic level."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()) or "board"

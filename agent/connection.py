@@ -22,7 +22,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
 from agent.errors import AgentError, ConfigError
-from agent.outbox import Message
+from agent.publishing import Message, Source
 from agent.wire import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Connection:
     ) -> None:
         self.outcome = "not tried yet"
         self.admitted_at: float | None = None
-        self.unacknowledged: dict[int, Message] = {}  # by paho's message id, in the order they were sent
+        self.unacknowledged: dict[int, tuple[Message, Source]] = {}  # by paho's message id, in the order they were sent
         self._subscriptions = subscriptions
         self._subscribing: int | None = None  # the message id of the SUBSCRIBE that waits for its answer
         self._answer_by = math.inf
@@ -86,7 +86,7 @@ class Connection:
         self._client.on_publish = self._on_publish
         self._client.on_disconnect = self._on_disconnect
         if will is not None:
-            self._client.will_set(*will)
+            self._client.will_set(will.topic, will.payload, will.qos, will.retain)
 
     @property
     def alive(self) -> bool:
@@ -134,12 +134,17 @@ class Connection:
             found = self.outcome if self.admitted_at is None else f"{len(self.unacknowledged)} messages unacknowledged"
             raise AgentError("broker.silent", found, "answers in time", "see the broker's log, or restart it")
 
-    def send(self, message: Message) -> None:
-        info = self._client.publish(*message)
+    def unacknowledged_of(self, source: Source) -> list[Message]:
+        """What was taken from this source, the oldest first."""
+        return [message for message, its_source in self.unacknowledged.values() if its_source is source]
+
+    def send(self, message: Message, source: Source) -> None:
+        """Publish what was taken from `source`, which hears of its delivery."""
+        info = self._client.publish(message.topic, message.payload, message.qos, message.retain)
         if message.qos:
             if not self.unacknowledged:
                 self._answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S
-            self.unacknowledged[info.mid] = message
+            self.unacknowledged[info.mid] = message, source
 
     def say_goodbye(self) -> None:
         """Disconnect, so that the will stays unsaid."""
@@ -193,7 +198,9 @@ class Connection:
             self._hear(subscription, Message(topic, payload, message.qos, message.retain))
 
     def _on_publish(self, _client: Client, _user: Any, mid: int, _reason: Any, _props: Any) -> None:
-        self.unacknowledged.pop(mid, None)
+        if mid in self.unacknowledged:
+            message, source = self.unacknowledged.pop(mid)
+            source.delivered(message)
         self._answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S if self.unacknowledged else math.inf
 
     def _on_disconnect(self, _client: Client, _user: Any, _flags: Any, reason: ReasonCode, _props: Any) -> None:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from agent.accuracy import Truth
 from agent.broker import EmbeddedBroker
 from agent.camera import parse_source, source_seconds
-from agent.config import Config, MqttConfig
+from agent.config import Config
 from agent.console import say
 from agent.detections import LabelledBoxes
 from agent.errors import AgentError, ConfigError
@@ -20,6 +20,7 @@ from agent.messages import Birth
 from agent.model import Model, open_model, read_plan, slower_here
 from agent.model_watch import content_of
 from agent.mqtt import Endpoint
+from agent.outbox import Outbox
 from agent.owning import owning
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
@@ -55,7 +56,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
     birth = Birth(
         agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
     )
-    with handling_signals(interrupt), _link(config.mqtt, birth) as link:
+    with handling_signals(interrupt), _link(config, birth) as link:
         summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content).run()
         while summary.stopped_by == MODEL:
             notify_service_manager("WATCHDOG=1")
@@ -112,12 +113,13 @@ def _labels(config: Config) -> Mapping[int, Truth] | None:
 
 
 @contextmanager
-def _link(config: MqttConfig, birth: Birth) -> Iterator[MqttLink | None]:
+def _link(config: Config, birth: Birth) -> Iterator[MqttLink | None]:
     """The link to the configured broker, or to an embedded one; None when there is neither: the video goes on."""
-    topics = Topics(config.fleet, config.device)
+    mqtt = config.mqtt
+    topics = Topics(mqtt.fleet, mqtt.device)
     with ExitStack() as stack:
-        if config.host is not None:
-            host, port = config.host, config.port
+        if mqtt.host is not None:
+            host, port = mqtt.host, mqtt.port
         else:
             try:
                 broker = stack.enter_context(EmbeddedBroker())
@@ -127,5 +129,6 @@ def _link(config: MqttConfig, birth: Birth) -> Iterator[MqttLink | None]:
                 return
             host, port = broker.host, broker.port
             say(f"embedded MQTT broker; watch it: mosquitto_sub -h {host} -p {port} -v -t 'tared/v1/#'")
-        endpoint = Endpoint(host, port, config.keepalive_s, config.username, config.password_file)
-        yield stack.enter_context(MqttLink(endpoint, topics, birth))
+        endpoint = Endpoint(host, port, mqtt.keepalive_s, mqtt.username, mqtt.password_file)
+        outbox = stack.enter_context(Outbox(config.state_dir / "outbox.sqlite", topics, mqtt.outbox))
+        yield stack.enter_context(MqttLink(endpoint, topics, birth, outbox))

@@ -31,8 +31,8 @@ class Database:
     migrations: Sequence[str]
     pragmas: Sequence[str]
 
-    def connect(self, what: str = "write") -> sqlite3.Connection:
-        """Today's schema, in no transaction. what: "read" or "write".
+    def connect(self, what: str = "write", any_thread: bool = False) -> sqlite3.Connection:
+        """Today's schema, in no transaction. what: "read" or "write". any_thread: not only this one will use it.
 
         Raises AgentError: `.schema` for a file of a newer tared, `.damaged` for one that was moved aside, `.read` or
         `.write` for one that cannot be opened.
@@ -40,7 +40,7 @@ class Database:
         with self.translated(what):
             if self.path.is_dir():
                 raise self.set_aside("a folder")
-            db = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None)
+            db = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=not any_thread)
             try:
                 self._prepare(db)
             except BaseException:

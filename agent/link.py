@@ -10,9 +10,11 @@ from pathlib import Path
 from types import TracebackType
 
 from agent.backoff import Backoff
-from agent.messages import Birth, CommandResult, DeviceState, Event, Status, Telemetry
+from agent.messages import Birth, DeviceState, Status
 from agent.mqtt import Endpoint, MqttClient
-from agent.outbox import Message
+from agent.outbox import Outbox
+from agent.publishing import Message
+from agent.requests import CommandResult
 from agent.topics import Topics
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -22,13 +24,17 @@ class MqttLink:
     """A context manager; inside it the device is on the air whenever the broker can be reached.
 
     Status (also the last will) and birth are retained and sent anew with every connection; the state is
-    `degraded` until `set_state` knows better. `inbox` holds the commands and `labels` the labels as they came,
-    for the supervisor to drain. Nothing here waits for a broker, or needs one.
+    `degraded` until `set_state` knows better. `inbox` holds the commands, `labels` the labels and `acks` what a
+    collector acknowledges, as they came, for the supervisor to drain; `outbox` takes what is to be reported. Nothing
+    here waits for a broker, or needs one.
     Raises ConfigError for a password file that cannot be read.
     """
 
-    def __init__(self, endpoint: Endpoint, topics: Topics, birth: Birth, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, topics: Topics, birth: Birth, outbox: Outbox, backoff: Backoff | None = None
+    ) -> None:
         self.topics = topics
+        self.outbox = outbox
         self._lock = threading.Lock()  # state and session change together with the status in the outbox
         self._state: DeviceState = "degraded"
         self._session = ""
@@ -39,11 +45,13 @@ class MqttLink:
         self._client = MqttClient(
             endpoint,
             client_id,
-            subscriptions=[topics.command, topics.labels],
+            subscriptions=[topics.command, topics.labels, topics.ack],
             will=self._will,
             greet=self._greet,
             backoff=backoff,
+            sources=[outbox],
         )
+        outbox.on_due = self._client.wake
         self.send(birth)
 
     def __enter__(self) -> MqttLink:
@@ -64,13 +72,17 @@ class MqttLink:
         return self._client.inboxes[self.topics.labels]
 
     @property
+    def acks(self) -> queue.Queue[Message]:
+        return self._client.inboxes[self.topics.ack]
+
+    @property
     def connected(self) -> bool:
         return self._client.connected
 
     @property
     def drops(self) -> dict[str, int]:
-        """Messages that fell out of a full queue so far, by cause."""
-        return self._client.drops
+        """Messages that fell out of a full queue or a full outbox so far, by cause."""
+        return {**self._client.drops, "outbox": self.outbox.dropped.total()}
 
     @property
     def outcome(self) -> str:
@@ -82,23 +94,19 @@ class MqttLink:
         with self._lock:
             if state != self._state:
                 self._state = state
-                self._client.publish(*self._status(state))
+                self._client.publish(self._status(state))
 
-    def send(self, message: Birth | Telemetry | Event | CommandResult) -> None:
+    def send(self, message: Birth | CommandResult) -> None:
         """Publish a document of the contract on its topic."""
-        topics = self.topics
         if isinstance(message, Birth):
-            self._client.publish(topics.birth, message.to_json(), retain=True)
-        elif isinstance(message, Telemetry):
-            self._client.publish(topics.telemetry, message.to_json())
-        elif isinstance(message, Event):
-            self._client.publish(topics.event, message.to_json())
+            self._client.publish(Message(self.topics.birth, message.to_json(), retain=True))
         else:
-            self._client.publish(topics.result(message.id), message.to_json())
+            self._client.publish(Message(self.topics.result(message.id), message.to_json()))
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Say `stopping`, deliver what is queued for at most `timeout_s`, say `offline`, disconnect."""
         self.set_state("stopping")
+        self.outbox.hurry()
         self._client.close(self._status("offline"), timeout_s=timeout_s)
 
     def _will(self) -> Message:
@@ -108,7 +116,7 @@ class MqttLink:
 
     def _greet(self) -> None:
         with self._lock:
-            self._client.publish(*self._status(self._state))
+            self._client.publish(self._status(self._state))
 
     def _status(self, state: DeviceState) -> Message:
         status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=time.time())

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from agent.commands import Handler, Report
 from agent.errors import CommandError
-from agent.messages import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
 from agent.operations import Operations
 from agent.pipeline import Pipeline
+from agent.requests import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
 from agent.service import Service
 from calibrate.threshold import parse_method
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 from pydantic import ValidationError
 
 from agent.errors import CommandError
-from agent.messages import OPS, Command, CommandStatus
+from agent.requests import OPS, Command, CommandStatus
 from agent.schema import Strict
 from agent.topics import check_name
 from agent.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from agent.interrupted import Past
 from agent.job import MODEL
 from agent.labels import LabelsDesk
 from agent.link import MqttLink
-from agent.messages import Birth
+from agent.messages import Ack, Birth
 from agent.model import Model
 from agent.model_watch import ModelWatch
 from agent.operations import Operations
@@ -30,10 +31,13 @@ from agent.service import Service
 from agent.signals import handling_signals
 from agent.starting import RuntimeJob, Starting
 from agent.summary import RunSummary
+from agent.wire import MessageError
 from calibrate.errors import TaredError
 from engines.backend import Backend
 from engines.seal import find_key
 from engines.store import Store
+
+log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
 _MESSAGES_PER_TICK = 20  # of each kind: a flood of commands or labels must not hold up the watchdog
@@ -66,7 +70,7 @@ class Supervisor:
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop_reason = ""
         source = parse_source(config.camera.source)
-        reporter = self._reporter = Reporter(config.state_dir, link, birth)
+        reporter = self._reporter = Reporter(link, birth)
         past = Past(config.state_dir, reporter)
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
         runtime = RuntimeJob(past.journal, reporter)
@@ -187,6 +191,22 @@ class Supervisor:
             for _ in range(_MESSAGES_PER_TICK):
                 message = self._link.labels.get_nowait()
                 self._labels_desk.receive(message.payload, time.monotonic(), message.retain)
+        self._take_acks(self._link)
+
+    def _take_acks(self, link: MqttLink) -> None:
+        """Of the fleet's collector; and what there is to tell of the disk that keeps what it has not collected."""
+        with suppress(queue.Empty):
+            for _ in range(_MESSAGES_PER_TICK):
+                message = link.acks.get_nowait()
+                try:
+                    ack = Ack.from_json(message.payload)
+                except MessageError as error:
+                    log.warning("ack=unreadable error=%r", str(error))
+                    continue
+                link.outbox.acknowledge(ack.epoch, ack.upto)
+        with suppress(queue.Empty):
+            while True:
+                self._reporter.error(link.outbox.errors.get_nowait())
 
     def _on_camera(self, error: CameraError | None) -> None:
         if error is not None:

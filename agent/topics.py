@@ -58,6 +58,10 @@ class Topics:
         return self._topic("event")
 
     @property
+    def ack(self) -> str:
+        return self._topic("ack")
+
+    @property
     def command(self) -> str:
         return self._topic("cmd")
 

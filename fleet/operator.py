@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from agent.backoff import Backoff
 from agent.errors import AgentError, CommandError
-from agent.messages import OPS, Command, CommandResult
 from agent.mqtt import Endpoint, MqttClient
+from agent.publishing import Message
+from agent.requests import OPS, Command, CommandResult
 from agent.topics import Topics
 
 REPEAT_S = 2.0
@@ -52,7 +53,7 @@ def send(endpoint: Endpoint, topics: Topics, command: Command, silence_s: float 
             found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
             remedy = "check that it runs, its address, user name and password"
             raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
-        client.publish(topics.command, command.to_json())
+        client.publish(Message(topics.command, command.to_json()))
         latest: CommandResult | None = None
         heard_at = time.monotonic()
         while latest is None or not latest.final:
@@ -61,7 +62,7 @@ def send(endpoint: Endpoint, topics: Topics, command: Command, silence_s: float 
             except queue.Empty:
                 if time.monotonic() - heard_at > silence_s:
                     raise _no_answer(topics, latest, silence_s) from None
-                client.publish(topics.command, command.to_json())
+                client.publish(Message(topics.command, command.to_json()))
                 continue
             heard_at = time.monotonic()
             result = CommandResult.from_json(answer.payload)

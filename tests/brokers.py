@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -22,8 +23,14 @@ import pytest
 
 from agent.backoff import Backoff
 from agent.broker import EmbeddedBroker
+from agent.link import MqttLink
+from agent.messages import Birth, Event
 from agent.mqtt import Endpoint, MqttClient
-from agent.outbox import Message
+from agent.mqtt_config import OutboxConfig
+from agent.outbox import Outbox
+from agent.outbox_rows import NEWS
+from agent.publishing import Message
+from agent.topics import Topics
 
 _MOSQUITTO = shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin")
 _AMQTT = importlib.util.find_spec("amqtt") is not None
@@ -153,6 +160,21 @@ class Watcher:
             self.next()
         document: dict[str, Any] = json.loads(next(m.payload for m in self.seen if m.topic == topic))
         return document
+
+
+@contextlib.contextmanager
+def on_the_air(endpoint: Endpoint, topics: Topics, birth: Birth, backoff: Backoff | None = None) -> Iterator[MqttLink]:
+    """A device's link, whose outbox is in memory and waits for nothing."""
+    with (
+        Outbox(Path(":memory:"), topics, OutboxConfig(commit_s=0.0, backlog_per_s=10_000.0)) as outbox,
+        MqttLink(endpoint, topics, birth, outbox, backoff or Backoff(0.05, 0.2)) as link,
+    ):
+        yield link
+
+
+def report(link: MqttLink, kind: str = "alarm") -> None:
+    """One event more in the link's outbox."""
+    link.outbox.put(kind, NEWS, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=0.0, kind=kind).to_json())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.commands import Report
 from agent.errors import AgentError
-from agent.messages import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.requests import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
 from agent.topics import Topics
 
 TOPICS = Topics("fleet", "board")

@@ -8,13 +8,13 @@ import socket
 from collections.abc import Callable, Iterator
 
 import pytest
-from brokers import eventually
+from brokers import eventually, on_the_air, report
 
 from agent import connection as connection_module
 from agent import mqtt as mqtt_module
 from agent.backoff import Backoff
 from agent.link import MqttLink
-from agent.messages import Birth, Event
+from agent.messages import Birth
 from agent.mqtt import Endpoint, MqttClient
 from agent.parsing import CommandRefused, parse_command
 from agent.topics import Topics
@@ -23,12 +23,11 @@ from agent.wire import MAX_PAYLOAD_BYTES
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 TOPICS = Topics("fleet", "board")
 BIRTH = Birth(agent_version="1.2.3")
-NEWS = Event(epoch=1, seq=7, ts=0.0, kind="alarm")
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n" + b"no MQTT here" * 4
 
 
-def link_to(endpoint: Endpoint) -> MqttLink:
-    return MqttLink(endpoint, TOPICS, BIRTH, Backoff(first_s=0.05, cap_s=0.2))
+def link_to(endpoint: Endpoint) -> contextlib.AbstractContextManager[MqttLink]:
+    return on_the_air(endpoint, TOPICS, BIRTH)
 
 
 class FakeBroker:
@@ -67,7 +66,7 @@ def packet_from(connection: socket.socket) -> bytes:
             return kind + (connection.recv(length, socket.MSG_WAITALL) if length else b"")
 
 
-def admit(connection: socket.socket, codes: bytes = b"\1\1") -> None:
+def admit(connection: socket.socket, codes: bytes = b"\1\1\1") -> None:
     """Answer CONNECT and SUBSCRIBE, with `codes` for the subscriptions."""
     connection.sendall(bytes([0x20, 2, 0, 0]))
     subscribe = packet_from(connection)
@@ -97,11 +96,11 @@ def admit_and_say(garbage: str) -> Callable[[socket.socket], None]:
     ("misbehave", "reason"),
     [
         pytest.param(
-            lambda broker: admit(broker, b"\1" * 3), "broker.protocol: a SUBACK with 3 codes", id="long-suback"
+            lambda broker: admit(broker, b"\1" * 4), "broker.protocol: a SUBACK with 4 codes", id="long-suback"
         ),
         pytest.param(lambda broker: admit(broker, b""), "broker.protocol: a SUBACK with 0 codes", id="empty-suback"),
         pytest.param(
-            lambda broker: admit(broker, b"\1\x55"), "no answer to SUBSCRIBE, then|KeyError", id="code-nobody-knows"
+            lambda broker: admit(broker, b"\1\1\x55"), "no answer to SUBSCRIBE, then|KeyError", id="code-nobody-knows"
         ),
         pytest.param(say("9003 ffff 01"), "broker.protocol: a SUBACK that nobody waits for", id="suback-for-nobody"),
         pytest.param(admit_and_say("3004 0002 fffe"), "broker.protocol: a topic that is no text", id="topic-no-text"),
@@ -151,12 +150,12 @@ def test_a_broker_that_acknowledges_nothing_is_left_and_told_again(
 ) -> None:
     monkeypatch.setattr(connection_module, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
     with FakeBroker() as broker, link_to(broker.endpoint) as link:
-        link.send(NEWS)
+        report(link)
         for times in (1, 2):
             with broker.connection() as connection:
                 admit(connection)
                 published = [packet_from(connection) for _ in range(3)]  # birth, status, event
-                assert NEWS.to_json() in published[-1]
+                assert b'"kind":"alarm"' in published[-1]
                 down(caplog, "broker.silent: 3 messages unacknowledged", times)
         link.close(timeout_s=0.0)
 
@@ -168,7 +167,7 @@ def test_a_broker_that_never_admits_us_is_left_and_starts_no_backoff_over(
     monkeypatch.setattr(mqtt_module, "STABLE_S", 0.05)
     backoff = Backoff(0.05, 0.2)
     monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
-    with FakeBroker() as broker, MqttLink(broker.endpoint, TOPICS, BIRTH, backoff):
+    with FakeBroker() as broker, on_the_air(broker.endpoint, TOPICS, BIRTH, backoff):
         with broker.connection():
             down(caplog, "broker.silent: no answer to CONNECT")
         with broker.connection() as connection:

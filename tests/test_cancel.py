@@ -9,8 +9,8 @@ from test_trouble_operations import Desk, desk
 
 from agent.commands import Report
 from agent.errors import CommandError
-from agent.messages import CancelArgs, CommandResult
 from agent.orders import Orders
+from agent.requests import CancelArgs, CommandResult
 
 __all__ = ["desk"]  # the fixture
 

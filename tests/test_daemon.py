@@ -16,7 +16,7 @@ import pytest
 from brokers import RealBroker, Watcher, eventually, free_port
 from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
 
-from agent.messages import CommandResult
+from agent.requests import CommandResult
 from agent.topics import Topics
 from engines.store import Store
 from fleet.operator import new_command, send

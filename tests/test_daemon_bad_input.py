@@ -17,8 +17,9 @@ from bench import Bench, classifier, contents, fill, small_file_system, tared
 from brokers import RealBroker, Watcher, eventually, free_port
 from worlds import FIRST_COMMIT, World, make_world
 
-from agent.messages import CommandResult
 from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.requests import CommandResult
 from agent.topics import Topics
 from engines.store import Store
 from fleet.operator import new_command, send
@@ -96,9 +97,9 @@ def test_commands_that_cannot_be_carried_out_are_rejected_and_the_video_goes_on(
         before = frames_served(any_broker)
         with MqttClient(any_broker.endpoint, "vandal") as vandal:
             assert vandal.wait_connected(10.0)
-            vandal.publish(TOPICS.command, b"\xff\x00 nonsense without an id")
+            vandal.publish(Message(TOPICS.command, b"\xff\x00 nonsense without an id"))
             for payload, _ in bad.values():
-                vandal.publish(TOPICS.command, payload)
+                vandal.publish(Message(TOPICS.command, payload))
             for name, (_, code) in bad.items():
                 answer = watcher.expect(TOPICS.result(name))
                 assert (answer["status"], answer["error"]["code"]) == ("REJECTED", code)

@@ -15,7 +15,7 @@ from bench import fill, small_file_system
 from brokers import RealBroker, eventually
 from worlds import World, make_world
 
-from agent.messages import CommandResult
+from agent.requests import CommandResult
 from agent.topics import Topics
 from engines.store import Store
 from fleet.operator import new_command, send

@@ -12,21 +12,9 @@ from hypothesis import strategies as st
 
 from agent.backoff import Backoff
 from agent.errors import ConfigError
-from agent.messages import (
-    Birth,
-    CameraTelemetry,
-    Command,
-    CommandResult,
-    Document,
-    Event,
-    Failure,
-    Fidelity,
-    Latency,
-    RecalibrateArgs,
-    Status,
-    Telemetry,
-)
+from agent.messages import Birth, CameraTelemetry, Document, Event, Fidelity, Latency, Status, Telemetry
 from agent.parsing import CommandRefused, parse_command
+from agent.requests import Command, CommandResult, Failure, RecalibrateArgs
 from agent.topics import Topics, check_name
 from agent.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError
 

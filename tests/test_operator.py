@@ -8,15 +8,16 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from brokers import RealBroker, Watcher, free_port
+from brokers import RealBroker, Watcher, free_port, on_the_air
 from device import NOW, TOPICS, Device, payload
 
-from agent.backoff import Backoff
 from agent.commands import CommandDesk, Report
 from agent.errors import AgentError, CommandError
 from agent.link import MqttLink
-from agent.messages import Birth, Command, CommandResult, RecalibrateArgs
+from agent.messages import Birth
 from agent.mqtt import Endpoint, MqttClient
+from agent.publishing import Message
+from agent.requests import Command, CommandResult, RecalibrateArgs
 from agent.wire import MAX_PAYLOAD_BYTES
 from fleet import operator
 
@@ -49,8 +50,7 @@ class Supervisor:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.device = Device()
-        self._link = MqttLink(endpoint, TOPICS, Birth(agent_version="0"), Backoff(0.05, 0.2))
-        self._desk = CommandDesk(self.device.handlers(), self._link.send)
+        self._endpoint = endpoint
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -63,18 +63,19 @@ class Supervisor:
         self._thread.join()
 
     def _run(self) -> None:
-        with self._link:
+        with on_the_air(self._endpoint, TOPICS, Birth(agent_version="0")) as link:
+            desk = CommandDesk(self.device.handlers(), link.send)
             while not self._stopping.is_set():
-                self._turn()
+                self._turn(link, desk)
 
-    def _turn(self) -> None:
+    def _turn(self, link: MqttLink, desk: CommandDesk) -> None:
         try:
-            message = self._link.inbox.get(timeout=0.05)
+            message = link.inbox.get(timeout=0.05)
         except queue.Empty:
             for _args, report in self.device.jobs:
                 self._advance(report)
         else:
-            self._desk.receive(message.payload, time.time(), message.retain)
+            desk.receive(message.payload, time.time(), message.retain)
 
     @staticmethod
     def _advance(report: Report) -> None:
@@ -149,7 +150,7 @@ def test_bad_commands_are_answered_over_the_wire(broker: RealBroker) -> None:
     ):
         watcher.retained(TOPICS.status)
         for command_id, command in bad.items():
-            sender.publish(TOPICS.command, command)
+            sender.publish(Message(TOPICS.command, command))
             watcher.expect(TOPICS.result(command_id), status="REJECTED")
         (result,) = send(broker.endpoint, expired)
         assert result.status == "EXPIRED"
@@ -181,7 +182,7 @@ def test_a_retained_command_is_rejected_as_stale(any_broker: RealBroker) -> None
         Watcher(any_broker.endpoint) as watcher,
         MqttClient(any_broker.endpoint, "sender") as sender,
     ):
-        sender.publish(TOPICS.command, command.to_json(), retain=True)
+        sender.publish(Message(TOPICS.command, command.to_json(), retain=True))
         watcher.expect(TOPICS.command, id=command.id)
         with Supervisor(any_broker.endpoint) as supervisor:
             result = watcher.expect(TOPICS.result(command.id), status="REJECTED")
