@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -16,14 +17,15 @@ from rich.console import Console
 
 from agent.arguments import Parser, command, number
 from agent.cli_offline import add_offline
+from agent.cli_service import add_service
 from agent.cli_store import add_store
+from agent.console import complain
 from agent.errors import ConfigError
 from calibrate.errors import TaredError
 from engines.trace import start_tracing
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-_WIDEST = 48  # of the doctor's findings: longer ones push their remedies aside
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except ConfigError as error:  # lists the errors of a file, one per line
-        print(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return EXIT_ERROR
     except TaredError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        complain("error: " + " ".join(str(error).split()))
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -69,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add_offline(commands)
     add_store(commands)
     _add_send(commands)
-    command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
+    add_service(commands)
     return parser
 
 
@@ -101,6 +103,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.backend:
         config = config.model_copy(update={"backend": options.backend})
     set_up_logging(config.log_level)
+    faulthandler.enable()  # what systemd's watchdog ends with SIGABRT leaves every thread's stack in the journal
     summary = run_daemon(config, options.frames)
     if options.json:
         print(json.dumps(summary.as_dict()))
@@ -126,21 +129,6 @@ def _send(options: argparse.Namespace) -> int:
     if result is None or options.json:
         print(result.to_json().decode() if result else "{}")
     return 0 if result is not None and result.status == "SUCCEEDED" else 1
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    from agent.doctor import as_dict, examine, healthy
-
-    findings = examine()
-    if options.json:
-        print(json.dumps(as_dict(findings)))
-    else:
-        width = max(len(finding.found) for finding in findings if len(finding.found) <= _WIDEST)
-        for finding in findings:
-            mark = "ok" if finding.ok else "MISSING" if finding.needed else "no"
-            remedy = "" if finding.ok else f"-> {finding.remedy}"
-            print(f"{mark:8} {finding.name:18} {finding.found:{width}}  {remedy}".rstrip())
-    return 0 if healthy(findings) else 1
 
 
 if __name__ == "__main__":
