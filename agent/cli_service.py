@@ -32,12 +32,13 @@ def add_service(commands: Any) -> None:
 def _install(options: argparse.Namespace) -> int:
     from agent.installation import CONFIG_PATH, carry_out, need_root, plan_install, plan_uninstall
 
+    if not options.dry_run:
+        need_root(options.root)
     if options.uninstall:
         steps = plan_uninstall(options.root)
     else:
         steps = plan_install(options.root, options.jit_hardened, options.now)
     if not options.dry_run:
-        need_root(options.root)
         carry_out(steps)
     if options.json:
         told = [{"action": step.action, "what": step.what} for step in steps]

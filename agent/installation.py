@@ -99,14 +99,12 @@ def plan_uninstall(root: Path) -> list[Step]:
 
 def carry_out(steps: Sequence[Step]) -> None:
     """Do it. Raises AgentError (`service.write`, `service.systemctl`) at the first step that fails."""
-    for step in steps:
-        try:
+    try:
+        for step in steps:
             _carry_out(step)
-        except OSError as error:
-            found = f"{step.what}: {error.strerror}"
-            raise AgentError(
-                "service.write", found, "a writable system", "check the disk, and that you are root"
-            ) from None
+    except OSError as error:
+        found = f"{error.filename}: {error.strerror}"
+        raise AgentError("service.write", found, "a writable system", "check the disk, and that you are root") from None
 
 
 def need_root(root: Path) -> None:

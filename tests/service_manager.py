@@ -39,7 +39,7 @@ class Timeouts:
 
 @dataclass
 class Life:
-    """One process of the service. ready_s and ended_s are on time.monotonic(); `reason` is why it was ended, if it was."""
+    """One process of the service; times are on time.monotonic(). reason: why it was ended, if it was."""
 
     started_s: float
     ready_s: float | None = None

@@ -38,6 +38,7 @@ for name in sysinit basic shutdown multi-user network final umount; do
   printf '[Unit]\\nDefaultDependencies=no\\n' > "/usr/lib/systemd/system/$name.target"
 done
 cp -r "$1"/. /etc/systemd/system
+mount --make-rshared /  # as nspawn leaves it: credentials are mounted in a child's namespace, and have to come through
 exec env -i "PATH=$PATH" container=test /usr/lib/systemd/systemd --system --unit=basic.target --log-target=console
 """
 

@@ -45,7 +45,8 @@ DEVICE_KEYS = {
 ORIGIN_KEYS = {"name", "sw_version", "support_url"}
 SHARED_KEYS = {
     "device", "origin", "components", "availability", "availability_mode", "availability_topic",
-    "availability_template", "payload_available", "payload_not_available", "state_topic", "command_topic", "qos", "encoding",
+    "availability_template", "payload_available", "payload_not_available", "state_topic",
+    "command_topic", "qos", "encoding",
 }  # fmt: skip
 ENTITY_KEYS = {"platform", "name", "unique_id", "icon", "entity_category", "device_class"}
 SENSOR_KEYS = ENTITY_KEYS | {
