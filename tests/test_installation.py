@@ -181,9 +181,13 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path) -> None:
     own = sysconfig.get_path("purelib")
     (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
     (site / "others.pth").write_text(own)
+    shared = tmp_path / "venv/share/tared/systemd"
+    assert {path.name for path in shared.iterdir()} == {"tared.service", "tared.service.d", "config.yaml"}
+    # The interpreter of the tests may lie in a home, which a service could not see.
+    program = "import sys, agent.installation; agent.installation._PRIVATE = (); from agent.cli import main; main()"
     root = tmp_path / "root"
     environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
-    command = [str(tmp_path / "venv/bin/tared"), "install-service", "--root", str(root), "--jit-hardened"]
+    command = [str(python), "-c", program, "install-service", "--root", str(root), "--jit-hardened"]
     subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=120)
     assert f"ExecStart={tmp_path}/venv/bin/tared run" in (root / UNIT_PATH).read_text()
     assert (root / DROP_IN_PATH).read_text() == DROP_IN.read_text()

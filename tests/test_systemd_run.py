@@ -149,7 +149,7 @@ def test_it_serves_calibrates_hangs_and_serves_again(service: Service, any_broke
     with Watcher(any_broker.endpoint) as watcher:
         started = service.machine.systemctl("start", "tared.service")
         assert started.returncode == 0, started.stderr + service.log.read_text()
-        main = psutil.Process(_outside(service))
+        main = psutil.Process(_outside())
         child = _child(service, main)
         assert (child.nice(), child.ionice().ioclass) == (10, psutil.IOPRIO_CLASS_IDLE)
         assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
@@ -175,7 +175,7 @@ def test_it_serves_calibrates_hangs_and_serves_again(service: Service, any_broke
     assert service.machine.property("tared.service", "Result") == "success"
 
 
-def _outside(service: Service) -> int:
+def _outside() -> int:
     """The service's main process by its id out here: the one that runs its driver."""
     (pid,) = [
         each.pid
