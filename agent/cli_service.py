@@ -50,6 +50,8 @@ def _install(options: argparse.Namespace) -> int:
         print("nothing was changed")
     elif any(step.action == "write" and step.what.endswith(str(CONFIG_PATH)) for step in steps):
         print(f"fill in /{CONFIG_PATH}, then: systemctl start tared")
+    elif any(step.changes for step in steps) and not options.now and not options.uninstall:
+        print("a service that runs takes the change with: systemctl restart tared")
     return 0
 
 

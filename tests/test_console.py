@@ -13,7 +13,7 @@ import pytest
 from worlds import World, make_world
 
 from agent import console
-from agent.console import ConsoleHandler, goes_to_journal, say
+from agent.console import ConsoleHandler, say
 
 SAYING = (
     "import logging; from agent.console import set_up_logging; set_up_logging('debug'); log = logging.getLogger('a'); "

@@ -235,6 +235,24 @@ def test_it_is_announced_retained_and_again_whenever_home_assistant_is_born(boar
     assert board.retained() == [topic]
 
 
+@pytest.mark.slow
+@pytest.mark.broker
+def test_its_button_recalibrates_a_daemon(any_broker: RealBroker, tmp_path: Path) -> None:
+    """The daemon announces itself, and does what the button that it announced says."""
+    world = make_world(tmp_path, lambda _: 0.5, 400.0, camera={"source": "clip.avi", "speed": 10})
+    mqtt = {"host": any_broker.host, "port": any_broker.port, "device": "board", "home_assistant": {"enabled": True}}
+    world.config["mqtt"] = mqtt
+    subscriptions = ["homeassistant/device/+/config", f"{TOPICS.command}/+/result"]
+    with MqttClient(any_broker.endpoint, "ha", subscriptions=subscriptions) as home, world.running():
+        announced = json.loads(home.inboxes[subscriptions[0]].get(timeout=60.0).payload)
+        check_rules(announced)
+        eventually(lambda: (world.state_dir / "current").is_symlink(), 60.0)
+        button = announced["components"]["recalibrate"]
+        home.publish(Message(button["command_topic"], render(button["command_template"]).encode()))
+        assert json.loads(home.inboxes[subscriptions[1]].get(timeout=30.0).payload)["status"] == "ACCEPTED"
+    assert (world.state_dir / "home_assistant").exists()
+
+
 @pytest.mark.broker
 def test_switched_off_it_is_taken_back(board: Board) -> None:
     with board.link():
