@@ -19,7 +19,6 @@ from agent.arguments import Parser, command, number
 from agent.cli_offline import add_offline
 from agent.cli_service import add_service
 from agent.cli_store import add_store
-from agent.console import complain
 from agent.errors import ConfigError
 from calibrate.errors import TaredError
 from engines.trace import start_tracing
@@ -38,14 +37,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except ConfigError as error:  # lists the errors of a file, one per line
-        complain(f"error: {error}")
-        return EXIT_ERROR
+        return _fail(f"error: {error}")
     except TaredError as error:
-        complain("error: " + " ".join(str(error).split()))
-        return EXIT_ERROR
+        return _fail("error: " + " ".join(str(error).split()))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _fail(text: str) -> int:
+    from agent.console import complain  # progress bars: a command that succeeds may never need them
+
+    complain(text)
+    return EXIT_ERROR
 
 
 class _Version(argparse.Action):
@@ -103,7 +107,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.backend:
         config = config.model_copy(update={"backend": options.backend})
     set_up_logging(config.log_level)
-    faulthandler.enable()  # what systemd's watchdog ends with SIGABRT leaves every thread's stack in the journal
+    faulthandler.enable(2)  # what systemd's watchdog ends with SIGABRT leaves every thread's stack in the journal
     summary = run_daemon(config, options.frames)
     if options.json:
         print(json.dumps(summary.as_dict()))

@@ -84,7 +84,7 @@ def _frames(now: Moment) -> Iterator[Metric]:
     latency = HistogramMetricFamily(
         "tared_frame_latency_seconds", "From a frame's arrival to its decoded result.", labels=["camera"]
     )
-    buckets = [(f"{bound_s:g}", count) for bound_s, count in now.loop.latency_buckets]
+    buckets = [(f"{bound_s:.7g}", count) for bound_s, count in now.loop.latency_buckets]
     latency.add_metric([now.camera], [*buckets, ("+Inf", now.loop.frames)], now.loop.latency_sum_s)
     yield latency
 
