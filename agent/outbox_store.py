@@ -139,9 +139,8 @@ class OutboxStore:
         if time.monotonic() >= self._aged_s:
             self._aged_s = time.monotonic() + _AGED_EVERY_S
             dropped += self._rows.drop_older(time.time() - self._config.days * _DAY_S)
-        size = self._rows.size_bytes()
-        if size > self._config.bytes:
-            dropped += self._rows.drop_oldest(size - round(_ROOM * self._config.bytes))
+        if self._rows.size_bytes() > self._config.bytes:
+            dropped += self._rows.drop_oldest(round(_ROOM * self._config.bytes))
         return dropped
 
     def _set_dates(self) -> None:

@@ -21,7 +21,7 @@ _MIGRATIONS = (
         ts REAL NOT NULL,
         document TEXT NOT NULL,
         PRIMARY KEY (fleet, device, epoch, seq)
-    ) WITHOUT ROWID;
+    );
     CREATE TABLE dropped (
         fleet TEXT NOT NULL,
         device TEXT NOT NULL,

@@ -137,16 +137,16 @@ def test_a_collector_that_has_acknowledged_once_is_waited_for_ever_after(tmp_pat
     with opened(tmp_path) as outbox:
         put(outbox, 2)
         taken(outbox, 2)
-        outbox.acknowledge(outbox.epoch, 1)
-        eventually(lambda: (2, 1) in stored(tmp_path) or stored(tmp_path) == [])
+        outbox.acknowledge(outbox.epoch, 2)
+        eventually(lambda: stored(tmp_path) == [])
         put(outbox, 1)
         taken(outbox, 1)
-        eventually(lambda: (3, 1) in stored(tmp_path))
+        eventually(lambda: stored(tmp_path) == [(3, 1)])
     with opened(tmp_path) as later:
-        assert numbers(taken(later, 1, deliver=False)) != []  # due again
+        later.renew()
         put(later, 1)
-        taken(later, 1)
-    assert len(stored(tmp_path)) >= 2
+        assert numbers(taken(later, 2)) == [3, 1]
+    assert stored(tmp_path) == [(3, 1), (1, 1)]
 
 
 def test_an_ack_forgets_up_to_its_number_and_never_what_was_not_sent(tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_samples_are_dropped_before_alarms_and_each_range_is_a_message(tmp_path:
         for _ in range(10):
             put(outbox, 20, TELEMETRY, SAMPLE, size=1000)
             put(outbox, 1, "alarm", ALARM, size=1000)
+            eventually(lambda: not outbox._work)
         eventually(lambda: outbox.dropped.total() > 100)
-        eventually(lambda: not outbox._work)
         assert set(outbox.dropped) == {TELEMETRY}
         outbox.renew()
         told: dict[int, str] = {}
@@ -220,7 +220,7 @@ def test_samples_are_dropped_before_alarms_and_each_range_is_a_message(tmp_path:
         assert sorted(told) == list(range(1, 211))
         assert all(told[seq] == "row" for seq in range(21, 211, 21))  # the alarms
         assert list(told.values()).count("gap") == outbox.dropped[TELEMETRY]
-    assert (tmp_path / "outbox.sqlite").stat().st_size < 300_000
+    assert (tmp_path / "outbox.sqlite").stat().st_size < 200_000
 
 
 def test_what_is_too_old_goes_and_a_clock_that_is_set_makes_nothing_old(
@@ -294,6 +294,7 @@ def test_while_the_disk_is_full_memory_stands_in_and_then_the_disk_has_it(
             eventually(lambda: {seq for seq, _ in stored(disk)} >= set(range(2, 33)))
             assert outbox.errors.empty()
         with opened(disk, confirm="collector") as later:
+            later.renew()
             assert numbers(taken(later, 32)) == list(range(1, 33))
 
 
