@@ -30,7 +30,8 @@ TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
 _WINDOW = 200  # of what is due, so many are in memory
 _MOST_PENDING = 5000  # not yet on the disk: where it does not answer for minutes, what comes then is dropped
 _NEWS_WAIT_S = 1.0  # for what else is to be written
-_SILENCE_S = 60.0  # of the collector, until what it has not confirmed is sent again
+_SILENCE_S = 60.0  # in which the collector does not confirm the oldest row, until all is sent again; doubles
+_HOLE_S = 2.0  # between that and the next time, where the collector lets know that it misses something
 _LONGEST_SILENCE_S = 3600.0
 _START: Key = (0, 0)  # before every number
 
@@ -72,8 +73,10 @@ class Outbox:
         self._runs: set[tuple[int, int, int]] = set()  # that this connection has been given
         self._furthest = _START  # greatest number that was ever taken
         self._allowance = _Allowance(config.backlog_per_s)
+        self._acknowledged: dict[int, int] = {}  # by epoch, what this process has heard
+        self._resent_s = time.monotonic()
         self._silence_s = _SILENCE_S
-        self._heard_s = time.monotonic()  # when a collector or a new connection gave hope last
+        self._again_at = math.inf  # monotonic
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
 
     def __enter__(self) -> Outbox:
@@ -118,15 +121,18 @@ class Outbox:
         with self._changed:
             if epoch == self._furthest[0]:
                 upto = min(upto, self._furthest[1])
-            if epoch <= self._furthest[0]:
-                self._work.acks.append((epoch, upto))
-                self._heard_s, self._silence_s = time.monotonic(), _SILENCE_S
-                self._write_within(self._config.commit_s)
+            if epoch > self._furthest[0]:
+                return
+            if upto <= self._acknowledged.get(epoch, -1):  # it has heard of more, but not of what comes next
+                self._again_at = min(self._again_at, self._resent_s + _HOLE_S)
+                self._changed.notify()
+            self._acknowledged[epoch] = upto
+            self._work.acks.append((epoch, upto))
+            self._write_within(self._config.commit_s)
 
     def renew(self) -> None:
         """A connection begins: what the one before has not carried, and what no collector confirmed, is due."""
         with self._changed:
-            self._heard_s = time.monotonic()
             self._send_again()
 
     def take(self) -> Message | None:
@@ -179,6 +185,8 @@ class Outbox:
 
     def _send_again(self) -> None:
         self._again = True
+        self._resent_s = time.monotonic()
+        self._again_at = self._resent_s + self._silence_s
         self._window.clear()
         self._opened.clear()
         self._parcels.clear()
@@ -192,7 +200,8 @@ class Outbox:
             with self._changed:
                 while not self._has_work() and self._changed.wait(self._patience_s()):
                     pass  # what was notified may have changed how long to wait
-                if self._is_forsaken():
+                if self._store.asks_collector and time.monotonic() >= self._again_at:
+                    self._silence_s = min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
                     self._send_again()
                 closing, again, work = self._closing, self._again, self._work
                 writes = closing or again or time.monotonic() >= self._write_at
@@ -201,7 +210,7 @@ class Outbox:
                 last = self.epoch, self._seq
                 room = _WINDOW - len(self._window)
             if writes and (work or again):
-                self._store.commit(work, last, again)
+                self._commit(work, last, again)
             if closing:
                 return
             if again:
@@ -228,16 +237,16 @@ class Outbox:
 
     def _patience_s(self) -> float:
         """Until there may be something to do that nobody tells."""
-        silent_until = self._heard_s + self._silence_s if self._store.asks_collector else math.inf
-        return min(60.0, max(0.0, min(self._write_at, silent_until) - time.monotonic()))
+        again_at = self._again_at if self._store.asks_collector else math.inf
+        return min(60.0, max(0.0, min(self._write_at, again_at) - time.monotonic()))
 
-    def _is_forsaken(self) -> bool:
-        """Whether it is time to send again what the collector has not confirmed."""
-        now = time.monotonic()
-        if not self._store.asks_collector or now < self._heard_s + self._silence_s:
-            return False
-        self._heard_s, self._silence_s = now, min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
-        return True
+    def _commit(self, work: Work, last: Key, again: bool) -> None:
+        oldest = self._store.oldest
+        self._store.commit(work, last, again)
+        if self._store.oldest != oldest:
+            with self._changed:
+                self._silence_s = _SILENCE_S
+                self._again_at = time.monotonic() + _SILENCE_S
 
 
 def _told(run: Run, kind: str, n: int) -> Dropped:

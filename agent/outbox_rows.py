@@ -151,6 +151,10 @@ class Rows:
         ).fetchone()[0]
         return int(found) if found is not None else None
 
+    def oldest_key(self) -> Key | None:
+        """The least number of all rows."""
+        return self.db.execute("SELECT epoch, seq FROM rows ORDER BY epoch, seq LIMIT 1").fetchone()  # type: ignore[no-any-return]  # sqlite3 knows no types
+
     def last_epoch(self) -> int:
         """The greatest one that anything is of; 0 without."""
         (found,) = self.db.execute(

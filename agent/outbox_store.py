@@ -62,6 +62,7 @@ class OutboxStore:
         self._return_to_disk()
         self.epoch = max(self._rows.fact("epoch"), self._rows.last_epoch(), int(time.time()) - 1) + 1
         self._collected = self._rows.fact("collected") > 0
+        self.oldest: Key | None = None  # of what waits to be confirmed
 
     @property
     def asks_collector(self) -> bool:
@@ -111,6 +112,7 @@ class OutboxStore:
             dropped = self._bound()
             if again and self.asks_collector:
                 self._rows.unsend()
+            self.oldest = self._rows.oldest_key()
         self.dropped += dropped + Counter(kind for _, kind in work.lost)
 
     def _deliver(self, delivered: list[Row | Run]) -> None:
