@@ -170,13 +170,11 @@ class Rows:
         return int((pages - free) * size)
 
     def drop_oldest(self, size_bytes: int) -> Counter[str]:
-        """Samples before news before alarms, the oldest first, until all takes no more than that; what went, by kind."""
+        """Samples before news before alarms, the oldest first, until so much is left; what went, by kind."""
         dropped: Counter[str] = Counter()
         while self.size_bytes() > size_bytes:
-            going = self.db.execute(
-                "SELECT epoch, seq, kind FROM rows WHERE rank = (SELECT min(rank) FROM rows) ORDER BY epoch, seq LIMIT ?",
-                (_DROPPED_AT_ONCE,),
-            ).fetchall()
+            lowest = "SELECT epoch, seq, kind FROM rows WHERE rank = (SELECT min(rank) FROM rows)"
+            going = self.db.execute(f"{lowest} ORDER BY epoch, seq LIMIT ?", (_DROPPED_AT_ONCE,)).fetchall()
             if not going:
                 break
             dropped += self._drop(going)

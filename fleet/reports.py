@@ -81,12 +81,13 @@ class Gap:
 
 
 class Reports:
-    """The file at `path`, for one thread. Raises AgentError (`fleet.schema`, `fleet.damaged`, `fleet.write`)."""
+    """The file at `path`, for one thread at a time."""
 
     def __init__(self, path: Path) -> None:
+        """Raises AgentError (`fleet.schema`, `fleet.damaged`, `fleet.write`)."""
         holds, loss = "what boards have reported", "what they have reported so far lies in the other file"
         self._database = Database(path, "fleet", holds, loss, _MIGRATIONS, _PRAGMAS)
-        self._db = self._database.connect()
+        self._db = self._database.connect(any_thread=True)
 
     def close(self) -> None:
         self._db.close()

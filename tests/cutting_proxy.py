@@ -50,11 +50,11 @@ class CuttingProxy:
         return bool(self._pairs) and self._pairs[-1].client.fileno() >= 0 and self._pairs[-1].carried > 0
 
     def trouble(self, kind: str, rng: random.Random) -> None:
-        """delay: what passes takes up to a second longer. cut: both ends are closed. half_open: nothing passes any
+        """delay: what passes takes up to 0.3 s longer. cut: both ends are closed. half_open: nothing passes any
         more, and neither end is told. truncate: it ends in the middle of a packet."""
         pair = self._pairs[-1]
         if kind == "delay":
-            pair.delay_s = rng.uniform(0.1, 1.0)
+            pair.delay_s = rng.uniform(0.05, 0.3)
         elif kind == "cut":
             _end(pair)
         elif kind == "half_open":
