@@ -47,6 +47,11 @@ class Collector:
             shared_inbox=self._inbox,
         )
 
+    @property
+    def outcome(self) -> str:
+        """How far the connection is, in words."""
+        return self._client.outcome
+
     def run(self, stopping: Callable[[], bool]) -> None:
         """Collect until it is time to stop, asked several times a second."""
         with closing(self._reports), self._client:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,6 +16,7 @@ import pytest
 from bench import fill, small_file_system
 from brokers import RealBroker, Watcher, eventually
 
+from agent.cli import main
 from agent.errors import AgentError
 from agent.mqtt import MqttClient
 from agent.publishing import Message
@@ -159,3 +163,29 @@ def test_while_its_disk_is_full_nothing_is_acknowledged(
         assert not any(message.topic == TOPICS.ack and b'"epoch":7' in message.payload for message in watcher.seen)
         (disk / "ballast").unlink()
         watcher.expect(TOPICS.ack, epoch=7, upto=30)
+
+
+@pytest.mark.broker
+def test_the_command_collects_until_it_is_ended_and_tells_what_it_has(any_broker: RealBroker, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--port", str(any_broker.port), "--json"]
+    with (
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "board") as board,
+        subprocess.Popen([*command, "--db", str(tmp_path / "db")], stdout=subprocess.PIPE, text=True) as process,
+    ):
+        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        watcher.expect(TOPICS.ack, epoch=0)
+        board.publish(alarm(1))
+        watcher.expect(TOPICS.ack, epoch=7, upto=1)
+        process.terminate()
+        told, _ = process.communicate(timeout=20.0)
+    assert process.returncode == 0
+    assert json.loads(told) == {"report": 1, "gap": 0, "refused": 0}
+
+
+def test_a_database_of_a_newer_tared_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        db.execute("PRAGMA user_version = 9")
+    assert main(["fleet", "collect", "--db", str(tmp_path / "db")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: fleet.schema: ")
