@@ -31,13 +31,13 @@ class Work:
     """What there is to write, from one commit to the next.
 
     lost: numbers of rows that never came this far, with their kinds. delivered: the broker has them. acks: a
-    collector's, epoch and upto.
+    collector's, `upto` by epoch.
     """
 
     rows: list[Row] = field(default_factory=list)
     lost: list[tuple[Key, str]] = field(default_factory=list)
     delivered: list[Row | Run] = field(default_factory=list)
-    acks: list[tuple[int, int]] = field(default_factory=list)
+    acks: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.lost or self.delivered or self.acks)
@@ -107,7 +107,7 @@ class OutboxStore:
             for (epoch, seq), kind in work.lost:
                 self._rows.add_run(epoch, seq, seq, {kind: 1})
             self._deliver(work.delivered)
-            for epoch, upto in work.acks:
+            for epoch, upto in work.acks.items():
                 self._confirm(epoch, upto, last)
             dropped = self._bound()
             if again and self.asks_collector:

@@ -318,3 +318,24 @@ def test_where_the_writing_takes_minutes_memory_is_bounded_and_what_is_lost_is_t
         assert numbers([document for document in documents if "seq" in document]) == list(range(1, 12))
         (gap,) = [document for document in documents if "from" in document]
         assert (gap["from"], gap["to"], gap["kind"], gap["n"]) == (12, 26, "alarm", 15)
+
+
+def test_a_flood_of_acks_fills_no_memory(tmp_path: Path) -> None:
+    with opened(tmp_path) as outbox:
+        put(outbox, 1)
+        taken(outbox, 1)
+        for epoch in range(3 * outbox_module._MOST_EPOCHS):
+            outbox.acknowledge(epoch, 5)
+        assert len(outbox._acknowledged) <= outbox_module._MOST_EPOCHS
+        put(outbox, 1)
+        assert taken(outbox, 1)
+
+
+def test_a_bug_in_the_thread_is_found_by_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(outbox_store.OutboxStore, "commit", broken)
+    with opened(tmp_path) as outbox:
+        put(outbox, 1)
+        eventually(lambda: isinstance(outbox.error, ZeroDivisionError))
