@@ -50,8 +50,8 @@ class Outbox:
     """A Source, thread-safe; a thread of its own writes. A context manager, after which nothing is lost but what is
     put then.
 
-    `errors` has what there is to tell of the disk, and `error` what ended the thread, which is a bug. While it refuses, memory stands in for it: with the process that is
-    lost, and may leave a gap at the end of an epoch.
+    `errors` has what there is to tell of the disk, and `error` what ended the thread, which is a bug. While the disk
+    refuses, memory stands in for it: with the process that is lost, and may leave a gap at the end of an epoch.
     """
 
     def __init__(self, path: Path, topics: Topics, config: OutboxConfig) -> None:
