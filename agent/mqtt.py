@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from agent.backoff import Backoff
-from agent.connection import CONNECT_TIMEOUT_S, Connection, Endpoint
+from agent.connection import CONNECT_TIMEOUT_S, Connection
+from agent.endpoint import Endpoint
 from agent.errors import AgentError
 from agent.mailbox import Mailbox
 from agent.publishing import Message, Source
@@ -38,6 +39,7 @@ class MqttClient:
     """Publishes and receives in the background while it is open; a context manager.
 
     Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
+    With `shared_inbox` all go there, in the order they came.
     Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the MQTT thread:
     it may call `publish`, nothing that waits. What is published goes before what the `sources` have; who fills one of
     those calls `wake`. An unreachable broker is no error: it is tried again for as long as the
@@ -55,8 +57,11 @@ class MqttClient:
         greet: Callable[[], None] | None = None,
         backoff: Backoff | None = None,
         sources: Sequence[Source] = (),
+        shared_inbox: queue.Queue[Message] | None = None,
     ) -> None:
-        self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
+        self.inboxes: dict[str, queue.Queue[Message]] = {
+            topic: shared_inbox or queue.Queue(INBOX_SIZE) for topic in subscriptions
+        }
         self._endpoint = endpoint
         self._password = endpoint.password()
         self._client_id = client_id

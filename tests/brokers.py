@@ -55,10 +55,13 @@ class RealBroker(abc.ABC):
 
 
 class Mosquitto(RealBroker):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, persistent: bool = False) -> None:
+        if _MOSQUITTO is None:
+            pytest.skip("mosquitto is not installed: apt-get install mosquitto")
         self.port = free_port()
         self._config = folder / "mosquitto.conf"
-        self._config.write_text(f"listener {self.port} {self.host}\nallow_anonymous true\n")
+        lasting = f"persistence true\npersistence_location {folder}/\n" if persistent else ""
+        self._config.write_text(f"user root\nlistener {self.port} {self.host}\nallow_anonymous true\n{lasting}")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -207,8 +210,6 @@ def _running(name: str, folder: Path) -> Iterator[RealBroker]:
 
 def _new_broker(name: str, folder: Path) -> RealBroker:
     if name == "mosquitto":
-        if _MOSQUITTO is None:
-            pytest.skip("mosquitto is not installed: apt-get install mosquitto")
         _ran.add("mosquitto")
         return Mosquitto(folder)
     if not _AMQTT:

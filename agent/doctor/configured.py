@@ -13,7 +13,7 @@ from agent.camera import parse_source
 from agent.config import Config
 from agent.doctor.finding import Finding
 from agent.errors import AgentError, CameraError
-from agent.mqtt import Endpoint, MqttClient
+from agent.mqtt import MqttClient
 
 _FRAME_S = 15.0  # a stream's own limits are 5 s to open and 5 s for a frame
 _BROKER_S = 8.0
@@ -69,10 +69,9 @@ def _broker(config: Config) -> Finding:
     if mqtt.host is None:
         return Finding("broker", "an embedded one: mqtt.host is null", True, False)
     where = f"{mqtt.host} port {mqtt.port}"
-    endpoint = Endpoint(mqtt.host, mqtt.port, mqtt.keepalive_s, mqtt.username, mqtt.password_file)
     try:
         # Not the device's own id: the broker would end the connection of a daemon that runs.
-        with MqttClient(endpoint, f"tared-doctor-{uuid.uuid4().hex[:8]}") as client:
+        with MqttClient(mqtt.endpoint(), f"tared-doctor-{uuid.uuid4().hex[:8]}") as client:
             connected = client.wait_connected(_BROKER_S)
             outcome = client.outcome
     except AgentError as error:
