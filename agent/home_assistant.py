@@ -27,6 +27,67 @@ _HOTTEST = (
     "{% if name.startswith('temperature_') and (hottest.c is none or value > hottest.c) %}"
     "{% set hottest.c = value %}{% endif %}{% endfor %}{{ hottest.c }}"
 )
+_MEASURED = {"state_class": "measurement", "suggested_display_precision": 1}
+# Sensors by the document they read; CAMERA is its name, as a literal of the template language. What nobody knows is none,
+# which Home Assistant shows as unknown.
+_OF_TELEMETRY: Mapping[str, Mapping[str, Any]] = {
+    "fps": {
+        "name": "Frame rate",
+        "value_template": "{{ value_json.cameras[CAMERA].fps }}",
+        "unit_of_measurement": "fps",
+        **_MEASURED,
+    },
+    "latency": {
+        "name": "Latency p99",
+        "value_template": "{{ value_json.cameras[CAMERA].latency_ms.p99 }}",
+        "device_class": "duration",
+        "unit_of_measurement": "ms",
+        **_MEASURED,
+    },
+    "fidelity": {
+        "name": "Fidelity",
+        "value_template": (
+            "{% set it = value_json.cameras[CAMERA].fidelity | default(none) %}{{ it.estimate * 100 if it else none }}"
+        ),
+        "unit_of_measurement": "%",
+        **_MEASURED,
+    },
+    "gain": {
+        "name": "Predicted gain",
+        "value_template": "{{ (value_json.cameras[CAMERA].drift | default({})).gain_db | default(none) }}",
+        "unit_of_measurement": "dB",
+        **_MEASURED,
+    },
+    "temperature": {
+        "name": "Temperature",
+        "value_template": _HOTTEST,
+        "device_class": "temperature",
+        "unit_of_measurement": "°C",
+        **_MEASURED,
+    },
+    "drift": {
+        "name": "Drift",
+        "value_template": "{{ (value_json.cameras[CAMERA].drift | default({})).state | default(none) }}",
+        "device_class": "enum",
+        "options": ["calm", "warning", "alarm"],
+    },
+}
+_OF_BIRTH: Mapping[str, Mapping[str, Any]] = {
+    "engine": {
+        "name": "Engine",
+        "value_template": "{{ value_json.engine | default(none) }}",
+        "entity_category": "diagnostic",
+    }
+}
+_OF_STATUS: Mapping[str, Mapping[str, Any]] = {
+    "state": {
+        "name": "State",
+        "value_template": "{{ value_json.state }}",
+        "device_class": "enum",
+        "options": ["online", "degraded", "stopping", "offline"],
+        "entity_category": "diagnostic",
+    }
+}
 # A command of ours with an id of its own. Home Assistant's sandbox allows ranges up to 100000.
 _RECALIBRATE = (
     '{"id": "ha-{{ (now().timestamp() * 1000) | int }}-{{ range(100000) | random }}", "op": "recalibrate", "args": {}, '
@@ -129,63 +190,10 @@ def describe(topics: Topics, identity: str, camera: str, birth: Birth, button: b
 
 
 def _sensors(topics: Topics, camera: str) -> dict[str, dict[str, Any]]:
-    # As a literal of the template language. JSON's escapes are its own, whatever characters a camera's name has.
-    frames = f"value_json.cameras[{json.dumps(camera)}]"
-    drift = f"({frames}.drift | default({{}}))"
-    measured = {"state_class": "measurement"}
-    diagnostic = {"entity_category": "diagnostic"}
-
-    def enum(*options: str) -> Mapping[str, Any]:
-        return {"device_class": "enum", "options": list(options)}
-
-    def sensor(name: str, template: str, topic: str = topics.telemetry, **more: Any) -> dict[str, Any]:
-        return {"platform": "sensor", "name": name, "state_topic": topic, "value_template": template, **more}
-
-    return {
-        "fps": sensor(
-            "Frame rate",
-            f"{{{{ {frames}.fps }}}}",
-            unit_of_measurement="fps",
-            suggested_display_precision=1,
-            **measured,
-        ),
-        "latency": sensor(
-            "Latency p99",
-            f"{{{{ {frames}.latency_ms.p99 }}}}",
-            device_class="duration",
-            unit_of_measurement="ms",
-            suggested_display_precision=1,
-            **measured,
-        ),
-        "fidelity": sensor(
-            "Fidelity",
-            f"{{% set it = {frames}.fidelity | default(none) %}}{{{{ it.estimate * 100 if it else none }}}}",
-            unit_of_measurement="%",
-            suggested_display_precision=1,
-            **measured,
-        ),
-        "gain": sensor(
-            "Predicted gain",
-            f"{{{{ {drift}.gain_db | default(none) }}}}",
-            unit_of_measurement="dB",
-            suggested_display_precision=1,
-            **measured,
-        ),
-        "temperature": sensor(
-            "Temperature",
-            _HOTTEST,
-            device_class="temperature",
-            unit_of_measurement="°C",
-            suggested_display_precision=0,
-            **measured,
-        ),
-        "drift": sensor("Drift", f"{{{{ {drift}.state | default(none) }}}}", **enum("calm", "warning", "alarm")),
-        "engine": sensor("Engine", "{{ value_json.engine | default(none) }}", topics.birth, **diagnostic),
-        "state": sensor(
-            "State",
-            "{{ value_json.state }}",
-            topics.status,
-            **enum("online", "degraded", "stopping", "offline"),
-            **diagnostic,
-        ),
-    }
+    sensors = {}
+    for topic, table in ((topics.telemetry, _OF_TELEMETRY), (topics.birth, _OF_BIRTH), (topics.status, _OF_STATUS)):
+        for key, fields in table.items():
+            # JSON's escapes are the template language's own, whatever characters a camera's name has.
+            template = fields["value_template"].replace("CAMERA", json.dumps(camera))
+            sensors[key] = {"platform": "sensor", "state_topic": topic, **fields, "value_template": template}
+    return sensors

@@ -18,7 +18,7 @@ from pathlib import Path
 _SYSTEMD = Path("/usr/lib/systemd/systemd")
 _LIMIT_S = 60.0
 
-# In the new namespaces, before systemd: its own units and nothing else, its own state, no generator, no other service.
+# In the new namespaces, before systemd: its own units, state and journal; no generator, and no service of this machine.
 _ENTER = """
 set -e
 mount --make-rprivate /
@@ -37,6 +37,24 @@ chmod 700 /var/lib/private /var/cache/private
 for name in sysinit basic shutdown multi-user network final umount; do
   printf '[Unit]\\nDefaultDependencies=no\\n' > "/usr/lib/systemd/system/$name.target"
 done
+cat > /etc/systemd/system/systemd-journald.socket <<'END'
+[Unit]
+DefaultDependencies=no
+[Socket]
+ListenStream=/run/systemd/journal/stdout
+ListenDatagram=/run/systemd/journal/socket
+PassCredentials=yes
+END
+cat > /etc/systemd/system/systemd-journald.service <<'END'
+[Unit]
+DefaultDependencies=no
+[Service]
+Type=notify
+ExecStart=/usr/lib/systemd/systemd-journald
+StandardOutput=null
+END
+mkdir /etc/systemd/system/basic.target.wants
+ln -s ../systemd-journald.socket /etc/systemd/system/basic.target.wants
 cp -r "$1"/. /etc/systemd/system
 mount --make-rshared /  # as nspawn leaves it: credentials are mounted in a child's namespace, and have to come through
 exec env -i "PATH=$PATH" container=test /usr/lib/systemd/systemd --system --unit=basic.target --log-target=console

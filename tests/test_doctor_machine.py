@@ -268,6 +268,15 @@ def test_a_unit_that_differs_is_told(tmp_path: Path, unit: str, changed: str) ->
     assert found["service state"].found == "no systemd runs here"
 
 
+def test_a_group_that_is_missing_is_named(tmp_path: Path, unit: str) -> None:
+    """systemd ends with 216/GROUP."""
+    text = unit + "SupplementaryGroups=video render\n"
+    lay_down({str(UNIT_PATH): text, str(CONFIG_PATH): "", "etc/group": "root:x:0:\nvideo:x:44:\n"}, tmp_path)
+    service = by_name(examine_service(tmp_path))["service"]
+    assert service.found.startswith("no group render, ")
+    assert service.remedy == "sudo groupadd --system render"
+
+
 def test_systemd_is_asked_for_its_state(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lay_down(
         {str(UNIT_PATH): unit, str(CONFIG_PATH): "", "bin/systemctl": "#!/bin/sh\necho failed\nexit 3\n"}, tmp_path

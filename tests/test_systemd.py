@@ -15,6 +15,8 @@ import pytest
 
 from agent import camera, capture, child, pipeline
 from agent.connection import CONNECT_TIMEOUT_S
+from agent.credentials import located
+from agent.errors import ConfigError
 from agent.link import MqttLink
 from engines.seal import CREDENTIAL, find_key
 
@@ -142,6 +144,16 @@ def test_without_a_key_file_the_unit_hands_over_what_is_read_as_no_key(
     (tmp_path / CREDENTIAL).write_text(default)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert find_key() is None
+
+
+def test_a_credential_without_its_file_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit's default is no password."""
+    (tmp_path / "tared-mqtt-password").write_text("none")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"config\.credential: no file behind 'credential:tared-mqtt-password'"):
+        located(Path("credential:tared-mqtt-password"))
+    (tmp_path / "tared-mqtt-password").write_text("a password\n")
+    assert located(Path("credential:tared-mqtt-password")).read_text() == "a password\n"
 
 
 def test_the_command_in_the_unit_makes_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

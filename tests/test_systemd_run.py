@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -70,9 +71,11 @@ refused((errno.EAFNOSUPPORT,), lambda: socket.socket(socket.AF_NETLINK, socket.S
 refused((errno.EPERM, errno.EACCES), lambda: open("/dev/kmsg"))
 """
 
-# What the test changes of the unit: where the program and its world are, and times that a test can wait for.
+# What the test changes of the unit: where the program and its world are, and times that a test can wait for. And a look
+# with root's rights, for which only the device policy counts, at what that leaves.
 FOR_TEST = """[Service]
 ExecStart=
+ExecStartPre=+/bin/sh -c "exec 2> /dev/null; ! head -c 1 < /dev/kmsg && head -c 1 < /dev/urandom"
 ExecStartPre={python} /run/world/probe.py
 ExecStart={python} /run/world/driver.py /run/switches /run/world/clip.avi run -c /run/world/config.yaml
 BindReadOnlyPaths={world}:/run/world
@@ -112,6 +115,7 @@ class Service:
 def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBroker) -> Iterator[Service]:
     if reason := why_not():
         pytest.skip(f"systemd cannot run here: {reason}")
+    Path("/dev/kmsg").open("rb").close()  # what the policy denies can be had without it
     folders = {name: tmp_path / name for name in ("units", "switches", "world")}
     for folder in folders.values():
         folder.mkdir(mode=0o755)
@@ -173,6 +177,35 @@ def test_it_serves_calibrates_hangs_and_serves_again(service: Service, any_broke
     assert service.said("in infer")  # which thread hung, by its stack
     assert service.machine.systemctl("stop", "tared.service").returncode == 0
     assert service.machine.property("tared.service", "Result") == "success"
+
+
+@pytest.mark.slow
+def test_the_journal_has_priorities(tmp_path: Path) -> None:
+    """Each line its own, and none of it in the text."""
+    if reason := why_not():
+        pytest.skip(f"systemd cannot run here: {reason}")
+    for name in ("units", "world"):
+        (tmp_path / name).mkdir(mode=0o755)
+    source = "from agent.console import complain, set_up_logging; set_up_logging('info')\nimport logging\n"
+    (tmp_path / "world/say.py").write_text(f"{source}logging.warning('hot')\nlogging.info('calm')\ncomplain('over')\n")
+    unit = f"""[Service]
+Type=oneshot
+ExecStart={sys.executable} {tmp_path}/world/say.py
+Environment=PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1
+"""
+    (tmp_path / "units/saying.service").write_text(unit)
+    with Machine(tmp_path / "units", tmp_path / "systemd.log") as machine:
+        assert machine.systemctl("start", "saying.service").returncode == 0
+        told: dict[str, str] = {}
+
+        def complete() -> bool:
+            lines = machine.run("journalctl", "-u", "saying", "-o", "json").stdout.splitlines()
+            told.update({each["MESSAGE"]: each["PRIORITY"] for each in map(json.loads, lines)})
+            return "over" in told
+
+        machine.eventually(complete)
+    said = ("level=WARNING at=root hot", "level=INFO at=root calm", "over")
+    assert [told[text] for text in said] == ["4", "6", "3"]
 
 
 def _outside() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -28,12 +29,23 @@ def _unit(root: Path) -> Finding:
         return Finding("service", "not installed", False, False, remedy)
     if not (root / CONFIG_PATH).exists():
         return Finding("service", f"no {root / CONFIG_PATH}", False, False, remedy)
+    if lacking := sorted(_groups(read(path)) - _known_groups(root)):
+        found = f"no group {', '.join(lacking)}, which systemd wants to start it"
+        return Finding("service", found, False, False, f"sudo groupadd --system {lacking[0]}")
     try:
         same = read(path) == unit_text(root).strip()
     except AgentError as error:
         return Finding("service", error.found, False, False, error.remedy)
     found = f"{path}, {'as it ships' if same else 'not as this tared ships it'}"
     return Finding("service", found, same, False, "" if same else f"{remedy}; --dry-run shows what would change")
+
+
+def _groups(unit: str) -> set[str]:
+    return {name for line in re.findall(r"^SupplementaryGroups=(.*)$", unit, re.MULTILINE) for name in line.split()}
+
+
+def _known_groups(root: Path) -> set[str]:
+    return {line.partition(":")[0] for line in read(root / "etc/group").splitlines()}
 
 
 def _state(root: Path) -> Finding:
