@@ -28,8 +28,8 @@ _HOTTEST = (
     "{% set hottest.c = value %}{% endif %}{% endfor %}{{ hottest.c }}"
 )
 _MEASURED = {"state_class": "measurement", "suggested_display_precision": 1}
-# Sensors by the document they read; CAMERA is the camera's name, as a literal of the template language. What nobody knows
-# is none, which Home Assistant shows as unknown.
+# Sensors by the document they read; CAMERA is the camera's name, as a literal of the template language. What nobody
+# knows is none, which Home Assistant shows as unknown.
 _OF_TELEMETRY: Mapping[str, Mapping[str, Any]] = {
     "fps": {
         "name": "Frame rate",
