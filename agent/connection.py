@@ -7,6 +7,7 @@ trusted: what breaks the protocol, and silence where an answer is due, end the c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import selectors
@@ -121,6 +122,7 @@ class Connection:
             self._client.username_pw_set(endpoint.username, password)
         if endpoint.tls is not None:
             self._client.tls_set_context(endpoint.tls.context())
+        self.outcome = "no answer to CONNECT"
         try:
             self._connect()
         except WebsocketConnectionError as error:
@@ -131,9 +133,9 @@ class Connection:
         except ValueError as error:
             found = f"{endpoint.host!a} port {endpoint.port} ({error})"
             raise ConfigError("mqtt.host", found, "a host that can be looked up", "correct mqtt.host") from None
-        self.answer = "silence"
-        self._expect("no answer to CONNECT")
+        self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
         if (sock := self._client.socket()) is not None:
+            self.answer = "silence"
             self._selector.register(self._wakee, selectors.EVENT_READ)
             self._selector.register(sock, selectors.EVENT_READ)
 
@@ -218,25 +220,21 @@ class Connection:
         given = {name: value for name, value in values.items() if value is not None}
         if not given or not self._speaks_5:
             return None
-        properties = Properties(packet)
+        properties = Properties(packet)  # type: ignore[no-untyped-call]  # paho has no types for it
         for name, value in given.items():
             setattr(properties, name, value)
         return properties
 
-    def _expect(self, missing: str) -> None:
-        self.outcome = missing
-        self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
-
     def _read(self, sock: Any) -> None:
         if self.answer == "silence" and isinstance(sock, socket.socket) and self._endpoint.tls is None:
-            other = recognise(sock.recv(5, socket.MSG_PEEK))
-            if other is not None:
-                self.answer = "unasked"
-                raise other
+            with contextlib.suppress(ConnectionError):  # which paho is told again
+                if (other := recognise(sock.recv(5, socket.MSG_PEEK))) is not None:
+                    self.answer = "unasked"
+                    raise other
         self._client.loop_read()
 
     def _on_connect(
-        self, client: Client, _user: Any, _flags: ConnectFlags, reason: ReasonCode, properties: Properties
+        self, client: Client, _user: Any, _flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
     ) -> None:
         self.answer = "refused" if str(reason) == "Unsupported protocol version" else "spoken"
         if reason.is_failure:
@@ -248,7 +246,8 @@ class Connection:
                 "broker.limits", "a broker for QoS 0 alone", "QoS 1", "raise the maximum QoS of the broker"
             )
         if self._subscriptions:
-            self._expect("no answer to SUBSCRIBE")
+            self.outcome = "no answer to SUBSCRIBE"
+            self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
             _, self._subscribing = client.subscribe([(topic, 1) for topic in self._subscriptions])
         else:
             self._admit()
@@ -294,7 +293,7 @@ class Connection:
         self._answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S if self.unacknowledged else math.inf
 
     def _on_disconnect(
-        self, _client: Client, _user: Any, flags: DisconnectFlags, reason: ReasonCode, props: Properties
+        self, _client: Client, _user: Any, flags: DisconnectFlags, reason: ReasonCode, props: Properties | None
     ) -> None:
         error = self._trouble.error
         told = tls.explained(error) if error is not None else None
@@ -308,7 +307,8 @@ class Connection:
         elif self.admitted_at is not None:
             self.outcome = f"connection lost: {cause}"
         elif not self.outcome.startswith("refused"):
-            self.outcome += f", then the connection was lost: {cause}"
+            hint = "; a port for TLS wants mqtt.tls" if self._endpoint.tls is None and self.answer == "silence" else ""
+            self.outcome += f", then the connection was lost: {cause}{hint}"
 
 
 def _violation(found: str, expected: str) -> AgentError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ssl
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pydantic import ValidationInfo, field_validator
 
@@ -63,13 +64,24 @@ class TlsFiles(Strict):
 
 
 class _Socket(ssl.SSLSocket):
-    """Does not outlive a handshake that fails, whoever wraps it."""
+    """Does not outlive a handshake that fails, and hears why the broker has hung up.
+
+    With TLS 1.3 a broker that refuses our certificate may have said so, and gone, before our first word.
+    """
 
     def do_handshake(self, block: bool = False) -> None:
         try:
             super().do_handshake(block)
         except BaseException:
             self.close()
+            raise
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        try:
+            return super().send(data, flags)
+        except (ssl.SSLEOFError, ConnectionError):
+            with suppress(ssl.SSLWantReadError):
+                self.recv(1)  # raises what it said
             raise
 
 
@@ -97,10 +109,7 @@ _NO_TLS_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGT
 
 
 def explained(error: OSError, in_handshake: bool = False) -> AgentError | None:
-    """What an error means where TLS is spoken (`broker.tls`); None for one that has nothing to do with that.
-
-    With TLS 1.3 a broker that refuses our certificate says so only after the handshake, to who reads on.
-    """
+    """What an error means where TLS is spoken (`broker.tls`); None for one that has nothing to do with that."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(error)
     reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""

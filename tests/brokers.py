@@ -64,7 +64,8 @@ class Mosquitto(RealBroker):
     def __init__(self, folder: Path, *settings: str) -> None:
         self.port = free_port()
         self._config = folder / "mosquitto.conf"
-        lines = [f"listener {self.port} {self.host}", "allow_anonymous true", *settings]
+        # Started by root, mosquitto becomes a user who may not read what pytest writes.
+        lines = ["user root", f"listener {self.port} {self.host}", "allow_anonymous true", *settings]
         self._config.write_text("\n".join(lines) + "\n")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -132,8 +133,8 @@ def mosquitto(tmp_path: Path) -> Iterator[RealBroker]:
 def running_mosquitto(folder: Path, *settings: str) -> Iterator[Mosquitto]:
     """A mosquitto that is set up as these lines say. Skips the test where none is installed."""
     broker = _new_mosquitto(folder, *settings)
-    broker.start()
     try:
+        broker.start()
         yield broker
     finally:
         broker.stop()
