@@ -6,10 +6,7 @@ import logging
 
 from agent.errors import AgentError
 
-_HINTS = {
-    "Session taken over": "another client has our name: do two boards have the same mqtt.fleet and mqtt.device?",
-    "Unsupported protocol version": "set mqtt.protocol: auto",
-}
+_TAKEN_OVER = "Session taken over"
 
 
 class LastError(logging.Handler):
@@ -30,8 +27,9 @@ def said(reason: object, properties: object) -> str:
     """A reason code's name, what the broker adds to it (ASCII, for it may be anything), and what it may mean."""
     text = getattr(properties, "ReasonString", "")
     told = f"{reason} ({text[:200]!a})" if text else str(reason)
-    hint = _HINTS.get(str(reason))
-    return f"{told}; {hint}" if hint else told
+    if str(reason) == _TAKEN_OVER:
+        told += "; another client has our name: do two boards have the same mqtt.fleet and mqtt.device?"
+    return told
 
 
 def recognise(start: bytes) -> AgentError | None:

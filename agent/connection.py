@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 ACKNOWLEDGE_TIMEOUT_S = 60.0  # between one acknowledgement and the next, while there is something to acknowledge
 IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
-_MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # what is longer a broker that speaks MQTT 5 keeps to itself
+_MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # what is longer a broker that speaks MQTT 5 does not send a board
 _ACL = "the broker's ACL"
 _PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQTTv5}
 
@@ -73,6 +73,7 @@ class Connection:
         self._speaks_5 = version == "5"
         # The broker publishes a delayed will no later than at the session's end (section 3.1.3.2.2).
         self._session_s = endpoint.will_delay_s if self._speaks_5 and will is not None else 0
+        self._is_board = will is not None
         self._limits = Limits()
         self._denied: set[str] = set()  # topics
         self._subscriptions = subscriptions
@@ -142,11 +143,9 @@ class Connection:
     def _connect(self) -> None:
         where = self._endpoint.host, self._endpoint.port, self._endpoint.keepalive_s
         if self._speaks_5:
-            properties = self._properties(
-                PacketTypes.CONNECT,
-                SessionExpiryInterval=self._session_s or None,
-                MaximumPacketSize=_MAX_PACKET_BYTES,
-            )
+            # An operator asks for nothing: amqtt 0.12 refuses a version that comes without properties, else it waits.
+            wishes = {"SessionExpiryInterval": self._session_s or None, "MaximumPacketSize": _MAX_PACKET_BYTES}
+            properties = self._properties(PacketTypes.CONNECT, **(wishes if self._is_board else {}))
             # A clean start would end the session that the connection before has left, and with that publish its will.
             self._client.connect(*where, clean_start=not self._session_s, properties=properties)
         else:
@@ -238,7 +237,8 @@ class Connection:
     ) -> None:
         self.answer = "refused" if str(reason) == "Unsupported protocol version" else "spoken"
         if reason.is_failure:
-            self.outcome = f"refused: {said(reason, properties)}"
+            hint = "; set mqtt.protocol: auto" if self.answer == "refused" and self._endpoint.protocol == "5" else ""
+            self.outcome = f"refused: {said(reason, properties)}{hint}"
             return
         self._limits = Limits.of(properties)
         if self._limits.qos < 1:

@@ -220,11 +220,12 @@ def test_a_broker_for_qos_0_alone_is_none_for_us() -> None:
 
 
 @pytest.mark.broker
-def test_a_message_beyond_all_measure_does_not_reach_us(mosquitto: RealBroker) -> None:
-    with connected(mosquitto.endpoint, "t") as hearer, connected(mosquitto.endpoint) as speaker:
-        speaker.publish(Message("t", bytes(1_000_000)))
-        speaker.publish(Message("t", b"after it"))
-        assert hearer.inbox.get(timeout=10.0).payload == b"after it"
+def test_a_message_beyond_all_measure_does_not_reach_a_board(mosquitto: RealBroker) -> None:
+    with on_the_air(mosquitto.endpoint, TOPICS, BIRTH) as link, connected(mosquitto.endpoint) as operator:
+        eventually(lambda: link.connected)
+        operator.publish(Message(TOPICS.command, bytes(1_000_000)))
+        operator.publish(Message(TOPICS.command, b"after it"))
+        assert link.inbox.get(timeout=10.0).payload == b"after it"
 
 
 @pytest.mark.broker
@@ -299,23 +300,38 @@ def test_a_broker_without_mqtt_5_gets_3_at_once(
                 assert level == 4
                 admit(second, b"\1")
                 assert client.wait_connected(10.0)
-        client.close(timeout_s=0.0)
+                client.close(timeout_s=0.0)
     assert len(told(caplog, "mqtt=fallback")) == 1
     assert not told(caplog, "mqtt=down")
 
 
-@pytest.mark.broker
-def test_amqtt_is_found_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture(name="amqtt")
+def unknown_amqtt() -> Iterator[Endpoint]:
+    """An amqtt, for clients that do not know which version it speaks."""
     pytest.importorskip("amqtt", reason="pip install 'tared[demo]'")
-    caplog.set_level("INFO")
-    monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 1.0)
     broker = Amqtt()
     broker.start()
-    try:
-        with on_the_air(replace(broker.endpoint, protocol="auto"), TOPICS, BIRTH) as link:
-            eventually(lambda: link.connected)
-    finally:
-        broker.stop()
+    yield replace(broker.endpoint, protocol="auto")
+    broker.stop()
+
+
+@pytest.mark.broker
+def test_amqtt_refuses_an_operator_at_once(amqtt: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with impatient(amqtt) as client:
+        assert client.wait_connected(3.0)
+    assert "Unsupported protocol version" in told(caplog, "mqtt=fallback")[0]
+
+
+@pytest.mark.broker
+def test_amqtt_keeps_a_board_waiting(
+    amqtt: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 1.0)
+    with on_the_air(amqtt, TOPICS, BIRTH) as link:
+        eventually(lambda: link.connected)
+    assert "broker.silent" in told(caplog, "mqtt=fallback")[0]
     assert told(caplog, "mqtt=up")[0].endswith("protocol=3.1.1")
 
 
