@@ -40,6 +40,7 @@ class MqttClient:
     """Publishes and receives in the background while it is open; a context manager.
 
     Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
+    With `shared_inbox` all go there, in the order they came.
     Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the MQTT thread:
     it may call `publish`, nothing that waits. What is published goes before what the `sources` have; who fills one of
     those calls `wake`. An unreachable broker is no error: it is tried again for as long as the
@@ -57,8 +58,11 @@ class MqttClient:
         greet: Callable[[], None] | None = None,
         backoff: Backoff | None = None,
         sources: Sequence[Source] = (),
+        shared_inbox: queue.Queue[Message] | None = None,
     ) -> None:
-        self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
+        self.inboxes: dict[str, queue.Queue[Message]] = {
+            topic: shared_inbox or queue.Queue(INBOX_SIZE) for topic in subscriptions
+        }
         self._endpoint = endpoint
         self._password = endpoint.password()
         if endpoint.tls is not None:

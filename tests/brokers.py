@@ -61,11 +61,15 @@ class RealBroker(abc.ABC):
 class Mosquitto(RealBroker):
     """settings: further lines of its configuration, which may be about its one listener."""
 
-    def __init__(self, folder: Path, *settings: str) -> None:
+    def __init__(self, folder: Path, *settings: str, persistent: bool = False) -> None:
+        if _MOSQUITTO is None:
+            pytest.skip("mosquitto is not installed: apt-get install mosquitto")
+        _ran.add("mosquitto")
         self.port = free_port()
         self._config = folder / "mosquitto.conf"
+        lasting = ["persistence true", f"persistence_location {folder}/"] if persistent else []
         # Started by root, mosquitto becomes a user who may not read what pytest writes.
-        lines = ["user root", f"listener {self.port} {self.host}", "allow_anonymous true", *settings]
+        lines = ["user root", f"listener {self.port} {self.host}", "allow_anonymous true", *lasting, *settings]
         self._config.write_text("\n".join(lines) + "\n")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -132,7 +136,7 @@ def mosquitto(tmp_path: Path) -> Iterator[RealBroker]:
 @contextlib.contextmanager
 def running_mosquitto(folder: Path, *settings: str) -> Iterator[Mosquitto]:
     """A mosquitto that is set up as these lines say. Skips the test where none is installed."""
-    broker = _new_mosquitto(folder, *settings)
+    broker = Mosquitto(folder, *settings)
     try:
         broker.start()
         yield broker
@@ -231,18 +235,11 @@ def _running(name: str, folder: Path) -> Iterator[RealBroker]:
 
 def _new_broker(name: str, folder: Path) -> RealBroker:
     if name == "mosquitto":
-        return _new_mosquitto(folder)
+        return Mosquitto(folder)
     if not _AMQTT:
         pytest.skip("amqtt is not installed: pip install 'tared[demo]'")
     _ran.add(f"amqtt {importlib.metadata.version('amqtt')}")
     return Amqtt()
-
-
-def _new_mosquitto(folder: Path, *settings: str) -> Mosquitto:
-    if _MOSQUITTO is None:
-        pytest.skip("mosquitto is not installed: apt-get install mosquitto")
-    _ran.add("mosquitto")
-    return Mosquitto(folder, *settings)
 
 
 def _listens(host: str, port: int) -> bool:
