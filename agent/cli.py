@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from agent.arguments import Parser, command, number
 from agent.cli_fleet import add_fleet
 from agent.cli_offline import add_offline
 from agent.cli_room import add_room
+from agent.cli_service import add_service
 from agent.cli_store import add_store
 from agent.errors import ConfigError
 from calibrate.errors import TaredError
@@ -24,7 +26,6 @@ from engines.trace import start_tracing
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-_WIDEST = 48  # of the doctor's findings: longer ones push their remedies aside
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,14 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except ConfigError as error:  # lists the errors of a file, one per line
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_ERROR
+        return _fail(f"error: {error}")
     except TaredError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return EXIT_ERROR
+        return _fail("error: " + " ".join(str(error).split()))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _fail(text: str) -> int:
+    from agent.console import complain  # progress bars: a command that succeeds may never need them
+
+    complain(text)
+    return EXIT_ERROR
 
 
 class _Version(argparse.Action):
@@ -71,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add_store(commands)
     add_fleet(commands)
     add_room(commands)
-    command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
+    add_service(commands)
     return parser
 
 
@@ -85,27 +91,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.backend:
         config = config.model_copy(update={"backend": options.backend})
     set_up_logging(config.log_level)
+    faulthandler.enable(2)  # what systemd's watchdog ends with SIGABRT leaves every thread's stack in the journal
     summary = run_daemon(config, options.frames)
     if options.json:
         print(json.dumps(summary.as_dict()))
     else:
         print_summary(summary, Console())
     return 0
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    from agent.doctor import as_dict, examine, healthy
-
-    findings = examine()
-    if options.json:
-        print(json.dumps(as_dict(findings)))
-    else:
-        width = max(len(finding.found) for finding in findings if len(finding.found) <= _WIDEST)
-        for finding in findings:
-            mark = "ok" if finding.ok else "MISSING" if finding.needed else "no"
-            remedy = "" if finding.ok else f"-> {finding.remedy}"
-            print(f"{mark:8} {finding.name:18} {finding.found:{width}}  {remedy}".rstrip())
-    return 0 if healthy(findings) else 1
 
 
 if __name__ == "__main__":

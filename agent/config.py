@@ -136,6 +136,13 @@ class StoreConfig(Strict):
     reserve_bytes: int = Field(default=500_000_000, ge=0)
 
 
+class MetricsConfig(Strict):
+    """Where a Prometheus server may scrape."""
+
+    port: int | None = Field(default=None, ge=1, le=65535)
+    host: str = "127.0.0.1"
+
+
 class Config(Strict):
     """The whole of config.yaml."""
 
@@ -154,6 +161,7 @@ class Config(Strict):
     probation: ProbationConfig = ProbationConfig()
     store: StoreConfig = StoreConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
+    metrics: MetricsConfig = MetricsConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("recalibration")

@@ -10,6 +10,7 @@ from pydantic import AfterValidator
 
 from agent.errors import ConfigError
 from engines.credentials import credential
+from engines.seal import NO_KEY
 
 _PREFIX = "credential:"
 
@@ -30,7 +31,11 @@ def based(path: Path | None, base: Path) -> Path | None:
 
 
 def located(path: Path) -> Path:
-    """Where the file is. Raises ConfigError (`config.credential`) for a credential outside a service that has any."""
+    """Where the file is.
+
+    Raises ConfigError (`config.credential`) for a credential outside a service that has any, and where it is the unit's
+    default, which says that there is no file behind it.
+    """
     name = _name(path)
     if name is None:
         return path
@@ -38,6 +43,9 @@ def located(path: Path) -> Path:
     if file is None:
         remedy = f"give the service LoadCredential={name}:FILE, or name the file itself"
         raise ConfigError("config.credential", f"no $CREDENTIALS_DIRECTORY for '{path}'", "a systemd service", remedy)
+    if file.is_file() and file.read_bytes() == NO_KEY:
+        remedy = f"put it where LoadCredential={name} of the unit looks, and restart the service"
+        raise ConfigError("config.credential", f"no file behind '{path}'", "one of root's", remedy)
     return file
 
 

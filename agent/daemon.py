@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 
@@ -14,6 +14,7 @@ from agent.console import say
 from agent.detections import LabelledBoxes
 from agent.errors import AgentError, ConfigError
 from agent.health import notify_service_manager
+from agent.home_assistant import Discovery
 from agent.job import MODEL
 from agent.link import MqttLink
 from agent.messages import Birth
@@ -22,6 +23,7 @@ from agent.model_watch import content_of
 from agent.mqtt import Endpoint
 from agent.outbox import Outbox
 from agent.owning import owning
+from agent.readings import Moment
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
 from agent.summary import RunSummary
@@ -56,8 +58,10 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
     birth = Birth(
         agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
     )
-    with handling_signals(interrupt), _link(config, birth) as link:
-        summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content).run()
+    with handling_signals(interrupt), _scraped(config) as follow, _link(config, birth) as link:
+        supervisor = Supervisor(config, model, backend, link, birth, frame_limit, labels, content)
+        follow(supervisor.moment)
+        summary = supervisor.run()
         while summary.stopped_by == MODEL:
             notify_service_manager("WATCHDOG=1")
             try:
@@ -65,7 +69,9 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
             except TaredError as error:  # changed once more since it was tried: the one before serves on
                 say(f"warning: {error}")
             birth = birth.model_copy(update={"model": model.sha256})
-            summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content).run()
+            supervisor = Supervisor(config, model, backend, link, birth, frame_limit, labels, content)
+            follow(supervisor.moment)
+            summary = supervisor.run()
     boxes = {frame: truth for frame, truth in (labels or {}).items() if isinstance(truth, LabelledBoxes)}
     if labels is not None and config.model.task == "detect" and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
@@ -130,4 +136,32 @@ def _link(config: Config, birth: Birth) -> Iterator[MqttLink | None]:
             endpoint = Endpoint(broker.host, broker.port, mqtt.keepalive_s, protocol="3.1.1")
             say(f"embedded MQTT broker; watch it: mosquitto_sub -h {broker.host} -p {broker.port} -v -t 'tared/v1/#'")
         outbox = stack.enter_context(Outbox(config.state_dir / "outbox.sqlite", topics, mqtt.outbox))
-        yield stack.enter_context(MqttLink(endpoint, topics, birth, outbox))
+        yield stack.enter_context(
+            MqttLink(endpoint, topics, birth, outbox, discovery=_discovery(config, topics, birth))
+        )
+
+
+@contextmanager
+def _scraped(config: Config) -> Iterator[Callable[[Callable[[], Moment]], None]]:
+    """Takes whom a scrape is to ask. What nobody scrapes is not loaded."""
+    if config.metrics.port is None:
+        yield lambda _: None
+        return
+    from agent.exposition import exposing
+
+    with exposing(config.metrics.host, config.metrics.port) as exposition:
+        yield exposition.follow
+
+
+def _discovery(config: Config, topics: Topics, birth: Birth) -> Discovery:
+    """The button is for brokers of this machine: nobody signs for Home Assistant."""
+    wanted = config.mqtt.home_assistant
+    return Discovery(
+        topics,
+        config.camera.name,
+        birth,
+        config.state_dir / "home_assistant",
+        enabled=wanted.enabled,
+        prefix=wanted.prefix,
+        button=config.mqtt.host in (None, "localhost", "127.0.0.1", "::1"),
+    )

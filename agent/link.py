@@ -6,10 +6,12 @@ import queue
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from agent.backoff import Backoff
+from agent.home_assistant import BORN, Discovery
 from agent.messages import Birth, DeviceState, Status
 from agent.mqtt import Endpoint, MqttClient
 from agent.outbox import Outbox
@@ -31,10 +33,18 @@ class MqttLink:
     """
 
     def __init__(
-        self, endpoint: Endpoint, topics: Topics, birth: Birth, outbox: Outbox, backoff: Backoff | None = None
+        self,
+        endpoint: Endpoint,
+        topics: Topics,
+        birth: Birth,
+        outbox: Outbox,
+        backoff: Backoff | None = None,
+        discovery: Discovery | None = None,
     ) -> None:
         self.topics = topics
         self.outbox = outbox
+        self._discovery = discovery
+        self._births = discovery.births if discovery is not None else ""
         self._lock = threading.Lock()  # state and session change together with the status in the outbox
         self._state: DeviceState = "degraded"
         self._session = ""
@@ -45,7 +55,7 @@ class MqttLink:
         self._client = MqttClient(
             endpoint,
             client_id,
-            subscriptions=[topics.command, topics.labels, topics.ack],
+            subscriptions=[topics.command, topics.labels, topics.ack, *([self._births] if self._births else [])],
             will=self._will,
             greet=self._greet,
             backoff=backoff,
@@ -103,6 +113,15 @@ class MqttLink:
         else:
             self._client.publish(Message(self.topics.result(message.id), message.to_json()))
 
+    def answer_births(self) -> None:
+        """Present the device to every Home Assistant that was started since; the supervisor calls it now and then."""
+        if not self._births:
+            return
+        with suppress(queue.Empty):
+            while True:
+                if self._client.inboxes[self._births].get_nowait().payload == BORN:
+                    self._present()
+
     def close(self, timeout_s: float = 2.0) -> None:
         """Say `stopping`, deliver what is queued for at most `timeout_s`, say `offline`, disconnect."""
         self.set_state("stopping")
@@ -117,6 +136,11 @@ class MqttLink:
     def _greet(self) -> None:
         with self._lock:
             self._client.publish(self._status(self._state))
+        self._present()
+
+    def _present(self) -> None:
+        for message in self._discovery.greeting() if self._discovery is not None else ():
+            self._client.publish(message)
 
     def _status(self, state: DeviceState) -> Message:
         status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=time.time())

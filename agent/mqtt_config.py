@@ -27,6 +27,20 @@ class OutboxConfig(Strict):
     confirm: Literal["auto", "collector", "broker"] = "auto"
 
 
+class HomeAssistantConfig(Strict):
+    """Whether Home Assistant is told of this device, and below which topic it listens."""
+
+    enabled: bool = False
+    prefix: str = "homeassistant"
+
+    @field_validator("prefix")
+    @classmethod
+    def _topic_levels(cls, prefix: str) -> str:
+        for level in prefix.split("/"):
+            check_name(level)
+        return prefix
+
+
 def _text(value: object) -> object:
     """YAML takes 5 without quotes for a number."""
     return str(value) if type(value) is int else value
@@ -49,6 +63,7 @@ class MqttConfig(Strict):
     keepalive_s: int = Field(default=30, ge=5, le=3600)
     telemetry_period_s: Finite = Field(default=5.0, gt=0.0)
     outbox: OutboxConfig = OutboxConfig()
+    home_assistant: HomeAssistantConfig = HomeAssistantConfig()
 
     @field_validator("fleet", "device")
     @classmethod

@@ -25,7 +25,7 @@ from agent.model_watch import ModelWatch
 from agent.operations import Operations
 from agent.orders import Orders
 from agent.pipeline import Pipeline
-from agent.readings import Readings
+from agent.readings import Moment, Readings
 from agent.reporting import Reporter
 from agent.service import Service
 from agent.signals import handling_signals
@@ -143,6 +143,10 @@ class Supervisor:
         summary.live_accuracy = accuracy if accuracy.interval.n else None
         return summary
 
+    def moment(self) -> Moment:
+        """The daemon now, for who scrapes it; any thread may ask."""
+        return self._readings.moment(self._operations.job, self._link)
+
     def _serve(self, bar: Task) -> None:
         """Until frames have ended, and with them a candidate whose frames had all been collected."""
         pinged = state_told = None
@@ -192,6 +196,7 @@ class Supervisor:
                 message = self._link.labels.get_nowait()
                 self._labels_desk.receive(message.payload, time.monotonic(), message.retain)
         self._take_acks(self._link)
+        self._link.answer_births()
 
     def _take_acks(self, link: MqttLink) -> None:
         """Of the fleet's collector; and what there is to tell of the disk that keeps what it has not collected."""

@@ -11,8 +11,8 @@ from fake_pycuda import ORIN
 from fake_tensorrt import FakeTensorRt
 from trt_world import PC
 
-from agent import doctor
 from agent.doctor import Finding, examine
+from agent.doctor import gpu as doctor
 from engines import board
 
 
