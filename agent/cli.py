@@ -7,14 +7,14 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console
 
 from agent.arguments import Parser, command, number
+from agent.cli_fleet import add_fleet
 from agent.cli_offline import add_offline
 from agent.cli_store import add_store
 from agent.errors import ConfigError
@@ -68,27 +68,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add_offline(commands)
     add_store(commands)
-    _add_send(commands)
+    add_fleet(commands)
     command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
     return parser
-
-
-def _add_send(commands: Any) -> None:
-    """The operator's side of the MQTT contract."""
-    send = command(commands, "send", _send, "send a device a command and follow it to its end")
-    send.add_argument("device")
-    send.add_argument("op", help="status, recalibrate, rollback, cancel")
-    send.add_argument("arguments", nargs="*", metavar="key=value")
-    send.add_argument("--host", default="127.0.0.1", help="the broker (127.0.0.1)")
-    send.add_argument("--port", type=number(int, 1, 65535), default=1883, help="its port (1883)")
-    send.add_argument("--fleet", default="default")
-    send.add_argument(
-        "--timeout",
-        type=number(float, 0.1, 86400.0),
-        default=30.0,
-        metavar="S",
-        help="give up after S s of silence (30)",
-    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -107,25 +89,6 @@ def _run(options: argparse.Namespace) -> int:
     else:
         print_summary(summary, Console())
     return 0
-
-
-def _send(options: argparse.Namespace) -> int:
-    from agent.console import set_up_logging
-    from agent.mqtt import Endpoint
-    from agent.topics import Topics
-    from fleet.operator import new_command, send
-
-    set_up_logging("error")  # each failed attempt to connect is a warning; the last one is our error
-    pairs = dict(argument.partition("=")[::2] for argument in options.arguments)
-    wanted = new_command(options.op, pairs, time.time())
-    endpoint, topics = Endpoint(options.host, options.port), Topics(options.fleet, options.device)
-    result = None
-    for result in send(endpoint, topics, wanted, options.timeout):
-        if not options.json:
-            print(result.to_json().decode())
-    if result is None or options.json:
-        print(result.to_json().decode() if result else "{}")
-    return 0 if result is not None and result.status == "SUCCEEDED" else 1
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -192,16 +192,15 @@ def load_config(path: Path) -> Config:
 
 def _absolute(config: Config, base: Path) -> Config:
     """The same configuration with its relative paths taken from `base`."""
-    camera, mqtt = config.camera, config.mqtt
+    camera = config.camera
     live = camera.source.startswith(("v4l2:", "csi:", "rtsp:", "rtsps:"))
     source = camera.source if live else str(base / camera.source)
     labels = base / camera.labels if camera.labels else None
-    password_file = base / mqtt.password_file if mqtt.password_file else None
     return config.model_copy(
         update={
             "state_dir": base / config.state_dir,
             "plan": base / config.plan if config.plan else None,
             "camera": camera.model_copy(update={"source": source, "labels": labels}),
-            "mqtt": mqtt.model_copy(update={"password_file": password_file}),
+            "mqtt": config.mqtt.based(base),
         }
     )

@@ -13,14 +13,13 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paho.mqtt.client import Client, MQTTMessage, MQTTv311, topic_matches_sub
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
+from agent.endpoint import Endpoint
 from agent.errors import AgentError, ConfigError
 from agent.publishing import Message, Source
 from agent.wire import MAX_PAYLOAD_BYTES
@@ -30,27 +29,6 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 ACKNOWLEDGE_TIMEOUT_S = 60.0  # between one acknowledgement and the next, while there is something to acknowledge
 IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a broker listens, and how to introduce oneself."""
-
-    host: str
-    port: int
-    keepalive_s: int = 30
-    username: str | None = None
-    password_file: Path | None = None
-
-    def password(self) -> str | None:
-        """The first line of the password file. Raises ConfigError (`mqtt.password`)."""
-        if self.password_file is None:
-            return None
-        try:
-            return self.password_file.read_text(encoding="utf-8").partition("\n")[0]
-        except (OSError, UnicodeDecodeError) as error:
-            remedy = "correct mqtt.password_file, or its permissions"
-            raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error
 
 
 class Connection:

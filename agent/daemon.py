@@ -119,7 +119,7 @@ def _link(config: Config, birth: Birth) -> Iterator[MqttLink | None]:
     topics = Topics(mqtt.fleet, mqtt.device)
     with ExitStack() as stack:
         if mqtt.host is not None:
-            host, port = mqtt.host, mqtt.port
+            endpoint = mqtt.endpoint()
         else:
             try:
                 broker = stack.enter_context(EmbeddedBroker())
@@ -127,8 +127,7 @@ def _link(config: Config, birth: Birth) -> Iterator[MqttLink | None]:
                 say(f"no MQTT: {error}")
                 yield None
                 return
-            host, port = broker.host, broker.port
-            say(f"embedded MQTT broker; watch it: mosquitto_sub -h {host} -p {port} -v -t 'tared/v1/#'")
-        endpoint = Endpoint(host, port, mqtt.keepalive_s, mqtt.username, mqtt.password_file)
+            endpoint = Endpoint(broker.host, broker.port, mqtt.keepalive_s, protocol="3.1.1")
+            say(f"embedded MQTT broker; watch it: mosquitto_sub -h {broker.host} -p {broker.port} -v -t 'tared/v1/#'")
         outbox = stack.enter_context(Outbox(config.state_dir / "outbox.sqlite", topics, mqtt.outbox))
         yield stack.enter_context(MqttLink(endpoint, topics, birth, outbox))

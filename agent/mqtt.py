@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from agent.backoff import Backoff
-from agent.connection import CONNECT_TIMEOUT_S, Connection, Endpoint
+from agent.connection import CONNECT_TIMEOUT_S, Connection
+from agent.endpoint import Endpoint
 from agent.errors import AgentError
 from agent.mailbox import Mailbox
 from agent.publishing import Message, Source

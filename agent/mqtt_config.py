@@ -7,10 +7,13 @@ import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
+from agent.credentials import FileOrCredential, based
+from agent.endpoint import Endpoint, Protocol, Transport
 from agent.model_spec import Finite
-from agent.schema import Strict
+from agent.schema import Strict, read_yaml, validate
+from agent.tls import TlsFiles
 from agent.topics import check_name
 
 
@@ -24,13 +27,23 @@ class OutboxConfig(Strict):
     confirm: Literal["auto", "collector", "broker"] = "auto"
 
 
+def _text(value: object) -> object:
+    """YAML takes 5 without quotes for a number."""
+    return str(value) if type(value) is int else value
+
+
 class MqttConfig(Strict):
     """The broker; without a host an embedded one listens on a free loopback port."""
 
     host: Annotated[str, Field(min_length=1)] | None = None
     port: int = Field(default=1883, ge=1, le=65535)
     username: str | None = None
-    password_file: Path | None = None
+    password_file: FileOrCredential | None = None
+    tls: TlsFiles | None = None
+    transport: Transport = "tcp"
+    websocket_path: str = Field(default="/mqtt", pattern=r"^/[!-~]*$")
+    protocol: Annotated[Protocol, BeforeValidator(_text)] = "auto"
+    will_delay_s: int = Field(default=10, ge=0, le=3600)
     fleet: str = "default"
     device: str = Field(default_factory=lambda: _host_name())
     keepalive_s: int = Field(default=30, ge=5, le=3600)
@@ -41,6 +54,27 @@ class MqttConfig(Strict):
     @classmethod
     def _topic_level(cls, name: str) -> str:
         return check_name(name)
+
+    def endpoint(self) -> Endpoint:
+        """The broker of `host`; without one, what listens on this machine."""
+        fields = self.model_dump(include=set(Endpoint.__dataclass_fields__))
+        return Endpoint(**{**fields, "host": self.host or "127.0.0.1", "tls": self.tls})
+
+    def based(self, base: Path) -> MqttConfig:
+        """The same section, relative paths taken from the folder `base`."""
+        tls = self.tls.based(base) if self.tls is not None else None
+        return self.model_copy(update={"password_file": based(self.password_file, base), "tls": tls})
+
+
+class _File(BaseModel):
+    """Of a config.yaml, what the operator's side reads: the rest need not be there."""
+
+    mqtt: MqttConfig = Field(default_factory=MqttConfig)
+
+
+def read_mqtt_config(path: Path) -> MqttConfig:
+    """The `mqtt` section of a config.yaml, of which nothing else is looked at. Raises ConfigError as `load_config`."""
+    return validate(_File, read_yaml(path), str(path)).mqtt.based(path.resolve().parent)
 
 
 def _host_name() -> str:
