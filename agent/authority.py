@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic import JsonValue
+
 from agent.clock import is_synchronised
 from agent.commands_config import CommandsConfig
 from agent.errors import CommandError, ConfigError
@@ -53,9 +55,21 @@ class Authority:
     @property
     def warning(self) -> str:
         """What is to be told at the start, empty where nothing is."""
-        if self._local or not self.unsigned:
-            return ""
-        return "commands.unsigned is 'allow': whoever may publish at the broker commands this board"
+        if self.unsigned and not self._local:
+            return "commands.unsigned is 'allow': whoever may publish at the broker commands this board"
+        if not self.unsigned and not len(self.operators):
+            return "no command is obeyed: there is no key in commands.operator_keys, and the broker is elsewhere"
+        return ""
+
+    @property
+    def described(self) -> dict[str, JsonValue]:
+        """As the board's birth tells it; `unsigned` where that was chosen towards a broker elsewhere: whoever watches a
+        fleet wants to know."""
+        return {
+            "operator_keys": [*sorted(self.operators.ids)],
+            "release_keys": [*sorted(self.releases.ids)],
+            "unsigned": self.unsigned and not self._local,
+        }
 
     def trusts(self, key: str) -> bool:
         """Whether what this key said before still counts; an empty one stands for unsigned.

@@ -23,6 +23,7 @@ from engines.trace import start_tracing
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: for Restart=on-failure, which takes 0 for the end
 _WIDEST = 48  # of the doctor's findings: longer ones push their remedies aside
 
 
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from agent.board_orders import RESTART
     from agent.config import load_config
     from agent.console import set_up_logging
     from agent.daemon import run_daemon
@@ -88,7 +90,7 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(summary.as_dict()))
     else:
         print_summary(summary, Console())
-    return 0
+    return EXIT_RESTART if summary.stopped_by == RESTART else 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -165,4 +165,3 @@ def _all_read(db: sqlite3.Connection) -> bool:
     except (sqlite3.OperationalError, MessageError, AttributeError):  # a column that is not there, or no result in it
         return False
     return True
-

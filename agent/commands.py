@@ -60,9 +60,9 @@ class Report:
         report.latest, report._publish = result, publish
         return report
 
-    def progress(self, step: str, percent: float | None = None) -> None:
-        """The job is at `step`; `percent` of the whole, 0 to 100."""
-        self._say(CommandResult(id=self.latest.id, status="IN_PROGRESS", step=step, percent=percent))
+    def progress(self, step: str, percent: float | None = None, result: dict[str, JsonValue] | None = None) -> None:
+        """The job is at `step`; `percent` of the whole, 0 to 100; result: what its sender has to know of it already."""
+        self._say(CommandResult(id=self.latest.id, status="IN_PROGRESS", step=step, percent=percent, result=result))
 
     def succeed(self, result: dict[str, JsonValue] | None = None) -> None:
         self._say(CommandResult(id=self.latest.id, status="SUCCEEDED", result=result))

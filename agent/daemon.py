@@ -7,8 +7,10 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 
 from agent.accuracy import Truth
+from agent.authority import Authority
 from agent.broker import EmbeddedBroker
 from agent.camera import parse_source, source_seconds
+from agent.commands_config import is_loopback
 from agent.config import Config
 from agent.console import say
 from agent.detections import LabelledBoxes
@@ -53,11 +55,16 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
     if warning := slower_here(model.plan, backend.describe()):
         say(f"warning: {warning}")
     config = _fitted(config)
+    authority = _authority(config)
     birth = Birth(
-        agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
+        agent_version=version("tared"),
+        hardware=dict(board()),
+        runtimes=dict(backend.describe()),
+        model=model.sha256,
+        commands=authority.described,
     )
     with handling_signals(interrupt), _link(config, birth) as link:
-        summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content).run()
+        summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content, authority).run()
         while summary.stopped_by == MODEL:
             notify_service_manager("WATCHDOG=1")
             try:
@@ -65,7 +72,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
             except TaredError as error:  # changed once more since it was tried: the one before serves on
                 say(f"warning: {error}")
             birth = birth.model_copy(update={"model": model.sha256})
-            summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content).run()
+            summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content, authority).run()
     boxes = {frame: truth for frame, truth in (labels or {}).items() if isinstance(truth, LabelledBoxes)}
     if labels is not None and config.model.task == "detect" and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
@@ -76,6 +83,15 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
         except TaredError as error:
             say(f"no review: {error}")  # the run itself was good, and its summary is still to be told
     return summary
+
+
+def _authority(config: Config) -> Authority:
+    """Raises ConfigError as `Authority`."""
+    mqtt = config.mqtt
+    authority = Authority(config.commands, Topics(mqtt.fleet, mqtt.device), is_loopback(mqtt.host))
+    if authority.warning:
+        say(f"warning: {authority.warning}")
+    return authority
 
 
 def _fitted(config: Config) -> Config:

@@ -54,7 +54,7 @@ class Exchange:
         post: Post,
         witnesses: Witnesses,
     ) -> None:
-        self._config = config
+        self.config = config
         self._service = service
         self._pipeline = pipeline
         self._reporter = reporter
@@ -73,11 +73,10 @@ class Exchange:
     def start(self, loaded: Loaded, cause: Cause) -> None:
         """Hand the engine to the frame path, once it is written down that it may serve."""
         identity = loaded.artefact.id
-        floor = fidelity_floor(
-            cause.verdict, self._pipeline.observer.state().fidelity, self._config.recalibration.max_loss
-        )
+        max_loss = self.config.recalibration.max_loss if cause.max_loss is None else cause.max_loss
+        floor = fidelity_floor(cause.verdict, self._pipeline.observer.state().fidelity, max_loss)
         probation = Probation(
-            self._config.probation,
+            self.config.probation,
             self._pipeline.record,
             identity,
             self._service.serving.id,

@@ -34,8 +34,8 @@ class CommandRefused(CommandError):
 
 @dataclass(frozen=True)
 class Received:
-    """A command as it came. key: the id of the operator's that signed it, empty where none did. digest: of what it says,
-    whatever its spelling, without the signature."""
+    """A command as it came. key: the id of the operator's that signed it, empty where none did. digest: of what it
+    says, whatever its spelling, without the signature."""
 
     command: Command
     key: str

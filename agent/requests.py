@@ -24,6 +24,9 @@ from agent.topics import check_name
 
 MAX_LABELLED_BOXES = 1000  # of a frame; more do not fit a payload
 MAX_VALUES = 64  # of a `set`
+RECEIVING = "RECEIVING"  # the step at which a device asks for chunks, from `next` of its result on
+MODEL_CHUNKS_ASKED = 8  # at a time
+MODEL_CHUNK_BYTES = 32 * 1024  # each but the last one of a file
 MAX_MODEL_BYTES = 2**31 - 1  # what an ONNX file can have
 
 CommandStatus = Literal["ACCEPTED", "IN_PROGRESS", "SUCCEEDED", "FAILED", "REJECTED", "EXPIRED"]
@@ -72,8 +75,8 @@ class StatusArgs(Strict):
 
 
 class RecalibrateArgs(Strict):
-    """`recalibrate` from `frames` frames with thresholds by `method`, for an engine that loses at most `max_loss`; absent
-    ones are the device's choice."""
+    """`recalibrate` from `frames` frames with thresholds by `method`, for an engine that loses at most `max_loss`;
+    absent ones are the device's choice."""
 
     model_config = ConfigDict(strict=True)
 

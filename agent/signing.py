@@ -29,7 +29,7 @@ _ID_CHARACTERS = 16
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
-    """What is signed: the document without `signature`. Raises ValueError for what JSON's numbers or text cannot hold."""
+    """What is signed: the document without `signature`. Raises ValueError for what numbers or text cannot hold."""
     return rfc8785.dumps({key: value for key, value in document.items() if key != "signature"})
 
 
@@ -42,9 +42,7 @@ def new_key(name: Path) -> tuple[Path, Path, str]:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     paths = name.with_name(f"{name.name}.key"), name.with_name(f"{name.name}.pub")
     for path, content, mode in zip(paths, (private, public), (0o600, 0o644), strict=True):
         try:
