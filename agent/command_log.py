@@ -1,4 +1,4 @@
-"""The ids of commands in SQLite, for thirty days: what was carried out is not carried out again, after a kill either."""
+"""The ids of commands in SQLite, for thirty days: what was carried out is not carried out again, nor after a kill."""
 
 from __future__ import annotations
 
