@@ -15,6 +15,7 @@ from rich.console import Console
 
 from agent.arguments import Parser, command, number
 from agent.cli_fleet import add_fleet
+from agent.cli_keys import add_keys
 from agent.cli_offline import add_offline
 from agent.cli_store import add_store
 from agent.errors import ConfigError
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add_offline(commands)
     add_store(commands)
     add_fleet(commands)
+    add_keys(commands)
     command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
     return parser
 
