@@ -91,5 +91,5 @@ class BoardOrders:
 
 def set_log_level(level: str) -> None:
     """Of everything that is logged here."""
-    logging.getLogger().setLevel(level.upper())
     log.info("log_level=%s", level)
+    logging.getLogger().setLevel(level.upper())
