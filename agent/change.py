@@ -50,10 +50,10 @@ class Change:
     def complaint(self, state: ObserverState) -> AgentError | None:
         """What speaks against the engine.
 
-        While the scene drifts, its fidelity does not: the floor is what the engine before reached in another light.
+        While the scene drifts, its fidelity does not: it was made for another light.
         """
         calm = state.drift is None or state.drift.state == "calm"
-        return self.probation.complaint(state.fidelity if calm else None)
+        return self.probation.complaint(state.gain if calm else None)
 
     def goes_live(self, ts: float | None, skipped: int) -> dict[str, Any]:
         """It serves from the frame of capture time `ts` on, though it is not kept yet; what to tell of it."""

@@ -17,6 +17,7 @@ from agent.arguments import Parser, command, number
 from agent.cli_fleet import add_fleet
 from agent.cli_keys import add_keys
 from agent.cli_offline import add_offline
+from agent.cli_room import add_room
 from agent.cli_store import add_store
 from agent.errors import ConfigError
 from calibrate.errors import TaredError
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add_store(commands)
     add_fleet(commands)
     add_keys(commands)
+    add_room(commands)
     command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
     return parser
 

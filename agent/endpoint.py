@@ -31,7 +31,7 @@ class Endpoint:
     transport: Transport = "tcp"
     websocket_path: str = "/mqtt"
     protocol: Protocol = "auto"
-    will_delay_s: int = 10
+    will_delay_s: int = 20
 
     def password(self) -> str | None:
         """The first line of the password file. Raises ConfigError (`mqtt.password`, `config.credential`)."""

@@ -14,7 +14,7 @@ from agent.errors import AgentError
 from agent.findings import ObserverState
 from agent.job import CANCELLED, JobObserver
 from agent.pipeline import Pipeline
-from agent.probation import Probation, fidelity_floor
+from agent.probation import Probation
 from agent.recalibration import Post
 from agent.reporting import Reporter
 from agent.service import Loaded, Service
@@ -73,14 +73,12 @@ class Exchange:
     def start(self, loaded: Loaded, cause: Cause) -> None:
         """Hand the engine to the frame path, once it is written down that it may serve."""
         identity = loaded.artefact.id
-        max_loss = self.config.recalibration.max_loss if cause.max_loss is None else cause.max_loss
-        floor = fidelity_floor(cause.verdict, self._pipeline.observer.state().fidelity, max_loss)
         probation = Probation(
             self.config.probation,
             self._pipeline.record,
             identity,
             self._service.serving.id,
-            floor,
+            self.config.recalibration.max_loss if cause.max_loss is None else cause.max_loss,
             first=self._service.degraded,
         )
         change = Change(loaded, cause, probation, self._pipeline.dropped)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.beside import Beside
 from agent.capture import Frame
 from agent.chosen_frames import ChosenFrames
 from agent.config import Config
@@ -60,6 +61,7 @@ class ObserverState:
     anything; empty_frames showed nothing to either engine. fidelity_hour: over the last hour, whatever served.
     settled: the same of frames on which the scales fitted the scene, since something was last amiss.
     outage: why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
+    gain: of what serves, while it is on probation, over the engine before; in [-1, 1].
     spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms,
     and of what chooses the frames that enter them.
     """
@@ -73,6 +75,7 @@ class ObserverState:
     empty_frames: int
     fidelity_hour: Estimate
     settled: Estimate
+    gain: Interval
     nonfinite: tuple[str, ...]
     outage: str
     spending: Spending
@@ -97,6 +100,7 @@ class Findings:
         self._drift_name, self._drift_since = "calm", 0.0
         self._fidelity = FidelityRecord()
         self._settled = SinceStart()
+        self._beside = Beside()
         self._memory: Memory | None = None
         self._nonfinite: set[str] = set()
         self._in_use = False
@@ -114,6 +118,7 @@ class Findings:
             self._drift_since = since
             self._drift_name = "calm"
             self._settled.start(since)
+            self._beside = Beside()
             self._begin_collection()
             if self._memory is None:
                 self._fidelity.start(since)
@@ -193,6 +198,7 @@ class Findings:
                 since_start.empty,
                 self._fidelity.hour,
                 self._settled.estimate,
+                self._beside.gain,
                 tuple(sorted(self._nonfinite)),
                 outage,
                 spending,
@@ -205,8 +211,16 @@ class Findings:
         with self._lock:
             return self._fidelity.history
 
-    def add(self, served: Served, tensor: NDArray[np.float32], observation: Observation, reference: Prediction) -> None:
-        """Take an observed frame: as it was answered, its network input (1, C, H, W), what the reference says of it."""
+    def add(
+        self,
+        served: Served,
+        tensor: NDArray[np.float32],
+        observation: Observation,
+        reference: Prediction,
+        before: Prediction | None = None,
+    ) -> None:
+        """Take an observed frame: as it was answered, its network input (1, C, H, W), what the reference says of it,
+        and the engine before, if one on probation has answered it."""
         with self._lock:
             self._view.look(served.frame.ts, served.frame.image)
             if self._view.state.trouble == FROZEN:
@@ -216,6 +230,8 @@ class Findings:
             if served.engine_id != self._watched or self._monitor is None:
                 return
             agreement = fidelity(served.result, reference, self._spec.min_sqnr_db)
+            if before is not None:
+                self._beside.add(served.frame.ts, agreement, fidelity(before, reference, self._spec.min_sqnr_db))
             value = None if agreement.is_empty else agreement.value
             self._fidelity.add(served.frame.ts, value)
             if self._memory is not None:

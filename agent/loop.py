@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from agent.capture import Frame, FrameSlot
+from agent.decode import Prediction
 from agent.errors import AgentError
 from agent.findings import Served
 from agent.trial import Trial, as_failure
@@ -37,6 +38,7 @@ class FrameLoop(threading.Thread):
         self._sinks = sinks
         self._last_id: int | None = None  # of the last frame that was answered
         self._left_behind: Trial | None = None
+        self._in_use = threading.Lock()  # guards the engine before, while another thread may ask it
         self._ended = False
         self._trial: Trial | None = None
         self._kept = False  # the one on trial is; from here on it is an engine like any other
@@ -85,6 +87,18 @@ class FrameLoop(threading.Thread):
             self._recall = self._recall or error
             return True
 
+    def before(self, served: Served, task: VisionTask) -> Prediction | None:
+        """What the engine before says of a frame that the one on trial has answered; None where that is over.
+
+        For another thread, with a task of its own. Where the frame path needs that engine itself meanwhile, because the
+        one on trial has failed, it waits for this answer. Raises what the engine raises.
+        """
+        with self._in_use:
+            with self._exchange:
+                if self._trial is None or self._kept or self._trial.engine_id != served.engine_id:
+                    return None
+            return task.infer(self._engine, served.frame.image)[0]
+
     def run(self) -> None:
         try:
             while (frame := self._slot.get()) is not None:
@@ -112,7 +126,8 @@ class FrameLoop(threading.Thread):
                     self._went_live(trial, frame)
                     return served
         # Also the frame that a candidate has failed on, and those during its rehearsal.
-        result, geometry = self._task.infer(self._engine, frame.image)
+        with self._in_use:
+            result, geometry = self._task.infer(self._engine, frame.image)
         return Served(frame, self._engine_id, result, time.monotonic_ns(), self._task.inferred_s, geometry)
 
     def _went_live(self, trial: Trial, frame: Frame) -> None:
@@ -136,10 +151,11 @@ class FrameLoop(threading.Thread):
 
     def _keep(self, trial: Trial) -> None:
         trial.finish()
-        old, self._engine, self._engine_id = self._engine, trial.engine, trial.engine_id
-        with self._exchange:
-            self._trial, self._kept = None, False
-        old.close()
+        with self._in_use:
+            old, self._engine, self._engine_id = self._engine, trial.engine, trial.engine_id
+            with self._exchange:
+                self._trial, self._kept = None, False
+            old.close()
 
     def _back(self, trial: Trial, error: Exception, ts: float | None, asked: bool = False) -> None:
         """The engine before serves again; as TrialEvents has it. Raises `error` where there is no way back any more."""
@@ -165,7 +181,8 @@ class FrameLoop(threading.Thread):
             self._back(trial, recall, None)
         elif trial is not None:
             self._close(trial)
-        self._engine.close()
+        with self._in_use:
+            self._engine.close()
 
     def _close(self, trial: Trial) -> None:
         """Of one that no more frames come for; a rehearsal under way has its say."""

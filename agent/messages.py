@@ -7,7 +7,7 @@ know asks for something it would not do, so it is refused by name.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,7 @@ from pydantic import (
     ValidationError,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from agent.wire import MessageError, problems, read_object
@@ -25,6 +26,8 @@ SCHEMA_VERSION = 1
 _EVENT_FIELDS = frozenset({"epoch", "seq", "ts", "kind"})
 
 DeviceState = Literal["online", "degraded", "stopping", "offline"]
+Epoch = Annotated[int, Field(ge=0, lt=2**63)]  # what SQLite holds, and most languages
+Number = Annotated[int, Field(ge=1, lt=2**63)]
 DocumentT = TypeVar("DocumentT", bound="Document")
 
 
@@ -144,8 +147,8 @@ class CameraTelemetry(Document):
 class Telemetry(Document):
     """A periodic sample. `(epoch, seq)` numbers telemetry and events of a device together, without gaps."""
 
-    epoch: int
-    seq: int
+    epoch: Epoch
+    seq: Number
     ts: float
     cameras: dict[str, CameraTelemetry]
     health: dict[str, JsonValue] = {}
@@ -161,8 +164,8 @@ class Event(Document):
     Unix time of the event in seconds; what a detail says in capture time bears another name.
     """
 
-    epoch: int
-    seq: int
+    epoch: Epoch
+    seq: Number
     ts: float
     kind: str
     detail: dict[str, JsonValue] = {}
@@ -189,15 +192,21 @@ class Dropped(Document):
     other kind has the same range. The kind `forgotten` is of rows that only a broker had, before there was a collector.
     """
 
-    epoch: int
-    first: int = Field(alias="from")
-    last: int = Field(alias="to")
+    epoch: Epoch
+    first: Number = Field(alias="from")
+    last: Number = Field(alias="to")
     kind: str
-    n: int
+    n: Number
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Dropped:
+        if not (self.first <= self.last and self.n <= self.last - self.first + 1):
+            raise ValueError("from <= to, and n of them")
+        return self
 
 
 class Ack(Document):
     """A collector has stored every row of an epoch up to the number `upto`, or knows that it will not come."""
 
-    epoch: int = Field(ge=0, lt=2**63)
-    upto: int = Field(ge=0, lt=2**63)
+    epoch: Epoch
+    upto: Annotated[int, Field(ge=0, lt=2**63)]

@@ -1,4 +1,4 @@
-"""A client of an MQTT broker that heals itself. MQTT 3.1.1 suffices.
+"""A client of an MQTT broker that heals itself. MQTT 5 where the broker speaks it; 3.1.1 suffices.
 
 One thread owns the connection and everything it touches: it connects, waits on the socket, and moves messages
 between the broker, sources of messages and bounded inboxes. Nobody else calls paho, so nobody waits for its
@@ -23,6 +23,7 @@ from agent.connection import CONNECT_TIMEOUT_S, Connection
 from agent.endpoint import Endpoint
 from agent.errors import AgentError
 from agent.mailbox import Mailbox
+from agent.mqtt5 import Negotiation
 from agent.publishing import Message, Source
 
 __all__ = ["INBOX_SIZE", "Endpoint", "MqttClient"]
@@ -39,11 +40,12 @@ class MqttClient:
     """Publishes and receives in the background while it is open; a context manager.
 
     Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
+    With `shared_inbox` all go there, in the order they came.
     Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the MQTT thread:
     it may call `publish`, nothing that waits. What is published goes before what the `sources` have; who fills one of
     those calls `wake`. An unreachable broker is no error: it is tried again for as long as the
     client is open, and `outcome` says what became of the latest attempt.
-    Raises ConfigError for a password file that cannot be read.
+    Raises ConfigError for a password or TLS file that cannot be read.
     """
 
     def __init__(
@@ -56,10 +58,16 @@ class MqttClient:
         greet: Callable[[], None] | None = None,
         backoff: Backoff | None = None,
         sources: Sequence[Source] = (),
+        shared_inbox: queue.Queue[Message] | None = None,
     ) -> None:
-        self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
+        self.inboxes: dict[str, queue.Queue[Message]] = {
+            topic: shared_inbox or queue.Queue(INBOX_SIZE) for topic in subscriptions
+        }
         self._endpoint = endpoint
         self._password = endpoint.password()
+        if endpoint.tls is not None:
+            endpoint.tls.context()  # for what it raises; certificates are renewed, so each connection reads them anew
+        self._negotiation = Negotiation(endpoint.protocol)
         self._client_id = client_id
         self._subscriptions = subscriptions
         self._will = will
@@ -143,17 +151,23 @@ class MqttClient:
                 return
             if up_s >= STABLE_S:
                 self._backoff.reset()
-            delay_s = self._backoff.next_s()
             where = self._endpoint.host, self._endpoint.port
+            if self._negotiation.fell_back:
+                log.info("mqtt=fallback host=%s port=%d reason=%r protocol=3.1.1", *where, self.outcome)
+                continue
+            delay_s = self._backoff.next_s()
             log.warning("mqtt=down host=%s port=%d reason=%r retry_s=%.1f", *where, self.outcome, delay_s)
             self._closing.wait(delay_s)
 
     def _connect(self) -> float:
         """One connection, from the attempt to its end; returns for how many seconds it was up."""
         will = self._will() if self._will is not None else None
-        connection = Connection(self._client_id, self._subscriptions, will, self._hear, self._wakee)
+        version = self._negotiation.version
+        connection = Connection(
+            self._endpoint, version, self._client_id, self._subscriptions, will, self._hear, self._wakee
+        )
         try:
-            connection.open(self._endpoint, self._password)
+            connection.open(self._password)
             self._serve(connection)
         except (OSError, AgentError) as error:
             connection.outcome = str(error)
@@ -162,6 +176,7 @@ class MqttClient:
             log.warning("mqtt=broken reason=%r", connection.outcome, exc_info=True)
         finally:
             connection.close()
+            self._negotiation.learn(connection.answer, connection.admitted_at is not None)
             self.outcome = connection.outcome
             self._connected.clear()
             for source in self._sources:
@@ -192,7 +207,8 @@ class MqttClient:
         if self._greet is not None:
             self._greet()
         self._connected.set()
-        log.info("mqtt=up host=%s port=%d", self._endpoint.host, self._endpoint.port)
+        where = self._endpoint.host, self._endpoint.port
+        log.info("mqtt=up host=%s port=%d protocol=%s", *where, self._negotiation.version)
 
     def _send(self, connection: Connection) -> None:
         for source in self._sources:

@@ -43,7 +43,7 @@ class MqttConfig(Strict):
     transport: Transport = "tcp"
     websocket_path: str = Field(default="/mqtt", pattern=r"^/[!-~]*$")
     protocol: Annotated[Protocol, BeforeValidator(_text)] = "auto"
-    will_delay_s: int = Field(default=10, ge=0, le=3600)
+    will_delay_s: int = Field(default=20, ge=0, le=3600)
     fleet: str = "default"
     device: str = Field(default_factory=lambda: _host_name())
     keepalive_s: int = Field(default=30, ge=5, le=3600)

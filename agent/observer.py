@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from agent.backoff import Backoff
 from agent.budget import ObservationBudget
 from agent.config import Config
+from agent.decode import Prediction
 from agent.findings import Findings, ObserverState, Served, Spending
 from agent.model_spec import ModelSpec
 from agent.outage import Outage, is_final
@@ -75,12 +76,15 @@ class ObserverThread(threading.Thread):
         config: Config,
         on_change: Callable[[TaredError | None], None],
         preparing: Progress = silent,
+        before: Callable[[Served], Prediction | None] = lambda _: None,
     ) -> None:
+        """before: what the engine says whose place another one has taken on probation; None where none is."""
         super().__init__(name="observer", daemon=True)
         self._open_observer = open_observer
         self._spec = spec
         self._config = config
         self._preparing = preparing
+        self._before = before
         self._opening = Outage(on_change, Backoff(*_OPENING_S), well_after=1)
         self._observing = Outage(on_change, Backoff(*_OBSERVING_S), _WELL_AFTER)
         self._tried, self._opened = threading.Event(), threading.Event()
@@ -230,4 +234,4 @@ class ObserverThread(threading.Thread):
         tensor, _ = task.preprocess(served.frame.image)
         observation = observer.observe(tensor)
         reference = task.decode(observation.outputs, tensor.shape)
-        self.findings.add(served, tensor, observation, reference)
+        self.findings.add(served, tensor, observation, reference, self._before(served))

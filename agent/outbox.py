@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.allowance import Allowance
 from agent.errors import AgentError
 from agent.messages import Dropped
 from agent.mqtt_config import OutboxConfig
@@ -30,8 +31,10 @@ TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
 _WINDOW = 200  # of what is due, so many are in memory
 _MOST_PENDING = 5000  # not yet on the disk: where it does not answer for minutes, what comes then is dropped
 _NEWS_WAIT_S = 1.0  # for what else is to be written
-_SILENCE_S = 60.0  # of the collector, until what it has not confirmed is sent again
+_SILENCE_S = 60.0  # in which the collector does not confirm the oldest row, until all is sent again; doubles
+_HOLE_S = 2.0  # between that and the next time, where the collector lets know that it misses something
 _LONGEST_SILENCE_S = 3600.0
+_MOST_EPOCHS = 1000  # whose acknowledgements are remembered
 _START: Key = (0, 0)  # before every number
 
 
@@ -47,13 +50,14 @@ class Outbox:
     """A Source, thread-safe; a thread of its own writes. A context manager, after which nothing is lost but what is
     put then.
 
-    `errors` has what there is to tell of the disk. While it refuses, memory stands in for it: with the process that is
-    lost, and may leave a gap at the end of an epoch.
+    `errors` has what there is to tell of the disk, and `error` what ended the thread, which is a bug. While the disk
+    refuses, memory stands in for it: with the process that is lost, and may leave a gap at the end of an epoch.
     """
 
     def __init__(self, path: Path, topics: Topics, config: OutboxConfig) -> None:
         """Raises AgentError (`outbox.schema`) for a file of a newer tared."""
         self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
+        self.error: BaseException | None = None
         self.on_due: Callable[[], None] = lambda: None  # called by the writing thread once there is more to take
         self._topics = topics
         self._config = config
@@ -63,6 +67,7 @@ class Outbox:
         self._changed = threading.Condition()  # guards all that follows
         self._work = Work()
         self._write_at = math.inf  # monotonic
+        self._committed_s = time.monotonic()
         self._again = False  # what is unconfirmed is due once more, from the oldest on
         self._closing = False
         self._window: deque[Row | Run] = deque()
@@ -71,9 +76,11 @@ class Outbox:
         self._parcels: dict[int, _Parcel] = {}  # by the id of their messages
         self._runs: set[tuple[int, int, int]] = set()  # that this connection has been given
         self._furthest = _START  # greatest number that was ever taken
-        self._allowance = _Allowance(config.backlog_per_s)
+        self._allowance = Allowance(config.backlog_per_s)
+        self._acknowledged: dict[int, int] = {}  # by epoch, what this process has heard
+        self._resent_s = time.monotonic()
         self._silence_s = _SILENCE_S
-        self._heard_s = time.monotonic()  # when a collector or a new connection gave hope last
+        self._again_at = math.inf  # monotonic
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
 
     def __enter__(self) -> Outbox:
@@ -105,8 +112,8 @@ class Outbox:
                 self._work.rows.append(row)
             else:
                 self._work.lost.append(((self.epoch, self._seq), kind))
-            wait_s = {SAMPLE: self._config.commit_s, NEWS: _NEWS_WAIT_S, ALARM: 0.0}[rank]
-            self._write_within(wait_s)
+            since_s = time.monotonic() - self._committed_s
+            self._write_within({SAMPLE: self._config.commit_s - since_s, NEWS: _NEWS_WAIT_S, ALARM: 0.0}[rank])
 
     def hurry(self) -> None:
         """Write at once what there is."""
@@ -118,15 +125,19 @@ class Outbox:
         with self._changed:
             if epoch == self._furthest[0]:
                 upto = min(upto, self._furthest[1])
-            if epoch <= self._furthest[0]:
-                self._work.acks.append((epoch, upto))
-                self._heard_s, self._silence_s = time.monotonic(), _SILENCE_S
-                self._write_within(self._config.commit_s)
+            if epoch > self._furthest[0]:
+                return
+            if upto <= self._acknowledged.get(epoch, -1):  # it has heard of more, but not of what comes next
+                self._again_at = min(self._again_at, self._resent_s + _HOLE_S)
+                self._changed.notify()
+            if len(self._acknowledged) >= _MOST_EPOCHS:
+                self._acknowledged.clear()
+            self._acknowledged[epoch] = self._work.acks[epoch] = upto
+            self._write_within(self._config.commit_s)
 
     def renew(self) -> None:
         """A connection begins: what the one before has not carried, and what no collector confirmed, is due."""
         with self._changed:
-            self._heard_s = time.monotonic()
             self._send_again()
 
     def take(self) -> Message | None:
@@ -179,6 +190,8 @@ class Outbox:
 
     def _send_again(self) -> None:
         self._again = True
+        self._resent_s = time.monotonic()
+        self._again_at = self._resent_s + self._silence_s
         self._window.clear()
         self._opened.clear()
         self._parcels.clear()
@@ -187,21 +200,29 @@ class Outbox:
         self._write_within(0.0)
 
     def _run(self) -> None:
+        try:
+            self._work_on()
+        except BaseException as error:
+            self.error = error
+
+    def _work_on(self) -> None:
         cursor = _START
         while True:
             with self._changed:
                 while not self._has_work() and self._changed.wait(self._patience_s()):
                     pass  # what was notified may have changed how long to wait
-                if self._is_forsaken():
+                if self._store.asks_collector and time.monotonic() >= self._again_at:
+                    self._silence_s = min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
                     self._send_again()
                 closing, again, work = self._closing, self._again, self._work
                 writes = closing or again or time.monotonic() >= self._write_at
                 if writes:
                     self._work, self._again, self._write_at = Work(), False, math.inf
+                    self._committed_s = time.monotonic()
                 last = self.epoch, self._seq
                 room = _WINDOW - len(self._window)
             if writes and (work or again):
-                self._store.commit(work, last, again)
+                self._commit(work, last, again)
             if closing:
                 return
             if again:
@@ -228,36 +249,17 @@ class Outbox:
 
     def _patience_s(self) -> float:
         """Until there may be something to do that nobody tells."""
-        silent_until = self._heard_s + self._silence_s if self._store.asks_collector else math.inf
-        return min(60.0, max(0.0, min(self._write_at, silent_until) - time.monotonic()))
+        again_at = self._again_at if self._store.asks_collector else math.inf
+        return min(60.0, max(0.0, min(self._write_at, again_at) - time.monotonic()))
 
-    def _is_forsaken(self) -> bool:
-        """Whether it is time to send again what the collector has not confirmed."""
-        now = time.monotonic()
-        if not self._store.asks_collector or now < self._heard_s + self._silence_s:
-            return False
-        self._heard_s, self._silence_s = now, min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
-        return True
+    def _commit(self, work: Work, last: Key, again: bool) -> None:
+        oldest = self._store.oldest
+        self._store.commit(work, last, again)
+        if self._store.oldest != oldest:
+            with self._changed:
+                self._silence_s = _SILENCE_S
+                self._again_at = time.monotonic() + _SILENCE_S
 
 
 def _told(run: Run, kind: str, n: int) -> Dropped:
     return Dropped.model_validate({"epoch": run.epoch, "from": run.first, "to": run.last, "kind": kind, "n": n})
-
-
-class _Allowance:
-    """So many per second, and as many at once after a second without."""
-
-    def __init__(self, per_s: float) -> None:
-        self._per_s = per_s
-        self._left = per_s
-        self._counted_s = time.monotonic()
-
-    def take(self) -> bool:
-        """Whether one more is allowed now."""
-        now = time.monotonic()
-        self._left = min(self._per_s, self._left + (now - self._counted_s) * self._per_s)
-        self._counted_s = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True

@@ -15,6 +15,7 @@ SAMPLE, NEWS, ALARM = range(3)  # ranks: of the lowest is dropped first
 _MIGRATIONS = (
     """
     CREATE TABLE rows (
+        place INTEGER PRIMARY KEY,
         epoch INTEGER NOT NULL,
         seq INTEGER NOT NULL,
         kind TEXT NOT NULL,
@@ -22,8 +23,8 @@ _MIGRATIONS = (
         wall REAL NOT NULL,
         sent INTEGER NOT NULL,
         payload BLOB NOT NULL,
-        PRIMARY KEY (epoch, seq)
-    ) WITHOUT ROWID;
+        UNIQUE (epoch, seq)
+    );
     CREATE TABLE runs (
         epoch INTEGER NOT NULL,
         first INTEGER NOT NULL,
@@ -32,12 +33,14 @@ _MIGRATIONS = (
         sent INTEGER NOT NULL,
         PRIMARY KEY (epoch, first)
     ) WITHOUT ROWID;
+    CREATE INDEX rows_by_rank ON rows (rank, epoch, seq);
     CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
     """,
 )
 # One fsync for a commit, and what is committed survives a power cut; the log does not stay large.
 _PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "journal_size_limit = 1000000")
-_DROPPED_AT_ONCE = 200  # rows
+_DROPPED_AT_ONCE = 20  # rows, before it is looked again what all takes
+_COLUMNS = {"rows": "epoch, seq, kind, rank, wall, sent, payload", "runs": "epoch, first, last, counts, sent"}
 
 Key = tuple[int, int]  # epoch, seq
 
@@ -148,6 +151,10 @@ class Rows:
         ).fetchone()[0]
         return int(found) if found is not None else None
 
+    def oldest_key(self) -> Key | None:
+        """The least number of all rows."""
+        return self.db.execute("SELECT epoch, seq FROM rows ORDER BY epoch, seq LIMIT 1").fetchone()  # type: ignore[no-any-return]  # sqlite3 knows no types
+
     def last_epoch(self) -> int:
         """The greatest one that anything is of; 0 without."""
         (found,) = self.db.execute(
@@ -162,22 +169,14 @@ class Rows:
         )
         return int((pages - free) * size)
 
-    def drop_oldest(self, bytes_over: int) -> Counter[str]:
-        """Samples before news before alarms, the oldest first, until so many bytes are gone; what went, by kind."""
+    def drop_oldest(self, size_bytes: int) -> Counter[str]:
+        """Samples before news before alarms, the oldest first, until so much is left; what went, by kind."""
         dropped: Counter[str] = Counter()
-        while bytes_over > 0:
-            found = self.db.execute(
-                "SELECT epoch, seq, kind, length(payload) FROM rows ORDER BY rank, epoch, seq LIMIT ?",
-                (_DROPPED_AT_ONCE,),
-            ).fetchall()
-            if not found:
+        while self.size_bytes() > size_bytes:
+            lowest = "SELECT epoch, seq, kind FROM rows WHERE rank = (SELECT min(rank) FROM rows)"
+            going = self.db.execute(f"{lowest} ORDER BY epoch, seq LIMIT ?", (_DROPPED_AT_ONCE,)).fetchall()
+            if not going:
                 break
-            going = []
-            for epoch, seq, kind, length in found:
-                going.append((epoch, seq, kind))
-                bytes_over -= length
-                if bytes_over <= 0:
-                    break
             dropped += self._drop(going)
         return dropped
 
@@ -215,10 +214,10 @@ class Rows:
 
     def copy_to(self, other: Rows) -> None:
         """All rows and runs."""
-        for table, columns in (("rows", 7), ("runs", 5)):
-            places = ", ".join("?" * columns)
-            content = self.db.execute(f"SELECT * FROM {table}").fetchall()
-            other.db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({places})", content)
+        for table, columns in _COLUMNS.items():
+            content = self.db.execute(f"SELECT {columns} FROM {table}").fetchall()
+            places = ", ".join("?" * (columns.count(",") + 1))
+            other.db.executemany(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({places})", content)
 
     def _drop(self, going: Sequence[tuple[int, int, str]]) -> Counter[str]:
         """Put runs in the place of rows."""

@@ -31,13 +31,13 @@ class Work:
     """What there is to write, from one commit to the next.
 
     lost: numbers of rows that never came this far, with their kinds. delivered: the broker has them. acks: a
-    collector's, epoch and upto.
+    collector's, `upto` by epoch.
     """
 
     rows: list[Row] = field(default_factory=list)
     lost: list[tuple[Key, str]] = field(default_factory=list)
     delivered: list[Row | Run] = field(default_factory=list)
-    acks: list[tuple[int, int]] = field(default_factory=list)
+    acks: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.lost or self.delivered or self.acks)
@@ -62,6 +62,7 @@ class OutboxStore:
         self._return_to_disk()
         self.epoch = max(self._rows.fact("epoch"), self._rows.last_epoch(), int(time.time()) - 1) + 1
         self._collected = self._rows.fact("collected") > 0
+        self.oldest: Key | None = None  # of what waits to be confirmed
 
     @property
     def asks_collector(self) -> bool:
@@ -106,11 +107,12 @@ class OutboxStore:
             for (epoch, seq), kind in work.lost:
                 self._rows.add_run(epoch, seq, seq, {kind: 1})
             self._deliver(work.delivered)
-            for epoch, upto in work.acks:
+            for epoch, upto in work.acks.items():
                 self._confirm(epoch, upto, last)
             dropped = self._bound()
             if again and self.asks_collector:
                 self._rows.unsend()
+            self.oldest = self._rows.oldest_key()
         self.dropped += dropped + Counter(kind for _, kind in work.lost)
 
     def _deliver(self, delivered: list[Row | Run]) -> None:
@@ -139,9 +141,8 @@ class OutboxStore:
         if time.monotonic() >= self._aged_s:
             self._aged_s = time.monotonic() + _AGED_EVERY_S
             dropped += self._rows.drop_older(time.time() - self._config.days * _DAY_S)
-        size = self._rows.size_bytes()
-        if size > self._config.bytes:
-            dropped += self._rows.drop_oldest(size - round(_ROOM * self._config.bytes))
+        if self._rows.size_bytes() > self._config.bytes:
+            dropped += self._rows.drop_oldest(round(_ROOM * self._config.bytes))
         return dropped
 
     def _set_dates(self) -> None:

@@ -18,6 +18,7 @@ from agent.observer import ObserverThread
 from agent.probation import Record, deadline_s
 from agent.telemetry import LoopMeter
 from agent.trial import CheckedTask, Trial, TrialEvents, WitnessTask
+from agent.vision import VisionTask
 from calibrate.errors import TaredError
 from engines.backend import Engine, Progress, open_backend
 
@@ -60,7 +61,10 @@ class Pipeline:
         # One thread: the observer's own, whose low priority then holds for all of its work.
         backend = open_backend(config.backend, config.backend_options(threads=1))
         reference = partial(backend.observer, model.reference, model.placement.taps)
-        self.observer = ObserverThread(reference, model.spec, config, on_observer, preparing)
+        before = VisionTask(model.spec, engine.inputs, engine.outputs)  # the observer's own, as its buffers are
+        self.observer = ObserverThread(
+            reference, model.spec, config, on_observer, preparing, lambda served: self.loop.before(served, before)
+        )
         task = self._task = WitnessTask(model.spec, engine.inputs, engine.outputs)
         self._open_trial_task = partial(CheckedTask, model.spec, engine.inputs, engine.outputs, task.not_finite)
         self._probation = config.probation

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from agent.config import ProbationConfig
 from agent.errors import AgentError
 from agent.findings import Served
-from agent.verdict import Verdict
 from calibrate.evidence import Interval
 
 _NEWEST = 4000  # inference times kept of each engine
@@ -25,7 +24,6 @@ _FEWEST = 32  # of either engine, without which their latencies are not compared
 _RECENT = 31  # gaps between frames, whose median is the usual one
 _LONGEST_GAP = 5.0  # times the usual one, which is what a longer one counts
 _PATIENCE = 10.0  # times the seconds asked, after which fewer frames than asked are enough
-_TELLING = 8  # observed frames without which the engine before has no fidelity to be held against
 _NO_WORSE = 0.01  # of fidelity: no difference
 _SIGMAS = 3.0
 _LONGEST_DEADLINE_S = 30.0  # half of what the service's watchdog waits for a frame
@@ -110,21 +108,6 @@ def quantile_bounds(ordered: NDArray[np.float64], share: float) -> tuple[float, 
     return (float(ordered[low]) if low >= 0 else 0.0), (float(ordered[high]) if high < n else math.inf)
 
 
-def fidelity_floor(verdict: Verdict | None, before: Interval, max_loss: float) -> float | None:
-    """What the fidelity of a candidate must not lie below; None where nothing is known.
-
-    With the reference in service, what its owner accepts. With another engine, what that was last seen to reach: the
-    less of its fidelity on the held-out frames, and of the lower bound on live ones, before: light that changes while a
-    candidate is built is not the candidate's fault, and it is to be better than what it replaces, not than it once was.
-    """
-    if verdict is not None and verdict.fidelity_serving is None:
-        return 1.0 - max_loss
-    known = [verdict.fidelity_serving] if verdict is not None and verdict.fidelity_serving is not None else []
-    if before.n >= _TELLING:
-        known.append(before.low)
-    return min(known) - _NO_WORSE if known else None
-
-
 class Probation:
     """One candidate's, from its first frame on.
 
@@ -132,8 +115,9 @@ class Probation:
     side, for the median and for the 99th percentile; a candidate as fast as the engine before would have to be
     misjudged by the whole of `max_slowdown` beside. A machine that is suddenly busy for most of it may do that. A first
     engine's is told and not judged: where a runtime has no fast kernels for INT8, it is what the owner has asked for.
-    Fidelity: the interval is a confidence sequence, so that all looks together condemn a candidate that is as good as
-    the floor in 2.5 % of probations at most.
+    Fidelity: beside the engine before, on the same frames; a first engine's beside the reference, which it may lose
+    `max_loss` to. The interval is a confidence sequence, so that all looks together condemn a candidate that loses no
+    more than it may in 2.5 % of probations at most.
     """
 
     def __init__(
@@ -142,17 +126,18 @@ class Probation:
         record: Record,
         candidate: str,
         before: str,
-        floor: float | None,
+        max_loss: float,
         *,
         first: bool = False,
     ) -> None:
-        """first: it takes the place of the float reference, and no latency of that is a measure for it."""
+        """max_loss: of fidelity, that the owner accepts. first: it takes the place of the float reference, and no
+        latency of that is a measure for it."""
         record.begin(candidate, before)
         self._config = config
         self._record = record
         self._candidate = candidate
         self._before_s = np.empty(0) if first else record.times_s(before)
-        self._floor = floor
+        self._may_lose = max_loss if first else _NO_WORSE
 
     @property
     def frames(self) -> int:
@@ -189,9 +174,10 @@ class Probation:
             return False
         return quantile_bounds(self._before_s, 0.99)[1] < math.inf
 
-    def complaint(self, fidelity: Interval | None) -> AgentError | None:
-        """What speaks against the candidate; fidelity: of what it has served, None where that is no measure for it."""
-        return self._slow() or (self._unfaithful(fidelity) if fidelity is not None else None)
+    def complaint(self, gain: Interval | None) -> AgentError | None:
+        """What speaks against the candidate; gain: of its fidelity over the engine before, None where that is no
+        measure for it."""
+        return self._slow() or (self._unfaithful(gain) if gain is not None else None)
 
     def suffered(self, error: AgentError, asked: bool) -> int:
         """Frames that were answered late or wrongly, or would have been, when it was taken back for this reason.
@@ -213,9 +199,9 @@ class Probation:
                 return AgentError("probation.latency", found, f"at most {1e3 * at_most_s:.2f} ms", remedy)
         return None
 
-    def _unfaithful(self, fidelity: Interval) -> AgentError | None:
-        if self._floor is None or not fidelity.n or fidelity.high >= self._floor:
+    def _unfaithful(self, gain: Interval) -> AgentError | None:
+        if not gain.n or gain.high >= -self._may_lose:
             return None
-        found = f"fidelity {fidelity.high:.3f} at most, on {fidelity.n} frames"
+        found = f"fidelity lower by {-gain.high:.3f} at least than of the engine before, on the same {gain.n} frames"
         remedy = "what served before serves on; a recalibration from other frames may do better"
-        return AgentError("probation.fidelity", found, f"at least {self._floor:.3f}", remedy)
+        return AgentError("probation.fidelity", found, f"at most {self._may_lose:g} lower", remedy)

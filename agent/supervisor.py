@@ -221,6 +221,8 @@ class Supervisor:
         with suppress(queue.Empty):
             while True:
                 self._reporter.error(link.outbox.errors.get_nowait())
+        if link.outbox.error is not None:
+            raise link.outbox.error
 
     def _on_camera(self, error: CameraError | None) -> None:
         if error is not None:

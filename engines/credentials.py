@@ -15,4 +15,4 @@ def credential(name: str) -> Path | None:
 def is_credential(file: Path) -> bool:
     """Whether it is systemd that rules who may read the file."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
-    return bool(folder) and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
+    return bool(folder and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)))

@@ -43,6 +43,7 @@ class Listening:
         self.labels: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.acks: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
+        self.error: BaseException | None = None
         self.drops: dict[str, int] = {}
         self.enough: Callable[[], object] = lambda: False  # then the daemon ends, as by its user
         self._ended = False

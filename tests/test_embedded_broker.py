@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_left")
 @pytest.mark.broker
 @pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="needs mosquitto-clients")
 def test_the_line_that_make_run_prints_works_with_the_embedded_broker() -> None:
-    with EmbeddedBroker() as broker, on_the_air(Endpoint(broker.host, broker.port), TOPICS, BIRTH):
+    with EmbeddedBroker() as broker, on_the_air(Endpoint(broker.host, broker.port, protocol="3.1.1"), TOPICS, BIRTH):
         line = ["mosquitto_sub", "-p", str(broker.port), "-v", "-t", TOPICS.status, "-C", "1", "-W", "10"]
         seen = subprocess.run(line, capture_output=True, text=True, check=True, timeout=20).stdout
     assert seen.startswith("tared/v1/fleet/board/status {")

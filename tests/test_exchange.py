@@ -32,7 +32,7 @@ from calibrate.errors import TaredError
 from calibrate.evidence import Interval
 from engines.backend import EngineError
 
-UNKNOWN, BAD = Interval(0.0, 0.0, 1.0, 0), Interval(0.1, 0.0, 0.3, 30)
+UNKNOWN, BAD = Interval(0.0, -1.0, 1.0, 0), Interval(-0.4, -0.6, -0.2, 30)
 VERDICT = Verdict(True, "", 32, 0, 0.95, 0.9, 0.0, 0.0, 1.0, 1.0, 1.0)
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 REFUSES = EngineError("store.write", "no space left", "a writable store", "check the disk")
@@ -120,8 +120,8 @@ class Bench:
             frame = Frame(self.frames, self.frames / 10.0, 0, IMAGE)
             self.record.add(Served(frame, name, {}, 0, inferred_s))
 
-    def tick(self, fidelity: Interval = UNKNOWN, drift: str = "calm") -> None:
-        state = SimpleNamespace(fidelity=fidelity, drift=SimpleNamespace(state=drift))
+    def tick(self, gain: Interval = UNKNOWN, drift: str = "calm") -> None:
+        state = SimpleNamespace(gain=gain, drift=SimpleNamespace(state=drift))
         self.exchange.tick(cast(ObserverState, state))
 
     def kinds(self) -> list[str]:
@@ -142,7 +142,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append((kind, detail)))
     loop, record, committed, disk = Loop(), Record(live=False), list[str](), list[TaredError]()
     pipeline = SimpleNamespace(loop=loop, record=record, error=None, last_ts=7.0, dropped=0, trial=None)
-    pipeline.observer = SimpleNamespace(state=lambda: SimpleNamespace(fidelity=UNKNOWN, drift=None))
+    pipeline.observer = SimpleNamespace(state=lambda: SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, drift=None))
     pipeline.try_out = lambda _id, _engine, told: setattr(pipeline, "trial", told)
     service = SimpleNamespace(serving=SimpleNamespace(id="old"), degraded=False)
 
@@ -193,7 +193,9 @@ def test_it_is_kept_after_its_frames_and_seconds_and_committed_only_then(bench: 
 
 @pytest.mark.parametrize(("before", "judged"), [(500, False), (1000, True)])
 def test_what_a_probation_could_judge_is_told(bench: Bench, before: int, judged: bool) -> None:
-    bench.pipeline.observer.state = lambda: SimpleNamespace(fidelity=Interval(0.95, 0.9, 1.0, 12), drift=None)
+    bench.pipeline.observer.state = lambda: SimpleNamespace(
+        fidelity=Interval(0.95, 0.9, 1.0, 12), gain=UNKNOWN, drift=None
+    )
     bench.answer(before, "old")
     bench.live()
     bench.answer(39)
@@ -360,12 +362,10 @@ def test_an_end_by_a_signal_keeps_nothing(bench: Bench) -> None:
     assert (bench.committed, bench.summary.swaps) == ([], [])
 
 
-@pytest.mark.parametrize(("fidelity", "committed"), [(UNKNOWN, ["new"]), (BAD, [])])
-def test_a_recording_that_ends_decides_by_what_it_has_shown(
-    bench: Bench, fidelity: Interval, committed: list[str]
-) -> None:
+@pytest.mark.parametrize(("gain", "committed"), [(UNKNOWN, ["new"]), (BAD, [])])
+def test_a_recording_that_ends_decides_by_what_it_has_shown(bench: Bench, gain: Interval, committed: list[str]) -> None:
     trial = bench.live()
-    bench.pipeline.observer.state = lambda: SimpleNamespace(fidelity=fidelity, drift=None)
+    bench.pipeline.observer.state = lambda: SimpleNamespace(fidelity=UNKNOWN, gain=gain, drift=None)
     trial.ended()
     assert bench.committed == committed
     assert bench.report[-1] == (("succeed", "new") if committed else ("roll_back", "probation.fidelity"))

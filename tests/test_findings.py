@@ -230,6 +230,21 @@ def test_a_warning_begins_a_collection_unless_a_job_waits_for_the_one_there_is(c
     assert (state.collected > 30) is in_use
 
 
+def test_what_serves_gains_over_the_engine_before_on_the_frames_that_both_have_answered(config: Config) -> None:
+    findings = findings_of(config)
+    for begins, before in ((0, WRONG), (40, RIGHT)):
+        findings.watch(regime(), [], float(begins))
+        assert findings.state("", Spending(0.0, 0.0)).gain.n == 0
+        for second in range(begins, begins + 40):
+            frame = Frame(second, float(second), 0, IMAGES[second % len(IMAGES)])
+            seen = np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(1.0, second)), RIGHT
+            findings.add(Served(frame, "another", WRONG, 0, 0.0), *seen, before)
+            findings.add(Served(frame, "lit 1", RIGHT, 0, 0.0), *seen, before if second % 2 else None)
+        gain = findings.state("", Spending(0.0, 0.0)).gain
+        assert (gain.estimate, gain.n) == (1.0 if before is WRONG else 0.0, 20)
+        assert gain.low < gain.estimate <= gain.high
+
+
 def quickly(findings: Findings, seconds: range, light: float = 1.0) -> None:
     """Ten frames a second, of a camera that stands still."""
     for tenth in range(10 * seconds.start, 10 * seconds.stop):

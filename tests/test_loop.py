@@ -167,6 +167,55 @@ def test_the_frame_a_candidate_fails_on_is_answered_by_the_old_engine(frame: int
     assert len(bench.told) == 1 + (frame > 0)
 
 
+def served_by(engine: str) -> Served:
+    return Served(Frame(99, 99.0, 0, IMAGE), engine, {}, 0, 0.0)
+
+
+def test_while_a_candidate_is_on_trial_the_engine_before_says_what_it_would_have_answered() -> None:
+    bench = Bench(NamedEngine("old"))
+    assert bench.loop.before(served_by("old"), PlainTask()) is None
+    bench.rehearse(NamedEngine("new"))
+    bench.feed(1)
+    assert bench.loop.before(served_by("new"), PlainTask()) == "old"
+    assert bench.loop.before(served_by("old"), PlainTask()) is None  # of a frame from before the trial
+    assert bench.loop.keep()
+    assert bench.loop.before(served_by("new"), PlainTask()) is None  # it may be closed at any moment
+    bench.feed(1)
+    assert bench.loop.before(served_by("new"), PlainTask()) is None
+    bench.end()
+
+
+def test_an_engine_that_is_asked_beside_is_not_closed_meanwhile_and_answers_the_frame_path_then(
+    hung: threading.Event,
+) -> None:
+    asked = threading.Event()
+
+    def slowly(count: int) -> None:
+        if count == 1:  # the first frame was the candidate's rehearsal
+            asked.set()
+            assert hung.wait(LIMIT_S)
+
+    old = NamedEngine("old", slowly)
+    bench = Bench(old)
+    bench.rehearse(NamedEngine("new", breaks_at(2)))
+    bench.feed(1)
+    told: list[Any] = []
+    beside = threading.Thread(target=lambda: told.append(bench.loop.before(served_by("new"), PlainTask())))
+    beside.start()
+    assert asked.wait(LIMIT_S)
+    bench.slot.put(Frame(2, 2.0, 0, IMAGE))  # on which the candidate fails
+    bench.slot.close()
+    bench.loop.join(0.2)
+    assert len(bench.served) == 2
+    assert not old.closed.is_set()
+    hung.set()
+    beside.join(LIMIT_S)
+    bench.loop.join(LIMIT_S)
+    assert told == ["old"]
+    assert bench.served[2] == (2, "old", "old")
+    assert old.closed.is_set()
+
+
 def test_a_candidate_that_fails_in_its_rehearsal_costs_no_frame() -> None:
     old, new = NamedEngine("old"), NamedEngine("new", breaks_at(0))
     bench = Bench(old)

@@ -7,15 +7,13 @@ import json
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from brokers import RealBroker, Watcher, eventually, free_port, on_the_air, report
+from child_link import child_on_the_air
 
 from agent.backoff import Backoff
 from agent.errors import ConfigError
@@ -29,30 +27,9 @@ TOPICS = Topics("fleet", "board")
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 BIRTH = Birth(agent_version="1.2.3", engine="abc")
 
-CHILD = """
-import sys, threading
-sys.path.append(sys.argv[2])
-from brokers import on_the_air
-from agent.messages import Birth
-from agent.mqtt import Endpoint
-from agent.topics import Topics
-endpoint = Endpoint("127.0.0.1", int(sys.argv[1]))
-with on_the_air(endpoint, Topics("fleet", "board"), Birth(agent_version="child")):
-    threading.Event().wait()
-"""
-
 
 def link_to(endpoint: Endpoint) -> contextlib.AbstractContextManager[MqttLink]:
     return on_the_air(endpoint, TOPICS, BIRTH)
-
-
-@contextlib.contextmanager
-def child_on_the_air(broker: RealBroker) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", CHILD, str(broker.port), str(Path(__file__).parent)]) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
 
 
 @pytest.mark.broker
@@ -88,7 +65,7 @@ def test_the_end_is_announced_after_all_that_was_queued(mosquitto: RealBroker) -
 
 @pytest.mark.broker
 def test_a_killed_process_leaves_its_will(broker: RealBroker) -> None:
-    with Watcher(broker.endpoint) as watcher, child_on_the_air(broker) as child:
+    with Watcher(broker.endpoint) as watcher, child_on_the_air(broker.endpoint) as child:
         first = watcher.expect(TOPICS.status, state="degraded")
         child.send_signal(signal.SIGKILL)
         watcher.expect(TOPICS.status, state="offline", session=first["session"], boot_id=first["boot_id"])
@@ -98,7 +75,8 @@ def test_a_killed_process_leaves_its_will(broker: RealBroker) -> None:
 
 @pytest.mark.broker
 def test_the_will_of_a_frozen_predecessor_does_not_bury_its_successor(mosquitto: RealBroker) -> None:
-    with Watcher(mosquitto.endpoint) as watcher, child_on_the_air(mosquitto) as child:
+    mosquitto.protocol = "3.1.1"
+    with Watcher(mosquitto.endpoint) as watcher, child_on_the_air(mosquitto.endpoint) as child:
         old = watcher.expect(TOPICS.status, state="degraded")
         child.send_signal(signal.SIGSTOP)  # its socket stays open: the broker takes it for alive
         with link_to(mosquitto.endpoint):
@@ -220,7 +198,7 @@ def test_a_broker_that_refuses_hears_the_credentials_and_is_quoted(tmp_path: Pat
     password_file = tmp_path / "password"
     password_file.write_text("s3cret\n")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = Endpoint("127.0.0.1", server.getsockname()[1], 30, "board-7", password_file)
+        endpoint = Endpoint("127.0.0.1", server.getsockname()[1], 30, "board-7", password_file, protocol="3.1.1")
         seldom = Backoff(60.0, 60.0, random.Random(7))
         with on_the_air(endpoint, TOPICS, BIRTH, seldom) as link:
             connection, _ = server.accept()

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
+from agent.beside import Beside
 from agent.capture import Frame
 from agent.config import ProbationConfig
 from agent.errors import AgentError
+from agent.fidelity import Fidelity
 from agent.findings import Served
-from agent.probation import Probation, Record, deadline_s, fidelity_floor, quantile_bounds
-from agent.verdict import Verdict
-from calibrate.evidence import ConfidenceSequence, Interval
+from agent.probation import Probation, Record, deadline_s, quantile_bounds
+from calibrate.evidence import Interval
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
-UNKNOWN = Interval(0.0, 0.0, 1.0, 0)
-FIRST = Verdict(True, "", 32, 0, 0.95, None, 0.0, 0.0, 1.0, None, 1.0)
-LATER = replace(FIRST, fidelity_serving=0.6)
+UNKNOWN = Interval(0.0, -1.0, 1.0, 0)
 
 
 def answer(record: Record, engine: str, *, frame: int, inferred_s: float = 0.01, ts: float | None = None) -> None:
@@ -28,14 +25,14 @@ def answer(record: Record, engine: str, *, frame: int, inferred_s: float = 0.01,
 
 
 def probation(
-    before_s: float = 0.01, floor: float | None = None, frames: int = 100, seconds: float = 10.0
+    before_s: float = 0.01, max_loss: float = 0.1, frames: int = 100, seconds: float = 10.0, first: bool = False
 ) -> tuple[Probation, Record]:
     """On a stretch of 200 frames by the engine before, whose times vary by a tenth."""
     record = Record(live=False)
     for frame in range(200):
         answer(record, "before", frame=frame, inferred_s=before_s * (1.0 + 0.1 * (frame % 10) / 10))
     config = ProbationConfig(frames=frames, seconds=seconds)
-    return Probation(config, record, "new", "before", floor), record
+    return Probation(config, record, "new", "before", max_loss, first=first), record
 
 
 def code(error: AgentError | None) -> str:
@@ -60,7 +57,7 @@ def test_it_lasts_for_frames_and_for_seconds() -> None:
 def test_on_a_camera_of_few_frames_it_is_over_after_ten_times_the_seconds() -> None:
     for every_s, seconds, frames in ((1.0, 5.0, 51), (1.0, 2.0, 32), (0.1, 20.0, 300), (1.0, 0.0, 300)):
         record, number = Record(live=False), 0
-        watch = Probation(ProbationConfig(frames=300, seconds=seconds), record, "new", "before", None)
+        watch = Probation(ProbationConfig(frames=300, seconds=seconds), record, "new", "before", 0.1)
         while not watch.is_over:
             answer(record, "new", frame=number, ts=1000.0 + number * every_s)
             number += 1
@@ -88,7 +85,7 @@ def test_what_an_engine_answered_before_does_not_count_again() -> None:
     record = Record(live=False)
     for frame in range(50):
         answer(record, "new", frame=frame)
-    watch = Probation(ProbationConfig(frames=10, seconds=0.0), record, "new", "before", None)
+    watch = Probation(ProbationConfig(frames=10, seconds=0.0), record, "new", "before", 0.1)
     assert (watch.frames, watch.seconds) == (0, 0.0)
 
 
@@ -142,7 +139,7 @@ def test_a_tail_that_a_long_record_shows_is_slow() -> None:
     record = Record(live=False)
     for frame in range(2000):
         answer(record, "before", frame=frame)
-    watch = Probation(ProbationConfig(), record, "new", "before", None)
+    watch = Probation(ProbationConfig(), record, "new", "before", 0.1)
     for number in range(600):
         answer(record, "new", frame=2000 + number, inferred_s=1.0 if number % 20 == 0 else 0.01)
     error = watch.complaint(UNKNOWN)
@@ -160,7 +157,7 @@ def test_engines_of_one_speed_are_almost_never_told_apart() -> None:
             times_s = 0.01 * rng.lognormal(0.0, 0.5, 500)
             for frame, time_s in enumerate(times_s[:300]):
                 answer(record, "before", frame=frame, inferred_s=float(time_s))
-            watch = Probation(ProbationConfig(max_slowdown=slowdown), record, "new", "before", None)
+            watch = Probation(ProbationConfig(max_slowdown=slowdown), record, "new", "before", 0.1)
             for frame, time_s in enumerate(times_s[300:]):
                 answer(record, "new", frame=300 + frame, inferred_s=float(time_s))
                 if frame % 10 == 0 and watch.complaint(UNKNOWN) is not None:
@@ -180,46 +177,46 @@ def test_the_bounds_of_a_quantile_hold_it() -> None:
     assert quantile_bounds(np.array([1.0, 2.0]), 0.5) == (0.0, np.inf)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "before", "floor"),
-    [
-        (FIRST, UNKNOWN, 0.9),  # the reference serves: what the owner accepts
-        (LATER, UNKNOWN, 0.59),
-        (LATER, Interval(0.5, 0.4, 0.6, 20), 0.39),
-        (LATER, Interval(0.9, 0.8, 0.95, 20), 0.59),
-        (LATER, Interval(0.5, 0.4, 0.6, 7), 0.59),
-        (None, Interval(0.5, 0.4, 0.6, 20), 0.39),
-        (None, UNKNOWN, None),
-    ],
-)
-def test_the_floor_is_what_the_engine_before_was_last_seen_to_reach(
-    verdict: Verdict | None, before: Interval, floor: float | None
+@pytest.mark.parametrize(("first", "may_lose"), [(False, 0.01), (True, 0.2)])
+def test_fidelity_surely_below_the_engine_before_ends_it_and_all_its_frames_suffered(
+    first: bool, may_lose: float
 ) -> None:
-    assert fidelity_floor(verdict, before, 0.1) == (None if floor is None else pytest.approx(floor))
-
-
-def test_fidelity_surely_below_the_floor_ends_it_and_all_its_frames_suffered() -> None:
-    watch, record = probation(floor=0.5)
+    watch, record = probation(max_loss=0.2, first=first)
     for frame in range(200, 240):
         answer(record, "new", frame=frame)
-    assert watch.complaint(Interval(0.4, 0.1, 0.5, 9)) is None
-    error = watch.complaint(Interval(0.3, 0.1, 0.49, 10))
+    assert watch.complaint(UNKNOWN) is None
+    assert watch.complaint(Interval(-0.4, -0.8, -may_lose, 9)) is None
+    error = watch.complaint(Interval(-0.5, -0.8, -may_lose - 0.001, 10))
     assert error is not None
     assert error.code == "probation.fidelity"
     assert watch.suffered(error, asked=False) == 40
 
 
-def test_a_candidate_as_good_as_the_floor_is_condemned_in_one_probation_of_forty_at_most() -> None:
+def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_of_forty_at_most() -> None:
     rng, condemned = np.random.default_rng(2), 0
-    watch, _ = probation(floor=0.8)
+    watch, _ = probation()
     for _ in range(200):
-        sequence = ConfidenceSequence(0.05)
-        for value in rng.random(200) < 0.8:
-            sequence.update(float(value))
-            if watch.complaint(sequence.interval) is not None:
+        beside = Beside()
+        for second, (candidate, before) in enumerate(rng.random((200, 2)) < 0.8):
+            for _neighbour in range(5):  # right and wrong together
+                beside.add(second + 0.2 * _neighbour, Fidelity(float(candidate)), Fidelity(float(before)))
+            if watch.complaint(beside.gain) is not None:
                 condemned += 1
                 break
     assert condemned <= 10
+
+
+def test_a_scene_that_is_hard_for_both_speaks_against_neither_and_one_that_only_one_reads_does() -> None:
+    watch, _ = probation()
+    hard, empty, told = Beside(), Beside(), Beside()
+    for second in range(60):
+        hard.add(second, Fidelity(0.1), Fidelity(0.1))
+        empty.add(second, Fidelity(1.0, is_empty=True), Fidelity(1.0, is_empty=True))
+        told.add(second, Fidelity(0.2), Fidelity(0.9))
+    assert hard.gain.estimate == pytest.approx(0.0)
+    assert empty.gain == UNKNOWN
+    assert [code(watch.complaint(beside.gain)) for beside in (hard, empty, told)] == ["", "", "probation.fidelity"]
+    assert -0.9 < told.gain.low < -0.7 < told.gain.high < -0.3
 
 
 @pytest.mark.parametrize("reason", ["error", "output", "hang"])
