@@ -239,6 +239,8 @@ def _install(part: Path, destination: Path) -> None:
     """In the place of the file that is served, all of it at once. Raises AgentError."""
     beside = destination.with_name(f".{destination.name}.{os.getpid()}.new")
     try:
+        for killed in destination.parent.glob(f".{destination.name}.*.new"):  # at this very place
+            killed.unlink()
         shutil.copyfile(part, beside)  # the state directory may be another disk
         with beside.open("rb") as file:
             os.fsync(file.fileno())

@@ -259,6 +259,13 @@ def test_a_board_without_room_or_without_a_watch_says_so(tmp_path: Path) -> None
     assert refusal(functools.partial(blocked.begin)) == "command.model"
 
 
+def test_what_a_killed_process_half_copied_goes(board: Board, url: str) -> None:
+    (board.model.parent / ".model.onnx.77.new").write_bytes(b"half")
+    board.begin(f"{url}/model.onnx")
+    assert board.end() == "SUCCEEDED"
+    assert [path.name for path in board.model.parent.iterdir()] == ["model.onnx"]
+
+
 def test_a_place_that_cannot_be_written_is_named(board: Board, url: str) -> None:
     board.model.unlink()
     board.model.mkdir()
