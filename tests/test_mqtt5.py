@@ -292,15 +292,18 @@ def test_a_broker_without_mqtt_5_gets_3_at_once(
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 1.0)
-    with FakeBroker("auto") as broker, impatient(broker.endpoint) as client:
-        with broker.introduction() as (connection, level):
-            assert level == 5
-            answer(connection)
-            with broker.introduction() as (second, level):
-                assert level == 4
-                admit(second, b"\1")
-                assert client.wait_connected(10.0)
-                client.close(timeout_s=0.0)
+    with (
+        FakeBroker("auto") as broker,
+        impatient(broker.endpoint) as client,
+        broker.introduction() as (connection, level),
+    ):
+        assert level == 5
+        answer(connection)
+        with broker.introduction() as (second, level):
+            assert level == 4
+            admit(second, b"\1")
+            assert client.wait_connected(10.0)
+            client.close(timeout_s=0.0)
     assert len(told(caplog, "mqtt=fallback")) == 1
     assert not told(caplog, "mqtt=down")
 

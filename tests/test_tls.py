@@ -125,6 +125,7 @@ def test_a_broker_of_another_ca_is_refused_until_the_ca_is_corrected(
         with tls_broker(tmp_path, authority, authority.issue("broker")) as broker:
             tls = TlsFiles(ca_file=trusted)
             refused(replace(broker.endpoint, tls=tls), "certificate is refused ... set mqtt.tls.ca_file to the CA")
+    caplog.clear()
     ca_file.write_bytes(Authority(tmp_path, "a third CA").file.read_bytes())
     with tls_broker(tmp_path, authority, authority.issue("broker")) as broker:
         endpoint = replace(broker.endpoint, tls=TlsFiles(ca_file=ca_file))
