@@ -172,12 +172,13 @@ class Connection:
     def send(self, message: Message, source: Source) -> None:
         """Publish what was taken from `source`, which hears of its delivery.
 
-        What the broker takes from nobody, for its length, is left out; a source that keeps its messages still has it.
+        What the broker takes from nobody, for its length, is left out, and the source hears of that.
         """
         length = packet_bytes(message)
         if length > self._limits.packet_bytes:
             line = "mqtt=too_large topic=%s bytes=%d limit=%d remedy='the maximum packet size of the broker'"
             log.warning(line, message.topic, length, self._limits.packet_bytes)
+            source.refused(message)
             return
         properties = self._properties(
             PacketTypes.PUBLISH,

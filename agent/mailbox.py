@@ -52,6 +52,9 @@ class Mailbox:
     def delivered(self, message: Message) -> None:
         """Nothing of it is kept."""
 
+    def refused(self, message: Message) -> None:
+        """Nothing of it is kept."""
+
     def put_back(self, messages: Sequence[Message]) -> None:
         """Return what was taken and did not arrive, oldest first; it goes before all that waits.
 

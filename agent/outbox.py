@@ -159,6 +159,14 @@ class Outbox:
                     self._work.delivered.append(parcel.content)
                     self._write_within(self._config.commit_s)
 
+    def refused(self, message: Message) -> None:
+        """It will never arrive, and is counted among what was dropped."""
+        with self._changed:
+            parcel = self._parcels.pop(id(message), None)
+            if parcel is not None and isinstance(parcel.content, Row):
+                self._work.refused.append(parcel.content)
+                self._write_within(self._config.commit_s)
+
     def put_back(self, messages: Sequence[Message]) -> None:
         """With the next connection all that was not acknowledged is due anyway."""
 

@@ -180,6 +180,10 @@ class Rows:
             dropped += self._drop(going)
         return dropped
 
+    def drop(self, rows: Iterable[Row]) -> Counter[str]:
+        """These; what went, by kind."""
+        return self._drop([(row.epoch, row.seq, row.kind) for row in rows])
+
     def drop_older(self, wall: float) -> Counter[str]:
         """What is of a time before `wall`; what went, by kind."""
         going = self.db.execute(

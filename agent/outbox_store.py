@@ -30,17 +30,19 @@ T = TypeVar("T")
 class Work:
     """What there is to write, from one commit to the next.
 
-    lost: numbers of rows that never came this far, with their kinds. delivered: the broker has them. acks: a
+    lost: numbers of rows that never came this far, with their kinds. delivered: the broker has them. refused: no broker
+    takes them. acks: a
     collector's, `upto` by epoch.
     """
 
     rows: list[Row] = field(default_factory=list)
     lost: list[tuple[Key, str]] = field(default_factory=list)
     delivered: list[Row | Run] = field(default_factory=list)
+    refused: list[Row] = field(default_factory=list)
     acks: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.lost or self.delivered or self.acks)
+        return bool(self.rows or self.lost or self.delivered or self.refused or self.acks)
 
 
 class OutboxStore:
@@ -107,13 +109,14 @@ class OutboxStore:
             for (epoch, seq), kind in work.lost:
                 self._rows.add_run(epoch, seq, seq, {kind: 1})
             self._deliver(work.delivered)
+            refused = self._rows.drop(work.refused)
             for epoch, upto in work.acks.items():
                 self._confirm(epoch, upto, last)
             dropped = self._bound()
             if again and self.asks_collector:
                 self._rows.unsend()
             self.oldest = self._rows.oldest_key()
-        self.dropped += dropped + Counter(kind for _, kind in work.lost)
+        self.dropped += dropped + refused + Counter(kind for _, kind in work.lost)
 
     def _deliver(self, delivered: list[Row | Run]) -> None:
         rows = [each for each in delivered if isinstance(each, Row)]

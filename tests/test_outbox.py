@@ -339,3 +339,18 @@ def test_a_bug_in_the_thread_is_found_by_who_asks(tmp_path: Path, monkeypatch: p
     with opened(tmp_path) as outbox:
         put(outbox, 1)
         eventually(lambda: isinstance(outbox.error, ZeroDivisionError))
+
+
+def test_what_no_broker_takes_is_dropped_and_told(tmp_path: Path) -> None:
+    with opened(tmp_path, confirm="collector") as outbox:
+        put(outbox, 3)
+        messages: list[Message] = []
+        while len(messages) < 3:
+            eventually(lambda: collect(outbox, messages))
+        outbox.delivered(messages[0])
+        outbox.refused(messages[1])
+        outbox.delivered(messages[2])
+        (gap,) = taken(outbox, 1)
+        assert (gap["from"], gap["to"], gap["kind"], gap["n"]) == (2, 2, "alarm", 1)
+        eventually(lambda: stored(tmp_path) == [(1, 1), (3, 1)])
+        assert outbox.dropped == {"alarm": 1}
