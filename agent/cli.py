@@ -16,6 +16,7 @@ from rich.console import Console
 
 from agent.arguments import Parser, command, number
 from agent.cli_fleet import add_fleet
+from agent.cli_keys import add_keys
 from agent.cli_offline import add_offline
 from agent.cli_room import add_room
 from agent.cli_service import add_service
@@ -26,6 +27,7 @@ from engines.trace import start_tracing
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: for Restart=on-failure, which takes 0 for the end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,12 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     add_offline(commands)
     add_store(commands)
     add_fleet(commands)
+    add_keys(commands)
     add_room(commands)
     add_service(commands)
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
+    from agent.board_orders import RESTART
     from agent.config import load_config
     from agent.console import set_up_logging
     from agent.daemon import run_daemon
@@ -97,7 +101,7 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(summary.as_dict()))
     else:
         print_summary(summary, Console())
-    return 0
+    return EXIT_RESTART if summary.stopped_by == RESTART else 0
 
 
 if __name__ == "__main__":

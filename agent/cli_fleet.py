@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # imported when a command runs, as in cli_offline.py
     from agent.mqtt_config import MqttConfig
     from agent.tls import TlsFiles
 
+_OPS = "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model"
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
 
 
@@ -22,8 +23,13 @@ def add_fleet(commands: Any) -> None:
     """The commands that speak to devices."""
     send = command(commands, "send", _send, "send a device a command and follow it to its end")
     send.add_argument("device")
-    send.add_argument("op", help="status, recalibrate, rollback, cancel")
-    send.add_argument("arguments", nargs="*", metavar="key=value")
+    send.add_argument("op", help=_OPS)
+    send.add_argument(
+        "arguments", nargs="*", metavar="key=value", help="of model: file=MODEL.onnx [release=FILE] [url=URL]"
+    )
+    send.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
+    send.add_argument("--version", type=number(int, 1, 2**53 - 1), metavar="N", help="of set: above the one before")
+    send.add_argument("--valid", type=number(float, 1.0, 30 * 86400.0), default=60.0, metavar="S", help="for S s (60)")
     add_broker_options(send)
     send.add_argument(
         "--timeout",
@@ -32,6 +38,10 @@ def add_fleet(commands: Any) -> None:
         metavar="S",
         help="give up after S s of silence (30)",
     )
+
+    watch = command(commands, "watch", _watch, "follow devices live: a table on a terminal, else JSON lines")
+    watch.add_argument("devices", nargs="*", metavar="DEVICE", help="all of the fleet")
+    add_broker_options(watch)
 
 
 def add_broker_options(parser: argparse.ArgumentParser) -> None:
@@ -79,18 +89,36 @@ def _tls(options: argparse.Namespace, configured: TlsFiles | None) -> TlsFiles |
 
 
 def _send(options: argparse.Namespace) -> int:
-    from agent.console import set_up_logging
+    from agent.console import progress, set_up_logging
+    from agent.signing import Signer
     from agent.topics import Topics
-    from fleet.operator import new_command, send
+    from fleet.operator import model_arguments, new_command, send
 
     set_up_logging("error")  # each failed attempt to connect is a warning; the last one is our error
-    pairs = dict(argument.partition("=")[::2] for argument in options.arguments)
-    wanted = new_command(options.op, pairs, time.time())
+    pairs: dict[str, Any] = dict(argument.partition("=")[::2] for argument in options.arguments)
+    model = None
+    if options.op == "model":
+        model, release = Path(pairs.pop("file", "")), pairs.pop("release", None)
+        pairs |= model_arguments(model, pairs.pop("url", None), Path(release) if release else None)
+    signer = Signer(options.sign) if options.sign is not None else None
     topics = Topics(fleet_from(options), options.device)
+    to = topics if signer is not None else None
+    wanted = new_command(options.op, pairs, time.time(), options.valid, to, options.version)
     result = None
-    for result in send(endpoint_from(options), topics, wanted, options.timeout):
-        if not options.json:
-            print(result.to_json().decode())
+    with progress(options.op, 100) as bar:
+        for result in send(endpoint_from(options), topics, wanted, options.timeout, signer, model):
+            bar.update(round(result.percent or 0.0), result.step or result.status)
+            if not options.json and result.step is None:
+                print(result.to_json().decode())
     if result is None or options.json:
         print(result.to_json().decode() if result else "{}")
     return 0 if result is not None and result.status == "SUCCEEDED" else 1
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from agent.console import set_up_logging
+    from fleet.watch import watch
+
+    set_up_logging("error")
+    watch(endpoint_from(options), fleet_from(options), frozenset(options.devices), as_json=options.json)
+    return 0

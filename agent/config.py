@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
+from agent.commands_config import CommandsConfig, PrivacyConfig
 from agent.model_spec import Finite, ModelSpec, rebase
 from agent.mqtt_config import MqttConfig
 from agent.schema import Strict, read_yaml, validate
@@ -162,6 +163,8 @@ class Config(Strict):
     store: StoreConfig = StoreConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
     metrics: MetricsConfig = MetricsConfig()
+    commands: CommandsConfig = CommandsConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("recalibration")
@@ -210,5 +213,6 @@ def _absolute(config: Config, base: Path) -> Config:
             "plan": base / config.plan if config.plan else None,
             "camera": camera.model_copy(update={"source": source, "labels": labels}),
             "mqtt": config.mqtt.based(base),
+            "commands": config.commands.based(base),
         }
     )

@@ -7,8 +7,10 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 
 from agent.accuracy import Truth
+from agent.authority import Authority
 from agent.broker import EmbeddedBroker
 from agent.camera import parse_source, source_seconds
+from agent.commands_config import is_loopback
 from agent.config import Config
 from agent.console import say
 from agent.detections import LabelledBoxes
@@ -55,11 +57,16 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
     if warning := slower_here(model.plan, backend.describe()):
         say(f"warning: {warning}")
     config = _fitted(config)
+    authority = _authority(config)
     birth = Birth(
-        agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
+        agent_version=version("tared"),
+        hardware=dict(board()),
+        runtimes=dict(backend.describe()),
+        model=model.sha256,
+        commands=authority.described,
     )
-    with handling_signals(interrupt), _scraped(config) as follow, _link(config, birth) as link:
-        supervisor = Supervisor(config, model, backend, link, birth, frame_limit, labels, content)
+    with handling_signals(interrupt), _scraped(config) as follow, _link(config, birth, authority.unsigned) as link:
+        supervisor = Supervisor(config, model, backend, link, birth, frame_limit, labels, content, authority)
         follow(supervisor.moment)
         summary = supervisor.run()
         while summary.stopped_by == MODEL:
@@ -69,7 +76,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
             except TaredError as error:  # changed once more since it was tried: the one before serves on
                 say(f"warning: {error}")
             birth = birth.model_copy(update={"model": model.sha256})
-            supervisor = Supervisor(config, model, backend, link, birth, frame_limit, labels, content)
+            supervisor = Supervisor(config, model, backend, link, birth, frame_limit, labels, content, authority)
             follow(supervisor.moment)
             summary = supervisor.run()
     boxes = {frame: truth for frame, truth in (labels or {}).items() if isinstance(truth, LabelledBoxes)}
@@ -82,6 +89,15 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
         except TaredError as error:
             say(f"no review: {error}")  # the run itself was good, and its summary is still to be told
     return summary
+
+
+def _authority(config: Config) -> Authority:
+    """Raises ConfigError as `Authority`."""
+    mqtt = config.mqtt
+    authority = Authority(config.commands, Topics(mqtt.fleet, mqtt.device), is_loopback(mqtt.host))
+    if authority.warning:
+        say(f"warning: {authority.warning}")
+    return authority
 
 
 def _fitted(config: Config) -> Config:
@@ -119,7 +135,7 @@ def _labels(config: Config) -> Mapping[int, Truth] | None:
 
 
 @contextmanager
-def _link(config: Config, birth: Birth) -> Iterator[MqttLink | None]:
+def _link(config: Config, birth: Birth, unsigned: bool) -> Iterator[MqttLink | None]:
     """The link to the configured broker, or to an embedded one; None when there is neither: the video goes on."""
     mqtt = config.mqtt
     topics = Topics(mqtt.fleet, mqtt.device)
@@ -137,7 +153,7 @@ def _link(config: Config, birth: Birth) -> Iterator[MqttLink | None]:
             say(f"embedded MQTT broker; watch it: mosquitto_sub -h {broker.host} -p {broker.port} -v -t 'tared/v1/#'")
         outbox = stack.enter_context(Outbox(config.state_dir / "outbox.sqlite", topics, mqtt.outbox))
         yield stack.enter_context(
-            MqttLink(endpoint, topics, birth, outbox, discovery=_discovery(config, topics, birth))
+            MqttLink(endpoint, topics, birth, outbox, discovery=_discovery(config, topics, birth, unsigned))
         )
 
 
@@ -153,8 +169,8 @@ def _scraped(config: Config) -> Iterator[Callable[[Callable[[], Moment]], None]]
         yield exposition.follow
 
 
-def _discovery(config: Config, topics: Topics, birth: Birth) -> Discovery:
-    """The button is for brokers of this machine: nobody signs for Home Assistant."""
+def _discovery(config: Config, topics: Topics, birth: Birth, unsigned: bool) -> Discovery:
+    """The button is for boards that take unsigned commands: nobody signs for Home Assistant."""
     wanted = config.mqtt.home_assistant
     return Discovery(
         topics,
@@ -163,5 +179,5 @@ def _discovery(config: Config, topics: Topics, birth: Birth) -> Discovery:
         config.state_dir / "home_assistant",
         enabled=wanted.enabled,
         prefix=wanted.prefix,
-        button=config.mqtt.host in (None, "localhost", "127.0.0.1", "::1"),
+        button=unsigned,
     )

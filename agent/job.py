@@ -57,7 +57,8 @@ class Job:
     """One recalibration, or one build of a new model's reference.
 
     trigger: first-start, alarm, precision, schedule, command or model. started_s: monotonic time of the trigger.
-    raising: by how much precision is raised, None where it is not. reason: why it stands still, empty if it does not.
+    raising: by how much precision is raised, None where it is not. max_loss: None as configured. reason: why it stands
+    still, empty if it does not.
     """
 
     trigger: str
@@ -65,6 +66,7 @@ class Job:
     method: str
     report: WorkObserver
     raising: Raising | None = None
+    max_loss: float | None = None
     started_s: float = field(default_factory=time.monotonic)
     step: str = JobState.REQUESTED.value
     percent: int = 0

@@ -11,12 +11,14 @@ from pathlib import Path
 from types import TracebackType
 
 from agent.backoff import Backoff
+from agent.commands import Reply
 from agent.home_assistant import BORN, Discovery
 from agent.messages import Birth, DeviceState, Status
 from agent.mqtt import Endpoint, MqttClient
 from agent.outbox import Outbox
 from agent.publishing import Message
-from agent.requests import CommandResult
+from agent.requests import CommandResult, Reported
+from agent.results import Results
 from agent.topics import Topics
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -26,9 +28,9 @@ class MqttLink:
     """A context manager; inside it the device is on the air whenever the broker can be reached.
 
     Status (also the last will) and birth are retained and sent anew with every connection; the state is
-    `degraded` until `set_state` knows better. `inbox` holds the commands, `labels` the labels and `acks` what a
-    collector acknowledges, as they came, for the supervisor to drain; `outbox` takes what is to be reported. Nothing
-    here waits for a broker, or needs one.
+    `degraded` until `set_state` knows better. `inbox` holds the commands, `labels` the labels, `desired` the documents
+    of that name, `model_chunks` pieces of model files and `acks` what a collector acknowledges, as they came, for the
+    supervisor to drain; `outbox` takes what is to be reported. Nothing here waits for a broker, or needs one.
     Raises ConfigError for a password file that cannot be read.
     """
 
@@ -49,17 +51,19 @@ class MqttLink:
         self._state: DeviceState = "degraded"
         self._session = ""
         self._boot_id = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
+        self._results = Results(topics)
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
         # so that the old will cannot come after the new status.
         client_id = f"tared/{topics.fleet}/{topics.device}"
+        heard = [topics.command, topics.labels, topics.ack, topics.desired, topics.model_chunks]
         self._client = MqttClient(
             endpoint,
             client_id,
-            subscriptions=[topics.command, topics.labels, topics.ack, *([self._births] if self._births else [])],
+            subscriptions=[*heard, *([self._births] if self._births else [])],
             will=self._will,
             greet=self._greet,
             backoff=backoff,
-            sources=[outbox],
+            sources=[self._results, outbox],
         )
         outbox.on_due = self._client.wake
         self.send(birth)
@@ -86,6 +90,19 @@ class MqttLink:
         return self._client.inboxes[self.topics.ack]
 
     @property
+    def desired(self) -> queue.Queue[Message]:
+        return self._client.inboxes[self.topics.desired]
+
+    @property
+    def model_chunks(self) -> queue.Queue[Message]:
+        return self._client.inboxes[self.topics.model_chunks]
+
+    @property
+    def answered(self) -> queue.SimpleQueue[str]:
+        """Ids of commands whose final result the broker has."""
+        return self._results.arrived
+
+    @property
     def connected(self) -> bool:
         return self._client.connected
 
@@ -106,12 +123,22 @@ class MqttLink:
                 self._state = state
                 self._client.publish(self._status(state))
 
-    def send(self, message: Birth | CommandResult) -> None:
+    def send(self, message: Birth | Reported | CommandResult) -> None:
         """Publish a document of the contract on its topic."""
-        if isinstance(message, Birth):
-            self._client.publish(Message(self.topics.birth, message.to_json(), retain=True))
+        if isinstance(message, CommandResult):
+            self._results.add(message)
+            self._client.wake()
         else:
-            self._client.publish(Message(self.topics.result(message.id), message.to_json()))
+            topic = self.topics.birth if isinstance(message, Birth) else self.topics.reported
+            self._client.publish(Message(topic, message.to_json(), retain=True))
+
+    def reply(self, reply: Reply, result: CommandResult) -> None:
+        """A result on the topic that the command's sender named."""
+        self._results.add_reply(reply, result)
+        self._client.wake()
+
+    def send_snapshot(self, jpeg: bytes) -> None:
+        self._client.publish(Message(self.topics.snapshot, jpeg))
 
     def answer_births(self) -> None:
         """Present the device to every Home Assistant that was started since; the supervisor calls it now and then."""

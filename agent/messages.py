@@ -69,12 +69,17 @@ class Status(Document):
 
 
 class Birth(Document):
-    """What a device is and what it runs; retained."""
+    """What a device is and what it runs; retained.
+
+    `commands` tells by their ids whose keys count, and in `unsigned` whether unsigned commands do, though the broker is
+    on another machine.
+    """
 
     schema_version: int = SCHEMA_VERSION
     agent_version: str
     hardware: dict[str, JsonValue] = {}
     runtimes: dict[str, str] = {}
+    commands: dict[str, JsonValue] = {}
     model: str | None = None
     engine: str | None = None
     calibration: str | None = None

@@ -217,6 +217,7 @@ class Outbox:
                 closing, again, work = self._closing, self._again, self._work
                 writes = closing or again or time.monotonic() >= self._write_at
                 if writes:
+                    self._all_in_window = self._all_in_window and not work.rows  # until these are, they still wait
                     self._work, self._again, self._write_at = Work(), False, math.inf
                     self._committed_s = time.monotonic()
                 last = self.epoch, self._seq

@@ -53,6 +53,8 @@ class Reporter:
         if self._link is None:
             return
         state: dict[str, JsonValue] = {**health(), "mqtt_dropped": sum(self._link.drops.values())}
+        if self._birth.commands.get("unsigned"):
+            state["commands_unsigned"] = True
         ts = time.time()
         self._link.outbox.put(
             TELEMETRY,

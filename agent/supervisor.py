@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from agent.accuracy import Truth
+from agent.authority import Authority
+from agent.board_orders import BoardOrders, set_log_level
 from agent.camera import parse_source, source_length
-from agent.commands import CommandDesk
 from agent.config import Config
 from agent.console import Task, progress
 from agent.errors import CameraError
@@ -21,13 +22,17 @@ from agent.labels import LabelsDesk
 from agent.link import MqttLink
 from agent.messages import Ack, Birth
 from agent.model import Model
+from agent.model_delivery import ModelDelivery
 from agent.model_watch import ModelWatch
 from agent.operations import Operations
 from agent.orders import Orders
 from agent.pipeline import Pipeline
 from agent.readings import Moment, Readings
+from agent.releases import Releases
+from agent.remote import Remote
 from agent.reporting import Reporter
 from agent.service import Service
+from agent.settings import Settings
 from agent.signals import handling_signals
 from agent.starting import RuntimeJob, Starting
 from agent.summary import RunSummary
@@ -40,7 +45,7 @@ from engines.store import Store
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-_MESSAGES_PER_TICK = 20  # of each kind: a flood of commands or labels must not hold up the watchdog
+_MESSAGES_PER_TICK = 20  # of each kind: a flood of labels must not hold up the watchdog
 
 
 class Supervisor:
@@ -59,18 +64,23 @@ class Supervisor:
         frame_limit: int = 0,
         labels: Mapping[int, Truth] | None = None,
         content: str = "",
+        authority: Authority | None = None,
     ) -> None:
         """labels: of a recording, by frame number. content: of the model's file, as `content_of` has it; where it is
-        known, another one beside a live camera ends the run.
+        known, another one beside a live camera ends the run. authority: whose commands count, None for everybody's.
 
         Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
         """
-        self._config = config
         self._link = link
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop_reason = ""
         source = parse_source(config.camera.source)
         reporter = self._reporter = Reporter(link, birth)
+        trusts = authority.trusts if authority is not None else lambda _key: True
+        settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)
+        if settings.config.log_level != config.log_level:
+            set_log_level(settings.config.log_level)
+        self._config = config = settings.config
         past = Past(config.state_dir, reporter)
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
         runtime = RuntimeJob(past.journal, reporter)
@@ -92,13 +102,19 @@ class Supervisor:
         )
         self._readings = Readings(config, self._service, self._pipeline)
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put, past.journal)
-        orders = Orders(self._operations, self._service, self._pipeline)
-        self._desk = CommandDesk(orders.handlers, lambda result: link.send(result) if link else None)
-        self._desk.recall(past.known)
+        watched = source.live and bool(content)
+        self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
         concluded = past.conclude(content)
-        self._desk.recall(concluded.news, tell=True)
         self._rolled_back = concluded.rolled_back
-        self._watch = ModelWatch(model.spec.path, content, self._on_model) if source.live and content else None
+        self._remote: Remote | None = None
+        if link is not None:
+            releases = Releases(authority, config.state_dir / "releases.json")
+            incoming, reserve_bytes = config.state_dir / "incoming", config.store.reserve_bytes
+            delivery = ModelDelivery(incoming, model.spec.path, watched, reserve_bytes, releases, self._posted.put)
+            board_orders = BoardOrders(settings, self._pipeline, delivery, link, self._stop)
+            handlers = {**Orders(self._operations, self._service, self._pipeline).handlers, **board_orders.handlers}
+            self._remote = Remote(link, config.state_dir, handlers, settings, delivery, authority, reporter)
+            self._remote.recall(past.known, concluded.news)
         self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
         self._recorded_labels = labels
         length = source_length(source)
@@ -187,10 +203,8 @@ class Supervisor:
                 function = self._posted.get_nowait()
         if self._link is None:
             return
-        with suppress(queue.Empty):
-            for _ in range(_MESSAGES_PER_TICK):
-                message = self._link.inbox.get_nowait()
-                self._desk.receive(message.payload, time.time(), message.retain)
+        if self._remote is not None:
+            self._remote.tick()
         with suppress(queue.Empty):
             for _ in range(_MESSAGES_PER_TICK):
                 message = self._link.labels.get_nowait()
@@ -241,6 +255,18 @@ class Supervisor:
         self._run_posted()
         bar.update(self._built_percent, "reference")
         return not self._stop_reason
+
+    def _configure(self, config: Config) -> None:
+        """What an operator has set holds from now on."""
+        if config.log_level != self._config.log_level:
+            set_log_level(config.log_level)
+        self._config = config
+        self._operations.configure(config)
+        if self._remote is not None:
+            self._remote.report()
+
+    def _stop(self, reason: str) -> None:
+        self._stop_reason = self._stop_reason or reason
 
     def _on_signal(self, name: str) -> None:
         self._stop_reason = name

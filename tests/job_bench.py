@@ -29,7 +29,7 @@ from agent.operations import Operations
 from agent.outcome import Outcome
 from agent.pipeline import Pipeline
 from agent.reporting import Reporter
-from agent.requests import CommandResult
+from agent.requests import CommandResult, RecalibrateArgs
 from agent.schema import validate
 from agent.service import Service
 from calibrate.histogram import AbsHistogram
@@ -87,7 +87,7 @@ class JobDeskBench:
         """By command, to the end. outcome: of its child; None: `other`."""
         report = Report(f"c{len(self.journal.records())}", self.results.append)
         try:
-            assert self.operations.recalibrate(report, 8, "max")
+            assert self.operations.recalibrate(report, RecalibrateArgs(frames=8, method="max"))
         except AgentError as error:  # as the command desk does
             report.fail(error)
             return

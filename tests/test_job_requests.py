@@ -17,13 +17,13 @@ from agent.job_journal import JobJournal
 from agent.job_states import JobState
 from agent.messages import Birth
 from agent.reporting import Reporter
-from agent.requests import CommandResult
+from agent.requests import CommandResult, RecalibrateArgs
 
 __all__ = ["desk"]  # the fixture
 
 
 def ask(at: Desk, command: str, frames: int | None = None) -> bool:
-    return at.operations.recalibrate(Report(command, at.results.append), frames, None)
+    return at.operations.recalibrate(Report(command, at.results.append), RecalibrateArgs(frames=frames))
 
 
 def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
@@ -204,9 +204,7 @@ def test_what_was_carried_out_by_a_process_that_is_gone_is_answered_and_not_done
     desk = CommandDesk(device.handlers(), published.append)
     known = CommandResult(id="c1", status="SUCCEEDED", result={"artefact": "0123"})
     news = CommandResult(id="c2", status="SUCCEEDED")
-    desk.recall([known])
-    assert published == []
-    desk.recall([news], tell=True)
+    desk.recall([known], [news])
     assert published == [news]
     desk.receive(payload(id="c1"), NOW)
     desk.receive(payload(id="c2"), NOW, retained=True)

@@ -58,7 +58,7 @@ class Desk:
         return job.trigger if job is not None else ""
 
     def recalibrate(self) -> None:
-        assert self.operations.recalibrate(Report("c1", self.results.append), None, None)
+        assert self.operations.recalibrate(Report("c1", self.results.append), RecalibrateArgs())
 
     def accept(self) -> None:
         """The running job has built an engine that passed."""
