@@ -27,13 +27,11 @@ umount -R /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t tmpfs -o mode=0755 tmpfs /run
 mkdir -p /run/lock /run/systemd
-for folder in /etc/systemd/system /usr/lib/systemd/system /usr/lib/systemd/system-generators \
-  /var/lib/private /var/cache/private
+for folder in /etc/systemd/system /usr/lib/systemd/system /usr/lib/systemd/system-generators /var/lib /var/cache
 do
   mkdir -p "$folder"
   mount -t tmpfs -o mode=0755 tmpfs "$folder"
 done
-chmod 700 /var/lib/private /var/cache/private
 for name in sysinit basic shutdown multi-user network final umount; do
   printf '[Unit]\\nDefaultDependencies=no\\n' > "/usr/lib/systemd/system/$name.target"
 done

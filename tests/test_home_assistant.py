@@ -161,7 +161,7 @@ def test_a_degraded_board_is_available(state: Any, there: str) -> None:
 def test_the_button_makes_a_new_command_every_time() -> None:
     template = describe(TOPICS, "id", CAMERA, BIRTH, True)["components"]["recalibrate"]["command_template"]
     payloads = [render(template).encode() for _ in range(50)]
-    commands = [parse_command(payload, time.time()) for payload in payloads]
+    commands = [parse_command(payload, time.time()).command for payload in payloads]
     assert {command.op for command in commands} == {"recalibrate"}
     assert len({command.id for command in commands}) == 50
     assert all(60.0 < command.expires - time.time() <= 300.0 for command in commands)

@@ -80,7 +80,8 @@ ExecStartPre={python} /run/world/probe.py
 ExecStart={python} /run/world/driver.py /run/switches /run/world/clip.avi run -c /run/world/config.yaml
 BindReadOnlyPaths={world}:/run/world
 BindPaths={switches}:/run/switches
-{sandbox}Environment=PYTHONPATH={root} PYTHONDONTWRITEBYTECODE=1
+{sandbox}BindReadOnlyPaths={root}:/run/source
+Environment=PYTHONPATH=/run/source PYTHONDONTWRITEBYTECODE=1
 SupplementaryGroups=
 SupplementaryGroups=video
 LoadCredential=tared-artefact-key:{world}/key
@@ -172,9 +173,13 @@ def test_it_serves_calibrates_hangs_and_serves_again(service: Service, any_broke
     service.wait(lambda: not main.is_running() or main.status() == psutil.STATUS_ZOMBIE)
     # What systemd takes to notice, to kill where SIGABRT is not enough, and this machine.
     assert time.monotonic() - hung_s < WATCHDOG_S + ABORT_S + 1.0
+    before = len(service.said("serving: .* INT8"))
     service.wait(lambda: service.restarts == 1)
     service.wait(lambda: service.machine.property("tared.service", "SubState") == "running")
     assert service.said("in infer")  # which thread hung, by its stack
+    (engine,) = service.said("event=commit artefact='(\\w+)'")
+    service.wait(lambda: len(service.said(f"serving: .* INT8 {engine[:6]}")) > before)  # from its state directory
+    assert not service.said("event=error code='(?:artefact|store)")
     assert service.machine.systemctl("stop", "tared.service").returncode == 0
     assert service.machine.property("tared.service", "Result") == "success"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from agent.board_state import BoardState
+from agent.clock import is_synchronised
 from agent.config import Config, HeadroomConfig, StoreConfig
 from agent.doctor.finding import Finding, gib, read
 from agent.headroom import Headroom
@@ -18,8 +18,6 @@ from engines.board import board
 
 _MIN_FREE_BYTES = 1 << 30
 _OLDEST_L4T = 36  # JetPack 6; the one before has TensorRT 8
-_TIME_ERROR = 5  # adjtimex(2)
-_TIMEX_BYTES = 208  # of struct timex on 64-bit Linux, reserve included
 
 
 def examine_machine(root: Path, config: Config | None) -> list[Finding]:
@@ -78,14 +76,12 @@ def _power_mode(root: Path, state: BoardState) -> Finding:
 
 def _clock() -> Finding:
     """By the kernel's word, which every time service tells it; asking takes no right."""
-    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
-    if state == _TIME_ERROR:
-        remedy = "sudo timedatectl set-ntp true; until then capture times are wrong, and commands cannot expire"
-        return Finding("clock", "not synchronised", False, False, remedy)
-    if state < 0:
-        remedy = "in a container: ask on its host; in a sandbox: allow adjtimex"
-        return Finding("clock", "cannot be asked", False, False, remedy)
-    return Finding("clock", "synchronised", True, False)
+    synchronised = is_synchronised()
+    remedy = (
+        "sudo timedatectl set-ntp true; until then capture times are wrong, and commands from elsewhere are refused"
+    )
+    found = "synchronised" if synchronised else "not synchronised"
+    return Finding("clock", found, synchronised, False, "" if synchronised else remedy)
 
 
 def _headroom(state: BoardState, limits: HeadroomConfig) -> Finding:
