@@ -55,13 +55,11 @@ class MqttLink:
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
         # so that the old will cannot come after the new status.
         client_id = f"tared/{topics.fleet}/{topics.device}"
+        heard = [topics.command, topics.labels, topics.ack, topics.desired, topics.model_chunks]
         self._client = MqttClient(
             endpoint,
             client_id,
-            subscriptions=[
-                *(topics.command, topics.labels, topics.ack, topics.desired, topics.model_chunks),
-                *([self._births] if self._births else []),
-            ],
+            subscriptions=[*heard, *([self._births] if self._births else [])],
             will=self._will,
             greet=self._greet,
             backoff=backoff,
