@@ -32,6 +32,7 @@ SITES = {
     "selection.json, selection.png": "selection.write",
     "refused/ID.json": "refusal_not_kept",
     "outbox.sqlite": "outbox.write",
+    "commands.sqlite": "command.log",
 }
 # Met by chance alone here: see below, tests/test_restraint.py and tests/test_refusals.py.
 ELSEWHERE = {"store.write", "restraint.write", "refusal_not_kept"}
