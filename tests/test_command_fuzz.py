@@ -141,6 +141,7 @@ def test_anything_is_answered_or_passed_over(board: Board, content: bytes, retai
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=100_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(content=PAYLOADS, retained=st.booleans())
 def test_anything_is_answered_or_passed_over_for_long(board: Board, content: bytes, retained: bool) -> None:
