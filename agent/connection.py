@@ -1,7 +1,7 @@
 """One connection to a broker, by MQTT 5 or 3.1.1, from the attempt to its end; the only file that imports paho.
 
 Each has a paho client of its own, because paho would resend a status of the lost connection after the new
-one's: what was not acknowledged is left in `unacknowledged`, for whoever connects next. The broker is not
+one's: what was not acknowledged is left in `in_flight`, for whoever connects next. The broker is not
 trusted: what breaks the protocol, and silence where an answer is due, end the connection as an exception.
 """
 
@@ -33,6 +33,7 @@ from agent import tls
 from agent.broker_trouble import LastError, no_websocket, recognise, said
 from agent.endpoint import Endpoint
 from agent.errors import AgentError, ConfigError
+from agent.in_flight import InFlight
 from agent.mqtt5 import Answer, Limits, Version, extras, packet_bytes
 from agent.publishing import Message, Source
 from agent.wire import MAX_PAYLOAD_BYTES
@@ -40,10 +41,8 @@ from agent.wire import MAX_PAYLOAD_BYTES
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
-ACKNOWLEDGE_TIMEOUT_S = 60.0  # between one acknowledgement and the next, while there is something to acknowledge
 IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
 _MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # what is longer a broker that speaks MQTT 5 does not send a board
-_ACL = "the broker's ACL"
 _PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQTTv5}
 
 
@@ -68,14 +67,13 @@ class Connection:
         self.outcome = "not tried yet"
         self.answer: Answer = "unasked"
         self.admitted_at: float | None = None
-        self.unacknowledged: dict[int, tuple[Message, Source]] = {}  # by paho's message id, in the order they were sent
+        self.in_flight = InFlight(IN_FLIGHT)
         self._endpoint = endpoint
         self._speaks_5 = version == "5"
         # The broker publishes a delayed will no later than at the session's end (section 3.1.3.2.2).
         self._session_s = endpoint.will_delay_s if self._speaks_5 and will is not None else 0
         self._is_board = will is not None
         self._limits = Limits()
-        self._denied: set[str] = set()  # topics
         self._subscriptions = subscriptions
         self._subscribing: int | None = None  # the message id of the SUBSCRIBE that waits for its answer
         self._answer_by = math.inf
@@ -107,11 +105,6 @@ class Connection:
     def alive(self) -> bool:
         """Whether there is still a socket."""
         return self._client.socket() is not None
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more message may be on its way."""
-        return len(self.unacknowledged) < min(IN_FLIGHT, self._limits.in_flight)
 
     def open(self, password: str | None) -> None:
         """Reach the broker and introduce ourselves.
@@ -172,13 +165,9 @@ class Connection:
         if ready.get(sock, 0) & selectors.EVENT_WRITE:
             client.loop_write()
         client.loop_misc()
-        if time.monotonic() > self._answer_by:
-            found = self.outcome if self.admitted_at is None else f"{len(self.unacknowledged)} messages unacknowledged"
+        if time.monotonic() > min(self._answer_by, self.in_flight.answer_by):
+            found = self.outcome if self.admitted_at is None else f"{len(self.in_flight)} messages unacknowledged"
             raise AgentError("broker.silent", found, "answers in time", "see the broker's log, or restart it")
-
-    def unacknowledged_of(self, source: Source) -> list[Message]:
-        """What was taken from this source, the oldest first."""
-        return [message for message, its_source in self.unacknowledged.values() if its_source is source]
 
     def send(self, message: Message, source: Source) -> None:
         """Publish what was taken from `source`, which hears of its delivery.
@@ -199,9 +188,7 @@ class Connection:
         retain = message.retain and self._limits.retains
         info = self._client.publish(message.topic, message.payload, message.qos, retain, properties)
         if message.qos:
-            if not self.unacknowledged:
-                self._answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S
-            self.unacknowledged[info.mid] = message, source
+            self.in_flight.add(info.mid, message, source)
 
     def say_goodbye(self) -> None:
         """Disconnect, so that the will stays unsaid, and nothing of the session is left."""
@@ -241,6 +228,7 @@ class Connection:
             self.outcome = f"refused: {said(reason, properties)}{hint}"
             return
         self._limits = Limits.of(properties)
+        self.in_flight.most = min(IN_FLIGHT, self._limits.in_flight)
         if self._limits.qos < 1:
             raise AgentError(
                 "broker.limits", "a broker for QoS 0 alone", "QoS 1", "raise the maximum QoS of the broker"
@@ -260,7 +248,7 @@ class Connection:
             raise _violation(f"a SUBACK with {len(reasons)} codes", f"{len(self._subscriptions)}")
         for topic, reason in zip(self._subscriptions, reasons, strict=True):
             if reason.is_failure:
-                log.warning("mqtt=deaf topic=%s reason=%r remedy=%r", topic, str(reason), _ACL)
+                log.warning("mqtt=deaf topic=%s reason=%r remedy=%r", topic, str(reason), "the broker's ACL")
         self._admit()
 
     def _admit(self) -> None:
@@ -281,16 +269,7 @@ class Connection:
             self._hear(subscription, Message(topic, payload, message.qos, message.retain, *extras(message.properties)))
 
     def _on_publish(self, _client: Client, _user: Any, mid: int, reason: ReasonCode, props: Properties) -> None:
-        if mid in self.unacknowledged:
-            message, source = self.unacknowledged.pop(mid)
-            if not reason.is_failure:
-                source.delivered(message)
-            elif (
-                message.topic not in self._denied
-            ):  # a source that keeps its messages sends it with the next connection
-                self._denied.add(message.topic)
-                log.warning("mqtt=denied topic=%s reason=%r remedy=%r", message.topic, said(reason, props), _ACL)
-        self._answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S if self.unacknowledged else math.inf
+        self.in_flight.acknowledge(mid, said(reason, props) if reason.is_failure else None)
 
     def _on_disconnect(
         self, _client: Client, _user: Any, flags: DisconnectFlags, reason: ReasonCode, props: Properties | None

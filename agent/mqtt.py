@@ -180,7 +180,7 @@ class MqttClient:
             self.outcome = connection.outcome
             self._connected.clear()
             for source in self._sources:
-                source.put_back(connection.unacknowledged_of(source))
+                source.put_back(connection.in_flight.of(source))
         return time.monotonic() - connection.admitted_at if connection.admitted_at is not None else 0.0
 
     def _serve(self, connection: Connection) -> None:
@@ -217,7 +217,7 @@ class MqttClient:
             self._send_from(self._last_words, connection)
 
     def _send_from(self, source: Source, connection: Connection) -> None:
-        while connection.has_room and (message := source.take()) is not None:
+        while connection.in_flight.has_room and (message := source.take()) is not None:
             connection.send(message, source)
 
     @property
@@ -226,7 +226,7 @@ class MqttClient:
 
     def _leave(self, connection: Connection) -> bool:
         """Whether it is time to go; says goodbye to the broker if everything was delivered."""
-        if connection.unacknowledged or self._waiting or len(self._last_words):
+        if connection.in_flight or self._waiting or len(self._last_words):
             return time.monotonic() > self._close_by
         connection.say_goodbye()
         return True

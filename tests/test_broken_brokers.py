@@ -12,6 +12,7 @@ from brokers import eventually, on_the_air, report
 from fake_broker import FakeBroker, admit, packet_from
 
 from agent import connection as connection_module
+from agent import in_flight
 from agent import mqtt as mqtt_module
 from agent.backoff import Backoff
 from agent.link import MqttLink
@@ -105,7 +106,7 @@ def test_an_error_of_our_own_ends_the_connection_and_not_the_client(caplog: pyte
 def test_a_broker_that_acknowledges_nothing_is_left_and_told_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection_module, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(in_flight, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
     with FakeBroker() as broker, link_to(broker.endpoint) as link:
         report(link)
         for times in (1, 2):
