@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device import NOW, TOPICS, Device, payload
+from device import NOW, TOPICS, payload
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -84,7 +84,6 @@ class Board:
         public = new_key(folder / "ann")[1]
         config = CommandsConfig(operator_keys=(public,))
         self.results: list[CommandResult] = []
-        self.device = Device()
         signed = Authority(config, TOPICS, False, lambda: True)
         log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
         handlers: dict[str, Any] = dict.fromkeys(OPS, self._done)
