@@ -57,14 +57,25 @@ def packet_from(connection: socket.socket) -> bytes:
             return kind + _exactly(connection, length)
 
 
-def admit(connection: socket.socket, codes: bytes = b"\1\1\1", properties: bytes | None = None) -> None:
-    """Answer CONNECT and SUBSCRIBE, with `codes` for the subscriptions. properties: as in `publish`, of the CONNACK."""
+def admit(connection: socket.socket, codes: bytes | None = None, properties: bytes | None = None) -> None:
+    """Answer CONNECT and SUBSCRIBE with `codes`; None grants all. properties: as in `publish`, of the CONNACK."""
     counted = b"" if properties is None else bytes([len(properties)]) + properties
     connection.sendall(bytes([0x20, 2 + len(counted), 0, 0]) + counted)
     subscribe = packet_from(connection)
     assert subscribe[0] == 0x82
     none = b"" if properties is None else b"\0"
+    if codes is None:
+        codes = b"\1" * _subscriptions(subscribe[3 + len(none) :])
     connection.sendall(bytes([0x90, 2 + len(none) + len(codes)]) + subscribe[1:3] + none + codes)
+
+
+def _subscriptions(filters: bytes) -> int:
+    """How many there are in a SUBSCRIBE without properties."""
+    count = 0
+    while filters:
+        filters = filters[2 + int.from_bytes(filters[:2], "big") + 1 :]
+        count += 1
+    return count
 
 
 def publish(topic: str, payload: bytes, properties: bytes | None = None) -> bytes:

@@ -54,7 +54,7 @@ def admit_and_say(garbage: str) -> Callable[[socket.socket], None]:
     ("misbehave", "reason"),
     [
         pytest.param(
-            lambda broker: admit(broker, b"\1" * 4), "broker.protocol: a SUBACK with 4 codes", id="long-suback"
+            lambda broker: admit(broker, b"\1" * 9), "broker.protocol: a SUBACK with 9 codes", id="long-suback"
         ),
         pytest.param(lambda broker: admit(broker, b""), "broker.protocol: a SUBACK with 0 codes", id="empty-suback"),
         pytest.param(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device import NOW, TOPICS, Device, payload
+from device import NOW, TOPICS, payload
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -84,7 +84,6 @@ class Board:
         public = new_key(folder / "ann")[1]
         config = CommandsConfig(operator_keys=(public,))
         self.results: list[CommandResult] = []
-        self.device = Device()
         signed = Authority(config, TOPICS, False, lambda: True)
         log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
         handlers: dict[str, Any] = dict.fromkeys(OPS, self._done)
@@ -141,6 +140,7 @@ def test_anything_is_answered_or_passed_over(board: Board, content: bytes, retai
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=100_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(content=PAYLOADS, retained=st.booleans())
 def test_anything_is_answered_or_passed_over_for_long(board: Board, content: bytes, retained: bool) -> None:

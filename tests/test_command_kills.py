@@ -84,6 +84,7 @@ def test_each_command_is_done_once_and_answered_truly_whenever_the_device_dies(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.broker
 @pytest.mark.usefixtures("quick_repeats")
 def test_each_command_is_done_once_over_hundreds_of_deaths(tmp_path: Path, mosquitto: RealBroker) -> None:

@@ -48,8 +48,7 @@ def night(folder: Path, broker: RealBroker) -> World:
 
 
 def refused_while(world: World, broker: RealBroker, broken: Callable[[], object], reason: str) -> str:
-    """The first engine serves; then the disk breaks, a command that could not be remembered is refused for this reason,
-    and that engine serves on."""
+    """The first engine serves; then the disk breaks, a command is refused for that, and the engine serves on."""
     eventually(lambda: current_id(world) != "", 60.0)
     serving = current_id(world)
     broken()
