@@ -42,6 +42,9 @@ class Listening:
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.labels: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.acks: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.desired: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.model_chunks: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.answered: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self.drops: dict[str, int] = {}
@@ -54,10 +57,16 @@ class Listening:
         return self
 
     def put(self, _kind: str, _rank: int, document: Callable[[int, int], bytes]) -> None:
-        self._keep(document(1, len(self.sent)))
+        self._keep(document(1, 1 + len(self.sent)))
 
     def send(self, message: Any) -> None:
         self._keep(message.to_json())
+
+    def reply(self, _reply: Any, _result: Any) -> None:
+        """Nobody here names a topic of his own."""
+
+    def answer_births(self) -> None:
+        """There is no Home Assistant."""
 
     def _keep(self, document: bytes) -> None:
         self.sent.append(json.loads(document))
