@@ -178,7 +178,7 @@ class Connection:
         if length > self._limits.packet_bytes:
             line = "mqtt=too_large topic=%s bytes=%d limit=%d remedy='the maximum packet size of the broker'"
             log.warning(line, message.topic, length, self._limits.packet_bytes)
-            source.refused(message)
+            source.refused(message, for_good=True)
             return
         properties = self._properties(
             PacketTypes.PUBLISH,

@@ -46,13 +46,15 @@ class InFlight:
     def acknowledge(self, packet_id: int, refusal: str | None) -> None:
         """The broker has it, or says why not: that is told once for each topic.
 
-        A source that keeps its messages gives a refused one away again with the next connection.
+        A source that keeps its messages gives a refused one away again after a while.
         """
         if packet_id in self._sent:
             message, source = self._sent.pop(packet_id)
             if refusal is None:
                 source.delivered(message)
-            elif message.topic not in self._denied:
+            else:
+                source.refused(message, for_good=False)
+            if refusal is not None and message.topic not in self._denied:
                 self._denied.add(message.topic)
                 log.warning("mqtt=denied topic=%s reason=%r remedy=%r", message.topic, refusal, "the broker's ACL")
         self.answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S if self._sent else math.inf

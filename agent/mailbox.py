@@ -52,7 +52,7 @@ class Mailbox:
     def delivered(self, message: Message) -> None:
         """Nothing of it is kept."""
 
-    def refused(self, message: Message) -> None:
+    def refused(self, message: Message, for_good: bool) -> None:
         """Nothing of it is kept."""
 
     def put_back(self, messages: Sequence[Message]) -> None:

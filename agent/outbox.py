@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.acknowledging import Acknowledgements, Heard
 from agent.allowance import Allowance
 from agent.errors import AgentError
 from agent.messages import Dropped
@@ -26,6 +27,7 @@ from agent.outbox_rows import ALARM, NEWS, SAMPLE, Key, Row, Run
 from agent.outbox_store import OutboxStore, Work
 from agent.publishing import Message
 from agent.topics import Topics
+from agent.wire import MAX_PAYLOAD_BYTES
 
 TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
 _WINDOW = 200  # of what is due, so many are in memory
@@ -34,7 +36,6 @@ _NEWS_WAIT_S = 1.0  # for what else is to be written
 _SILENCE_S = 60.0  # in which the collector does not confirm the oldest row, until all is sent again; doubles
 _HOLE_S = 2.0  # between that and the next time, where the collector lets know that it misses something
 _LONGEST_SILENCE_S = 3600.0
-_MOST_EPOCHS = 1000  # whose acknowledgements are remembered
 _START: Key = (0, 0)  # before every number
 
 
@@ -77,7 +78,9 @@ class Outbox:
         self._runs: set[tuple[int, int, int]] = set()  # that this connection has been given
         self._furthest = _START  # greatest number that was ever taken
         self._allowance = Allowance(config.backlog_per_s)
-        self._acknowledged: dict[int, int] = {}  # by epoch, what this process has heard
+        self._acknowledgements = Acknowledgements()
+        self._confirmed: dict[int, int] = {}  # by epoch: up to these numbers, some of which the broker may not have yet
+        self._hole_s = _HOLE_S
         self._resent_s = time.monotonic()
         self._silence_s = _SILENCE_S
         self._again_at = math.inf  # monotonic
@@ -96,7 +99,8 @@ class Outbox:
 
     def __len__(self) -> int:
         with self._changed:
-            return len(self._work.rows) + len(self._window) + len(self._opened) + (not self._all_in_window)
+            unseen = 0 if self._all_in_window else 1  # at least
+            return len(self._work.rows) + len(self._window) + len(self._opened) + unseen
 
     @property
     def dropped(self) -> Counter[str]:
@@ -107,9 +111,11 @@ class Outbox:
         """A document, made of its epoch and number. kind: `telemetry`, or the event's. rank: as in `outbox_rows`."""
         with self._changed:
             self._seq += 1
+            payload = None
             if len(self._work.rows) < _MOST_PENDING:
-                row = Row(self.epoch, self._seq, kind, rank, time.time(), document(self.epoch, self._seq))
-                self._work.rows.append(row)
+                payload = document(self.epoch, self._seq)
+            if payload is not None and len(payload) <= MAX_PAYLOAD_BYTES:
+                self._work.rows.append(Row(self.epoch, self._seq, kind, rank, time.time(), payload))
             else:
                 self._work.lost.append(((self.epoch, self._seq), kind))
             since_s = time.monotonic() - self._committed_s
@@ -127,13 +133,16 @@ class Outbox:
                 upto = min(upto, self._furthest[1])
             if epoch > self._furthest[0]:
                 return
-            if upto <= self._acknowledged.get(epoch, -1):  # it has heard of more, but not of what comes next
-                self._again_at = min(self._again_at, self._resent_s + _HOLE_S)
-                self._changed.notify()
-            if len(self._acknowledged) >= _MOST_EPOCHS:
-                self._acknowledged.clear()
-            self._acknowledged[epoch] = self._work.acks[epoch] = upto
-            self._write_within(self._config.commit_s)
+            heard = self._acknowledgements.hear(epoch, upto, time.monotonic())
+            if heard is Heard.NEWS:
+                self._confirmed[epoch] = upto
+                self._settle()
+                return
+            self._again_at = min(self._again_at, self._resent_s + self._hole_s)
+            if heard is Heard.LACKING:
+                self._work.lacking[epoch] = upto
+                self._write_within(self._config.commit_s)
+            self._changed.notify()
 
     def renew(self) -> None:
         """A connection begins: what the one before has not carried, and what no collector confirmed, is due."""
@@ -158,14 +167,20 @@ class Outbox:
                 if not parcel.messages:
                     self._work.delivered.append(parcel.content)
                     self._write_within(self._config.commit_s)
+                self._settle()
 
-    def refused(self, message: Message) -> None:
-        """It will never arrive, and is counted among what was dropped."""
+    def refused(self, message: Message, for_good: bool) -> None:
+        """For good: it will never arrive, and is counted among what was dropped. Else it is due again in a while."""
         with self._changed:
             parcel = self._parcels.pop(id(message), None)
-            if parcel is not None and isinstance(parcel.content, Row):
+            if parcel is None:
+                return
+            if for_good and isinstance(parcel.content, Row):
                 self._work.refused.append(parcel.content)
                 self._write_within(self._config.commit_s)
+            else:
+                self._again_at = min(self._again_at, time.monotonic() + self._silence_s)
+                self._changed.notify()
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """With the next connection all that was not acknowledged is due anyway."""
@@ -174,11 +189,7 @@ class Outbox:
         """Turn the window's first into the messages that tell it."""
         if isinstance(content, Run):
             told = [
-                Message(
-                    self._topics.event,
-                    _told(content, kind, n).to_json(),
-                )
-                for kind, n in content.counts.items()
+                Message(self._topics.event, _told(content, kind, n).to_json()) for kind, n in content.counts.items()
             ]
         else:
             topic = self._topics.telemetry if content.kind == TELEMETRY else self._topics.event
@@ -188,6 +199,17 @@ class Outbox:
         self._opened.extend(told)
         if isinstance(content, Row):
             self._furthest = max(self._furthest, content.key)
+
+    def _settle(self) -> None:
+        """Forget what a collector has confirmed, as far as the broker has, too: who acknowledges what is still on its
+        way to the broker has not seen it."""
+        for epoch, upto in list(self._confirmed.items()):
+            rows = [parcel.content for parcel in self._parcels.values() if isinstance(parcel.content, Row)]
+            settled = min([upto, *(row.seq - 1 for row in rows if row.epoch == epoch)])
+            if settled == upto:
+                del self._confirmed[epoch]
+            self._work.acks[epoch] = max(settled, self._work.acks.get(epoch, 0))
+            self._write_within(self._config.commit_s)
 
     def _write_within(self, seconds: float) -> None:
         """The disk is written to by then."""
@@ -199,7 +221,7 @@ class Outbox:
     def _send_again(self) -> None:
         self._again = True
         self._resent_s = time.monotonic()
-        self._again_at = self._resent_s + self._silence_s
+        self._again_at = self._resent_s + self._silence_s if self._store.asks_collector else math.inf
         self._window.clear()
         self._opened.clear()
         self._parcels.clear()
@@ -219,8 +241,9 @@ class Outbox:
             with self._changed:
                 while not self._has_work() and self._changed.wait(self._patience_s()):
                     pass  # what was notified may have changed how long to wait
-                if self._store.asks_collector and time.monotonic() >= self._again_at:
+                if time.monotonic() >= self._again_at:
                     self._silence_s = min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
+                    self._hole_s = min(2.0 * self._hole_s, _LONGEST_SILENCE_S)
                     self._send_again()
                 closing, again, work = self._closing, self._again, self._work
                 writes = closing or again or time.monotonic() >= self._write_at
@@ -258,16 +281,18 @@ class Outbox:
 
     def _patience_s(self) -> float:
         """Until there may be something to do that nobody tells."""
-        again_at = self._again_at if self._store.asks_collector else math.inf
-        return min(60.0, max(0.0, min(self._write_at, again_at) - time.monotonic()))
+        return min(60.0, max(0.0, min(self._write_at, self._again_at) - time.monotonic()))
 
     def _commit(self, work: Work, last: Key, again: bool) -> None:
         oldest = self._store.oldest
         self._store.commit(work, last, again)
-        if self._store.oldest != oldest:
-            with self._changed:
-                self._silence_s = _SILENCE_S
+        with self._changed:
+            if self._store.oldest != oldest and self._store.asks_collector:
+                self._silence_s, self._hole_s = _SILENCE_S, _HOLE_S
                 self._again_at = time.monotonic() + _SILENCE_S
+            if self._store.returned:
+                self._store.returned = False
+                self._send_again()
 
 
 def _told(run: Run, kind: str, n: int) -> Dropped:

@@ -195,6 +195,10 @@ class Rows:
         """The clock was wrong until `upto_wall`, by so many seconds."""
         self.db.execute("UPDATE rows SET wall = wall + ? WHERE wall <= ?", (by_s, upto_wall))
 
+    def date(self, before_wall: float, wall: float) -> None:
+        """What is dated before `before_wall` is of `wall`."""
+        self.db.execute("UPDATE rows SET wall = ? WHERE wall < ?", (wall, before_wall))
+
     def add_run(self, epoch: int, first: int, last: int, counts: Mapping[str, int]) -> None:
         """Numbers that will not come; with their neighbours among the runs they make one."""
         beside = self.db.execute(

@@ -19,6 +19,7 @@ _RETRY_S = 60.0  # until a disk that refused is tried again
 _ROOM = 0.9  # of the bound is left when it is reached, so that not every row after that drops one
 _DAY_S = 86400.0
 _AGED_EVERY_S = 3600.0
+_NO_CLOCK_S = 1_704_067_200.0  # 2024: a board that says less has not heard what time it is
 _CLOCK_JUMP_S = 60.0  # between two commits: somebody has set the clock
 _FORGOTTEN = "forgotten"  # the kind of what only a broker has acknowledged, for a collector that came later
 
@@ -31,8 +32,8 @@ class Work:
     """What there is to write, from one commit to the next.
 
     lost: numbers of rows that never came this far, with their kinds. delivered: the broker has them. refused: no broker
-    takes them. acks: a
-    collector's, `upto` by epoch.
+    takes them. acks: up to which number a collector has all, by epoch. lacking: after which it lacks something, though
+    it was sent all there is.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -40,9 +41,10 @@ class Work:
     delivered: list[Row | Run] = field(default_factory=list)
     refused: list[Row] = field(default_factory=list)
     acks: dict[int, int] = field(default_factory=dict)
+    lacking: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.lost or self.delivered or self.refused or self.acks)
+        return bool(self.rows or self.lost or self.delivered or self.refused or self.acks or self.lacking)
 
 
 class OutboxStore:
@@ -60,8 +62,10 @@ class OutboxStore:
         self._clocks = time.time(), time.monotonic()
         self.dropped: Counter[str] = Counter()
         self._on_disk = False
+        self.returned = False  # to the disk: what lies there is due again
         self._rows = Rows(in_memory())
         self._return_to_disk()
+        self.returned = False
         self.epoch = max(self._rows.fact("epoch"), self._rows.last_epoch(), int(time.time()) - 1) + 1
         self._collected = self._rows.fact("collected") > 0
         self.oldest: Key | None = None  # of what waits to be confirmed
@@ -111,7 +115,9 @@ class OutboxStore:
             self._deliver(work.delivered)
             refused = self._rows.drop(work.refused)
             for epoch, upto in work.acks.items():
-                self._confirm(epoch, upto, last)
+                self._confirm(epoch, upto)
+            for epoch, upto in work.lacking.items():
+                self._give_up(epoch, upto, last)
             dropped = self._bound()
             if again and self.asks_collector:
                 self._rows.unsend()
@@ -126,23 +132,30 @@ class OutboxStore:
         else:
             self._rows.gone(rows, runs)
 
-    def _confirm(self, epoch: int, upto: int, last: Key) -> None:
-        """A collector has all up to this number. Where it lacks what is no longer here, it is told that it is gone."""
-        if not self._collected:
+    def _confirm(self, epoch: int, upto: int) -> None:
+        """A collector has all up to this number."""
+        if not self._collected and epoch == self.epoch and upto > 0:
             self._collected = True
             self._rows.keep_fact("collected", 1)
+        self._rows.forget(epoch, upto)
+
+    def _give_up(self, epoch: int, upto: int, last: Key) -> None:
+        """A collector goes on to lack what comes after this number. Where that is no longer here, it is told so."""
+        if not self._on_disk:  # it may lie there
+            return
         oldest = self._rows.oldest(epoch)
         if oldest is None and epoch == last[0]:
             oldest = last[1] + 1
         if oldest is not None and upto + 1 < oldest:
             self._rows.add_run(epoch, upto + 1, oldest - 1, {_FORGOTTEN: oldest - 1 - upto})
-        self._rows.forget(epoch, upto)
 
     def _bound(self) -> Counter[str]:
         """Drop what is too much, or too old; by kind."""
         dropped: Counter[str] = Counter()
         if time.monotonic() >= self._aged_s:
             self._aged_s = time.monotonic() + _AGED_EVERY_S
+            if time.time() > _NO_CLOCK_S:  # nobody can say how old it is: it counts from now on
+                self._rows.date(_NO_CLOCK_S, time.time())
             dropped += self._rows.drop_older(time.time() - self._config.days * _DAY_S)
         if self._rows.size_bytes() > self._config.bytes:
             dropped += self._rows.drop_oldest(round(_ROOM * self._config.bytes))
@@ -171,7 +184,7 @@ class OutboxStore:
             self._refused(error)
             return
         self._rows.db.close()
-        self._rows, self._on_disk, self._told = Rows(db), True, ""
+        self._rows, self._on_disk, self.returned, self._told = Rows(db), True, True, ""
 
     def _open(self) -> sqlite3.Connection:
         """Raises AgentError; a damaged file is told of, and begun anew."""

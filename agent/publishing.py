@@ -42,8 +42,8 @@ class Source(Protocol):
     def delivered(self, message: Message) -> None:
         """The broker has acknowledged it."""
 
-    def refused(self, message: Message) -> None:
-        """The broker takes none of its length, at any time."""
+    def refused(self, message: Message, for_good: bool) -> None:
+        """The broker does not take it. for_good: none of its length, at any time."""
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """The connection ended before the broker acknowledged these, the oldest first."""

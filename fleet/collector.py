@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from agent.backoff import Backoff
-from agent.errors import AgentError
+from agent.errors import AgentError, ConfigError
 from agent.messages import Ack, Dropped, Event, Telemetry
 from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 _BATCH = 500  # documents in one transaction
 _BATCH_S = 0.2  # and so long it waits for more
 _INBOX = 10_000  # what comes faster for longer is dropped, and sent again by its board
+_UNREADABLE = "unreadable"  # the kind of what came, and could not be stored
+_HEAD_BYTES = 400  # in which a board writes the number
 _RETRY_S = 1.0  # after a disk that refused
 
 
@@ -74,13 +77,16 @@ class Collector:
         for message in batch:
             _, _, fleet, device, topic = message.topic.split("/")
             try:
+                Topics(fleet, device)  # a broker lets anybody publish under any name
                 if topic == "status":
                     arrivals.add((fleet, device))
                 else:
                     news.append(read(fleet, device, topic, message.payload))
+            except ConfigError as error:
+                self._refuse(message, error)
             except AgentError as error:
-                self.counts["refused"] += 1
-                log.warning("collector=refused topic=%s error=%r", message.topic, str(error))
+                self._refuse(message, error)
+                news.extend(numbered(fleet, device, message.payload))
         while True:
             try:
                 complete = self._reports.add(news)
@@ -97,6 +103,10 @@ class Collector:
         self.counts.update("gap" if isinstance(each, Gap) else "report" for each in news)
         return True
 
+    def _refuse(self, message: Message, error: AgentError) -> None:
+        self.counts["refused"] += 1
+        log.warning("collector=refused topic=%r error=%r", message.topic, str(error))
+
     def _acknowledge(self, fleet: str, device: str, epoch: int, upto: int) -> None:
         self._client.publish(Message(Topics(fleet, device).ack, Ack(epoch=epoch, upto=upto).to_json()))
 
@@ -112,3 +122,11 @@ def read(fleet: str, device: str, topic: str, payload: bytes) -> Report | Gap:
         return Gap(Stream(fleet, device, gap.epoch), gap.first, gap.last, gap.kind, gap.n)
     event = Event.from_json(payload)
     return Report(Stream(fleet, device, event.epoch), event.seq, event.kind, event.ts, payload.decode())
+
+
+def numbered(fleet: str, device: str, payload: bytes) -> list[Gap]:
+    """What is known of a document that cannot be read, if its number can be: it will not be any better when it comes
+    again, and must not hold up all that comes after it."""
+    found = [re.search(rb'"%s"\s*:\s*(\d{1,18})\b' % name, payload[:_HEAD_BYTES]) for name in (b"epoch", b"seq")]
+    epoch, seq = (int(match[1]) if match else 0 for match in found)
+    return [Gap(Stream(fleet, device, epoch), seq, seq, _UNREADABLE, 1)] if epoch and seq else []

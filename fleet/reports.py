@@ -101,6 +101,10 @@ class Reports:
         gaps = [(*each.stream.key, each.first, each.last, each.kind, each.n) for each in news if isinstance(each, Gap)]
         with self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)", reports)
+            for *stream, first, last, _, _ in gaps:  # a board's gaps grow together: the last word counts
+                within = "first >= ? AND last <= ? AND (first > ? OR last < ?)"
+                where = f"fleet = ? AND device = ? AND epoch = ? AND {within}"
+                self._db.execute(f"DELETE FROM dropped WHERE {where}", (*stream, first, last, first, last))
             self._db.executemany("INSERT OR REPLACE INTO dropped VALUES (?, ?, ?, ?, ?, ?, ?)", gaps)
             return {stream: self._advance(stream) for stream in {each.stream for each in news}}
 
@@ -115,6 +119,12 @@ class Reports:
         query = "SELECT epoch, seq, kind, ts, document FROM reports WHERE fleet = ? AND device = ? ORDER BY epoch, seq"
         for epoch, *rest in self._db.execute(query, (fleet, device)):
             yield Report(Stream(fleet, device, epoch), *rest)
+
+    def dropped(self, fleet: str, device: str) -> list[Gap]:
+        """All that a board has said of numbers that will not come, in their order."""
+        where = "FROM dropped WHERE fleet = ? AND device = ? ORDER BY epoch, first, kind"
+        found = self._db.execute(f"SELECT epoch, first, last, kind, n {where}", (fleet, device))
+        return [Gap(Stream(fleet, device, epoch), *rest) for epoch, *rest in found]
 
     def _advance(self, stream: Stream) -> int:
         """Note, and return, up to which number the stream is complete now."""

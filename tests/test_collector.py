@@ -52,6 +52,16 @@ def test_what_a_board_had_to_drop_is_no_hole(reports: Reports) -> None:
     assert reports.add([Gap(STREAM, 11, 12, "telemetry", 2)]) == {STREAM: 13}
 
 
+def test_gaps_that_grow_together_count_once(reports: Reports) -> None:
+    reports.add([Gap(STREAM, 5, 7, "telemetry", 3), Gap(STREAM, 1, 2, "job", 2)])
+    reports.add([Gap(STREAM, 3, 9, "telemetry", 6), Gap(STREAM, 3, 9, "job", 1)])
+    assert [(gap.first, gap.last, gap.kind, gap.n) for gap in reports.dropped("fleet", "board")] == [
+        (1, 2, "job", 2),
+        (3, 9, "job", 1),
+        (3, 9, "telemetry", 6),
+    ]
+
+
 def test_what_comes_twice_is_stored_once_and_each_stream_counts_for_itself(reports: Reports) -> None:
     others = Stream("fleet", "board", 8), Stream("fleet", "twin", 7), Stream("other", "board", 7)
     news = [report(1), *(report(1, other) for other in others)]
@@ -141,6 +151,39 @@ def test_nonsense_is_counted_and_nothing_else_suffers(any_broker: RealBroker, tm
         board.publish(alarm(1))
         watcher.expect(TOPICS.ack, epoch=7, upto=1)
         assert made.counts == {"refused": 5, "report": 1}
+
+
+@pytest.mark.broker
+def test_a_document_that_cannot_be_read_holds_up_nothing_after_it(any_broker: RealBroker, tmp_path: Path) -> None:
+    with (
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "board") as board,
+        collecting(any_broker, tmp_path / "fleet.sqlite"),
+    ):
+        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        watcher.expect(TOPICS.ack, epoch=0)
+        board.publish(alarm(1))
+        board.publish(alarm(2, words="x" * 70_000))
+        board.publish(Message(TOPICS.event, b'{"epoch":7,"seq":3,"ts":"yesterday"}'))
+        board.publish(alarm(4))
+        watcher.expect(TOPICS.ack, epoch=7, upto=4)
+    with closing(Reports(tmp_path / "fleet.sqlite")) as reports:
+        assert [gap.first for gap in reports.dropped("fleet", "board")] == [2, 3]
+
+
+@pytest.mark.broker
+def test_a_name_that_no_board_may_have_does_not_end_it(any_broker: RealBroker, tmp_path: Path) -> None:
+    with (
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "board") as board,
+        collecting(any_broker, tmp_path / "fleet.sqlite") as made,
+    ):
+        for name in ("", "x" * 65):
+            for topic in ("status", "event"):
+                board.publish(Message(f"tared/v1/{name}/board/{topic}", alarm(1).payload, retain=True))
+        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        watcher.expect(TOPICS.ack, epoch=0)
+        assert made.counts["refused"] == 4
 
 
 @pytest.mark.broker

@@ -67,6 +67,7 @@ class Board:
             committed[epoch] = max(last, committed.get(epoch, 0))
         with closing(Reports(self.folder / processes.COLLECTED)) as reports:
             arrived: dict[int, list[int]] = {}
+            assert reports.dropped("fleet", "board") == []
             for report in reports.of("fleet", "board"):
                 arrived.setdefault(report.stream.epoch, []).append(report.seq)
                 told = json.loads(report.document)

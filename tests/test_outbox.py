@@ -15,8 +15,8 @@ import pytest
 from bench import fill, small_file_system
 from brokers import eventually
 
+from agent import acknowledging, outbox_store
 from agent import outbox as outbox_module
-from agent import outbox_store
 from agent.errors import AgentError
 from agent.mqtt_config import OutboxConfig
 from agent.outbox import TELEMETRY, Outbox
@@ -244,18 +244,105 @@ def test_what_is_too_old_goes_and_a_clock_that_is_set_makes_nothing_old(
         assert outbox.dropped == {"alarm": 3}
 
 
-def test_a_collector_that_comes_late_is_told_what_is_gone(tmp_path: Path) -> None:
+def test_a_collector_that_comes_late_is_told_what_is_gone_once_it_goes_on_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acknowledging, "_LACKING_S", 0.0)
     with opened(tmp_path) as outbox:
         put(outbox, 4)
         taken(outbox, 4)
         eventually(lambda: stored(tmp_path) == [])
-        put(outbox, 2)
+        put(outbox, 1)
         taken(outbox, 1)
-        outbox.acknowledge(outbox.epoch, 0)  # it has seen number 5, and nothing before
-        gone = next(document for document in taken(outbox, 2) if "from" in document)
-        assert gone["from"] == 1
+        for _ in range(3):  # it has seen number 5, and nothing before
+            outbox.acknowledge(outbox.epoch, 0)
+        (gone,) = taken(outbox, 1)
+        assert (gone["from"], gone["kind"], gone["n"]) == (1, "forgotten", gone["to"])
         assert gone["to"] in (4, 5)
-        assert (gone["kind"], gone["n"]) == ("forgotten", gone["to"])
+
+
+def test_an_older_ack_that_comes_late_takes_nothing_back(tmp_path: Path) -> None:
+    with opened(tmp_path, confirm="collector") as outbox:
+        put(outbox, 10)
+        taken(outbox, 10)
+        for upto in (10, 5, 10, 5):
+            outbox.acknowledge(outbox.epoch, upto)
+        eventually(lambda: stored(tmp_path) == [])
+        outbox.renew()
+        put(outbox, 1)
+        assert numbers(taken(outbox, 1)) == [11]
+        assert outbox.dropped == {}
+
+
+def test_what_the_broker_does_not_have_yet_no_ack_forgets(tmp_path: Path) -> None:
+    with opened(tmp_path, confirm="collector") as outbox:
+        put(outbox, 3)
+        messages: list[Message] = []
+        while len(messages) < 3:
+            eventually(lambda: collect(outbox, messages))
+        outbox.acknowledge(outbox.epoch, 2**62)
+        outbox.delivered(messages[0])
+        eventually(lambda: [seq for seq, _ in stored(tmp_path)] == [2, 3])
+        outbox.delivered(messages[2])
+        outbox.delivered(messages[1])
+        eventually(lambda: stored(tmp_path) == [])
+
+
+def test_strangers_acks_make_nobody_wait_for_a_collector(tmp_path: Path) -> None:
+    with opened(tmp_path) as outbox:
+        put(outbox, 1)
+        taken(outbox, 1)
+        for epoch, upto in ((1, 0), (1, 10**9), (outbox.epoch, 0)):
+            outbox.acknowledge(epoch, upto)
+        put(outbox, 1)
+        taken(outbox, 1)
+        eventually(lambda: stored(tmp_path) == [])
+
+
+def test_a_document_that_is_too_long_for_any_reader_is_dropped_and_told(tmp_path: Path) -> None:
+    with opened(tmp_path) as outbox:
+        put(outbox, 1, size=70_000)
+        put(outbox, 1)
+        gap, row = taken(outbox, 2)
+        assert (gap["from"], gap["to"], row["seq"]) == (1, 1, 2)
+
+
+def test_what_a_broker_does_not_take_now_is_due_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "_SILENCE_S", 0.1)
+    with opened(tmp_path) as outbox:
+        put(outbox, 1)
+        messages: list[Message] = []
+        eventually(lambda: collect(outbox, messages))
+        outbox.refused(messages[0], for_good=False)
+        assert numbers(taken(outbox, 1)) == [1]
+
+
+def test_what_lay_on_a_disk_that_refused_for_a_while_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_store, "_RETRY_S", 0.05)
+    monkeypatch.setattr(acknowledging, "_LACKING_S", 0.0)
+    with small_file_system(tmp_path / "disk", "2m") as disk, opened(disk, confirm="collector") as outbox:
+        put(outbox, 100)
+        eventually(lambda: len(stored(disk)) == 100)
+        fill(disk / "ballast")
+        put(outbox, 30, size=10_000)
+        assert outbox.errors.get(timeout=5.0).code == "outbox.write"
+        put(outbox, 5)
+        outbox.renew()
+        memory = taken(outbox, 35)
+        assert max(numbers(memory)) == 135
+        for _ in range(5):  # a collector that has nothing of what lies on the disk
+            outbox.acknowledge(outbox.epoch, 0)
+        (disk / "ballast").unlink()
+        arrived = set(numbers(memory))
+        while arrived < set(range(1, 136)):
+            (document,) = taken(outbox, 1)
+            assert "seq" in document, document
+            arrived.add(document["seq"])
+        outbox.acknowledge(outbox.epoch, 135)
+        eventually(lambda: stored(disk) == [])
+        assert outbox.dropped == {}
 
 
 def test_a_damaged_file_is_moved_aside_told_and_begun_anew(tmp_path: Path) -> None:
@@ -324,9 +411,9 @@ def test_a_flood_of_acks_fills_no_memory(tmp_path: Path) -> None:
     with opened(tmp_path) as outbox:
         put(outbox, 1)
         taken(outbox, 1)
-        for epoch in range(3 * outbox_module._MOST_EPOCHS):
+        for epoch in range(3 * acknowledging._MOST_EPOCHS):
             outbox.acknowledge(epoch, 5)
-        assert len(outbox._acknowledged) <= outbox_module._MOST_EPOCHS
+        assert len(outbox._acknowledgements._most) <= acknowledging._MOST_EPOCHS
         put(outbox, 1)
         assert taken(outbox, 1)
 
@@ -348,7 +435,7 @@ def test_what_no_broker_takes_is_dropped_and_told(tmp_path: Path) -> None:
         while len(messages) < 3:
             eventually(lambda: collect(outbox, messages))
         outbox.delivered(messages[0])
-        outbox.refused(messages[1])
+        outbox.refused(messages[1], for_good=True)
         outbox.delivered(messages[2])
         (gap,) = taken(outbox, 1)
         assert (gap["from"], gap["to"], gap["kind"], gap["n"]) == (2, 2, "alarm", 1)
