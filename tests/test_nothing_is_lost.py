@@ -125,7 +125,7 @@ def test_killed_at_random_a_thousand_times_nothing_is_lost(tmp_path: Path, lasti
     assert killed(tmp_path, lasting, kills=1000, seed=2) > 20_000
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.broker
 @pytest.mark.parametrize("trouble", ["delay", "cut", "half_open", "truncate"])
 def test_whatever_the_network_does_nothing_is_lost(tmp_path: Path, lasting: RealBroker, trouble: str) -> None:

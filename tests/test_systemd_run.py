@@ -112,7 +112,7 @@ class Service:
         return int(self.machine.property("tared.service", "NRestarts"))
 
 
-@pytest.fixture(params=["as it ships", "jit-hardened"])
+@pytest.fixture(params=["as it ships", pytest.param("jit-hardened", marks=pytest.mark.trial)])
 def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBroker) -> Iterator[Service]:
     if reason := why_not():
         pytest.skip(f"systemd cannot run here: {reason}")
