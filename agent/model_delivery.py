@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +93,8 @@ class ModelDelivery:
         """Raises OSError, AgentError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for other in list(self._folder.iterdir()):
-            if other != part or other.is_symlink() or not other.is_file():
+            gone = not os.path.lexists(other)  # with the one before: the half of a removal that was cut short
+            if not gone and (other != part or other.is_symlink() or not other.is_file()):
                 remove(other)
         check_room(self._folder, size - (part.stat().st_size if part.exists() else 0), self._reserve_bytes)
         beside = self._destination.parent
@@ -169,8 +171,8 @@ class _Delivery:
     def _verified(self, right: bool) -> None:
         """Raises OSError, AgentError."""
         if right:
-            self.over = True
             self._try_out(self._staged)
+            self.over = True
         elif self.incoming.pieced and not self._anew:
             log.warning("model=%s state=another file, begun anew", self.incoming.args.sha256[:12])
             self._anew = True
