@@ -81,12 +81,12 @@ class ModelDelivery:
         if self._delivery is not None:
             self._delivery.tick()
 
-    def cancel(self) -> bool:
-        """End what is on its way, because the operator says so; False where nothing is, or a job has it already."""
+    def end(self, reason: str) -> bool:
+        """End what is on its way; False where nothing is, or a job has it already."""
         if self._delivery is None or self._delivery.over:
             return False
-        found, remedy = "the operator cancels it", "send it again under a new id: it goes on where it ended"
-        self._delivery.fail(AgentError(CANCELLED, found, "a delivery that is left to end", remedy))
+        remedy = "send it again under a new id: it goes on where it ended"
+        self._delivery.fail(AgentError(CANCELLED, reason, "a delivery that is left to end", remedy))
         return True
 
     def _make_room(self, part: Path, size: int) -> None:

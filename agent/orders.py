@@ -79,7 +79,7 @@ class Orders:
         self._operations.go_back(self._service.load(previous), report)
 
     def _on_cancel(self, _args: CancelArgs, report: Report) -> None:
-        delivery = self._delivery is not None and self._delivery.cancel()
+        delivery = self._delivery is not None and self._delivery.end("the operator cancels it")
         if self._operations.cancel() or delivery:
             report.succeed()
             return

@@ -155,6 +155,8 @@ class Supervisor:
                         self._link.set_state("stopping")
                 self._pipeline.stop()
                 self._operations.stop(self._stop_reason or "the source has ended")
+                if self._remote is not None:
+                    self._remote.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
             self._run_posted()  # a swap that only the end of the stream completed
             self._take_labels()

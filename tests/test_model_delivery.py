@@ -260,9 +260,9 @@ def test_a_server_that_trickles_does_not_occupy_the_board(
 def test_what_trickles_is_written_as_it_comes_and_ended_by_cancel(board: Board, url: str) -> None:
     board.begin(f"{url}/trickle")
     eventually(lambda: board.kept > 0)
-    assert board.delivery.cancel()
+    assert board.delivery.end("the operator cancels it")
     assert "the operator cancels it" in board.end()
-    assert not board.delivery.cancel(), "there is none any more"
+    assert not board.delivery.end("the operator cancels it"), "there is none any more"
     kept = board.kept
     board.begin(f"{url}/model.onnx")
     assert board.end() == "SUCCEEDED"
@@ -272,7 +272,7 @@ def test_what_trickles_is_written_as_it_comes_and_ended_by_cancel(board: Board, 
 def test_chunks_are_cancelled(board: Board) -> None:
     board.begin()
     board.chunk(0)
-    assert board.delivery.cancel()
+    assert board.delivery.end("the operator cancels it")
     board.chunk(1)
     assert "the operator cancels it" in board.end()
     board.begin()
