@@ -93,7 +93,7 @@ class Fetch:
         self._incoming = incoming
         self._tell = tell
         self._begun_s = self._period_s = time.monotonic()
-        self._before = incoming.size  # at the begin of the period
+        self._received = self._before = 0  # bytes, by now and by the begin of the period
 
     def bring(self, url: str) -> None:
         """What is still missing, or all of it where the server cannot say it from there on. Raises OSError, AgentError,
@@ -109,6 +109,7 @@ class Fetch:
                 incoming.truncate(0)
             while block := answer.read1(_BLOCK_BYTES):
                 incoming.append(block)
+                self._received += len(block)
                 percent = 100 * incoming.size // incoming.args.size
                 if percent // 10 > told // 10:
                     told = percent
@@ -120,10 +121,10 @@ class Fetch:
         if now_s - self._begun_s > _MOST_S:
             raise refused(f"{size} bytes in {_MOST_S / 3600:.0f} h", f"all {self._incoming.args.size}")
         if now_s - self._period_s > _PERIOD_S:
-            come = max(0, size - self._before)
+            come = self._received - self._before
             if come < _LEAST_BYTES and size < self._incoming.args.size:
                 raise refused(f"{come} bytes in {_PERIOD_S:.0f} s", f"at least {_LEAST_BYTES}")
-            self._period_s, self._before = now_s, size
+            self._period_s, self._before = now_s, self._before + come
 
 
 class Chunks:

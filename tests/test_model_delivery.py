@@ -22,6 +22,7 @@ from agent import receiving, staged_model
 from agent.commands import Report
 from agent.errors import AgentError
 from agent.model_delivery import ModelDelivery
+from agent.receiving import Fetch, Incoming
 from agent.releases import Releases
 from agent.requests import MODEL_CHUNK_BYTES, CommandResult, ModelArgs
 from agent.staged_model import StagedModel
@@ -46,7 +47,7 @@ class Server(http.server.SimpleHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        ranged = begin and self.path != "/whole"
+        ranged = begin and not self.path.startswith("/whole")
         body = {"/other": CONTENT[::-1], "/long": CONTENT + b"x"}.get(self.path, CONTENT)[begin if ranged else 0 :]
         if self.path == "/none":
             self.send_error(404)
@@ -59,7 +60,7 @@ class Server(http.server.SimpleHTTPRequestHandler):
                 self.wfile.write(bytes([byte]))
                 if self.gone.wait(0.02):
                     return
-        elif self.path == "/cut":
+        elif self.path.endswith("cut"):
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
         else:
@@ -242,6 +243,22 @@ def test_chunks_that_were_sent_wrong_twice_are_no_model(board: Board) -> None:
     forge(board)
     assert "a file of another SHA-256" in board.end()
     assert (board.model.read_bytes(), board.kept) == (b"before", 0)
+
+
+def test_a_server_that_begins_anew_is_not_too_slow_for_it(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = tmp_path / "part"
+    part.write_bytes(CONTENT[: 3 * len(CONTENT) // 4])
+    incoming = Incoming(part, ModelArgs(sha256=SHA, size=len(CONTENT)), Report("c1", lambda _: None))
+    fetch = Fetch(incoming, lambda _: None)
+    fetch.bring(f"{url}/whole-cut")
+    assert incoming.size == len(CONTENT) // 2, "less than there was"
+    monkeypatch.setattr(receiving, "_PERIOD_S", -1.0)
+    monkeypatch.setattr(receiving, "_LEAST_BYTES", len(CONTENT) // 2)
+    fetch.tick()
+    with pytest.raises(AgentError, match="0 bytes in"):
+        fetch.tick()
 
 
 @pytest.mark.parametrize(("limit", "words"), [("_PERIOD_S", "at least"), ("_MOST_S", "all 102400")])
