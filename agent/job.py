@@ -58,7 +58,7 @@ class Job:
 
     trigger: first-start, alarm, precision, schedule, command or model. started_s: monotonic time of the trigger.
     raising: by how much precision is raised, None where it is not. max_loss: None as configured. reason: why it stands
-    still, empty if it does not.
+    still, empty if it does not. model: the file of a new model that is not in its place yet.
     """
 
     trigger: str
@@ -71,6 +71,7 @@ class Job:
     step: str = JobState.REQUESTED.value
     percent: int = 0
     reason: str = ""
+    model: Path | None = None
 
     def advance(self, step: str, percent: int) -> None:
         """Note the progress; report it at each new step, and ten percent after ten percent. Raises AgentError."""

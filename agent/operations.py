@@ -155,6 +155,7 @@ class Operations:
     def stop(self, reason: str) -> None:
         """Abandon the running job, and a candidate on probation."""
         self._jobs.stop(reason, self._pipeline.error)
+        self.new_model.drop(reason)
         self._exchange.stop(reason)
 
     def _take(self, occasion: Occasion) -> None:
@@ -196,7 +197,7 @@ class Operations:
         """The child has built an engine that passed: put it in service. A new model's takes a new run, whose start
         finds the job and ends it."""
         if job.trigger == MODEL:
-            self.new_model.usable = True
+            self.new_model.passed(job)
             return
         try:
             loaded = self._service.load(self._service.read(outcome.artefact or Path()))
@@ -233,7 +234,7 @@ class Operations:
     def cancel(self) -> bool:
         """End the running job, also one that waits, because the operator says so; False where there is none."""
         if self._jobs.job is None:
-            return False
+            return self.new_model.drop("the operator cancels it")
         self._jobs.abandon("the operator cancels it")
         self._restraint.pause_jobs()  # what gave occasion to it may hold on
         return True

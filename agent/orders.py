@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from agent.commands import Handler, Report
 from agent.errors import CommandError
+from agent.model_delivery import ModelDelivery
 from agent.operations import Operations
 from agent.pipeline import Pipeline
 from agent.requests import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs, SwitchArgs
@@ -17,10 +18,13 @@ from calibrate.threshold import parse_method
 class Orders:
     """`handlers` has one for each of them."""
 
-    def __init__(self, operations: Operations, service: Service, pipeline: Pipeline) -> None:
+    def __init__(
+        self, operations: Operations, service: Service, pipeline: Pipeline, delivery: ModelDelivery | None = None
+    ) -> None:
         self._operations = operations
         self._service = service
         self._pipeline = pipeline
+        self._delivery = delivery
         self.handlers: Mapping[str, Handler] = {
             "status": self._on_status,
             "recalibrate": self._on_recalibrate,
@@ -75,7 +79,8 @@ class Orders:
         self._operations.go_back(self._service.load(previous), report)
 
     def _on_cancel(self, _args: CancelArgs, report: Report) -> None:
-        if self._operations.cancel():
+        delivery = self._delivery is not None and self._delivery.end("the operator cancels it")
+        if self._operations.cancel() or delivery:
             report.succeed()
             return
         if self._operations.recall(report):

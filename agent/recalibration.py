@@ -86,11 +86,11 @@ class Recalibration:
         if self.job is not None:
             self._advance(self.job, JobState.COLLECTING.value, 0)
 
-    def build_reference(self, report: WorkObserver) -> None:
-        """Have the float reference built of what the model's file holds now, which tells whether it can be used; none
-        may be running."""
+    def build_reference(self, report: WorkObserver, model: Path | None = None) -> None:
+        """Have the float reference built of what the model's file holds now, or of another one that is meant for its
+        place, which tells whether it can be used; none may be running."""
         calibration = self.config.calibration
-        self._begin(Job(MODEL, calibration.frames, calibration.method, report))
+        self._begin(Job(MODEL, calibration.frames, calibration.method, report, model=model))
 
     def tick(self) -> None:
         """Move the job on."""
@@ -156,7 +156,9 @@ class Recalibration:
         """To the child, with what was collected."""
         if job.trigger == MODEL:
             if self._advance(job, JobState.BUILDING.value, 0):
-                self._start_child(job, "agent.reference_child", lambda path: write_reference_job(path, self.config))
+                model = job.model or self.config.model.path
+                module = "agent.reference_child"
+                self._start_child(job, module, lambda path: write_reference_job(path, self.config, model))
             return
         frames, histograms, held_out = self._observer.findings.collected()
         job.report.selected(self._observer.findings.selection(), self.config.state_dir)

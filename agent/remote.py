@@ -77,6 +77,10 @@ class Remote:
             while True:
                 self._journal.delivered(self._link.answered.get_nowait())
 
+    def stop(self, reason: str) -> None:
+        """The run ends: nothing may be written any more for a command that came in it."""
+        self._delivery.end(reason)
+
     def _take_desired(self, payload: bytes) -> None:
         if not payload:  # somebody has cleared the retained document: what was set stays
             return

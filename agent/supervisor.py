@@ -110,9 +110,20 @@ class Supervisor:
         if link is not None:
             releases = Releases(authority, config.state_dir / "releases.json")
             incoming, reserve_bytes = config.state_dir / "incoming", config.store.reserve_bytes
-            delivery = ModelDelivery(incoming, model.spec.path, watched, reserve_bytes, releases, self._posted.put)
+            delivery = ModelDelivery(
+                incoming,
+                model.spec.path,
+                watched,
+                reserve_bytes,
+                releases,
+                self._posted.put,
+                self._operations.new_model.bring,
+            )
             board_orders = BoardOrders(settings, self._pipeline, delivery, link, self._stop)
-            handlers = {**Orders(self._operations, self._service, self._pipeline).handlers, **board_orders.handlers}
+            handlers = {
+                **Orders(self._operations, self._service, self._pipeline, delivery).handlers,
+                **board_orders.handlers,
+            }
             self._remote = Remote(link, config.state_dir, handlers, settings, delivery, authority, reporter)
             self._remote.recall(past.known, concluded.news)
         self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
@@ -144,6 +155,8 @@ class Supervisor:
                         self._link.set_state("stopping")
                 self._pipeline.stop()
                 self._operations.stop(self._stop_reason or "the source has ended")
+                if self._remote is not None:
+                    self._remote.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
             self._run_posted()  # a swap that only the end of the stream completed
             self._take_labels()

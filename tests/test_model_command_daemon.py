@@ -1,4 +1,4 @@
-"""A new model brought onto a board that serves, by whoever may: released by one key, commanded by another."""
+"""A new model brought onto a board that serves, by whoever may, if it can be served."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def test_a_released_model_is_sent_and_taken_up_and_an_older_one_is_not(tmp_path:
     put_other_model(made)
     new, old = made.folder / "model.onnx", tmp_path / "old.onnx"
     old.write_bytes((world.folder / "model.onnx").read_bytes())
+    garbage = tmp_path / "garbage.onnx"
+    garbage.write_bytes(new.read_bytes()[:-100])
     statements = {}
-    for path, version in ((new, 2), (old, 1)):
+    for path, version in ((new, 2), (old, 1), (garbage, 3)):
         statements[path] = tmp_path / f"{version}.json"
         key = ("--key", tmp_path / "maker.key", "--version", version)
         tared("release", path, *key, "--expires", 1, "-o", statements[path])
@@ -64,10 +66,14 @@ def test_a_released_model_is_sent_and_taken_up_and_an_older_one_is_not(tmp_path:
             life.wait(lambda: bool(life.said("event=swap .*trigger='first-start'")))
             refused = send(f"file={new}")
             assert refused["error"]["code"] == "command.release", "an operator alone"
+            served = (world.folder / "model.onnx").read_bytes()
+            failed = send(f"file={garbage}", f"release={statements[garbage]}")
+            assert failed["error"]["code"] == "model.changed", "released, and no model all the same"
+            assert (world.folder / "model.onnx").read_bytes() == served
             sent = send(f"file={new}", f"release={statements[new]}")
             assert sent["status"] == "SUCCEEDED", sent
-            life.wait(lambda: bool(life.said("event=job trigger='model' step='COMMITTED'")))
+            assert life.said("event=job trigger='model' step='COMMITTED'")
             assert (world.folder / "model.onnx").read_bytes() == new.read_bytes()
             back = send(f"file={old}", f"release={statements[old]}")
             assert back["error"]["code"] == "command.rollback"
-        assert [job.state for job in case.records("model")] == [JobState.COMMITTED]
+        assert [job.state for job in case.records("model")] == [JobState.FAILED, JobState.COMMITTED]
