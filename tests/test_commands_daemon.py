@@ -86,7 +86,7 @@ def test_what_is_set_holds_at_once_and_after_a_restart_on_command(tmp_path: Path
 @pytest.mark.broker
 def test_another_telemetry_period_counts_from_now_on(tmp_path: Path, mosquitto: RealBroker) -> None:
     with board(tmp_path, mosquitto) as world, Watcher(mosquitto.endpoint) as watcher:
-        world.change(mqtt={"telemetry_period_s": 3600.0})
+        world.config["mqtt"]["telemetry_period_s"] = 3600.0
         with world.running():
             assert order(mosquitto, "set", **{"mqtt.telemetry_period_s": "0.5"}).status == "SUCCEEDED"
             first, second = (watcher.expect(TOPICS.telemetry) for _ in range(2))
