@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,14 @@ from agent.command_log import CommandLog
 from agent.errors import AgentError
 from agent.parsing import CommandRefused, Received, parse_command
 from agent.requests import OPS, READS, CommandResult, Failure
+from agent.topics import MAX_TOPIC_BYTES
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__name__)
 
 INTERRUPTED = "command.interrupted"
+
+MAX_CORRELATION_BYTES = 256  # of what a sender wants back with each result
 
 Publish = Callable[[CommandResult], None]
 
@@ -38,6 +42,11 @@ class Reply:
 
     topic: str
     correlation: bytes | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is short enough to be kept beside a command."""
+        return len(self.topic.encode()) <= MAX_TOPIC_BYTES and len(self.correlation or b"") <= MAX_CORRELATION_BYTES
 
 
 class Report:
@@ -130,37 +139,41 @@ class CommandDesk:
         """Take a command as it came off the wire; `now` is Unix time in seconds.
 
         A retained command would be carried out again at every reconnect, long after its sender meant it:
-        it is rejected, or answered if it was carried out when it was fresh.
+        it is rejected, or answered if it was carried out when it was fresh. reply: counts for a command that is
+        admitted, and for the same one when it comes again; what is refused is answered on its own topic alone, for its
+        sender could be anybody.
         """
         try:
             received = parse_command(payload, now, self._authority)
-            self._note_reply(received.command.id, reply)
-            if self._answer_again(received.command.id, received):
+            if self._answer_again(received, reply):
                 return
             if retained:
                 remedy = "publish commands without the retain flag, and clear the retained one"
                 identity = received.command.id
                 raise CommandRefused("command.retained", "a retained command", "a fresh one", remedy, identity)
-            report = self._accept(received, now)
+            report = self._accept(received, now, reply)
         except CommandRefused as refusal:
-            self._refuse(refusal, reply)
+            self._refuse(refusal)
             return
         try:
             self._handlers[received.command.op](received.command.args, report)
         except TaredError as error:
             report.fail(error)
 
-    def _accept(self, received: Received, now: float) -> Report:
-        """Write down that it is carried out. Raises CommandRefused (`command.log`, `command.full`) where it cannot."""
+    def _accept(self, received: Received, now: float, reply: Reply | None) -> Report:
+        """Write down that it is carried out. Raises CommandRefused as `CommandLog.accept` where it cannot."""
         command = received.command
         publish: Publish = self._send
         if self._journal is not None and command.op not in READS:
             try:
-                self._journal.accept(command.id, received.digest, command.expires, now)
+                issued = command.issued if received.key else None
+                self._journal.accept(command.id, received.digest, command.expires, now, issued)
             except AgentError as error:
                 raise _refused(error, command.id) from None
             publish = self._send_durably
         log.info("command=%s id=%s key=%s status=ACCEPTED", command.op, command.id, received.key or "none")
+        self._replies.pop(command.id, None)  # of another command that had this id, and is forgotten
+        self._note_reply(command.id, reply)
         report = Report(command.id, publish, Mandate(command.version, received.key))
         self._remember(received.digest, report)
         return report
@@ -181,30 +194,33 @@ class CommandDesk:
             self._reports.popitem(last=False)
 
     def _note_reply(self, command_id: str, reply: Reply | None) -> None:
-        if reply is not None:
+        if reply is not None and reply.fits:
             self._replies[command_id] = reply
             if len(self._replies) > self._memory:
                 self._replies.popitem(last=False)
 
-    def _answer_again(self, command_id: str, received: Received | None = None) -> bool:
+    def _answer_again(self, received: Received, reply: Reply | None) -> bool:
         """Publish the latest result of a command that is known; False if it is not.
 
         Raises CommandRefused: `command.log` where nobody can know.
         """
+        command_id = received.command.id
         try:
             known = self._known(command_id)
         except AgentError as error:
-            if received is not None and received.command.op not in READS:
+            if received.command.op not in READS:
                 raise _refused(error, command_id) from None
-            known = None
+            return False
         if known is None:
             return False
         digest, latest = known
-        if received is not None and digest not in ("", received.digest):
+        if digest not in ("", received.digest):
             found, expected = "an id that another command had", "a new one for each command"
             self._tell(CommandRefused("command.reused", found, expected, "send it under a new id", command_id))
-        else:
-            self._send(latest)
+            return True
+        if digest:
+            self._note_reply(command_id, reply)
+        self._send(latest)
         return True
 
     def _known(self, command_id: str) -> tuple[str, CommandResult] | None:
@@ -215,18 +231,23 @@ class CommandDesk:
             return (written[0] if written is not None else digest), report.latest
         return written
 
-    def _refuse(self, refusal: CommandRefused, reply: Reply | None) -> None:
+    def _refuse(self, refusal: CommandRefused) -> None:
         """Tell the sender, if it can be told; a command that was carried out does not expire afterwards."""
         if refusal.command_id is None:
             log.warning("command=unreadable id=none status=%s error=%r", refusal.status, str(refusal))
             return
-        self._note_reply(refusal.command_id, reply)
-        if refusal.code == "command.log" or not self._answer_again(refusal.command_id):
+        known = None
+        if refusal.code != "command.log":
+            with suppress(AgentError):
+                known = self._known(refusal.command_id)
+        if known is None:
             self._tell(refusal)
+        else:
+            self._publish(known[1])
 
     def _tell(self, refusal: CommandRefused) -> None:
         log.warning("command=refused id=%s status=%s error=%r", refusal.command_id, refusal.status, str(refusal))
-        self._send(CommandResult(id=refusal.command_id or "", status=refusal.status, error=failure(refusal)))
+        self._publish(CommandResult(id=refusal.command_id or "", status=refusal.status, error=failure(refusal)))
 
 
 def failure(error: TaredError) -> Failure:

@@ -108,6 +108,7 @@ class Discovery:
     ) -> None:
         self._note = note
         self._announcement: Message | None = None
+        self.prefix = prefix
         self.births = f"{prefix}/status" if enabled else ""
         if enabled:
             identity = device_id(topics)

@@ -19,7 +19,7 @@ from agent.outbox import Outbox
 from agent.publishing import Message
 from agent.requests import CommandResult, Reported
 from agent.results import Results
-from agent.topics import Topics
+from agent.topics import HOUSE, Topics
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -51,7 +51,7 @@ class MqttLink:
         self._state: DeviceState = "degraded"
         self._session = ""
         self._boot_id = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
-        self._results = Results(topics)
+        self._results = Results(topics, discovery.prefix if discovery is not None else HOUSE)
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
         # so that the old will cannot come after the new status.
         client_id = f"tared/{topics.fleet}/{topics.device}"

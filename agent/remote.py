@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -17,7 +18,6 @@ from agent.commands import CommandDesk, Handler, Mandate, Reply
 from agent.errors import AgentError, CommandError
 from agent.link import MqttLink
 from agent.model_delivery import ModelDelivery
-from agent.publishing import Message
 from agent.reporting import Reporter
 from agent.requests import CommandResult, Desired
 from agent.settings import Settings
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _MESSAGES_PER_TICK = 20  # of each kind: a flood of commands must not hold up the watchdog
 _CHUNKS_PER_TICK = 100
+_ANSWERED_PER_TICK = 100
+
+T = TypeVar("T")
 
 
 class Remote:
@@ -73,9 +76,8 @@ class Remote:
         for message in _up_to(_CHUNKS_PER_TICK, self._link.model_chunks):
             self._delivery.receive(message.topic, message.payload)
         self._delivery.tick()
-        with suppress(queue.Empty):
-            while True:
-                self._journal.delivered(self._link.answered.get_nowait())
+        if answered := list(_up_to(_ANSWERED_PER_TICK, self._link.answered)):
+            self._journal.delivered(answered)
 
     def stop(self, reason: str) -> None:
         """The run ends: nothing may be written any more for a command that came in it."""
@@ -85,36 +87,57 @@ class Remote:
         if not payload:  # somebody has cleared the retained document: what was set stays
             return
         try:
-            desired, key = parse_desired(payload, time.time(), self._authority)
+            document, key = admit_desired(payload, self._authority)
+        except AgentError as error:  # anybody may have written it: `reported` is for those who have a say
+            log.warning("desired=not_admitted error=%r", str(error))
+            return
+        try:
+            desired = parse_desired(document, key)
             if desired.version == self._settings.version:  # it is retained, and comes with every connection
                 return
+            check_expiry(desired, time.time(), self._authority)
             self._settings.set(desired.values, Mandate(desired.version, key), whole=True)
         except AgentError as error:
             log.warning("desired=refused error=%r", str(error))
             self._link.send(self._settings.reported(error))
 
 
-def parse_desired(payload: bytes, now: float, authority: Authority | None) -> tuple[Desired, str]:
-    """The document, and the id of the key that signed it, empty where none did; `now` is Unix time in seconds.
+def admit_desired(payload: bytes, authority: Authority | None) -> tuple[dict[str, Any], str]:
+    """The document, and the id of the key that signed it, empty where none did.
 
-    Raises MessageError, CommandError: as `parse_command`.
+    Raises MessageError, and CommandError as `Authority.admit`.
     """
     document = read_object(payload)
-    key = authority.admit(document) if authority is not None else ""
+    return document, authority.admit(document) if authority is not None else ""
+
+
+def parse_desired(document: dict[str, Any], key: str) -> Desired:
+    """What was admitted with this key. Raises MessageError (`message.invalid`).
+
+    A signed document says until when it may be taken up: without that whoever kept one back could let it through when
+    it does harm.
+    """
     try:
         desired = Desired.model_validate(document)
     except ValidationError as error:
         raise MessageError("message.invalid", problems(error), "version and values", "correct the sender") from None
+    if key and desired.expires is None:
+        found, remedy = "a signed document without 'expires'", "sign it with a time, Unix seconds"
+        raise MessageError("message.invalid", found, "one that says until when it may be taken up", remedy)
+    return desired
+
+
+def check_expiry(desired: Desired, now: float, authority: Authority | None) -> None:
+    """`now` is Unix time in seconds. Raises CommandError (`command.clock`, `command.expired`)."""
     if desired.expires is not None:
         if authority is not None:
             authority.check_clock()
         if now >= desired.expires:
             found = f"expired {now - desired.expires:.1f} s ago by this clock"
             raise CommandError("command.expired", found, "a valid document", "publish it anew")
-    return desired, key
 
 
-def _up_to(most: int, inbox: queue.Queue[Message]) -> Iterator[Message]:
+def _up_to(most: int, inbox: queue.Queue[T] | queue.SimpleQueue[T]) -> Iterator[T]:
     with suppress(queue.Empty):
         for _ in range(most):
             yield inbox.get_nowait()

@@ -9,7 +9,7 @@ from agent.commands import Reply
 from agent.mailbox import Mailbox
 from agent.publishing import Message
 from agent.requests import CommandResult
-from agent.topics import Topics, may_reply_to
+from agent.topics import HOUSE, Topics, may_reply_to
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,15 @@ class _Final(Message):
 
 
 class Results(Mailbox):
-    """`arrived` has the id of each command whose final result the broker has acknowledged."""
+    """`arrived` has the id of each command whose final result the broker has acknowledged.
 
-    def __init__(self, topics: Topics) -> None:
+    house: the prefix under which Home Assistant hears, where no answer goes.
+    """
+
+    def __init__(self, topics: Topics, house: str = HOUSE) -> None:
         super().__init__()
         self._topics = topics
+        self._house = house
         self.arrived: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def add(self, result: CommandResult) -> None:
@@ -33,7 +37,7 @@ class Results(Mailbox):
 
     def add_reply(self, reply: Reply, result: CommandResult) -> None:
         """On the topic that the command's sender named, unless it could do harm there."""
-        if may_reply_to(reply.topic, self._topics.result(result.id)):
+        if may_reply_to(reply.topic, self._topics.result(result.id), self._house):
             self.put(Message(reply.topic, result.to_json(), correlation=reply.correlation))
 
     def delivered(self, message: Message) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from agent.errors import AgentError, CommandError
 from agent.requests import Reported
 from agent.state_file import StateFile
 from agent.wire import problems
-from engines.files import replace_files
+
+log = logging.getLogger(__name__)
 
 # Keys whose readers look at them each time. Any other is read once, when something is built from it.
 LIVE = (
@@ -26,6 +27,8 @@ LIVE = (
     "recalibration.max_loss",
     "recalibration.max_slowdown",
 )
+# Narrower than config.yaml's: who sends a board to sleep, or has it flood its broker, does so from afar.
+_BOUNDS = {"mqtt.telemetry_period_s": (0.5, 3600.0)}
 _SCHEMA = 1
 
 
@@ -33,7 +36,8 @@ class Settings:
     """`config` is what config.yaml says and, above it, what was set; `on_change` hears of another one.
 
     trusts: whether what a key has said before still counts. Raises AgentError (`settings.schema`) for the file of a
-    newer tared. What cannot be understood of the file, or is allowed no more, is as if it had not been set.
+    newer tared. What cannot be understood of the file, is allowed no more, or was set by a key that is trusted no
+    more, is as if it had not been set.
     """
 
     def __init__(
@@ -45,23 +49,24 @@ class Settings:
         on_error: Callable[[AgentError], None],
     ) -> None:
         self._base = self.config = config
-        self._path = path
         self._trusts = trusts
         self._on_change = on_change
         self._values: dict[str, JsonValue] = {}
-        self._mandate = Mandate(0)
-        StateFile(path, _SCHEMA, "settings.write", on_error).read(self._take)
+        self._signers: dict[str, str] = {}  # the key, empty for none, that has set each of the values
+        self._versions: dict[str, int] = {}  # the highest of each key
+        self._file = StateFile(path, _SCHEMA, "settings.write", on_error)
+        self._file.read(self._take)
         for key, value in list(self._values.items()):
             try:
                 self.config = _with(self.config, {key: value})
             except CommandError as error:  # noqa: PERF203  one that does not fit config.yaml any more, not all
                 on_error(error)
-                del self._values[key]
+                del self._values[key], self._signers[key]
 
     @property
     def version(self) -> int:
-        """Of what was set last; 0 where nothing was, or by a key that is trusted no more."""
-        return self._mandate.version if self._trusts(self._mandate.key) else 0
+        """The highest that a key which is still trusted has set; 0 where none has."""
+        return max((version for key, version in self._versions.items() if self._trusts(key)), default=0)
 
     def reported(self, error: AgentError | None = None) -> Reported:
         """What holds now; error: why the newest `desired` does not."""
@@ -85,21 +90,25 @@ class Settings:
                 found, expected = f"the key '{key[:64]}'", "one of " + ", ".join(LIVE)
                 raise CommandError("command.set", found, expected, "change config.yaml, and restart the daemon")
         config = _with(self._base, wanted)
-        self._write(wanted, mandate)
-        self._values, self._mandate, self.config = wanted, mandate, config
+        signers = {key: mandate.key if key in values else self._signers[key] for key in wanted}
+        versions = {**self._versions, mandate.key: max(mandate.version, self._versions.get(mandate.key, 0))}
+        latest = {"version": mandate.version, "key": mandate.key}
+        self._file.replace({**latest, "values": wanted, "signers": signers, "versions": versions})
+        self._values, self._signers, self._versions, self.config = wanted, signers, versions, config
         self._on_change(config)
 
-    def _write(self, values: Mapping[str, JsonValue], mandate: Mandate) -> None:
-        document = {"schema": _SCHEMA, "version": mandate.version, "key": mandate.key, "values": values}
-        try:
-            replace_files({self._path: (json.dumps(document) + "\n").encode()})
-        except OSError as error:
-            found = f"{self._path}: {error.strerror}"
-            raise AgentError("settings.write", found, "a writable state directory", "make room there") from error
-
     def _take(self, document: Mapping[str, Any]) -> None:
+        """Before signers and versions were kept there was the latest key alone, which counts for all."""
+        version, latest = int(document["version"]), str(document["key"])
         values = {str(key): value for key, value in dict(document["values"]).items() if key in LIVE}
-        self._mandate, self._values = Mandate(int(document["version"]), str(document["key"])), values
+        named = dict(document.get("signers", {}))
+        signers = {key: str(named.get(key, latest)) for key in values}
+        versions = {str(key): int(each) for key, each in document.get("versions", {latest: version}).items()}
+        revoked = [key for key in values if not self._trusts(signers[key])]
+        if revoked:
+            log.warning("settings=dropped keys=%s reason='set by a key that is trusted no more'", ",".join(revoked))
+        self._values = {key: value for key, value in values.items() if key not in revoked}
+        self._signers, self._versions = {key: signers[key] for key in self._values}, versions
 
 
 def _value(config: Config, key: str) -> JsonValue:
@@ -118,8 +127,13 @@ def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:
         else:
             content[name] = value
     try:
-        return Config.model_validate(content)
+        config = Config.model_validate(content)
     except ValidationError as error:
         raise CommandError(
             "command.set", problems(error), "values that config.yaml could have", "correct them"
         ) from None
+    for key in _BOUNDS.keys() & values.keys():
+        (least, most), found = _BOUNDS[key], _value(config, key)
+        if not isinstance(found, (int, float)) or not least <= found <= most:
+            raise CommandError("command.set", f"{key} {found}", f"{least:g} to {most:g}", "correct it")
+    return config

@@ -10,8 +10,10 @@ import base64
 import binascii
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +87,11 @@ class Signer:
 
 
 class Keyring:
-    """The public keys of one role, by id. Raises ConfigError (`key.unreadable`, `config.credential`)."""
+    """The public keys of one role, by id, all that the files hold. Raises ConfigError (`key.unreadable`,
+    `config.credential`)."""
 
     def __init__(self, paths: Iterable[Path] = ()) -> None:
-        keys = [_public_key(path) for path in paths]
+        keys = [key for path in paths for key in _public_keys(path)]
         self._keys = {key_id(key): key for key in keys}
 
     def __len__(self) -> int:
@@ -117,9 +120,16 @@ class Keyring:
         return None
 
 
-def _public_key(path: Path) -> Ed25519PublicKey:
+def _public_keys(path: Path) -> list[Ed25519PublicKey]:
+    """Of each PEM block: a loader takes the first of a file, and is silent about the others."""
+    content = _read(path)
+    begins = [match.start() for match in re.finditer(rb"-----BEGIN ", content)] or [0]
+    return [_public_key(path, content[begin:end]) for begin, end in pairwise([*begins, len(content)])]
+
+
+def _public_key(path: Path, block: bytes) -> Ed25519PublicKey:
     try:
-        key = serialization.load_pem_public_key(_read(path))
+        key = serialization.load_pem_public_key(block)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise _no_key(path, str(error)) from error
     if not isinstance(key, Ed25519PublicKey):

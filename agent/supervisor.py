@@ -11,6 +11,7 @@ from contextlib import suppress
 from agent.accuracy import Truth
 from agent.authority import Authority
 from agent.board_orders import BoardOrders, set_log_level
+from agent.cadence import Cadence
 from agent.camera import parse_source, source_length
 from agent.config import Config
 from agent.console import Task, progress
@@ -81,6 +82,7 @@ class Supervisor:
         if settings.config.log_level != config.log_level:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
+        self._telemetry = Cadence(config.mqtt.telemetry_period_s, time.monotonic())
         past = Past(config.state_dir, reporter)
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
         runtime = RuntimeJob(past.journal, reporter)
@@ -109,6 +111,8 @@ class Supervisor:
         self._remote: Remote | None = None
         if link is not None:
             releases = Releases(authority, config.state_dir / "releases.json")
+            if releases.damage is not None:
+                reporter.error(releases.damage)
             incoming, reserve_bytes = config.state_dir / "incoming", config.store.reserve_bytes
             delivery = ModelDelivery(
                 incoming,
@@ -179,7 +183,6 @@ class Supervisor:
     def _serve(self, bar: Task) -> None:
         """Until frames have ended, and with them a candidate whose frames had all been collected."""
         pinged = state_told = None
-        report_at = time.monotonic() + self._config.mqtt.telemetry_period_s
         while self._pipeline.error is None and not self._stop_reason:
             if not self._pipeline.running and not self._operations.building:
                 break
@@ -196,8 +199,7 @@ class Supervisor:
                 state_told = self._service.degraded
                 self._link.set_state("degraded" if state_told else "online")
             bar.update(self._pipeline.served, self._readings.note(state, self._operations.job, self._built_percent))
-            if time.monotonic() >= report_at:
-                report_at += self._config.mqtt.telemetry_period_s
+            if self._telemetry.due(time.monotonic()):
                 self._reporter.telemetry({self._config.camera.name: self._readings.sample(state)})
         self._run_posted()
 
@@ -274,6 +276,7 @@ class Supervisor:
         if config.log_level != self._config.log_level:
             set_log_level(config.log_level)
         self._config = config
+        self._telemetry.change(config.mqtt.telemetry_period_s, time.monotonic())
         self._operations.configure(config)
         if self._remote is not None:
             self._remote.report()

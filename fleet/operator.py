@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 import queue
 import time
 import uuid
@@ -20,8 +22,12 @@ from agent.publishing import Message
 from agent.requests import MODEL_CHUNK_BYTES, MODEL_CHUNKS_ASKED, OPS, RECEIVING, Command, CommandResult, ModelArgs
 from agent.signing import Signer
 from agent.topics import Topics
+from agent.wire import MessageError
 
 REPEAT_S = 2.0
+_MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)
+
+log = logging.getLogger(__name__)
 
 
 def new_command(
@@ -92,7 +98,7 @@ def send(
     It is sent again whenever REPEAT_S passed in silence: that is how it reaches a device that was away, and
     how a result that was lost comes once more. A device that works answers each time, so only one that is
     gone is silent. Raises AgentError (`broker.unreachable`), CommandError (`command.no_answer`) after
-    `silence_s`, MessageError for an answer that is no result.
+    `silence_s`; an answer that is no result counts for nothing.
     """
     client_id = f"tared-operator-{uuid.uuid4().hex}"
     results = [topics.result(command.id)]
@@ -104,19 +110,21 @@ def send(
             found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
             remedy = "check that it runs, its address, user name and password"
             raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
-        client.publish(Message(topics.command, payload))
+        client.publish(_message(topics, command, payload))
         latest: CommandResult | None = None
         heard_at = time.monotonic()
         while latest is None or not latest.final:
             try:
-                answer = client.inbox.get(timeout=REPEAT_S)
-            except queue.Empty:
+                result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
+            except (queue.Empty, MessageError) as error:
                 if time.monotonic() - heard_at > silence_s:
                     raise _no_answer(topics, latest, silence_s) from None
-                client.publish(Message(topics.command, payload))
+                if isinstance(error, MessageError):  # whoever sends such does not end what the device is at
+                    log.warning("result=unreadable id=%s error=%r", command.id, str(error))
+                else:
+                    client.publish(_message(topics, command, payload))
                 continue
             heard_at = time.monotonic()
-            result = CommandResult.from_json(answer.payload)
             if model is not None and result.step == RECEIVING:
                 _send_chunks(client, topics, command, model, result)
             if result != latest:
@@ -124,10 +132,16 @@ def send(
                 yield result
 
 
+def _message(topics: Topics, command: Command, payload: bytes) -> Message:
+    """What a broker need not keep for a device that is away once the command has expired; a second is the least."""
+    left_s = math.ceil(command.expires - time.time())
+    return Message(topics.command, payload, expires_s=min(max(left_s, 1), _MOST_EXPIRY_S))
+
+
 def _send_chunks(client: MqttClient, topics: Topics, command: Command, model: Path, asked: CommandResult) -> None:
     """A few of those that the device asks for; it asks again before it has them all."""
     first, args = (asked.result or {}).get("next"), command.args
-    if not isinstance(first, int) or not isinstance(args, ModelArgs) or first < 0:
+    if not isinstance(first, int) or not isinstance(args, ModelArgs) or not 0 <= first <= args.size:
         return
     with model.open("rb") as file:
         file.seek(first * MODEL_CHUNK_BYTES)

@@ -41,7 +41,7 @@ def main(port: int, folder: Path) -> None:
         desk.recall([])
         while True:
             while not link.answered.empty():
-                journal.delivered(link.answered.get())
+                journal.delivered([link.answered.get()])
             try:
                 message = link.inbox.get(timeout=0.02)
             except queue.Empty:

@@ -13,9 +13,9 @@ from device import NOW, TOPICS, Device
 from agent.authority import Authority
 from agent.clock import is_synchronised
 from agent.command_log import CommandLog
-from agent.commands import CommandDesk
+from agent.commands import CommandDesk, Reply
 from agent.commands_config import CommandsConfig, is_loopback
-from agent.errors import CommandError, ConfigError
+from agent.errors import AgentError, CommandError, ConfigError
 from agent.releases import Releases
 from agent.requests import CommandResult, ModelArgs
 from agent.signing import Signer, new_key
@@ -119,13 +119,79 @@ def test_a_board_that_does_not_know_the_time_says_so(board: Board) -> None:
     assert board.receive(board.order()) == ("SUCCEEDED", "")
 
 
-@pytest.mark.parametrize("config", [{"local": True}, {"clock": "trusted"}])
-def test_its_clock_is_good_enough_for_its_own_broker_or_where_that_was_said(
+@pytest.mark.parametrize("config", [{"local": True, "unsigned": "allow"}, {"clock": "trusted"}])
+def test_its_clock_is_good_enough_where_unsigned_counts_too_or_where_that_was_said(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     board = Board(tmp_path, **config)
     board.synchronised = False
     assert board.receive(board.order()) == ("SUCCEEDED", "")
+
+
+def test_a_loopback_broker_tells_no_time_to_a_board_with_keys(tmp_path: Path) -> None:
+    """What bridges to it may have kept a command back."""
+    board = Board(tmp_path, local=True)
+    board.synchronised = False
+    assert board.receive(board.order()) == ("REJECTED", "command.clock")
+
+
+def test_a_replay_to_a_board_that_has_lost_its_log_does_nothing(board: Board) -> None:
+    order = board.order(expires=NOW + DAY_S)
+    board.receive(order)
+    (board.folder / "commands.sqlite").unlink()
+    for _ in range(2):
+        board.restart()
+        assert board.receive(order, NOW + 9.0) == ("REJECTED", "command.forgotten")
+        assert board.did == 0
+    assert board.receive(board.order(id="c2", issued=NOW + 1.0), NOW + 9.0) == ("SUCCEEDED", "")
+
+
+def test_a_replay_after_the_clock_has_jumped_ahead_and_back_does_nothing(board: Board) -> None:
+    order = board.order(expires=NOW + 29 * DAY_S)
+    board.receive(order)
+    ahead = NOW + 3650 * DAY_S
+    board.receive(board.order(id="c2", issued=ahead, expires=ahead + 60.0), ahead)
+    board.restart()
+    assert board.receive(order, NOW + 9.0) == ("REJECTED", "command.forgotten")
+    assert board.did == 0
+
+
+class Replies:
+    """A board's answers on the topics that senders name."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.heard: list[tuple[str, str, str]] = []
+        desk = CommandDesk(board.device.handlers(), board.results.append, authority=board.authority, reply=self._take)
+        self.desk = desk
+
+    def _take(self, reply: Reply, result: CommandResult) -> None:
+        self.heard.append((reply.topic, result.id, result.status))
+
+    def receive(self, payload: bytes, topic: str, correlation: bytes = b"") -> None:
+        self.desk.receive(payload, NOW, reply=Reply(topic, correlation))
+
+
+def test_an_unsigned_message_takes_over_no_replies_and_is_answered_on_no_topic_of_its_choice(board: Board) -> None:
+    replies = Replies(board)
+    replies.receive(board.order(op="recalibrate"), "ann")
+    for stranger in (b'{"id":"c1"}', b'{"id":"c9"}', board.order(key=None), board.order("eve"), board.order(to="x/y")):
+        replies.receive(stranger, "thief")
+    replies.receive(board.order("bob", op="rollback"), "bob")
+    board.device.jobs[0][1].succeed()
+    assert replies.heard == [("ann", "c1", "ACCEPTED"), ("ann", "c1", "SUCCEEDED")]
+    assert [result.id for result in board.results if result.status == "REJECTED"] == ["c9", "c1"], "told on its own"
+    replies.receive(board.order(op="recalibrate"), "ann/2")
+    assert replies.heard[-1] == ("ann/2", "c1", "SUCCEEDED"), "the same command may ask for its answer elsewhere"
+
+
+def test_what_is_to_come_back_with_a_reply_is_short(board: Board) -> None:
+    replies = Replies(board)
+    replies.receive(board.order(), "ann", b"x" * 257)
+    replies.receive(board.order(id="c2"), "a" * 257)
+    assert replies.heard == []
+    replies.receive(board.order(id="c3"), "ann", b"x" * 256)
+    assert [status for _, _, status in replies.heard] == ["ACCEPTED", "SUCCEEDED"]
 
 
 def test_the_kernel_is_asked_for_the_clock() -> None:
@@ -256,3 +322,49 @@ def test_a_stolen_release_key_that_is_trusted_no_more_blocks_nothing(board: Boar
     honest = Releases(mended.authority, tmp_path / "releases.json")
     assert refusal(honest, highest) == "command.release"
     assert honest.check(ModelArgs(sha256=SHA, size=10, release=mended.keys["eve"].sign(statement())), NOW)
+
+
+def taken_up(releases: Releases, board: Board, key: str, version: int) -> None:
+    release = board.keys[key].sign(statement(version=version))
+    taken = releases.check(ModelArgs(sha256=SHA, size=10, release=release), NOW)
+    assert taken is not None
+    releases.take_up(*taken)
+
+
+def test_a_stolen_release_key_hides_no_version_of_an_honest_one(tmp_path: Path) -> None:
+    both = [tmp_path / "rel.pub", tmp_path / "eve.pub"]
+    Board(tmp_path)  # it makes the keys
+    board = Board(tmp_path, release_keys=both)
+    releases = Releases(board.authority, tmp_path / "releases.json")
+    taken_up(releases, board, "rel", 5)
+    taken_up(releases, board, "eve", 9)
+    mended = Board(tmp_path, release_keys=both[:1])
+    honest = Releases(mended.authority, tmp_path / "releases.json")
+    assert refusal(honest, mended.keys["rel"].sign(statement(version=4))) == "command.rollback"
+    taken_up(honest, mended, "rel", 5)
+
+
+def test_a_disk_that_refused_once_forbids_no_later_release(
+    board: Board, releases: Callable[[], Releases], tmp_path: Path
+) -> None:
+    one, path = releases(), tmp_path / "releases.json"
+    path.mkdir()
+    for _ in range(2):
+        with pytest.raises(AgentError, match=r"releases\.write"):
+            taken_up(one, board, "rel", 5)
+    path.rmdir()
+    taken_up(one, board, "rel", 5)
+    assert refusal(releases(), board.keys["rel"].sign(statement(version=4))) == "command.rollback"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema": 1, "version": "x", "key": "k"}'])
+def test_where_the_versions_are_damaged_no_model_is_taken(
+    board: Board, releases: Callable[[], Releases], tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "releases.json").write_text(content)
+    damaged = releases()
+    assert damaged.damage is not None
+    with pytest.raises(AgentError, match=r"releases\.damaged"):
+        taken_up(damaged, board, "rel", 5)
+    (tmp_path / "releases.json").unlink()
+    taken_up(releases(), board, "rel", 5)

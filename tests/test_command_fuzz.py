@@ -22,7 +22,7 @@ from agent.commands import CommandDesk, Reply
 from agent.commands_config import CommandsConfig
 from agent.errors import AgentError
 from agent.messages import Ack
-from agent.remote import parse_desired
+from agent.remote import admit_desired, parse_desired
 from agent.requests import OPS, CommandResult
 from agent.signing import new_key
 from agent.topics import may_reply_to
@@ -94,8 +94,8 @@ class Board:
         ]
         self._parsers: list[Callable[[bytes], object]] = [
             Ack.from_json,
-            lambda content: parse_desired(content, NOW, None),
-            lambda content: parse_desired(content, NOW, signed),
+            lambda content: parse_desired(*admit_desired(content, None)),
+            lambda content: parse_desired(*admit_desired(content, signed)),
         ]
 
     def _done(self, _args: Any, report: Any) -> None:

@@ -56,7 +56,7 @@ def test_a_command_that_was_carried_out_is_answered_by_the_next_process_and_not_
 def test_what_the_broker_has_is_not_told_again_at_the_start(path: Path) -> None:
     first = Process(path)
     first.receive(payload(op="cancel"))
-    first.journal.delivered("c1")
+    first.journal.delivered(["c1"])
     second = Process(path)
     assert second.results == []
     assert second.receive(payload(op="cancel")) == ["SUCCEEDED"]

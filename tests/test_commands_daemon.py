@@ -84,6 +84,17 @@ def test_what_is_set_holds_at_once_and_after_a_restart_on_command(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.broker
+def test_another_telemetry_period_counts_from_now_on(tmp_path: Path, mosquitto: RealBroker) -> None:
+    with board(tmp_path, mosquitto) as world, Watcher(mosquitto.endpoint) as watcher:
+        world.config["mqtt"]["telemetry_period_s"] = 3600.0
+        with world.running():
+            assert order(mosquitto, "set", **{"mqtt.telemetry_period_s": "0.5"}).status == "SUCCEEDED"
+            first, second = (watcher.expect(TOPICS.telemetry) for _ in range(2))
+            assert second["seq"] > first["seq"]
+
+
+@pytest.mark.slow
+@pytest.mark.broker
 def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(tmp_path: Path, mosquitto: RealBroker) -> None:
     with (
         board(tmp_path, mosquitto, privacy={"snapshot": True}) as world,
@@ -112,7 +123,7 @@ def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(tmp_path: Pat
 def test_a_daemon_with_keys_obeys_its_operators_alone(tmp_path: Path, mosquitto: RealBroker) -> None:
     private, public, identity = new_key(tmp_path / "ann")
     with (
-        board(tmp_path / "board", mosquitto, commands={"operator_keys": [str(public)]}) as world,
+        board(tmp_path / "board", mosquitto, commands={"operator_keys": [str(public)], "clock": "trusted"}) as world,
         Watcher(mosquitto.endpoint) as watcher,
         world.running(),
     ):

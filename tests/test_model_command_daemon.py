@@ -40,6 +40,7 @@ def test_a_released_model_is_sent_and_taken_up_and_an_older_one_is_not(tmp_path:
         commands={
             "operator_keys": [str(tmp_path / "operator.pub")],
             "release_keys": [str(tmp_path / "maker.pub")],
+            "clock": "trusted",  # this machine may follow no time server
         },
     )
     (made.folder / "scene").write_text(str(made.folder / "clip.avi"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from brokers import RealBroker, Watcher, free_port, on_the_air
+from brokers import RealBroker, Watcher, eventually, free_port, on_the_air
 from device import NOW, TOPICS, Device, payload
 
 from agent.commands import CommandDesk, Report
@@ -188,3 +190,85 @@ def test_a_retained_command_is_rejected_as_stale(any_broker: RealBroker) -> None
             result = watcher.expect(TOPICS.result(command.id), status="REJECTED")
             assert result["error"]["code"] == "command.retained"
     assert supervisor.device.status_calls == 0
+
+
+class Stranger:
+    """Whoever may publish on the topics of results, in the device's place."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._client = MqttClient(endpoint, "stranger", subscriptions=[TOPICS.command, TOPICS.model_chunks])
+
+    def __enter__(self) -> Stranger:
+        self._client.__enter__()
+        assert self._client.wait_connected(10.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def heard(self) -> Message:
+        return self._client.inboxes[TOPICS.command].get(timeout=10.0)
+
+    def chunks(self) -> int:
+        return self._client.inboxes[TOPICS.model_chunks].qsize()
+
+    def say(self, command: Command, payload: bytes) -> None:
+        self._client.publish(Message(TOPICS.result(command.id), payload))
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("quick_repeats")
+def test_a_command_expires_at_the_broker_too_and_is_answered_on_its_own_topic(mosquitto: RealBroker) -> None:
+    command = operator.new_command("status", {}, time.time(), valid_s=30.0)
+    sender = threading.Thread(target=lambda: list(send(mosquitto.endpoint, command)))
+    with Stranger(mosquitto.endpoint) as stranger:
+        sender.start()
+        first, again = stranger.heard(), stranger.heard()
+        stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
+        sender.join()
+    for message in (first, again):
+        assert message.expires_s is not None
+        assert 20 <= message.expires_s <= 30
+        assert message.reply_to is None
+
+
+@pytest.mark.broker
+def test_what_a_stranger_says_ends_no_command(mosquitto: RealBroker, tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"x" * 100)
+    command = operator.new_command("model", operator.model_arguments(file), time.time())
+    results: list[CommandResult] = []
+    sending = operator.send(mosquitto.endpoint, TOPICS, command, 10.0, model=file)
+    sender = threading.Thread(target=lambda: results.extend(sending))
+    with Stranger(mosquitto.endpoint) as stranger:
+        sender.start()
+        stranger.heard()
+        stranger.say(command, b"no document")
+        for first in (2**63, 10**30, -1, True, 0):
+            receiving = {"id": command.id, "status": "IN_PROGRESS", "step": "RECEIVING", "result": {"next": first}}
+            stranger.say(command, json.dumps(receiving).encode())
+        stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
+        sender.join()
+        eventually(lambda: stranger.chunks() == 1)
+    assert results[-1].status == "SUCCEEDED"
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("quick_repeats")
+def test_noise_does_not_pass_for_a_device_that_works(mosquitto: RealBroker) -> None:
+    command = operator.new_command("status", {}, time.time())
+    noisy = threading.Event()
+    with Stranger(mosquitto.endpoint) as stranger:
+
+        def noise() -> None:
+            while not noisy.wait(0.02):
+                stranger.say(command, b"no document")
+
+        thread = threading.Thread(target=noise)
+        thread.start()
+        try:
+            with pytest.raises(CommandError, match=r"command\.no_answer"):
+                list(send(mosquitto.endpoint, command, silence_s=0.5))
+        finally:
+            noisy.set()
+            thread.join()

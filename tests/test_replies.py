@@ -13,6 +13,7 @@ from agent.messages import Birth
 from agent.mqtt import MqttClient
 from agent.publishing import Message
 from agent.requests import CommandResult
+from agent.results import Results
 from agent.topics import Topics
 from fleet.operator import new_command
 
@@ -55,6 +56,15 @@ def test_on_the_commands_own_topic_too(mosquitto: RealBroker) -> None:
     heard = asked(mosquitto, "{own}", "{own}")
     assert ("SUCCEEDED", b"\x007") in heard
     assert ("SUCCEEDED", None) in heard
+
+
+def test_a_house_of_another_name_is_written_to_by_nobody_else() -> None:
+    results = Results(TOPICS, "smart/house")
+    for topic in ("smart/house/device/x/config", "homeassistant/device/x/config", "smart/houses"):
+        results.add_reply(Reply(topic), CommandResult(id="c1", status="SUCCEEDED"))
+    message = results.take()
+    assert message is not None
+    assert (message.topic, len(results)) == ("smart/houses", 0)
 
 
 @pytest.mark.broker

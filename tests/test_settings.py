@@ -16,7 +16,7 @@ from agent.commands_config import CommandsConfig
 from agent.config import Config, RecalibrationConfig
 from agent.errors import AgentError
 from agent.model_spec import ModelSpec
-from agent.remote import parse_desired
+from agent.remote import admit_desired, check_expiry, parse_desired
 from agent.settings import LIVE, Settings
 from agent.signing import Signer, new_key
 
@@ -87,6 +87,8 @@ def test_a_whole_document_leaves_nothing_else(make: Make, config: Config) -> Non
         {"recalibration.max_loss": "much"},
         {"recalibration.max_loss": [0.1]},
         {"mqtt.telemetry_period_s": 0},
+        {"mqtt.telemetry_period_s": 0.4},
+        {"mqtt.telemetry_period_s": 3601},
         {"log_level": "loud"},
         {"mqtt.host": "broker.example.com"},
         {"privacy.snapshot": True},
@@ -116,6 +118,25 @@ def test_what_a_stolen_key_has_said_does_not_block_the_next(make: Make) -> None:
     assert settings.version == 0
     settings.set({"log_level": "info"}, Mandate(1, "new"))
     assert settings.version == 1
+
+
+def test_what_a_key_has_set_goes_with_the_key_and_what_others_have_set_stays(make: Make, config: Config) -> None:
+    both = make(trusts={"honest", "stolen"}.__contains__)
+    both.set({"log_level": "debug"}, Mandate(5, "honest"))
+    both.set({"recalibration.automatic": False}, Mandate(9, "stolen"))
+    for _ in range(2):
+        settings = make(trusts={"honest"}.__contains__)
+        assert settings.config == config.model_copy(update={"log_level": "debug"})
+        assert settings.version == 5
+        with pytest.raises(AgentError, match=r"command\.version"):
+            settings.set({"log_level": "info"}, Mandate(5, "honest"))
+
+
+def test_a_period_of_config_yaml_is_not_bounded_by_what_may_be_set(make: Make, config: Config) -> None:
+    fast = config.model_copy(update={"mqtt": config.mqtt.model_copy(update={"telemetry_period_s": 0.1})})
+    settings = make(of=fast)
+    settings.set({"log_level": "debug"}, Mandate(1))
+    assert settings.config.mqtt.telemetry_period_s == 0.1
 
 
 def test_a_disk_that_refuses_changes_nothing(make: Make, tmp_path: Path) -> None:
@@ -157,7 +178,8 @@ class Signed:
     def parse(self, now: float = NOW, **document: Any) -> str:
         """The code of the refusal, empty where there is none."""
         try:
-            parse_desired(json.dumps(document).encode(), now, self.authority)
+            admitted = admit_desired(json.dumps(document).encode(), self.authority)
+            check_expiry(parse_desired(*admitted), now, self.authority)
         except AgentError as error:
             return error.code
         return ""
@@ -167,12 +189,12 @@ def test_a_desired_document_is_signed_where_commands_are(tmp_path: Path) -> None
     signed = Signed(tmp_path)
     document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board"}
     assert signed.parse(**document) == "command.unsigned"
+    assert signed.parse(**signed.signer.sign(document)) == "message.invalid", "it does not say until when"
+    document["expires"] = NOW + 1.0
     assert signed.parse(**signed.signer.sign(document)) == ""
     assert signed.parse(**{**signed.signer.sign(document), "version": 2}) == "command.signature"
     assert signed.parse(**signed.signer.sign({**document, "to": "fleet/other"})) == "command.target"
-    limited = signed.signer.sign({**document, "expires": NOW + 1.0})
-    assert signed.parse(**limited) == ""
-    assert signed.parse(NOW + 1.0, **limited) == "command.expired"
+    assert signed.parse(NOW + 1.0, **signed.signer.sign(document)) == "command.expired"
 
 
 def test_a_signed_command_is_no_desired_document(tmp_path: Path) -> None:

@@ -164,6 +164,19 @@ def test_a_public_key_cannot_sign_and_a_private_one_is_none_to_check_with(tmp_pa
         Keyring([tmp_path / "nobody.pub"])
 
 
+def test_a_file_may_hold_several_keys_and_each_counts(tmp_path: Path) -> None:
+    """As the one file that systemd hands over as a credential."""
+    made = [new_key(tmp_path / name) for name in ("ann", "bob")]
+    both = tmp_path / "operator-keys"
+    both.write_bytes(b"Ann and Bob\n" + b"\n# and\n".join(public.read_bytes() for _, public, _ in made))
+    keyring = Keyring([both])
+    assert keyring.ids == {identity for _, _, identity in made}
+    assert [keyring.signer(Signer(private).sign({"a": 1})) for private, _, _ in made] == [each[2] for each in made]
+    both.write_bytes(both.read_bytes()[:-30])
+    with pytest.raises(ConfigError, match=r"key\.unreadable"):
+        Keyring([both])
+
+
 def test_keys_are_those_of_openssl(tmp_path: Path) -> None:
     private, public, _ = new_key(tmp_path / "ann")
     shown = subprocess.run(["openssl", "pkey", "-in", private, "-pubout"], check=True, capture_output=True)
