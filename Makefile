@@ -15,14 +15,14 @@ BIN := $(VENV)/bin
 SAMPLE := var/sample
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test trials check soak sanitize lock clean broker bindings wheelhouse gpu-check
+.PHONY: run test trials check soak sanitize lock clean broker systemd bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@rm -rf var/state  # every run of the sample starts on a blank board
 	@$(BIN)/tared run -c config.yaml
 
-test: $(VENV)/.test broker bindings
+test: $(VENV)/.test broker systemd bindings
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.test
@@ -59,6 +59,12 @@ broker:
 	@command -v mosquitto >/dev/null || [ -x /usr/sbin/mosquitto ] || \
 	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y mosquitto mosquitto-clients >/dev/null; } || \
 	  echo "mosquitto is not installed and cannot be: the broker tests run on amqtt"
+
+# systemd-analyze judges the unit, and systemd runs it where a test may have namespaces of its own.
+systemd:
+	@command -v systemd-analyze >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends systemd >/dev/null; } || \
+	  echo "systemd is not installed and cannot be: nobody judges systemd/tared.service"
 
 # 4 MB from the package index, once. Without it their test is skipped, and the line that says so names the reason.
 bindings: $(VENV)/.test

@@ -18,12 +18,16 @@ from calibrate.evidence import Interval
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an engine is put in service, since when (monotonic s) that is wanted, and who hears of it."""
+    """Why an engine is put in service, since when (monotonic s) that is wanted, and who hears of it.
+
+    max_loss: what the operator accepts, None as configured.
+    """
 
     trigger: str
     since_s: float
     report: JobObserver
     verdict: Verdict | None = None
+    max_loss: float | None = None
 
 
 @dataclass

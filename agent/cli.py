@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console
 
 from agent.arguments import Parser, command, number
+from agent.cli_fleet import add_fleet
+from agent.cli_keys import add_keys
 from agent.cli_offline import add_offline
+from agent.cli_room import add_room
+from agent.cli_service import add_service
 from agent.cli_store import add_store
 from agent.errors import ConfigError
 from calibrate.errors import TaredError
@@ -23,7 +27,7 @@ from engines.trace import start_tracing
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
-_WIDEST = 48  # of the doctor's findings: longer ones push their remedies aside
+EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: for Restart=on-failure, which takes 0 for the end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,14 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except ConfigError as error:  # lists the errors of a file, one per line
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_ERROR
+        return _fail(f"error: {error}")
     except TaredError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return EXIT_ERROR
+        return _fail("error: " + " ".join(str(error).split()))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _fail(text: str) -> int:
+    from agent.console import complain  # progress bars: a command that succeeds may never need them
+
+    complain(text)
+    return EXIT_ERROR
 
 
 class _Version(argparse.Action):
@@ -68,30 +77,15 @@ def _parser() -> argparse.ArgumentParser:
 
     add_offline(commands)
     add_store(commands)
-    _add_send(commands)
-    command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
+    add_fleet(commands)
+    add_keys(commands)
+    add_room(commands)
+    add_service(commands)
     return parser
 
 
-def _add_send(commands: Any) -> None:
-    """The operator's side of the MQTT contract."""
-    send = command(commands, "send", _send, "send a device a command and follow it to its end")
-    send.add_argument("device")
-    send.add_argument("op", help="status, recalibrate, rollback, cancel")
-    send.add_argument("arguments", nargs="*", metavar="key=value")
-    send.add_argument("--host", default="127.0.0.1", help="the broker (127.0.0.1)")
-    send.add_argument("--port", type=number(int, 1, 65535), default=1883, help="its port (1883)")
-    send.add_argument("--fleet", default="default")
-    send.add_argument(
-        "--timeout",
-        type=number(float, 0.1, 86400.0),
-        default=30.0,
-        metavar="S",
-        help="give up after S s of silence (30)",
-    )
-
-
 def _run(options: argparse.Namespace) -> int:
+    from agent.board_orders import RESTART
     from agent.config import load_config
     from agent.console import set_up_logging
     from agent.daemon import run_daemon
@@ -101,46 +95,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.backend:
         config = config.model_copy(update={"backend": options.backend})
     set_up_logging(config.log_level)
+    faulthandler.enable(2)  # what systemd's watchdog ends with SIGABRT leaves every thread's stack in the journal
     summary = run_daemon(config, options.frames)
     if options.json:
         print(json.dumps(summary.as_dict()))
     else:
         print_summary(summary, Console())
-    return 0
-
-
-def _send(options: argparse.Namespace) -> int:
-    from agent.console import set_up_logging
-    from agent.mqtt import Endpoint
-    from agent.topics import Topics
-    from fleet.operator import new_command, send
-
-    set_up_logging("error")  # each failed attempt to connect is a warning; the last one is our error
-    pairs = dict(argument.partition("=")[::2] for argument in options.arguments)
-    wanted = new_command(options.op, pairs, time.time())
-    endpoint, topics = Endpoint(options.host, options.port), Topics(options.fleet, options.device)
-    result = None
-    for result in send(endpoint, topics, wanted, options.timeout):
-        if not options.json:
-            print(result.to_json().decode())
-    if result is None or options.json:
-        print(result.to_json().decode() if result else "{}")
-    return 0 if result is not None and result.status == "SUCCEEDED" else 1
-
-
-def _doctor(options: argparse.Namespace) -> int:
-    from agent.doctor import as_dict, examine, healthy
-
-    findings = examine()
-    if options.json:
-        print(json.dumps(as_dict(findings)))
-    else:
-        width = max(len(finding.found) for finding in findings if len(finding.found) <= _WIDEST)
-        for finding in findings:
-            mark = "ok" if finding.ok else "MISSING" if finding.needed else "no"
-            remedy = "" if finding.ok else f"-> {finding.remedy}"
-            print(f"{mark:8} {finding.name:18} {finding.found:{width}}  {remedy}".rstrip())
-    return 0 if healthy(findings) else 1
+    return EXIT_RESTART if summary.stopped_by == RESTART else 0
 
 
 if __name__ == "__main__":

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
+from agent.commands_config import CommandsConfig, PrivacyConfig
 from agent.model_spec import Finite, ModelSpec, rebase
+from agent.mqtt_config import MqttConfig
 from agent.schema import Strict, read_yaml, validate
-from agent.topics import check_name
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.backend import BackendOptions
@@ -137,22 +137,11 @@ class StoreConfig(Strict):
     reserve_bytes: int = Field(default=500_000_000, ge=0)
 
 
-class MqttConfig(Strict):
-    """The broker; without a host an embedded one listens on a free loopback port."""
+class MetricsConfig(Strict):
+    """Where a Prometheus server may scrape."""
 
-    host: Annotated[str, Field(min_length=1)] | None = None
-    port: int = Field(default=1883, ge=1, le=65535)
-    username: str | None = None
-    password_file: Path | None = None
-    fleet: str = "default"
-    device: str = Field(default_factory=lambda: _host_name())
-    keepalive_s: int = Field(default=30, ge=5, le=3600)
-    telemetry_period_s: Finite = Field(default=5.0, gt=0.0)
-
-    @field_validator("fleet", "device")
-    @classmethod
-    def _topic_level(cls, name: str) -> str:
-        return check_name(name)
+    port: int | None = Field(default=None, ge=1, le=65535)
+    host: str = "127.0.0.1"
 
 
 class Config(Strict):
@@ -173,6 +162,9 @@ class Config(Strict):
     probation: ProbationConfig = ProbationConfig()
     store: StoreConfig = StoreConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
+    metrics: MetricsConfig = MetricsConfig()
+    commands: CommandsConfig = CommandsConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("recalibration")
@@ -211,21 +203,16 @@ def load_config(path: Path) -> Config:
 
 def _absolute(config: Config, base: Path) -> Config:
     """The same configuration with its relative paths taken from `base`."""
-    camera, mqtt = config.camera, config.mqtt
+    camera = config.camera
     live = camera.source.startswith(("v4l2:", "csi:", "rtsp:", "rtsps:"))
     source = camera.source if live else str(base / camera.source)
     labels = base / camera.labels if camera.labels else None
-    password_file = base / mqtt.password_file if mqtt.password_file else None
     return config.model_copy(
         update={
             "state_dir": base / config.state_dir,
             "plan": base / config.plan if config.plan else None,
             "camera": camera.model_copy(update={"source": source, "labels": labels}),
-            "mqtt": mqtt.model_copy(update={"password_file": password_file}),
+            "mqtt": config.mqtt.based(base),
+            "commands": config.commands.based(base),
         }
     )
-
-
-def _host_name() -> str:
-    """This machine's name, made fit for an MQTT topic level."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()) or "board"

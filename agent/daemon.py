@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 
 from agent.accuracy import Truth
+from agent.authority import Authority
 from agent.broker import EmbeddedBroker
 from agent.camera import parse_source, source_seconds
-from agent.config import Config, MqttConfig
+from agent.commands_config import is_loopback
+from agent.config import Config
 from agent.console import say
 from agent.detections import LabelledBoxes
 from agent.errors import AgentError, ConfigError
 from agent.health import notify_service_manager
+from agent.home_assistant import Discovery
 from agent.job import MODEL
 from agent.link import MqttLink
 from agent.messages import Birth
 from agent.model import Model, open_model, read_plan, slower_here
 from agent.model_watch import content_of
 from agent.mqtt import Endpoint
+from agent.outbox import Outbox
 from agent.owning import owning
+from agent.readings import Moment
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
 from agent.summary import RunSummary
@@ -52,11 +57,22 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
     if warning := slower_here(model.plan, backend.describe()):
         say(f"warning: {warning}")
     config = _fitted(config)
+    authority = _authority(config)
     birth = Birth(
-        agent_version=version("tared"), hardware=dict(board()), runtimes=dict(backend.describe()), model=model.sha256
+        agent_version=version("tared"),
+        hardware=dict(board()),
+        runtimes=dict(backend.describe()),
+        model=model.sha256,
+        commands=authority.described,
     )
-    with handling_signals(interrupt), _link(config.mqtt, birth) as link:
-        summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content).run()
+    with handling_signals(interrupt), _scraped(config) as follow, _link(config, birth, authority) as link:
+
+        def serve() -> RunSummary:
+            supervisor = Supervisor(config, model, backend, link, birth, frame_limit, labels, content, authority)
+            follow(supervisor.moment)
+            return supervisor.run()
+
+        summary = serve()
         while summary.stopped_by == MODEL:
             notify_service_manager("WATCHDOG=1")
             try:
@@ -64,7 +80,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
             except TaredError as error:  # changed once more since it was tried: the one before serves on
                 say(f"warning: {error}")
             birth = birth.model_copy(update={"model": model.sha256})
-            summary = Supervisor(config, model, backend, link, birth, frame_limit, labels, content).run()
+            summary = serve()
     boxes = {frame: truth for frame, truth in (labels or {}).items() if isinstance(truth, LabelledBoxes)}
     if labels is not None and config.model.task == "detect" and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
@@ -75,6 +91,15 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
         except TaredError as error:
             say(f"no review: {error}")  # the run itself was good, and its summary is still to be told
     return summary
+
+
+def _authority(config: Config) -> Authority:
+    """Raises ConfigError as `Authority`."""
+    mqtt = config.mqtt
+    authority = Authority(config.commands, Topics(mqtt.fleet, mqtt.device), is_loopback(mqtt.host))
+    if authority.warning:
+        say(f"warning: {authority.warning}")
+    return authority
 
 
 def _fitted(config: Config) -> Config:
@@ -112,12 +137,13 @@ def _labels(config: Config) -> Mapping[int, Truth] | None:
 
 
 @contextmanager
-def _link(config: MqttConfig, birth: Birth) -> Iterator[MqttLink | None]:
+def _link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLink | None]:
     """The link to the configured broker, or to an embedded one; None when there is neither: the video goes on."""
-    topics = Topics(config.fleet, config.device)
+    mqtt = config.mqtt
+    topics = Topics(mqtt.fleet, mqtt.device)
     with ExitStack() as stack:
-        if config.host is not None:
-            host, port = config.host, config.port
+        if mqtt.host is not None:
+            endpoint = mqtt.endpoint()
         else:
             try:
                 broker = stack.enter_context(EmbeddedBroker())
@@ -125,7 +151,34 @@ def _link(config: MqttConfig, birth: Birth) -> Iterator[MqttLink | None]:
                 say(f"no MQTT: {error}")
                 yield None
                 return
-            host, port = broker.host, broker.port
-            say(f"embedded MQTT broker; watch it: mosquitto_sub -h {host} -p {port} -v -t 'tared/v1/#'")
-        endpoint = Endpoint(host, port, config.keepalive_s, config.username, config.password_file)
-        yield stack.enter_context(MqttLink(endpoint, topics, birth))
+            endpoint = Endpoint(broker.host, broker.port, mqtt.keepalive_s, protocol="3.1.1")
+            say(f"embedded MQTT broker; watch it: mosquitto_sub -h {broker.host} -p {broker.port} -v -t 'tared/v1/#'")
+        outbox = stack.enter_context(Outbox(config.state_dir / "outbox.sqlite", topics, mqtt.outbox))
+        discovery = _discovery(config, topics, birth, authority)
+        yield stack.enter_context(MqttLink(endpoint, topics, birth, outbox, discovery=discovery))
+
+
+@contextmanager
+def _scraped(config: Config) -> Iterator[Callable[[Callable[[], Moment]], None]]:
+    """Takes whom a scrape is to ask. What nobody scrapes is not loaded."""
+    if config.metrics.port is None:
+        yield lambda _: None
+        return
+    from agent.exposition import exposing
+
+    with exposing(config.metrics.host, config.metrics.port) as exposition:
+        yield exposition.follow
+
+
+def _discovery(config: Config, topics: Topics, birth: Birth, authority: Authority) -> Discovery:
+    """The button is for boards that obey whoever does not sign: nobody signs for Home Assistant."""
+    wanted = config.mqtt.home_assistant
+    return Discovery(
+        topics,
+        config.camera.name,
+        birth,
+        config.state_dir / "home_assistant",
+        enabled=wanted.enabled,
+        prefix=wanted.prefix,
+        button=authority.unsigned,
+    )

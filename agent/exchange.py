@@ -54,7 +54,7 @@ class Exchange:
         post: Post,
         witnesses: Witnesses,
     ) -> None:
-        self._config = config
+        self.config = config
         self._service = service
         self._pipeline = pipeline
         self._reporter = reporter
@@ -74,11 +74,11 @@ class Exchange:
         """Hand the engine to the frame path, once it is written down that it may serve."""
         identity = loaded.artefact.id
         probation = Probation(
-            self._config.probation,
+            self.config.probation,
             self._pipeline.record,
             identity,
             self._service.serving.id,
-            self._config.recalibration.max_loss,
+            self.config.recalibration.max_loss if cause.max_loss is None else cause.max_loss,
             first=self._service.degraded,
         )
         change = Change(loaded, cause, probation, self._pipeline.dropped)

@@ -26,9 +26,9 @@ class InService:
         self._news = news
 
     @property
-    def known(self) -> int:
-        """How many regimes are kept."""
-        return len(self._regimes.artefacts)
+    def regimes(self) -> tuple[str, ...]:
+        """The artefacts of the regimes that are kept."""
+        return tuple(self._regimes.artefacts)
 
     @property
     def needed(self) -> Pins:
@@ -63,7 +63,7 @@ class InService:
             self._reporter.error(error)
             return
         if learnt:
-            self._reporter.event("regime", artefact=learnt, known=self.known)
+            self._reporter.event("regime", artefact=learnt, known=len(self.regimes))
 
     def forget(self, artefact: str) -> None:
         """It is not to be switched to."""

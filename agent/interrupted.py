@@ -13,9 +13,9 @@ from agent.job import MODEL, PROVEN, RUNTIME
 from agent.job_journal import JobJournal, JobRecord
 from agent.job_states import JobState
 from agent.leftovers import sweep
-from agent.messages import CommandResult
 from agent.rejection import reject
 from agent.reporting import Reporter
+from agent.requests import CommandResult
 from calibrate.errors import TaredError
 from engines.store import Store
 

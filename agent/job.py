@@ -57,7 +57,8 @@ class Job:
     """One recalibration, or one build of a new model's reference.
 
     trigger: first-start, alarm, precision, schedule, command or model. started_s: monotonic time of the trigger.
-    raising: by how much precision is raised, None where it is not. reason: why it stands still, empty if it does not.
+    raising: by how much precision is raised, None where it is not. max_loss: None as configured. reason: why it stands
+    still, empty if it does not. model: the file of a new model that is not in its place yet.
     """
 
     trigger: str
@@ -65,10 +66,12 @@ class Job:
     method: str
     report: WorkObserver
     raising: Raising | None = None
+    max_loss: float | None = None
     started_s: float = field(default_factory=time.monotonic)
     step: str = JobState.REQUESTED.value
     percent: int = 0
     reason: str = ""
+    model: Path | None = None
 
     def advance(self, step: str, percent: int) -> None:
         """Note the progress; report it at each new step, and ten percent after ten percent. Raises AgentError."""

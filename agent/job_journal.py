@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.database import Database
 from agent.errors import AgentError
 from agent.job_states import JobState
 from agent.state_file import understood
 from calibrate.errors import TaredError
-from engines.staging import remove
 
-_PATIENCE_S = 1.0  # with another process that has the file open; the supervisor's watchdog cannot wait for long
 _MOST_JOBS = 1000
-_MOST_DAMAGED = 3  # files that were moved aside
 _COLUMNS = "id, trigger, request, command_ids, state, artefact, error, result"
-# The script at n migrates a file of schema n to schema n + 1.
 _MIGRATIONS = (
     """
     CREATE TABLE jobs (
@@ -39,7 +35,7 @@ _MIGRATIONS = (
     );
     """,
 )
-_SCHEMA = len(_MIGRATIONS)
+_PRAGMAS = ("synchronous = EXTRA",)  # with a rollback journal FULL may lose the last commit
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,8 @@ class JobJournal:
     def __init__(self, path: Path, on_error: Callable[[AgentError], None]) -> None:
         """on_error hears of a file that is damaged, or cannot be opened. Raises AgentError (`journal.schema`) for one
         of a newer tared."""
-        self._path = path
+        holds, loss = "the journal of jobs", "what was asked before may be asked again"
+        self._database = Database(path, "journal", holds, loss, _MIGRATIONS, _PRAGMAS)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._check()
@@ -113,22 +110,22 @@ class JobJournal:
     def _state(self, db: sqlite3.Connection, job: str) -> JobState:
         row = db.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()
         if row is None:
-            raise self._refused("write", f"no job {job}: the journal was begun anew meanwhile")
+            raise self._database.refused("write", f"no job {job}: the journal was begun anew meanwhile")
         return JobState(row[0])
 
     def join(self, job: str, command_ids: Sequence[str]) -> None:
         """Whose commands the job carries out, all of them. Raises AgentError (`journal.write`)."""
-        with self._open("write") as db:
+        with self._database.transaction("write") as db:
             db.execute("UPDATE jobs SET command_ids = ? WHERE id = ?", (json.dumps(command_ids), job))
 
     def records(self) -> list[JobRecord]:
         """All jobs that are known, the newest last. Raises AgentError (`journal.read`)."""
-        with self._open("read") as db:
+        with self._database.transaction("read") as db:
             return [_record(row) for row in db.execute(f"SELECT {_COLUMNS} FROM jobs ORDER BY number")]
 
     def _record(self, job: str, state: JobState, statement: str, row: Sequence[Any]) -> None:
         """Write a job's new state, all of it or nothing, durably."""
-        with self._open("write") as db:
+        with self._database.transaction("write") as db:
             if state is not JobState.REQUESTED:
                 before = self._state(db, job)
                 if not before.may_become(state):
@@ -136,62 +133,13 @@ class JobJournal:
             db.execute(statement, row)
             db.execute(f"DELETE FROM jobs WHERE number <= (SELECT max(number) - {_MOST_JOBS} FROM jobs)")
 
-    @contextmanager
-    def _open(self, what: str) -> Iterator[sqlite3.Connection]:
-        """A transaction, which whatever is raised inside undoes."""
-        try:
-            if self._path.is_dir():
-                raise self._set_aside("a folder")
-            with closing(sqlite3.connect(self._path, timeout=_PATIENCE_S, isolation_level=None)) as db:
-                self._prepare(db)
-                db.execute("BEGIN IMMEDIATE" if what == "write" else "BEGIN")
-                yield db
-                db.execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
-            if type(error) is sqlite3.DatabaseError:  # what SQLite says of a file that is none, or no longer one
-                raise self._set_aside(str(error)) from error
-            raise self._refused(what, str(error)) from error
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        """Bring the file to today's schema, and to what survives a power cut."""
-        (schema,) = db.execute("PRAGMA user_version").fetchone()
-        if schema > _SCHEMA:
-            raise AgentError(
-                "journal.schema",
-                f"{self._path} of schema {schema}",
-                f"schema {_SCHEMA} or an older one",
-                "run the tared that wrote it, or remove the file: what jobs there were is then forgotten",
-            )
-        db.execute("PRAGMA synchronous = EXTRA")  # with a rollback journal FULL may lose the last commit
-        for number in range(schema, _SCHEMA):
-            db.executescript(f"BEGIN IMMEDIATE; {_MIGRATIONS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
-
     def _check(self) -> None:
         """Whether all can be read; what cannot is moved aside."""
-        with self._open("read") as db:
+        with self._database.transaction("read") as db:
             sound = db.execute("PRAGMA quick_check").fetchone() == ("ok",)
             rows = understood(lambda: _all_read(db)) if sound else None
         if rows is None:
-            raise self._set_aside("it does not hold what a journal holds")
-
-    def _set_aside(self, found: str) -> AgentError:
-        """Let a damaged file lie beside the new one, for whoever wants to look; what to tell of it."""
-        names = sorted(self._path.parent.glob(f"{self._path.name}.damaged.*"), key=_number)
-        aside = self._path.with_name(f"{self._path.name}.damaged.{_number(names[-1]) + 1 if names else 1}")
-        try:
-            for oldest in names[: len(names) + 1 - _MOST_DAMAGED]:
-                remove(oldest)
-            self._path.replace(aside)
-            self._path.with_name(f"{self._path.name}-journal").unlink(missing_ok=True)
-        except OSError as error:
-            found, aside = f"{found}; it cannot be moved: {error.strerror}", self._path
-        expected = "the journal of jobs, as it was written"
-        remedy = "check the disk; jobs go on in a new one, and what was asked before may be asked again"
-        return AgentError("journal.damaged", f"{aside}: {found}", expected, remedy)
-
-    def _refused(self, what: str, found: str) -> AgentError:
-        remedy = "make room there, or correct its rights; no job starts without it"
-        return AgentError(f"journal.{what}", f"{self._path}: {found}", "a journal that can be written", remedy)
+            raise self._database.set_aside("it does not hold what a journal holds")
 
 
 def _all_read(db: sqlite3.Connection) -> list[JobRecord]:
@@ -215,8 +163,3 @@ def _record(row: Sequence[Any]) -> JobRecord:
 
 def _json(value: Mapping[str, Any] | None) -> str | None:
     return json.dumps(value) if value is not None else None
-
-
-def _number(path: Path) -> int:
-    suffix = path.suffix[1:]
-    return int(suffix) if suffix.isdecimal() else 0

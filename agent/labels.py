@@ -10,8 +10,8 @@ import numpy as np
 from agent.accuracy import LiveAccuracy, Truth
 from agent.answers import LabelsError
 from agent.detections import LabelledBoxes
-from agent.messages import LabelledBox, Labels
 from agent.model_spec import ModelSpec
+from agent.requests import LabelledBox, Labels
 from agent.wire import MessageError
 from calibrate.errors import TaredError
 

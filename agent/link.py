@@ -6,14 +6,20 @@ import queue
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from agent.backoff import Backoff
-from agent.messages import Birth, CommandResult, DeviceState, Event, Status, Telemetry
+from agent.commands import Reply
+from agent.home_assistant import BORN, Discovery
+from agent.messages import Birth, DeviceState, Status
 from agent.mqtt import Endpoint, MqttClient
-from agent.outbox import Message
-from agent.topics import Topics
+from agent.outbox import Outbox
+from agent.publishing import Message
+from agent.requests import CommandResult, Reported
+from agent.results import Results
+from agent.topics import HOUSE, Topics
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -22,28 +28,44 @@ class MqttLink:
     """A context manager; inside it the device is on the air whenever the broker can be reached.
 
     Status (also the last will) and birth are retained and sent anew with every connection; the state is
-    `degraded` until `set_state` knows better. `inbox` holds the commands and `labels` the labels as they came,
-    for the supervisor to drain. Nothing here waits for a broker, or needs one.
+    `degraded` until `set_state` knows better. `inbox` holds the commands, `labels` the labels, `desired` the documents
+    of that name, `model_chunks` pieces of model files and `acks` what a collector acknowledges, as they came, for the
+    supervisor to drain; `outbox` takes what is to be reported. Nothing here waits for a broker, or needs one.
     Raises ConfigError for a password file that cannot be read.
     """
 
-    def __init__(self, endpoint: Endpoint, topics: Topics, birth: Birth, backoff: Backoff | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        topics: Topics,
+        birth: Birth,
+        outbox: Outbox,
+        backoff: Backoff | None = None,
+        discovery: Discovery | None = None,
+    ) -> None:
         self.topics = topics
+        self.outbox = outbox
+        self._discovery = discovery
+        self._births = discovery.births if discovery is not None else ""
         self._lock = threading.Lock()  # state and session change together with the status in the outbox
         self._state: DeviceState = "degraded"
         self._session = ""
         self._boot_id = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
+        self._results = Results(topics, discovery.prefix if discovery is not None else HOUSE)
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
         # so that the old will cannot come after the new status.
         client_id = f"tared/{topics.fleet}/{topics.device}"
+        heard = [topics.command, topics.labels, topics.ack, topics.desired, topics.model_chunks]
         self._client = MqttClient(
             endpoint,
             client_id,
-            subscriptions=[topics.command, topics.labels],
+            subscriptions=[*heard, *([self._births] if self._births else [])],
             will=self._will,
             greet=self._greet,
             backoff=backoff,
+            sources=[self._results, outbox],
         )
+        outbox.on_due = self._client.wake
         self.send(birth)
 
     def __enter__(self) -> MqttLink:
@@ -64,13 +86,30 @@ class MqttLink:
         return self._client.inboxes[self.topics.labels]
 
     @property
+    def acks(self) -> queue.Queue[Message]:
+        return self._client.inboxes[self.topics.ack]
+
+    @property
+    def desired(self) -> queue.Queue[Message]:
+        return self._client.inboxes[self.topics.desired]
+
+    @property
+    def model_chunks(self) -> queue.Queue[Message]:
+        return self._client.inboxes[self.topics.model_chunks]
+
+    @property
+    def answered(self) -> queue.SimpleQueue[str]:
+        """Ids of commands whose final result the broker has."""
+        return self._results.arrived
+
+    @property
     def connected(self) -> bool:
         return self._client.connected
 
     @property
     def drops(self) -> dict[str, int]:
-        """Messages that fell out of a full queue so far, by cause."""
-        return self._client.drops
+        """Messages that fell out of a full queue or a full outbox so far, by cause."""
+        return {**self._client.drops, "outbox": self.outbox.dropped.total()}
 
     @property
     def outcome(self) -> str:
@@ -82,23 +121,38 @@ class MqttLink:
         with self._lock:
             if state != self._state:
                 self._state = state
-                self._client.publish(*self._status(state))
+                self._client.publish(self._status(state))
 
-    def send(self, message: Birth | Telemetry | Event | CommandResult) -> None:
+    def send(self, message: Birth | Reported | CommandResult) -> None:
         """Publish a document of the contract on its topic."""
-        topics = self.topics
-        if isinstance(message, Birth):
-            self._client.publish(topics.birth, message.to_json(), retain=True)
-        elif isinstance(message, Telemetry):
-            self._client.publish(topics.telemetry, message.to_json())
-        elif isinstance(message, Event):
-            self._client.publish(topics.event, message.to_json())
+        if isinstance(message, CommandResult):
+            self._results.add(message)
+            self._client.wake()
         else:
-            self._client.publish(topics.result(message.id), message.to_json())
+            topic = self.topics.birth if isinstance(message, Birth) else self.topics.reported
+            self._client.publish(Message(topic, message.to_json(), retain=True))
+
+    def reply(self, reply: Reply, result: CommandResult) -> None:
+        """A result on the topic that the command's sender named."""
+        self._results.add_reply(reply, result)
+        self._client.wake()
+
+    def send_snapshot(self, jpeg: bytes) -> None:
+        self._client.publish(Message(self.topics.snapshot, jpeg))
+
+    def answer_births(self) -> None:
+        """Present the device to every Home Assistant that was started since; the supervisor calls it now and then."""
+        if not self._births:
+            return
+        with suppress(queue.Empty):
+            while True:
+                if self._client.inboxes[self._births].get_nowait().payload == BORN:
+                    self._present()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Say `stopping`, deliver what is queued for at most `timeout_s`, say `offline`, disconnect."""
         self.set_state("stopping")
+        self.outbox.hurry()
         self._client.close(self._status("offline"), timeout_s=timeout_s)
 
     def _will(self) -> Message:
@@ -108,7 +162,12 @@ class MqttLink:
 
     def _greet(self) -> None:
         with self._lock:
-            self._client.publish(*self._status(self._state))
+            self._client.publish(self._status(self._state))
+        self._present()
+
+    def _present(self) -> None:
+        for message in self._discovery.greeting() if self._discovery is not None else ():
+            self._client.publish(message)
 
     def _status(self, state: DeviceState) -> Message:
         status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=time.time())

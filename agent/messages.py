@@ -7,45 +7,37 @@ know asks for something it would not do, so it is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     JsonValue,
-    SerializeAsAny,
     ValidationError,
     field_validator,
     model_serializer,
     model_validator,
 )
 
-from agent.schema import Strict
-from agent.topics import check_name
 from agent.wire import MessageError, problems, read_object
 
 SCHEMA_VERSION = 1
-MAX_LABELLED_BOXES = 1000  # of a frame; more do not fit a payload
 _EVENT_FIELDS = frozenset({"epoch", "seq", "ts", "kind"})
 
 DeviceState = Literal["online", "degraded", "stopping", "offline"]
-CommandStatus = Literal["ACCEPTED", "IN_PROGRESS", "SUCCEEDED", "FAILED", "REJECTED", "EXPIRED"]
-Name = Annotated[str, AfterValidator(check_name)]
-ClassLabel = Annotated[int, Field(ge=0, lt=2**31)] | Annotated[str, Field(max_length=256)]
-Pixel = Annotated[float, Field(ge=-1e6, le=1e6)]
+Epoch = Annotated[int, Field(ge=0, lt=2**63)]  # what SQLite holds, and most languages
+Number = Annotated[int, Field(ge=1, lt=2**63)]
 DocumentT = TypeVar("DocumentT", bound="Document")
 
 
 class Document(BaseModel):
     """A JSON object on the wire: frozen, exact types, finite numbers; what is None stays off the wire."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 
     def to_json(self) -> bytes:
-        return self.model_dump_json(exclude_none=True).encode()
+        return self.model_dump_json(exclude_none=True, by_alias=True).encode()
 
     @classmethod
     def from_json(cls: type[DocumentT], payload: bytes) -> DocumentT:
@@ -77,12 +69,17 @@ class Status(Document):
 
 
 class Birth(Document):
-    """What a device is and what it runs; retained."""
+    """What a device is and what it runs; retained.
+
+    `commands` tells by their ids whose keys count, and in `unsigned` whether unsigned commands do, though the broker is
+    on another machine.
+    """
 
     schema_version: int = SCHEMA_VERSION
     agent_version: str
     hardware: dict[str, JsonValue] = {}
     runtimes: dict[str, str] = {}
+    commands: dict[str, JsonValue] = {}
     model: str | None = None
     engine: str | None = None
     calibration: str | None = None
@@ -150,8 +147,8 @@ class CameraTelemetry(Document):
 class Telemetry(Document):
     """A periodic sample. `(epoch, seq)` numbers telemetry and events of a device together, without gaps."""
 
-    epoch: int
-    seq: int
+    epoch: Epoch
+    seq: Number
     ts: float
     cameras: dict[str, CameraTelemetry]
     health: dict[str, JsonValue] = {}
@@ -167,8 +164,8 @@ class Event(Document):
     Unix time of the event in seconds; what a detail says in capture time bears another name.
     """
 
-    epoch: int
-    seq: int
+    epoch: Epoch
+    seq: Number
     ts: float
     kind: str
     detail: dict[str, JsonValue] = {}
@@ -190,101 +187,26 @@ class Event(Document):
         return {**known, "detail": document}
 
 
-class LabelledBox(Document):
-    """An object: its class by id or name, its box x1 y1 x2 y2 in frame pixels."""
-
-    class_: ClassLabel = Field(alias="class")
-    box: list[Pixel] = Field(min_length=4, max_length=4)
-
-    @field_validator("box")
-    @classmethod
-    def _first_corner_first(cls, box: list[float]) -> list[float]:
-        if box[0] > box[2] or box[1] > box[3]:
-            raise ValueError("x1 y1 x2 y2 with x1 <= x2 and y1 <= y2")
-        return box
-
-
-class Labels(Document):
-    """What one frame of a camera truly shows: a class, by id or name, or all of its objects.
-
-    The frame is named by its number since the daemon's start, from 0 (a recording's own number), or by its capture time
-    `ts` in seconds: Unix time for cameras, media time for files.
+class Dropped(Document):
+    """Numbers of an epoch, `from` to `to`, that will not come: `n` of them were of this kind, and a message for each
+    other kind has the same range. The kind `forgotten` is of rows that only a broker had, before there was a collector.
     """
 
-    camera: str = Field(max_length=256)
-    frame: int | None = Field(default=None, ge=0, lt=2**63)
-    ts: float | None = None
-    labels: ClassLabel | Annotated[list[LabelledBox], Field(max_length=MAX_LABELLED_BOXES)]
+    epoch: Epoch
+    first: Number = Field(alias="from")
+    last: Number = Field(alias="to")
+    kind: str
+    n: Number
 
     @model_validator(mode="after")
-    def _names_one_frame(self) -> Labels:
-        if (self.frame is None) == (self.ts is None):
-            raise ValueError("frame or ts, one of the two")
+    def _is_a_range(self) -> Dropped:
+        if not (self.first <= self.last and self.n <= self.last - self.first + 1):
+            raise ValueError("from <= to, and n of them")
         return self
 
 
-class StatusArgs(Strict):
-    """`status`: what the device is doing."""
+class Ack(Document):
+    """A collector has stored every row of an epoch up to the number `upto`, or knows that it will not come."""
 
-
-class RecalibrateArgs(Strict):
-    """`recalibrate` from `frames` frames with thresholds by `method`; absent ones are the device's choice."""
-
-    model_config = ConfigDict(strict=True)
-
-    frames: int | None = Field(default=None, ge=1, le=10_000)
-    method: str | None = Field(default=None, min_length=1, max_length=64)
-
-
-class RollbackArgs(Strict):
-    """`rollback`: back to the previous engine."""
-
-
-class CancelArgs(Strict):
-    """`cancel`: end the running job, or take a candidate on probation back."""
-
-
-OPS: Mapping[str, type[Strict]] = {
-    "status": StatusArgs,
-    "recalibrate": RecalibrateArgs,
-    "rollback": RollbackArgs,
-    "cancel": CancelArgs,
-}
-
-
-class Command(Document):
-    """What an operator wants done; `issued` and `expires` are Unix times in seconds.
-
-    `version` and `signature` travel unexamined here: they belong to whoever verifies signatures.
-    """
-
-    id: Name
-    op: str
-    args: SerializeAsAny[Strict]
-    issued: float
-    expires: float
-    version: int = Field(ge=1)
-    signature: str | None = None
-
-
-class Failure(Document):
-    """Why a command failed, or was not carried out at all."""
-
-    code: str
-    message: str
-
-
-class CommandResult(Document):
-    """How far a command has come; `percent` runs from 0 to 100."""
-
-    id: Name
-    status: CommandStatus
-    step: str | None = None
-    percent: float | None = Field(default=None, ge=0.0, le=100.0)
-    error: Failure | None = None
-    result: dict[str, JsonValue] | None = None
-
-    @property
-    def final(self) -> bool:
-        """Whether no further result follows."""
-        return self.status not in ("ACCEPTED", "IN_PROGRESS")
+    epoch: Epoch
+    upto: Annotated[int, Field(ge=0, lt=2**63)]

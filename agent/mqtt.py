@@ -1,8 +1,8 @@
-"""A client of an MQTT broker that heals itself. MQTT 3.1.1 suffices.
+"""A client of an MQTT broker that heals itself. MQTT 5 where the broker speaks it; 3.1.1 suffices.
 
 One thread owns the connection and everything it touches: it connects, waits on the socket, and moves messages
-between the broker, a bounded outbox and bounded inboxes. Nobody else calls paho, so nobody waits for its
-locks: `publish` only fills the outbox. Whatever goes wrong in a connection ends that one, not the thread.
+between the broker, sources of messages and bounded inboxes. Nobody else calls paho, so nobody waits for its
+locks: `publish` only fills a mailbox. Whatever goes wrong in a connection ends that one, not the thread.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import queue
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from agent.backoff import Backoff
-from agent.connection import CONNECT_TIMEOUT_S, Connection, Endpoint
+from agent.connection import CONNECT_TIMEOUT_S, Connection
+from agent.endpoint import Endpoint
 from agent.errors import AgentError
-from agent.outbox import Message, Outbox
+from agent.mailbox import Mailbox
+from agent.mqtt5 import Negotiation
+from agent.publishing import Message, Source
 
 __all__ = ["INBOX_SIZE", "Endpoint", "MqttClient"]
 
@@ -38,10 +40,12 @@ class MqttClient:
     """Publishes and receives in the background while it is open; a context manager.
 
     Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
+    With `shared_inbox` all go there, in the order they came.
     Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the MQTT thread:
-    it may call `publish`, nothing that waits. An unreachable broker is no error: it is tried again for as long as the
+    it may call `publish`, nothing that waits. What is published goes before what the `sources` have; who fills one of
+    those calls `wake`. An unreachable broker is no error: it is tried again for as long as the
     client is open, and `outcome` says what became of the latest attempt.
-    Raises ConfigError for a password file that cannot be read.
+    Raises ConfigError for a password or TLS file that cannot be read.
     """
 
     def __init__(
@@ -53,18 +57,25 @@ class MqttClient:
         will: Callable[[], Message] | None = None,
         greet: Callable[[], None] | None = None,
         backoff: Backoff | None = None,
-        outbox: Outbox | None = None,
+        sources: Sequence[Source] = (),
+        shared_inbox: queue.Queue[Message] | None = None,
     ) -> None:
-        self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
+        self.inboxes: dict[str, queue.Queue[Message]] = {
+            topic: shared_inbox or queue.Queue(INBOX_SIZE) for topic in subscriptions
+        }
         self._endpoint = endpoint
         self._password = endpoint.password()
+        if endpoint.tls is not None:
+            endpoint.tls.context()  # for what it raises; certificates are renewed, so each connection reads them anew
+        self._negotiation = Negotiation(endpoint.protocol)
         self._client_id = client_id
         self._subscriptions = subscriptions
         self._will = will
         self._greet = greet
         self._backoff = backoff or Backoff()
-        self._outbox = outbox or Outbox()
-        self._last_words: deque[Message] = deque()
+        self._mailbox = Mailbox()
+        self._last_words = Mailbox()
+        self._sources: tuple[Source, ...] = (self._mailbox, *sources)
         self._dropped_incoming = dict.fromkeys(subscriptions, 0)
         self.outcome = "not tried yet"
         self._connected = threading.Event()
@@ -91,7 +102,7 @@ class MqttClient:
     @property
     def drops(self) -> dict[str, int]:
         """Messages that fell out of a full queue so far, by cause."""
-        return {"outgoing": self._outbox.dropped, "incoming": sum(self._dropped_incoming.values())}
+        return {"outgoing": self._mailbox.dropped, "incoming": sum(self._dropped_incoming.values())}
 
     @property
     def inbox(self) -> queue.Queue[Message]:
@@ -102,34 +113,36 @@ class MqttClient:
     def wait_connected(self, timeout_s: float) -> bool:
         return self._connected.wait(timeout_s)
 
-    def publish(self, topic: str, payload: bytes, qos: int = 1, retain: bool = False) -> None:
-        """Leave a message in the outbox, and return at once."""
-        self._outbox.put(Message(topic, payload, qos, retain))
-        self._wake()
+    def publish(self, message: Message) -> None:
+        """Leave a message in the mailbox, and return at once."""
+        self._mailbox.put(message)
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be something to send."""
+        with contextlib.suppress(OSError):  # full: the thread is about to wake; closed: it has ended
+            self._waker.send(b"\0")
 
     def close(self, *last_words: Message, timeout_s: float = 2.0) -> None:
-        """Deliver the outbox, then `last_words`, for at most `timeout_s`, and disconnect.
+        """Deliver all that waits, then `last_words`, for at most `timeout_s`, and disconnect.
 
         Where that does not succeed in time the connection is cut, and the broker publishes the will. An
         attempt to connect that is under way is waited for: CONNECT_TIMEOUT_S more.
         """
         if self._closing.is_set():
             return
-        self._last_words.extend(last_words)
+        for message in last_words:
+            self._last_words.put(message)
         self._close_by = time.monotonic() + timeout_s
         self._closing.set()
-        self._wake()
+        self.wake()
         self._thread.join(timeout_s + CONNECT_TIMEOUT_S + 1.0)
         if self._thread.is_alive():  # a resolver that does not answer; the thread is a daemon
             log.warning("mqtt=stuck host=%s port=%d", self._endpoint.host, self._endpoint.port)
             return
         self._waker.close()
         self._wakee.close()
-        log.info("mqtt=closed unsent=%d", len(self._outbox))
-
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: the thread is about to wake; closed: it has ended
-            self._waker.send(b"\0")
+        log.info("mqtt=closed unsent=%d", self._waiting)
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -138,17 +151,23 @@ class MqttClient:
                 return
             if up_s >= STABLE_S:
                 self._backoff.reset()
-            delay_s = self._backoff.next_s()
             where = self._endpoint.host, self._endpoint.port
+            if self._negotiation.fell_back:
+                log.info("mqtt=fallback host=%s port=%d reason=%r protocol=3.1.1", *where, self.outcome)
+                continue
+            delay_s = self._backoff.next_s()
             log.warning("mqtt=down host=%s port=%d reason=%r retry_s=%.1f", *where, self.outcome, delay_s)
             self._closing.wait(delay_s)
 
     def _connect(self) -> float:
         """One connection, from the attempt to its end; returns for how many seconds it was up."""
         will = self._will() if self._will is not None else None
-        connection = Connection(self._client_id, self._subscriptions, will, self._hear, self._wakee)
+        version = self._negotiation.version
+        connection = Connection(
+            self._endpoint, version, self._client_id, self._subscriptions, will, self._hear, self._wakee
+        )
         try:
-            connection.open(self._endpoint, self._password)
+            connection.open(self._password)
             self._serve(connection)
         except (OSError, AgentError) as error:
             connection.outcome = str(error)
@@ -157,9 +176,11 @@ class MqttClient:
             log.warning("mqtt=broken reason=%r", connection.outcome, exc_info=True)
         finally:
             connection.close()
+            self._negotiation.learn(connection.answer, connection.admitted_at is not None)
             self.outcome = connection.outcome
             self._connected.clear()
-            self._outbox.put_back(list(connection.unacknowledged.values()))
+            for source in self._sources:
+                source.put_back(connection.in_flight.of(source))
         return time.monotonic() - connection.admitted_at if connection.admitted_at is not None else 0.0
 
     def _serve(self, connection: Connection) -> None:
@@ -181,24 +202,31 @@ class MqttClient:
 
     def _begin(self) -> None:
         """Nothing is said before we can hear: who reads `online` may send a command at once."""
-        self._outbox.renew()
+        for source in self._sources:
+            source.renew()
         if self._greet is not None:
             self._greet()
         self._connected.set()
-        log.info("mqtt=up host=%s port=%d", self._endpoint.host, self._endpoint.port)
+        where = self._endpoint.host, self._endpoint.port
+        log.info("mqtt=up host=%s port=%d protocol=%s", *where, self._negotiation.version)
 
     def _send(self, connection: Connection) -> None:
-        while connection.has_room:
-            message = self._outbox.take()
-            if message is None and self._closing.is_set() and self._last_words:
-                message = self._last_words.popleft()
-            if message is None:
-                return
-            connection.send(message)
+        for source in self._sources:
+            self._send_from(source, connection)
+        if self._closing.is_set() and not self._waiting:
+            self._send_from(self._last_words, connection)
+
+    def _send_from(self, source: Source, connection: Connection) -> None:
+        while connection.in_flight.has_room and (message := source.take()) is not None:
+            connection.send(message, source)
+
+    @property
+    def _waiting(self) -> int:
+        return sum(map(len, self._sources))
 
     def _leave(self, connection: Connection) -> bool:
         """Whether it is time to go; says goodbye to the broker if everything was delivered."""
-        if connection.unacknowledged or self._last_words or len(self._outbox):
+        if connection.in_flight or self._waiting or len(self._last_words):
             return time.monotonic() > self._close_by
         connection.say_goodbye()
         return True

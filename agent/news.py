@@ -23,7 +23,7 @@ class News:
     def __init__(self, reporter: Reporter, alarms: list[Alarm], config: Config) -> None:
         self._reporter = reporter
         self._alarms = alarms
-        self._config = config
+        self.config = config
         self._drift = "calm"
         self._low = False
         self._trouble = ""
@@ -42,7 +42,7 @@ class News:
             self._reporter.event("error", logging.ERROR, code="observer.nonfinite", message=message)
         if state.drift is not None and state.drift.state != self._drift:
             self._tell_drift(state.drift, state.drift_since, state.view)
-        if not self._low and is_low(state, self._config):
+        if not self._low and is_low(state, self.config):
             self._tell_low_fidelity(state)
         if state.view.trouble != self._trouble:
             self._tell_view(state.view, state.drift)
@@ -69,7 +69,7 @@ class News:
             state="low",
             since=state.settled.since,
             gain_db=round(state.drift.serving_db, 2) if state.drift is not None else None,
-            accepted=1.0 - self._config.recalibration.max_loss,
+            accepted=1.0 - self.config.recalibration.max_loss,
             **asdict(state.settled.interval),
         )
 

@@ -49,7 +49,7 @@ class Occasions:
         on_error: Callable[[AgentError], None],
         on_view: Callable[[], None],
     ) -> None:
-        self._config = config
+        self.config = config
         self._service = service
         self._restraint = restraint
         self._attempts = attempts
@@ -67,7 +67,7 @@ class Occasions:
             return None
         if self._service.degraded:
             return Occasion("first-start")
-        return self._answer(state) if self._config.recalibration.automatic else None
+        return self._answer(state) if self.config.recalibration.automatic else None
 
     def _answer(self, state: ObserverState) -> Occasion | None:
         """Do about the scene what can be done, the quickest first."""
@@ -83,8 +83,8 @@ class Occasions:
         return self._low_fidelity(state)
 
     def _low_fidelity(self, state: ObserverState) -> Occasion | None:
-        recalibration, serving = self._config.recalibration, self._service.serving.id
-        if not recalibration.raise_precision or not is_low(state, self._config):
+        recalibration, serving = self.config.recalibration, self._service.serving.id
+        if not recalibration.raise_precision or not is_low(state, self.config):
             return None
         rung = self._attempts.next_rung(serving)
         if not rung or not self._may_start_job("low fidelity"):
@@ -97,7 +97,7 @@ class Occasions:
 
         A covered lens shows nothing, whatever a classifier calls it; a dark street with cars is something to go by.
         """
-        found = self._config.model.task == "detect" and state.telling > 0
+        found = self.config.model.task == "detect" and state.telling > 0
         return not state.view.trouble or (state.view.trouble == BLIND and found)
 
     def _is_same_view(self, trouble: str) -> bool:
@@ -116,7 +116,7 @@ class Occasions:
         if self._capped:
             return False
         self._capped = True
-        per_day = self._config.recalibration.per_day
+        per_day = self.config.recalibration.per_day
         found, remedy = f"{why} after {per_day} jobs in a day", "look at the scene, or raise the cap"
         self._on_error(AgentError("recalibration.cap", found, "a scene that settles", remedy))
         return False

@@ -30,6 +30,7 @@ from agent.outcome import Outcome
 from agent.pipeline import Pipeline
 from agent.recalibration import Post, Recalibration
 from agent.reporting import Reporter
+from agent.requests import RecalibrateArgs
 from agent.restraint import ROLLBACK_LOOP, Restraint
 from agent.schedule import Schedule, answered_times
 from agent.service import Loaded, Service
@@ -45,7 +46,7 @@ class Operations:
     def __init__(
         self, config: Config, service: Service, pipeline: Pipeline, reporter: Reporter, post: Post, journal: JobJournal
     ) -> None:
-        self._config = config
+        self.config = config
         self._service = service
         self._pipeline = pipeline
         self._reporter = reporter
@@ -96,13 +97,14 @@ class Operations:
         return self._exchange.under_way
 
     @property
-    def known_regimes(self) -> int:
-        return self._in_service.known
+    def regimes(self) -> tuple[str, ...]:
+        """The artefacts of the regimes that are kept."""
+        return self._in_service.regimes
 
     @property
     def stopped_by(self) -> str:
         """Why no job starts by itself, as a key of the configuration or the code of an error; empty where it may."""
-        if not self._config.recalibration.automatic:
+        if not self.config.recalibration.automatic:
             return "recalibration.automatic"
         return ROLLBACK_LOOP if self._restraint.loops else ""
 
@@ -153,6 +155,7 @@ class Operations:
     def stop(self, reason: str) -> None:
         """Abandon the running job, and a candidate on probation."""
         self._jobs.stop(reason, self._pipeline.error)
+        self.new_model.drop(reason)
         self._exchange.stop(reason)
 
     def _take(self, occasion: Occasion) -> None:
@@ -194,14 +197,14 @@ class Operations:
         """The child has built an engine that passed: put it in service. A new model's takes a new run, whose start
         finds the job and ends it."""
         if job.trigger == MODEL:
-            self.new_model.usable = True
+            self.new_model.passed(job)
             return
         try:
             loaded = self._service.load(self._service.read(outcome.artefact or Path()))
         except TaredError as error:
             job.report.fail(error)
             return
-        self._exchange.start(loaded, Cause(job.trigger, job.started_s, job.report, outcome.verdict))
+        self._exchange.start(loaded, Cause(job.trigger, job.started_s, job.report, outcome.verdict, job.max_loss))
         if job.trigger == "command":  # the operator's word that the camera shows what it is meant to show
             self._pipeline.observer.findings.renew_view()
 
@@ -210,25 +213,39 @@ class Operations:
         self._restraint.rolled_back()
         self._in_service.forget(artefact)
 
-    def recalibrate(self, command: Report, frames: int | None, method: str | None) -> bool:
+    def configure(self, config: Config) -> None:
+        """From now on this holds: another one only in what `Settings` can set."""
+        for each in (self, self._occasions, self._jobs, self._exchange, self._news):
+            each.config = config
+
+    def recalibrate(self, command: Report, args: RecalibrateArgs) -> bool:
         """Do so with fresh frames, because the operator says so; False while another job runs. One that collects
         frames for just that carries out this command too. Raises AgentError (`journal.write`)."""
-        request = {"op": "recalibrate", "frames": frames, "method": method}
+        request = {"op": "recalibrate", **args.model_dump()}
         if self._desk.joins(request, command):
             return True
         if not self._idle:
             return False
-        self._jobs.request("command", self._desk.begin("command", request, command), frames=frames, method=method)
+        report = self._desk.begin("command", request, command)
+        self._jobs.request("command", report, args.frames, args.method, max_loss=args.max_loss)
         self._pipeline.observer.findings.collect_afresh(hurried=True)
         return True
 
     def cancel(self) -> bool:
         """End the running job, also one that waits, because the operator says so; False where there is none."""
         if self._jobs.job is None:
-            return False
+            return self.new_model.drop("the operator cancels it")
         self._jobs.abandon("the operator cancels it")
         self._restraint.pause_jobs()  # what gave occasion to it may hold on
         return True
+
+    def switch(self, loaded: Loaded, command: Report) -> None:
+        """To this regime's engine, because the operator says so. Raises AgentError (`journal.write`)."""
+        self._jobs.abandon("the operator switches")
+        request = {"op": "switch", "artefact": loaded.artefact.id}
+        report = self._desk.begin_with(loaded.engine, "switch", request, command)
+        self._restraint.pause_switches()
+        self._exchange.start(loaded, Cause("switch", time.monotonic(), report))
 
     def recall(self, command: Report) -> bool:
         """Take a candidate on probation back, because the operator says so; False where there is none.

@@ -1,4 +1,4 @@
-"""The operator's commands: what they ask is checked, and carried out by `Operations`, in the supervisor's thread."""
+"""The operator's commands to the engines: checked, and carried out by `Operations`, in the supervisor's thread."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ from dataclasses import asdict
 
 from agent.commands import Handler, Report
 from agent.errors import CommandError
-from agent.messages import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.model_delivery import ModelDelivery
 from agent.operations import Operations
 from agent.pipeline import Pipeline
+from agent.requests import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs, SwitchArgs
 from agent.service import Service
 from calibrate.threshold import parse_method
 
 
 class Orders:
-    """`handlers` has one for every command."""
+    """`handlers` has one for each of them."""
 
-    def __init__(self, operations: Operations, service: Service, pipeline: Pipeline) -> None:
+    def __init__(
+        self, operations: Operations, service: Service, pipeline: Pipeline, delivery: ModelDelivery | None = None
+    ) -> None:
         self._operations = operations
         self._service = service
         self._pipeline = pipeline
+        self._delivery = delivery
         self.handlers: Mapping[str, Handler] = {
             "status": self._on_status,
             "recalibrate": self._on_recalibrate,
             "rollback": self._on_rollback,
             "cancel": self._on_cancel,
+            "switch": self._on_switch,
         }
 
     def _on_status(self, _args: StatusArgs, report: Report) -> None:
@@ -40,7 +45,8 @@ class Orders:
                 "fidelity_hour": state.fidelity_hour.as_dict(),
                 "accuracy": self._pipeline.accuracy.estimate.as_dict(),
                 "drift": asdict(state.drift) if state.drift else None,
-                "regimes": self._operations.known_regimes,
+                "regimes": len(self._operations.regimes),
+                "regime_artefacts": list(self._operations.regimes),
                 "view": state.view.trouble or "good",
                 "observer": state.outage or "observing",
                 "automatic": not self._operations.stopped_by,
@@ -56,7 +62,7 @@ class Orders:
         if outage:
             found = f"nothing is observed now: {outage}"
             raise CommandError("command.observer", found, "frames to collect", "see the events, then send it again")
-        if not self._operations.recalibrate(report, args.frames, args.method):
+        if not self._operations.recalibrate(report, args):
             self._refuse_while_stuck()
             found = f"a job at {job.words}" if (job := self._operations.job) is not None else "a swap under way"
             raise CommandError("command.busy", found, "no running job", "wait for it to end, then send it again")
@@ -73,7 +79,8 @@ class Orders:
         self._operations.go_back(self._service.load(previous), report)
 
     def _on_cancel(self, _args: CancelArgs, report: Report) -> None:
-        if self._operations.cancel():
+        delivery = self._delivery is not None and self._delivery.end("the operator cancels it")
+        if self._operations.cancel() or delivery:
             report.succeed()
             return
         if self._operations.recall(report):
@@ -81,6 +88,17 @@ class Orders:
         if self._operations.exchanging:
             raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
         raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
+
+    def _on_switch(self, args: SwitchArgs, report: Report) -> None:
+        if self._operations.exchanging:
+            raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
+        self._refuse_while_stuck()
+        if args.regime == self._service.serving.id:
+            raise CommandError("command.switch", "this regime serves", "another one", "ask for the status first")
+        if args.regime not in self._operations.regimes:
+            known = ", ".join(self._operations.regimes) or "none is known yet"
+            raise CommandError("command.switch", f"no regime '{args.regime}'", known, "ask for the status first")
+        self._operations.switch(self._service.load(self._service.find(args.regime)), report)
 
     def _refuse_while_stuck(self) -> None:
         if self._pipeline.stuck:

@@ -1,77 +1,299 @@
-"""What waits to be published: a bounded queue of news, and the newest of every retained topic."""
+"""Telemetry and events on their way to the fleet: numbered without gaps, on the disk before they are sent, kept until
+they are known to have arrived.
+
+PUBACK is not enough where there is a collector: a broker may acknowledge, crash, and have lost what it acknowledged
+(mosquitto saves every half hour by default). So what the broker has is *sent*, and only the collector's
+`ack {epoch, upto}` forgets it. What is sent and stays unconfirmed is due again with each connection, and after a
+silence that doubles.
+"""
 
 from __future__ import annotations
 
+import math
+import queue
 import threading
-from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.acknowledging import Acknowledgements, Heard
+from agent.allowance import Allowance
+from agent.errors import AgentError
+from agent.messages import Dropped
+from agent.mqtt_config import OutboxConfig
+from agent.outbox_rows import ALARM, NEWS, SAMPLE, Key, Row, Run
+from agent.outbox_store import OutboxStore, Work
+from agent.publishing import Message
+from agent.topics import Topics
+from agent.wire import MAX_PAYLOAD_BYTES
+
+TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
+_WINDOW = 200  # of what is due, so many are in memory
+_MOST_PENDING = 5000  # not yet on the disk: where it does not answer for minutes, what comes then is dropped
+_NEWS_WAIT_S = 1.0  # for what else is to be written
+_SILENCE_S = 60.0  # in which the collector does not confirm the oldest row, until all is sent again; doubles
+_HOLE_S = 2.0  # between that and the next time, where the collector lets know that it misses something
+_LONGEST_SILENCE_S = 3600.0
+_START: Key = (0, 0)  # before every number
 
 
-class Message(NamedTuple):
-    """One publication, outgoing or received."""
+@dataclass
+class _Parcel:
+    """What the broker is being sent, in so many messages that it has not acknowledged yet."""
 
-    topic: str
-    payload: bytes
-    qos: int = 1
-    retain: bool = False
+    content: Row | Run
+    messages: int
 
 
 class Outbox:
-    """In memory and thread-safe; whoever empties it puts back what the broker did not acknowledge.
+    """A Source, thread-safe; a thread of its own writes. A context manager, after which nothing is lost but what is
+    put then.
 
-    Retained messages are state, not news: the newest of a topic replaces the one before, none is dropped, and
-    all are due again with each connection. News beyond `size` push out the oldest, which is counted.
+    `errors` has what there is to tell of the disk, and `error` what ended the thread, which is a bug. While the disk
+    refuses, memory stands in for it: with the process that is lost, and may leave a gap at the end of an epoch.
     """
 
-    def __init__(self, size: int = 1000) -> None:
-        self._size = size
-        self._lock = threading.Lock()
-        self._news: deque[Message] = deque()
-        self._state: dict[str, Message] = {}
-        self._due: dict[str, Message] = {}  # of the state, what this connection has not carried yet
-        self._dropped = 0
+    def __init__(self, path: Path, topics: Topics, config: OutboxConfig) -> None:
+        """Raises AgentError (`outbox.schema`) for a file of a newer tared."""
+        self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
+        self.error: BaseException | None = None
+        self.on_due: Callable[[], None] = lambda: None  # called by the writing thread once there is more to take
+        self._topics = topics
+        self._config = config
+        self._store = OutboxStore(path, config, self.errors.put)
+        self.epoch = self._store.epoch
+        self._seq = 0
+        self._changed = threading.Condition()  # guards all that follows
+        self._work = Work()
+        self._write_at = math.inf  # monotonic
+        self._committed_s = time.monotonic()
+        self._again = False  # what is unconfirmed is due once more, from the oldest on
+        self._closing = False
+        self._window: deque[Row | Run] = deque()
+        self._all_in_window = False
+        self._opened: deque[Message] = deque()  # of one parcel, what is still to be taken
+        self._parcels: dict[int, _Parcel] = {}  # by the id of their messages
+        self._runs: set[tuple[int, int, int]] = set()  # that this connection has been given
+        self._furthest = _START  # greatest number that was ever taken
+        self._allowance = Allowance(config.backlog_per_s)
+        self._acknowledgements = Acknowledgements()
+        self._confirmed: dict[int, int] = {}  # by epoch: up to these numbers, some of which the broker may not have yet
+        self._hole_s = _HOLE_S
+        self._resent_s = time.monotonic()
+        self._silence_s = _SILENCE_S
+        self._again_at = math.inf  # monotonic
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+
+    def __enter__(self) -> Outbox:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+        self._store.close()
 
     def __len__(self) -> int:
-        """How many messages wait."""
-        with self._lock:
-            return len(self._due) + len(self._news)
+        with self._changed:
+            unseen = 0 if self._all_in_window else 1  # at least
+            return len(self._work.rows) + len(self._window) + len(self._opened) + unseen
 
     @property
-    def dropped(self) -> int:
-        """How many messages were pushed out so far."""
-        return self._dropped
+    def dropped(self) -> Counter[str]:
+        """How many will never be sent, by kind, since the start."""
+        return Counter(self._store.dropped)
 
-    def put(self, message: Message) -> None:
-        with self._lock:
-            if message.retain:
-                self._state[message.topic] = self._due[message.topic] = message
+    def put(self, kind: str, rank: int, document: Callable[[int, int], bytes]) -> None:
+        """A document, made of its epoch and number. kind: `telemetry`, or the event's. rank: as in `outbox_rows`."""
+        with self._changed:
+            self._seq += 1
+            payload = None
+            if len(self._work.rows) < _MOST_PENDING:
+                payload = document(self.epoch, self._seq)
+            if payload is not None and len(payload) <= MAX_PAYLOAD_BYTES:
+                self._work.rows.append(Row(self.epoch, self._seq, kind, rank, time.time(), payload))
             else:
-                self._news.append(message)
-                self._trim()
+                self._work.lost.append(((self.epoch, self._seq), kind))
+            since_s = time.monotonic() - self._committed_s
+            self._write_within({SAMPLE: self._config.commit_s - since_s, NEWS: _NEWS_WAIT_S, ALARM: 0.0}[rank])
 
-    def take(self) -> Message | None:
-        """The next message to publish, state before news; None when nothing waits."""
-        with self._lock:
-            if self._due:
-                return self._due.pop(next(iter(self._due)))
-            return self._news.popleft() if self._news else None
+    def hurry(self) -> None:
+        """Write at once what there is."""
+        with self._changed:
+            self._write_within(0.0)
 
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """Return what was taken and did not arrive, oldest first; it goes before all that waits.
-
-        State needs no return: the next connection carries it anyway.
-        """
-        with self._lock:
-            self._news.extendleft(message for message in reversed(messages) if not message.retain)
-            self._trim()
+    def acknowledge(self, epoch: int, upto: int) -> None:
+        """A collector has everything of the epoch up to this number; of what was never sent nobody can have it."""
+        with self._changed:
+            if epoch == self._furthest[0]:
+                upto = min(upto, self._furthest[1])
+            if epoch > self._furthest[0]:
+                return
+            heard = self._acknowledgements.hear(epoch, upto, time.monotonic())
+            if heard is Heard.NEWS:
+                self._confirmed[epoch] = upto
+                self._settle()
+                return
+            self._again_at = min(self._again_at, self._resent_s + self._hole_s)
+            if heard is Heard.LACKING:
+                self._work.lacking[epoch] = upto
+                self._write_within(self._config.commit_s)
+            self._changed.notify()
 
     def renew(self) -> None:
-        """A connection begins: all state is due."""
-        with self._lock:
-            self._due = dict(self._state)
+        """A connection begins: what the one before has not carried, and what no collector confirmed, is due."""
+        with self._changed:
+            self._send_again()
 
-    def _trim(self) -> None:
-        while len(self._news) > self._size:
-            self._news.popleft()
-            self._dropped += 1
+    def take(self) -> Message | None:
+        with self._changed:
+            if not self._opened:
+                if not self._window or not self._allowance.take():
+                    return None
+                self._open(self._window.popleft())
+                if len(self._window) < _WINDOW // 2 and not self._all_in_window:
+                    self._changed.notify()
+            return self._opened.popleft()
+
+    def delivered(self, message: Message) -> None:
+        with self._changed:
+            parcel = self._parcels.pop(id(message), None)
+            if parcel is not None:
+                parcel.messages -= 1
+                if not parcel.messages:
+                    self._work.delivered.append(parcel.content)
+                    self._write_within(self._config.commit_s)
+                self._settle()
+
+    def refused(self, message: Message, for_good: bool) -> None:
+        """For good: it will never arrive, and is counted among what was dropped. Else it is due again in a while."""
+        with self._changed:
+            parcel = self._parcels.pop(id(message), None)
+            if parcel is None:
+                return
+            if for_good and isinstance(parcel.content, Row):
+                self._work.refused.append(parcel.content)
+                self._write_within(self._config.commit_s)
+            else:
+                self._again_at = min(self._again_at, time.monotonic() + self._silence_s)
+                self._changed.notify()
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """With the next connection all that was not acknowledged is due anyway."""
+
+    def _open(self, content: Row | Run) -> None:
+        """Turn the window's first into the messages that tell it."""
+        if isinstance(content, Run):
+            told = [
+                Message(self._topics.event, _told(content, kind, n).to_json()) for kind, n in content.counts.items()
+            ]
+        else:
+            topic = self._topics.telemetry if content.kind == TELEMETRY else self._topics.event
+            told = [Message(topic, content.payload)]
+        parcel = _Parcel(content, len(told))
+        self._parcels.update({id(message): parcel for message in told})
+        self._opened.extend(told)
+        if isinstance(content, Row):
+            self._furthest = max(self._furthest, content.key)
+
+    def _settle(self) -> None:
+        """Forget what a collector has confirmed, as far as the broker has, too: who acknowledges what is still on its
+        way to the broker has not seen it."""
+        for epoch, upto in list(self._confirmed.items()):
+            rows = [parcel.content for parcel in self._parcels.values() if isinstance(parcel.content, Row)]
+            settled = min([upto, *(row.seq - 1 for row in rows if row.epoch == epoch)])
+            if settled == upto:
+                del self._confirmed[epoch]
+            self._work.acks[epoch] = max(settled, self._work.acks.get(epoch, 0))
+            self._write_within(self._config.commit_s)
+
+    def _write_within(self, seconds: float) -> None:
+        """The disk is written to by then."""
+        at = time.monotonic() + seconds
+        if at < self._write_at:
+            self._write_at = at
+            self._changed.notify()
+
+    def _send_again(self) -> None:
+        self._again = True
+        self._resent_s = time.monotonic()
+        self._again_at = self._resent_s + self._silence_s if self._store.asks_collector else math.inf
+        self._window.clear()
+        self._opened.clear()
+        self._parcels.clear()
+        self._runs.clear()
+        self._all_in_window = False
+        self._write_within(0.0)
+
+    def _run(self) -> None:
+        try:
+            self._work_on()
+        except BaseException as error:
+            self.error = error
+
+    def _work_on(self) -> None:
+        cursor = _START
+        while True:
+            with self._changed:
+                while not self._has_work() and self._changed.wait(self._patience_s()):
+                    pass  # what was notified may have changed how long to wait
+                if time.monotonic() >= self._again_at:
+                    self._silence_s = min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
+                    self._hole_s = min(2.0 * self._hole_s, _LONGEST_SILENCE_S)
+                    self._send_again()
+                closing, again, work = self._closing, self._again, self._work
+                writes = closing or again or time.monotonic() >= self._write_at
+                if writes:
+                    self._all_in_window = self._all_in_window and not work.rows  # until these are, they still wait
+                    self._work, self._again, self._write_at = Work(), False, math.inf
+                    self._committed_s = time.monotonic()
+                last = self.epoch, self._seq
+                room = _WINDOW - len(self._window)
+            if writes and (work or again):
+                self._commit(work, last, again)
+            if closing:
+                return
+            if again:
+                cursor = _START
+            cursor = self._fill(cursor, room)
+
+    def _fill(self, cursor: Key, room: int) -> Key:
+        """The window, with what is due after the cursor; where it has come to."""
+        rows, runs = self._store.due(cursor, room), self._store.due_runs()
+        with self._changed:
+            if self._again:
+                return cursor
+            news = [run for run in runs if run.ends not in self._runs]
+            self._runs.update(run.ends for run in news)
+            self._window.extend(sorted([*rows, *news], key=lambda each: each.key))
+            self._all_in_window = len(rows) < room
+        if rows or news:
+            self.on_due()
+        return rows[-1].key if rows else cursor
+
+    def _has_work(self) -> bool:
+        low = not self._all_in_window and len(self._window) < _WINDOW // 2
+        return self._closing or low or time.monotonic() >= self._write_at
+
+    def _patience_s(self) -> float:
+        """Until there may be something to do that nobody tells."""
+        return min(60.0, max(0.0, min(self._write_at, self._again_at) - time.monotonic()))
+
+    def _commit(self, work: Work, last: Key, again: bool) -> None:
+        oldest = self._store.oldest
+        self._store.commit(work, last, again)
+        with self._changed:
+            if self._store.oldest != oldest and self._store.asks_collector:
+                self._silence_s, self._hole_s = _SILENCE_S, _HOLE_S
+                self._again_at = time.monotonic() + _SILENCE_S
+            if self._store.returned:
+                self._store.returned = False
+                self._send_again()
+
+
+def _told(run: Run, kind: str, n: int) -> Dropped:
+    return Dropped.model_validate({"epoch": run.epoch, "from": run.first, "to": run.last, "kind": kind, "n": n})

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from agent.authority import Authority
+from agent.command_log import MEMORY_S
 from agent.errors import CommandError
-from agent.messages import OPS, Command, CommandStatus
+from agent.requests import OPS, Command, CommandStatus
 from agent.schema import Strict
+from agent.signing import canonical
 from agent.topics import check_name
 from agent.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
 
@@ -27,17 +32,46 @@ class CommandRefused(CommandError):
         return "EXPIRED" if self.code == "command.expired" else "REJECTED"
 
 
-def parse_command(payload: bytes, now: float) -> Command:
-    """Read a command as it came off the wire; `now` is Unix time in seconds.
+@dataclass(frozen=True)
+class Received:
+    """A command as it came. key: the id of the operator's that signed it, empty where none did. digest: of what it
+    says, whatever its spelling, without the signature."""
+
+    command: Command
+    key: str
+    digest: str
+
+
+def parse_command(payload: bytes, now: float, authority: Authority | None = None) -> Received:
+    """Read a command as it came off the wire; `now` is Unix time in seconds. authority: None admits everybody.
 
     Raises CommandRefused, with the command's id where it can be read: `message.too_large`, `.malformed`,
-    `.not_object`, `.too_deep`; `command.unknown_op`, `.args`, `.invalid`, `.expired`.
+    `.not_object`, `.too_deep`; `command.unsigned`, `.signature`, `.target`, `.clock`; `command.unknown_op`, `.args`,
+    `.invalid`, `.expired`, `.validity`.
     """
     try:
         document = read_object(payload)
     except MessageError as error:
         raise CommandRefused(error.code, error.found, error.expected, error.remedy, _salvaged_id(payload)) from None
     command_id = _valid_id(document.get("id"))
+    try:
+        digest = hashlib.sha256(canonical(document)).hexdigest()
+    except ValueError as error:
+        _refuse("invalid", str(error)[:200], "numbers that JSON holds exactly", "correct the sender", command_id)
+    try:
+        key = authority.admit(document) if authority is not None else ""
+        command = _command(document, command_id)
+        if authority is not None:
+            authority.check_clock()
+    except CommandRefused:
+        raise
+    except CommandError as error:
+        raise CommandRefused(error.code, error.found, error.expected, error.remedy, command_id) from None
+    _check_times(command, now)
+    return Received(command, key, digest)
+
+
+def _command(document: dict[str, Any], command_id: str | None) -> Command:
     schema = _schema(document.get("op"), command_id)
     try:
         args = schema.model_validate(document.get("args", {}))
@@ -49,11 +83,19 @@ def parse_command(payload: bytes, now: float) -> Command:
     except ValidationError as error:
         expected = "id, op, args, issued, expires and version as the contract has them"
         _refuse("invalid", problems(error), expected, "correct the sender", command_id)
+    return command
+
+
+def _check_times(command: Command, now: float) -> None:
+    """What is forgotten must have expired."""
     if now >= command.expires:
         late_s = now - command.expires
         remedy = "send it anew, or set the clocks of device and sender"
-        _refuse("expired", f"expired {late_s:.1f} s ago by this clock", "a valid command", remedy, command_id)
-    return command
+        _refuse("expired", f"expired {late_s:.1f} s ago by this clock", "a valid command", remedy, command.id)
+    valid_s = command.expires - min(command.issued, now)
+    if valid_s > MEMORY_S:
+        expected = f"at most {MEMORY_S / 86_400.0:.0f} days, for so long it is remembered"
+        _refuse("validity", f"valid for {valid_s / 86_400.0:.1f} days", expected, "let it expire sooner", command.id)
 
 
 def _schema(op: object, command_id: str | None) -> type[Strict]:

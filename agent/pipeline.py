@@ -8,7 +8,7 @@ from functools import partial
 
 from agent.accuracy import LiveAccuracy
 from agent.camera import Source
-from agent.capture import CaptureThread, FrameSlot
+from agent.capture import CaptureThread, Frame, FrameSlot
 from agent.config import Config
 from agent.errors import AgentError, CameraError
 from agent.findings import Served
@@ -56,6 +56,7 @@ class Pipeline:
         self.meter = LoopMeter(self._slot.dropped)
         self.run_meter = LoopMeter(self._slot.dropped)
         self.last_ts = 0.0
+        self.newest: Frame | None = None
         self.served = 0
         # One thread: the observer's own, whose low priority then holds for all of its work.
         backend = open_backend(config.backend, config.backend_options(threads=1))
@@ -145,6 +146,7 @@ class Pipeline:
 
     def _count(self, served: Served) -> None:
         self.last_ts = served.frame.ts
+        self.newest = served.frame
         self.served += 1
         latency_ns = served.done_ns - served.frame.captured_ns
         self.meter.record(latency_ns)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from pydantic import JsonValue
 
@@ -10,12 +11,33 @@ from agent.accuracy import accuracy_bound
 from agent.config import Config
 from agent.drift import DriftState
 from agent.findings import ObserverState
+from agent.health import health
 from agent.job_report import JobReport
+from agent.job_states import JobState
+from agent.link import MqttLink
 from agent.messages import Accuracy, CameraTelemetry, Fidelity, Latency, Observing
 from agent.observer import PREPARING
 from agent.pipeline import Pipeline
 from agent.service import Service
+from agent.telemetry import LoopTotals
 from calibrate.evidence import Interval
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The daemon at one moment, as a scrape tells it; None is unknown: what nobody observes now."""
+
+    camera: str
+    loop: LoopTotals
+    fidelity: Interval | None
+    drift: DriftState | None
+    observed: bool
+    engine: str
+    degraded: bool
+    job: JobState | None
+    mqtt_connected: bool
+    mqtt_dropped: Mapping[str, int]
+    health: Mapping[str, float | str | bool]
 
 
 class Readings:
@@ -61,6 +83,24 @@ class Readings:
             accuracy_lower_bound_if_reference_accuracy_holds=self._accuracy_bound(fidelity) if observed else None,
             observer=state.outage or None,
             observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + self._pipeline.accuracy.nbytes),
+        )
+
+    def moment(self, job: JobReport | None, link: MqttLink | None) -> Moment:
+        """What there is to tell to a scrape; any thread may ask, and nothing begins anew by it."""
+        state = self._pipeline.observer.state()
+        observed = not state.outage
+        return Moment(
+            camera=self._config.camera.name,
+            loop=self._pipeline.run_meter.totals(),
+            fidelity=state.fidelity if state.fidelity.n and observed else None,
+            drift=state.drift if observed else None,
+            observed=observed,
+            engine=self._service.serving.id,
+            degraded=self._service.degraded,
+            job=job.state if job is not None else None,
+            mqtt_connected=link is not None and link.connected,
+            mqtt_dropped=link.drops if link is not None else {},
+            health=health(),
         )
 
     def _accuracy_bound(self, fidelity: Interval) -> float | None:

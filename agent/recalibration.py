@@ -49,7 +49,7 @@ class Recalibration:
         make_room: Callable[[], None],
         on_candidate: Callable[[Job, Outcome], None],
     ) -> None:
-        self._config = config
+        self.config = config
         self._service = service
         self._observer = observer
         self._post = post
@@ -77,18 +77,20 @@ class Recalibration:
         frames: int | None = None,
         method: str | None = None,
         raising: Raising | None = None,
+        max_loss: float | None = None,
     ) -> None:
         """Start a job; none may be running. One that cannot be journaled has failed at once."""
-        calibration = self._config.calibration
-        self._begin(Job(trigger, frames or calibration.frames, method or calibration.method, report, raising))
+        calibration = self.config.calibration
+        job = Job(trigger, frames or calibration.frames, method or calibration.method, report, raising, max_loss)
+        self._begin(job)
         if self.job is not None:
             self._advance(self.job, JobState.COLLECTING.value, 0)
 
-    def build_reference(self, report: WorkObserver) -> None:
-        """Have the float reference built of what the model's file holds now, which tells whether it can be used; none
-        may be running."""
-        calibration = self._config.calibration
-        self._begin(Job(MODEL, calibration.frames, calibration.method, report))
+    def build_reference(self, report: WorkObserver, model: Path | None = None) -> None:
+        """Have the float reference built of what the model's file holds now, or of another one that is meant for its
+        place, which tells whether it can be used; none may be running."""
+        calibration = self.config.calibration
+        self._begin(Job(MODEL, calibration.frames, calibration.method, report, model=model))
 
     def tick(self) -> None:
         """Move the job on."""
@@ -112,8 +114,8 @@ class Recalibration:
 
     def _begin(self, job: Job) -> None:
         self.job = job
-        self._headroom = Headroom(self._config.recalibration.headroom, self._board)
-        self._collecting = Collecting(job.frames, self._config.recalibration.timeout_s)
+        self._headroom = Headroom(self.config.recalibration.headroom, self._board)
+        self._collecting = Collecting(job.frames, self.config.recalibration.timeout_s)
         try:
             self._make_room()  # minutes of collecting for a disk that is full anyway help nobody
         except TaredError as error:
@@ -154,10 +156,12 @@ class Recalibration:
         """To the child, with what was collected."""
         if job.trigger == MODEL:
             if self._advance(job, JobState.BUILDING.value, 0):
-                self._start_child(job, "agent.reference_child", lambda path: write_reference_job(path, self._config))
+                model = job.model or self.config.model.path
+                module = "agent.reference_child"
+                self._start_child(job, module, lambda path: write_reference_job(path, self.config, model))
             return
         frames, histograms, held_out = self._observer.findings.collected()
-        job.report.selected(self._observer.findings.selection(), self._config.state_dir)
+        job.report.selected(self._observer.findings.selection(), self.config.state_dir)
         if self._advance(job, JobState.CALIBRATING.value, _COLLECTED_PERCENT):
             request = self._job_request(job, frames)
             self._start_child(job, "agent.candidate", lambda path: write_job(path, request, histograms, held_out))
@@ -167,24 +171,24 @@ class Recalibration:
         return JobRequest(
             spec=service.model.spec.model_dump(mode="json"),
             model_sha256=service.model.sha256,
-            backend=self._config.backend,
-            threads=self._config.threads,
+            backend=self.config.backend,
+            threads=self.config.threads,
             plan=service.plan.to_json(),
             raised_from=service.origin if service.raised or job.raising is not None else "",
             raising=job.raising.as_dict() if job.raising is not None else None,
-            dla=self._config.dla,
+            dla=self.config.dla,
             method=job.method,
             frames=frames,
-            source=self._config.camera.name,
-            state_dir=str(self._config.state_dir),
+            source=self.config.camera.name,
+            state_dir=str(self.config.state_dir),
             serving=str(serving) if serving else None,
-            max_loss=self._config.recalibration.max_loss,
-            max_slowdown=self._config.recalibration.max_slowdown,
+            max_loss=self.config.recalibration.max_loss if job.max_loss is None else job.max_loss,
+            max_slowdown=self.config.recalibration.max_slowdown,
         )
 
     def _start_child(self, job: Job, module: str, write: Callable[[Path], None]) -> None:
-        directory = self._config.state_dir / "jobs" / job.report.id
-        recalibration = self._config.recalibration
+        directory = self.config.state_dir / "jobs" / job.report.id
+        recalibration = self.config.recalibration
         try:
             write(directory)
         except OSError as error:
@@ -219,7 +223,7 @@ class Recalibration:
         if job is not self.job:
             return
         self.job, self._work = None, None
-        sweep_builds(self._config.state_dir)
+        sweep_builds(self.config.state_dir)
         if outcome.error is not None:
             job.report.fail(_of_new_model(outcome.error) if job.trigger == MODEL else outcome.error)
         else:
@@ -229,7 +233,7 @@ class Recalibration:
         (job, self.job), (work, self._work) = (self.job, None), (self._work, None)
         if work is not None:
             work.end()
-            sweep_builds(self._config.state_dir)
+            sweep_builds(self.config.state_dir)
         if job is not None:
             job.report.fail(error)
 

@@ -24,11 +24,11 @@ from engines.seal import find_key
 from engines.store import Store
 
 
-def write_reference_job(directory: Path, config: Config) -> None:
-    """Lay down a job for the child; `directory` must not exist yet."""
+def write_reference_job(directory: Path, config: Config, model: Path) -> None:
+    """Lay down a job for the child; `directory` must not exist yet. model: the file to try."""
     directory.mkdir(parents=True)
     request = {
-        "spec": config.model.model_dump(mode="json"),
+        "spec": {**config.model.model_dump(mode="json"), "path": str(model)},
         "plan": str(config.plan) if config.plan else None,
         "backend": config.backend,
         "threads": config.threads,

@@ -5,30 +5,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from pydantic import JsonValue
 
 from agent.health import health
 from agent.link import MqttLink
 from agent.messages import Birth, CameraTelemetry, Event, Telemetry
+from agent.outbox import TELEMETRY
+from agent.outbox_rows import ALARM, NEWS, SAMPLE
 from calibrate.errors import TaredError
-from engines.files import replace_files
 
 log = logging.getLogger(__name__)
 
+# What outlives the samples where the outbox is full, and is written to the disk at once.
+_ALARMS = frozenset({"alarm", "error", "fidelity", "view", "swap", "commit", "rollback"})
+
 
 class Reporter:
-    """Numbers telemetry and events together: `seq` runs without gaps within an `epoch`, one epoch per start.
+    """Telemetry and events go into the link's outbox, which numbers them; without a link events still go to the log."""
 
-    Without a link everything still goes to the log. One thread calls it.
-    """
-
-    def __init__(self, state_dir: Path, link: MqttLink | None, birth: Birth) -> None:
+    def __init__(self, link: MqttLink | None, birth: Birth) -> None:
         self._link = link
         self._birth = birth
-        self._epoch = _next_epoch(state_dir / "epoch")
-        self._seq = 0
 
     def serves(self, engine: str, calibration: str | None) -> None:
         """Announce what is in service now, by the ids of artefact and calibration."""
@@ -41,7 +39,10 @@ class Reporter:
         words = " ".join(f"{key}={_plain(value)}" for key, value in detail.items())
         log.log(level, "event=%s %s", kind, words)
         if self._link is not None:
-            self._link.send(Event(epoch=self._epoch, seq=self._next_seq(), ts=time.time(), kind=kind, detail=detail))
+            ts, rank = time.time(), ALARM if kind in _ALARMS else NEWS
+            self._link.outbox.put(
+                kind, rank, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=ts, kind=kind, detail=detail).to_json()
+            )
 
     def error(self, error: TaredError, **detail: JsonValue) -> None:
         """Report an error that something else survives."""
@@ -52,25 +53,16 @@ class Reporter:
         if self._link is None:
             return
         state: dict[str, JsonValue] = {**health(), "mqtt_dropped": sum(self._link.drops.values())}
-        sample = Telemetry(epoch=self._epoch, seq=self._next_seq(), ts=time.time(), cameras=dict(cameras), health=state)
-        self._link.send(sample)
-
-    def _next_seq(self) -> int:
-        self._seq += 1
-        return self._seq
+        if self._birth.commands.get("unsigned"):
+            state["commands_unsigned"] = True
+        ts = time.time()
+        self._link.outbox.put(
+            TELEMETRY,
+            SAMPLE,
+            lambda epoch, seq: Telemetry(epoch=epoch, seq=seq, ts=ts, cameras=dict(cameras), health=state).to_json(),
+        )
 
 
 def _plain(value: JsonValue) -> str:
     """A value in a key=value log line: text quoted, numbers to six digits."""
     return f"{value:.6g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
-
-
-def _next_epoch(path: Path) -> int:
-    """One more than at the last start, durably. Where the count cannot be kept, the clock, which is larger than any."""
-    try:
-        epoch = int(path.read_text(encoding="ascii")) + 1 if path.exists() else 1
-        replace_files({path: str(epoch).encode()})
-        return epoch
-    except (OSError, ValueError) as error:
-        log.warning("epoch=clock file=%s error=%r", path, str(error))
-        return int(time.time())

@@ -94,15 +94,22 @@ class StateFile:
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Put an object in the place of the one before, all or nothing."""
+        try:
+            self.replace(document)
+        except AgentError as error:
+            if not self._told:
+                self._told = True
+                self._on_error(error)
+
+    def replace(self, document: Mapping[str, Any]) -> None:
+        """As `write`, for who cannot go on without. Raises AgentError (the code of this file) each time."""
         if self._path is None:
             return
         try:
             replace_files({self._path: (json.dumps({"schema": self._schema, **document}) + "\n").encode()})
         except OSError as error:
-            if not self._told:
-                self._told = True
-                found = f"{self._path}: {error.strerror}"
-                self._on_error(AgentError(self._code, found, "a writable state directory", "make room there"))
+            found = f"{self._path}: {error.strerror}"
+            raise AgentError(self._code, found, "a writable state directory", "make room there") from error
 
     def _of_today(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
         """Raises what `understood` takes for what is of no schema that is still read."""

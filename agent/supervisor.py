@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from agent.accuracy import Truth
+from agent.authority import Authority
+from agent.board_orders import BoardOrders, set_log_level
+from agent.cadence import Cadence
 from agent.camera import parse_source, source_length
-from agent.commands import CommandDesk
 from agent.config import Config
 from agent.console import Task, progress
 from agent.errors import CameraError
@@ -18,25 +21,32 @@ from agent.interrupted import Past
 from agent.job import MODEL
 from agent.labels import LabelsDesk
 from agent.link import MqttLink
-from agent.messages import Birth
+from agent.messages import Ack, Birth
 from agent.model import Model
+from agent.model_delivery import ModelDelivery
 from agent.model_watch import ModelWatch
 from agent.operations import Operations
 from agent.orders import Orders
 from agent.pipeline import Pipeline
-from agent.readings import Readings
+from agent.readings import Moment, Readings
+from agent.releases import Releases
+from agent.remote import Remote
 from agent.reporting import Reporter
 from agent.service import Service
+from agent.settings import Settings
 from agent.signals import handling_signals
 from agent.starting import RuntimeJob, Starting
 from agent.summary import RunSummary
+from agent.wire import MessageError
 from calibrate.errors import TaredError
 from engines.backend import Backend
 from engines.seal import find_key
 from engines.store import Store
 
+log = logging.getLogger(__name__)
+
 _TICK_S = 0.1
-_MESSAGES_PER_TICK = 20  # of each kind: a flood of commands or labels must not hold up the watchdog
+_MESSAGES_PER_TICK = 20  # of each kind: a flood of labels must not hold up the watchdog
 
 
 class Supervisor:
@@ -55,18 +65,24 @@ class Supervisor:
         frame_limit: int = 0,
         labels: Mapping[int, Truth] | None = None,
         content: str = "",
+        authority: Authority | None = None,
     ) -> None:
         """labels: of a recording, by frame number. content: of the model's file, as `content_of` has it; where it is
-        known, another one beside a live camera ends the run.
+        known, another one beside a live camera ends the run. authority: whose commands count, None for everybody's.
 
         Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
         """
-        self._config = config
         self._link = link
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop_reason = ""
         source = parse_source(config.camera.source)
-        reporter = self._reporter = Reporter(config.state_dir, link, birth)
+        reporter = self._reporter = Reporter(link, birth)
+        trusts = authority.trusts if authority is not None else lambda _key: True
+        settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)
+        if settings.config.log_level != config.log_level:
+            set_log_level(settings.config.log_level)
+        self._config = config = settings.config
+        self._telemetry = Cadence(config.mqtt.telemetry_period_s, time.monotonic())
         past = Past(config.state_dir, reporter)
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
         runtime = RuntimeJob(past.journal, reporter)
@@ -88,13 +104,32 @@ class Supervisor:
         )
         self._readings = Readings(config, self._service, self._pipeline)
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put, past.journal)
-        orders = Orders(self._operations, self._service, self._pipeline)
-        self._desk = CommandDesk(orders.handlers, lambda result: link.send(result) if link else None)
-        self._desk.recall(past.known)
+        watched = source.live and bool(content)
+        self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
         concluded = past.conclude(content)
-        self._desk.recall(concluded.news, tell=True)
         self._rolled_back = concluded.rolled_back
-        self._watch = ModelWatch(model.spec.path, content, self._on_model) if source.live and content else None
+        self._remote: Remote | None = None
+        if link is not None:
+            releases = Releases(authority, config.state_dir / "releases.json")
+            if releases.damage is not None:
+                reporter.error(releases.damage)
+            incoming, reserve_bytes = config.state_dir / "incoming", config.store.reserve_bytes
+            delivery = ModelDelivery(
+                incoming,
+                model.spec.path,
+                watched,
+                reserve_bytes,
+                releases,
+                self._posted.put,
+                self._operations.new_model.bring,
+            )
+            board_orders = BoardOrders(settings, self._pipeline, delivery, link, self._stop)
+            handlers = {
+                **Orders(self._operations, self._service, self._pipeline, delivery).handlers,
+                **board_orders.handlers,
+            }
+            self._remote = Remote(link, config.state_dir, handlers, settings, delivery, authority, reporter)
+            self._remote.recall(past.known, concluded.news)
         self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
         self._recorded_labels = labels
         length = source_length(source)
@@ -124,6 +159,8 @@ class Supervisor:
                         self._link.set_state("stopping")
                 self._pipeline.stop()
                 self._operations.stop(self._stop_reason or "the source has ended")
+                if self._remote is not None:
+                    self._remote.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
             self._run_posted()  # a swap that only the end of the stream completed
             self._take_labels()
@@ -139,10 +176,13 @@ class Supervisor:
         summary.live_accuracy = accuracy if accuracy.interval.n else None
         return summary
 
+    def moment(self) -> Moment:
+        """The daemon now, for who scrapes it; any thread may ask."""
+        return self._readings.moment(self._operations.job, self._link)
+
     def _serve(self, bar: Task) -> None:
         """Until frames have ended, and with them a candidate whose frames had all been collected."""
         pinged = state_told = None
-        report_at = time.monotonic() + self._config.mqtt.telemetry_period_s
         while self._pipeline.error is None and not self._stop_reason:
             if not self._pipeline.running and not self._operations.building:
                 break
@@ -159,8 +199,7 @@ class Supervisor:
                 state_told = self._service.degraded
                 self._link.set_state("degraded" if state_told else "online")
             bar.update(self._pipeline.served, self._readings.note(state, self._operations.job, self._built_percent))
-            if time.monotonic() >= report_at:
-                report_at += self._config.mqtt.telemetry_period_s
+            if self._telemetry.due(time.monotonic()):
                 self._reporter.telemetry({self._config.camera.name: self._readings.sample(state)})
         self._run_posted()
 
@@ -179,14 +218,31 @@ class Supervisor:
                 function = self._posted.get_nowait()
         if self._link is None:
             return
-        with suppress(queue.Empty):
-            for _ in range(_MESSAGES_PER_TICK):
-                message = self._link.inbox.get_nowait()
-                self._desk.receive(message.payload, time.time(), message.retain)
+        if self._remote is not None:
+            self._remote.tick()
         with suppress(queue.Empty):
             for _ in range(_MESSAGES_PER_TICK):
                 message = self._link.labels.get_nowait()
                 self._labels_desk.receive(message.payload, time.monotonic(), message.retain)
+        self._take_acks(self._link)
+        self._link.answer_births()
+
+    def _take_acks(self, link: MqttLink) -> None:
+        """Of the fleet's collector; and what there is to tell of the disk that keeps what it has not collected."""
+        with suppress(queue.Empty):
+            for _ in range(_MESSAGES_PER_TICK):
+                message = link.acks.get_nowait()
+                try:
+                    ack = Ack.from_json(message.payload)
+                except MessageError as error:
+                    log.warning("ack=unreadable error=%r", str(error))
+                    continue
+                link.outbox.acknowledge(ack.epoch, ack.upto)
+        with suppress(queue.Empty):
+            while True:
+                self._reporter.error(link.outbox.errors.get_nowait())
+        if link.outbox.error is not None:
+            raise link.outbox.error
 
     def _on_camera(self, error: CameraError | None) -> None:
         if error is not None:
@@ -214,6 +270,19 @@ class Supervisor:
         self._run_posted()
         bar.update(self._built_percent, "reference")
         return not self._stop_reason
+
+    def _configure(self, config: Config) -> None:
+        """What an operator has set holds from now on."""
+        if config.log_level != self._config.log_level:
+            set_log_level(config.log_level)
+        self._config = config
+        self._telemetry.change(config.mqtt.telemetry_period_s, time.monotonic())
+        self._operations.configure(config)
+        if self._remote is not None:
+            self._remote.report()
+
+    def _stop(self, reason: str) -> None:
+        self._stop_reason = self._stop_reason or reason
 
     def _on_signal(self, name: str) -> None:
         self._stop_reason = name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 _BUCKETS_PER_OCTAVE = 32  # percentiles are exact to 2 %
 _SMALLEST_NS = 1_000.0
 _OCTAVES = 34  # up to about 17 s
+_TOLD_OCTAVES = range(9, 23)  # of those: upper bounds from half a millisecond to four seconds
 
 
 class LatencyHistogram:
@@ -20,8 +21,10 @@ class LatencyHistogram:
 
     def __init__(self) -> None:
         self._counts = np.zeros(_OCTAVES * _BUCKETS_PER_OCTAVE, np.int64)
+        self.sum_ns = 0
 
     def add(self, duration_ns: int) -> None:
+        self.sum_ns += duration_ns
         octaves = np.log2(max(duration_ns, _SMALLEST_NS) / _SMALLEST_NS)
         self._counts[min(int(octaves * _BUCKETS_PER_OCTAVE), self._counts.size - 1)] += 1
 
@@ -33,8 +36,14 @@ class LatencyHistogram:
         bucket = int(np.searchsorted(np.cumsum(self._counts), percent / 100.0 * total))
         return float(_SMALLEST_NS * 2.0 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE)) / 1e6
 
+    def cumulated(self) -> list[tuple[float, int]]:
+        """How many values were at most so long, at powers of two of a microsecond: (bound in s, count)."""
+        per_octave = np.cumsum(self._counts.reshape(_OCTAVES, _BUCKETS_PER_OCTAVE).sum(axis=1))
+        return [(2.0**octave * 1e-6, int(per_octave[octave - 1])) for octave in _TOLD_OCTAVES]
+
     def clear(self) -> None:
         self._counts[:] = 0
+        self.sum_ns = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,16 @@ class LoopSample:
         }
 
 
+@dataclass(frozen=True)
+class LoopTotals:
+    """The loop since its meter began; latency_buckets: (upper bound in s, frames that were not slower)."""
+
+    frames: int
+    dropped: Mapping[str, int]
+    latency_buckets: Sequence[tuple[float, int]]
+    latency_sum_s: float
+
+
 class LoopMeter:
     """Counts served frames; latency runs from the frame's arrival to its decoded result.
 
@@ -75,6 +94,12 @@ class LoopMeter:
         with self._lock:
             self._frames += 1
             self._latency.add(latency_ns)
+
+    def totals(self) -> LoopTotals:
+        """What was counted since the last sample, without beginning anew."""
+        with self._lock:
+            dropped = Counter(self._dropped) - self._dropped_before
+            return LoopTotals(self._frames, dropped, self._latency.cumulated(), self._latency.sum_ns / 1e9)
 
     def sample(self) -> LoopSample:
         """The stretch since the last sample."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from agent.errors import ConfigError
 
 MAX_NAME_BYTES = 64
+HOUSE = "homeassistant"  # the default prefix of Home Assistant's discovery
+MAX_TOPIC_BYTES = 256  # of a topic that somebody else names
 
 
 def check_name(name: str) -> str:
@@ -20,6 +22,19 @@ def check_name(name: str) -> str:
     if len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"a name of at most {MAX_NAME_BYTES} bytes in UTF-8")
     return name
+
+
+def may_reply_to(topic: str, own: str, house: str = HOUSE) -> bool:
+    """Whether an answer may go to a topic that its asker names, `own` being where it goes anyway.
+
+    house: the prefix that Home Assistant is set to; another one at the same broker may be set to its default.
+
+    Anybody's telemetry, commands and state would otherwise be anybody's to write, by the hand of a board that may.
+    """
+    if not topic or not topic.isprintable() or set(topic) & set("+#") or len(topic.encode()) > MAX_TOPIC_BYTES:
+        return False
+    reserved = topic.startswith(("$", "tared/", f"{HOUSE}/", f"{house}/")) or topic == "tared"
+    return topic == own or not reserved
 
 
 @dataclass(frozen=True)
@@ -58,12 +73,36 @@ class Topics:
         return self._topic("event")
 
     @property
+    def ack(self) -> str:
+        return self._topic("ack")
+
+    @property
     def command(self) -> str:
         return self._topic("cmd")
 
     @property
     def labels(self) -> str:
         return self._topic("labels")
+
+    @property
+    def desired(self) -> str:
+        return self._topic("desired")
+
+    @property
+    def reported(self) -> str:
+        return self._topic("reported")
+
+    @property
+    def snapshot(self) -> str:
+        return self._topic("snapshot")
+
+    @property
+    def model_chunks(self) -> str:
+        """The filter of all topics that carry chunks of model files."""
+        return self._topic("model/+/+")
+
+    def model_chunk(self, sha256: str, number: int) -> str:
+        return self._topic(f"model/{sha256}/{number}")
 
     def result(self, command_id: str) -> str:
         """Where the results of one command appear. `command_id` has passed `check_name`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
@@ -25,7 +26,9 @@ def read_object(payload: bytes) -> dict[str, Any]:
     if len(payload) > MAX_PAYLOAD_BYTES:
         _refuse("too_large", f"a payload beyond {MAX_PAYLOAD_BYTES} bytes", f"at most {MAX_PAYLOAD_BYTES}")
     try:
-        document = json.loads(payload.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        document = json.loads(
+            payload.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_finite
+        )
         depth = _depth(document)
     except RecursionError:
         depth = MAX_DEPTH + 1
@@ -64,6 +67,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name}, which is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError("a number beyond what a double holds")
+    return value
 
 
 def _depth(document: object) -> int:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engines.backend import EngineError
+from engines.credentials import credential, is_credential
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -38,8 +39,7 @@ def find_key(path: Path | None = None) -> bytes | None:
     access systemd rules (systemd.exec(5)), only the owner may read the file.
     Raises EngineError (`artefact.key`) for a key that is no key, and for a `path` where none is.
     """
-    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
-    file_path = path or (Path(credentials, CREDENTIAL) if credentials else None)
+    file_path = path or credential(CREDENTIAL)
     if file_path is None:
         return None
     try:
@@ -54,8 +54,7 @@ def find_key(path: Path | None = None) -> bytes | None:
         raise _bad_key(f"{file_path}: {error.strerror}", "check the file and its permissions") from error
     if path is None and key == NO_KEY:
         return None
-    guarded = credentials and Path(os.path.realpath(file_path)).is_relative_to(os.path.realpath(credentials))
-    if mode & 0o077 and not guarded:
+    if mode & 0o077 and not is_credential(file_path):
         raise _bad_key(f"{file_path} with mode {mode:03o}, open to others than its owner", f"chmod 600 {file_path}")
     if len(key) < MIN_KEY_BYTES:
         raise _bad_key(f"{len(key)} bytes in {file_path}", _MAKE_ONE)

@@ -121,7 +121,7 @@ class Store:
         Raises EngineError (`store.write`) when the disk refuses.
         """
         current = self.root / "current"
-        target = os.path.relpath(artefact.path, self.root)
+        target = self._way_to(artefact)
         with self._writing():
             if current.is_symlink():
                 if os.readlink(current) == target:
@@ -139,7 +139,7 @@ class Store:
     def replace(self, link: str, artefact: Artefact) -> None:
         """Let `current` or `previous` lead to another artefact: the same engine, built anew. Raises as `promote`."""
         with self._writing():
-            self._link(link, os.path.relpath(artefact.path, self.root))
+            self._link(link, self._way_to(artefact))
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -157,6 +157,10 @@ class Store:
         except OSError as error:
             found = f"{self.root}: {error.strerror}"
             raise EngineError("store.write", found, "a writable store", "check the disk and its permissions") from error
+
+    def _way_to(self, artefact: Artefact) -> str:
+        """From where the store really lies: under DynamicUser /var/lib/tared is itself a link (systemd.exec(5))."""
+        return os.path.relpath(artefact.path, os.path.realpath(self.root))
 
     def _link(self, name: str, target: str) -> None:
         temporary = self.root / f".{name}.new"

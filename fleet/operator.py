@@ -2,72 +2,161 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import math
 import queue
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from agent.backoff import Backoff
 from agent.errors import AgentError, CommandError
-from agent.messages import OPS, Command, CommandResult
 from agent.mqtt import Endpoint, MqttClient
+from agent.publishing import Message
+from agent.requests import MODEL_CHUNK_BYTES, MODEL_CHUNKS_ASKED, OPS, RECEIVING, Command, CommandResult, ModelArgs
+from agent.signing import Signer
 from agent.topics import Topics
+from agent.wire import MessageError
 
 REPEAT_S = 2.0
+_MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)
+
+log = logging.getLogger(__name__)
 
 
-def new_command(op: str, arguments: Mapping[str, str], now: float, valid_s: float = 60.0) -> Command:
-    """A command from what was typed, such as `recalibrate` and `{"frames": "512"}`.
+def new_command(
+    op: str,
+    arguments: Mapping[str, Any],
+    now: float,
+    valid_s: float = 60.0,
+    to: Topics | None = None,
+    version: int | None = None,
+) -> Command:
+    """A command from what was typed, such as `recalibrate` and `{"frames": "512"}`; of `set` the keys and values, which
+    are JSON where they can be read as such.
 
-    It must reach the device within `valid_s` of `now` (Unix time in seconds), by the device's clock. Raises
-    CommandError for an op or arguments that no device would accept.
+    It must reach the device within `valid_s` of `now` (Unix time in seconds), by the device's clock. to: the device's
+    topics, for a command that is to be signed. version: None for one that rises with time where the op needs that.
+    Raises CommandError for an op or arguments that no device would accept.
     """
     schema = OPS.get(op)
     if schema is None:
         raise CommandError("command.unknown_op", f"op {op!r}", "one of " + ", ".join(OPS), "correct the op")
     try:
-        args = schema.model_validate_strings(dict(arguments))
+        if op == "set":
+            args = schema.model_validate({"values": {key: _json(value) for key, value in arguments.items()}})
+        elif op == "model":
+            args = schema.model_validate(dict(arguments))
+        else:
+            args = schema.model_validate_strings(dict(arguments))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         found = f"{'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}"
         known = ", ".join(f"{name}=..." for name in schema.model_fields) or "no arguments"
         raise CommandError("command.args", found, known, "correct the arguments") from None
-    return Command(id=uuid.uuid4().hex, op=op, args=args, issued=now, expires=now + valid_s, version=1)
+    if version is None:
+        version = int(now * 1000.0) if op == "set" else 1
+    name = f"{to.fleet}/{to.device}" if to is not None else None
+    expires = now + valid_s
+    return Command(id=uuid.uuid4().hex, op=op, args=args, issued=now, expires=expires, version=version, to=name)
 
 
-def send(endpoint: Endpoint, topics: Topics, command: Command, silence_s: float = 30.0) -> Iterator[CommandResult]:
+def model_arguments(file: Path, url: str | None = None, release: Path | None = None) -> dict[str, Any]:
+    """Of `model`, for the ONNX file at hand, and the statement of `tared release` about it. Raises CommandError
+    (`command.args`)."""
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.sha256()
+            while block := opened.read(1 << 20):
+                digest.update(block)
+        arguments: dict[str, Any] = {"sha256": digest.hexdigest(), "size": file.stat().st_size, "url": url}
+        if release is not None:
+            arguments["release"] = json.loads(release.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CommandError("command.args", str(error), "an ONNX file, and JSON about it", "correct the paths") from None
+    return arguments
+
+
+def send(
+    endpoint: Endpoint,
+    topics: Topics,
+    command: Command,
+    silence_s: float = 30.0,
+    signer: Signer | None = None,
+    model: Path | None = None,
+) -> Iterator[CommandResult]:
     """Send `command` and yield its results as they come, up to the final one.
+
+    signer: the operator's key that signs it. model: the file whose pieces the device asks for.
 
     It is sent again whenever REPEAT_S passed in silence: that is how it reaches a device that was away, and
     how a result that was lost comes once more. A device that works answers each time, so only one that is
     gone is silent. Raises AgentError (`broker.unreachable`), CommandError (`command.no_answer`) after
-    `silence_s`, MessageError for an answer that is no result.
+    `silence_s`; an answer that is no result counts for nothing.
     """
     client_id = f"tared-operator-{uuid.uuid4().hex}"
     results = [topics.result(command.id)]
+    payload = command.to_json()
+    if signer is not None:
+        payload = json.dumps(signer.sign(json.loads(payload))).encode()
     with MqttClient(endpoint, client_id, subscriptions=results, backoff=Backoff(0.2, 2.0)) as client:
         if not client.wait_connected(silence_s):
             found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
             remedy = "check that it runs, its address, user name and password"
             raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
-        client.publish(topics.command, command.to_json())
+        client.publish(_message(topics, command, payload))
         latest: CommandResult | None = None
         heard_at = time.monotonic()
         while latest is None or not latest.final:
             try:
-                answer = client.inbox.get(timeout=REPEAT_S)
-            except queue.Empty:
+                result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
+            except (queue.Empty, MessageError) as error:
                 if time.monotonic() - heard_at > silence_s:
                     raise _no_answer(topics, latest, silence_s) from None
-                client.publish(topics.command, command.to_json())
+                if isinstance(error, MessageError):  # whoever sends such does not end what the device is at
+                    log.warning("result=unreadable id=%s error=%r", command.id, str(error))
+                else:
+                    client.publish(_message(topics, command, payload))
                 continue
             heard_at = time.monotonic()
-            result = CommandResult.from_json(answer.payload)
+            if model is not None and result.step == RECEIVING:
+                _send_chunks(client, topics, command, model, result)
             if result != latest:
                 latest = result
                 yield result
+
+
+def _message(topics: Topics, command: Command, payload: bytes) -> Message:
+    """What a broker need not keep for a device that is away once the command has expired; a second is the least."""
+    left_s = math.ceil(command.expires - time.time())
+    return Message(topics.command, payload, expires_s=min(max(left_s, 1), _MOST_EXPIRY_S))
+
+
+def _send_chunks(client: MqttClient, topics: Topics, command: Command, model: Path, asked: CommandResult) -> None:
+    """A few of those that the device asks for; it asks again before it has them all."""
+    first, args = (asked.result or {}).get("next"), command.args
+    if not isinstance(first, int) or not isinstance(args, ModelArgs) or not 0 <= first <= args.size:
+        return
+    with model.open("rb") as file:
+        file.seek(first * MODEL_CHUNK_BYTES)
+        for number in range(first, first + MODEL_CHUNKS_ASKED):
+            if not (chunk := file.read(MODEL_CHUNK_BYTES)):
+                return
+            client.publish(Message(topics.model_chunk(args.sha256, number), chunk))
+
+
+def _json(text: Any) -> Any:
+    """`0.2` is a number, `true` a truth, and `info` a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _no_answer(topics: Topics, latest: CommandResult | None, silence_s: float) -> CommandError:

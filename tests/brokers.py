@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -22,12 +23,20 @@ import pytest
 
 from agent.backoff import Backoff
 from agent.broker import EmbeddedBroker
+from agent.endpoint import Protocol
+from agent.link import MqttLink
+from agent.messages import Birth, Event
 from agent.mqtt import Endpoint, MqttClient
-from agent.outbox import Message
+from agent.mqtt_config import OutboxConfig
+from agent.outbox import Outbox
+from agent.outbox_rows import NEWS
+from agent.publishing import Message
+from agent.topics import Topics
 
 _MOSQUITTO = shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin")
 _AMQTT = importlib.util.find_spec("amqtt") is not None
 _ran: set[str] = set()
+PROTOCOLS: dict[str, Protocol] = {"5": "5", "3.1.1": "3.1.1"}
 
 
 class RealBroker(abc.ABC):
@@ -35,10 +44,12 @@ class RealBroker(abc.ABC):
 
     host = "127.0.0.1"
     port: int
+    protocol: Protocol = "auto"  # that its clients are to speak
 
     @property
     def endpoint(self) -> Endpoint:
-        return Endpoint(self.host, self.port)
+        """For clients whose will is soon told."""
+        return Endpoint(self.host, self.port, protocol=self.protocol, will_delay_s=1)
 
     @abc.abstractmethod
     def start(self) -> None: ...
@@ -48,10 +59,18 @@ class RealBroker(abc.ABC):
 
 
 class Mosquitto(RealBroker):
-    def __init__(self, folder: Path) -> None:
+    """settings: further lines of its configuration, which may be about its one listener."""
+
+    def __init__(self, folder: Path, *settings: str, persistent: bool = False) -> None:
+        if _MOSQUITTO is None:
+            pytest.skip("mosquitto is not installed: apt-get install mosquitto")
+        _ran.add("mosquitto")
         self.port = free_port()
         self._config = folder / "mosquitto.conf"
-        self._config.write_text(f"listener {self.port} {self.host}\nallow_anonymous true\n")
+        lasting = ["persistence true", f"persistence_location {folder}/"] if persistent else []
+        # Started by root, mosquitto becomes a user who may not read what pytest writes.
+        lines = ["user root", f"listener {self.port} {self.host}", "allow_anonymous true", *lasting, *settings]
+        self._config.write_text("\n".join(lines) + "\n")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -67,6 +86,8 @@ class Mosquitto(RealBroker):
 
 
 class Amqtt(RealBroker):
+    protocol = "3.1.1"  # it has no other; tests/test_mqtt5.py has what a client does that does not know that
+
     def __init__(self) -> None:
         self.port = 0
         self._broker: EmbeddedBroker | None = None
@@ -81,10 +102,13 @@ class Amqtt(RealBroker):
             self._broker = None
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
+@pytest.fixture(params=["mosquitto by MQTT 5", "mosquitto by MQTT 3.1.1", "amqtt"])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealBroker]:
-    """A running broker of each kind."""
-    yield from _running(str(request.param), tmp_path)
+    """A running broker of each kind, for clients of each version that it speaks."""
+    name, _, protocol = str(request.param).partition(" by MQTT ")
+    for broker in _running(name, tmp_path):
+        broker.protocol = PROTOCOLS.get(protocol, broker.protocol)
+        yield broker
 
 
 @pytest.fixture
@@ -107,6 +131,17 @@ def mosquitto(tmp_path: Path) -> Iterator[RealBroker]:
     and it keeps a connection open when another one takes over its client id.
     """
     yield from _running("mosquitto", tmp_path)
+
+
+@contextlib.contextmanager
+def running_mosquitto(folder: Path, *settings: str) -> Iterator[Mosquitto]:
+    """A mosquitto that is set up as these lines say. Skips the test where none is installed."""
+    broker = Mosquitto(folder, *settings)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
 
 
 @pytest.fixture
@@ -155,6 +190,21 @@ class Watcher:
         return document
 
 
+@contextlib.contextmanager
+def on_the_air(endpoint: Endpoint, topics: Topics, birth: Birth, backoff: Backoff | None = None) -> Iterator[MqttLink]:
+    """A device's link, whose outbox is in memory and waits for nothing."""
+    with (
+        Outbox(Path(":memory:"), topics, OutboxConfig(commit_s=0.0, backlog_per_s=10_000.0)) as outbox,
+        MqttLink(endpoint, topics, birth, outbox, backoff or Backoff(0.05, 0.2)) as link,
+    ):
+        yield link
+
+
+def report(link: MqttLink, kind: str = "alarm") -> None:
+    """One event more in the link's outbox."""
+    link.outbox.put(kind, NEWS, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=0.0, kind=kind).to_json())
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _ran:
         terminalreporter.write_line("MQTT brokers tested against: " + ", ".join(sorted(_ran)))
@@ -185,9 +235,6 @@ def _running(name: str, folder: Path) -> Iterator[RealBroker]:
 
 def _new_broker(name: str, folder: Path) -> RealBroker:
     if name == "mosquitto":
-        if _MOSQUITTO is None:
-            pytest.skip("mosquitto is not installed: apt-get install mosquitto")
-        _ran.add("mosquitto")
         return Mosquitto(folder)
     if not _AMQTT:
         pytest.skip("amqtt is not installed: pip install 'tared[demo]'")

@@ -110,7 +110,7 @@ JobJournal._record = setting(JobJournal._record)
 _REFUSED_WRITE = """
 import sqlite3, types
 
-from agent import job_journal
+from agent import database, job_journal
 
 record, refused = job_journal.JobJournal._record, []
 
@@ -123,11 +123,11 @@ def recording(journal, job, entered, *more):
     if entered.value != {state!r} or refused:
         return record(journal, job, entered, *more)
     refused.append(job)
-    job_journal.sqlite3 = types.SimpleNamespace(**{{**vars(sqlite3), "connect": connect}})
+    database.sqlite3 = types.SimpleNamespace(**{{**vars(sqlite3), "connect": connect}})
     try:
         record(journal, job, entered, *more)
     finally:
-        job_journal.sqlite3 = sqlite3
+        database.sqlite3 = sqlite3
 
 
 job_journal.JobJournal._record = recording

@@ -7,7 +7,8 @@ from typing import Any
 
 from agent.commands import Report
 from agent.errors import AgentError
-from agent.messages import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.requests import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.schema import Strict
 from agent.topics import Topics
 
 TOPICS = Topics("fleet", "board")
@@ -20,6 +21,7 @@ class Device:
     def __init__(self) -> None:
         self.jobs: list[tuple[RecalibrateArgs, Report]] = []
         self.status_calls = 0
+        self.done_with: list[Strict] = []
 
     def handlers(self) -> dict[str, Any]:
         return {
@@ -27,6 +29,7 @@ class Device:
             "recalibrate": self.recalibrate,
             "rollback": self.rollback,
             "cancel": self.cancel,
+            **dict.fromkeys(("switch", "set", "log_level", "restart", "snapshot", "model"), self.done),
         }
 
     def status(self, _args: StatusArgs, report: Report) -> None:
@@ -38,6 +41,10 @@ class Device:
 
     def rollback(self, _args: RollbackArgs, _report: Report) -> None:
         raise AgentError("store.no_previous", "no previous engine", "two engines", "recalibrate first")
+
+    def done(self, args: Strict, report: Report) -> None:
+        self.done_with.append(args)
+        report.succeed()
 
     def cancel(self, _args: CancelArgs, report: Report) -> None:
         report.succeed()

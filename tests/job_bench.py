@@ -23,12 +23,13 @@ from agent.errors import AgentError
 from agent.findings import Findings, ObserverState
 from agent.headroom import Headroom
 from agent.job_journal import JobJournal
-from agent.messages import Birth, CommandResult
+from agent.messages import Birth
 from agent.model import open_model
 from agent.operations import Operations
 from agent.outcome import Outcome
 from agent.pipeline import Pipeline
 from agent.reporting import Reporter
+from agent.requests import CommandResult, RecalibrateArgs
 from agent.schema import validate
 from agent.service import Service
 from calibrate.histogram import AbsHistogram
@@ -86,7 +87,7 @@ class JobDeskBench:
         """By command, to the end. outcome: of its child; None: `other`."""
         report = Report(f"c{len(self.journal.records())}", self.results.append)
         try:
-            assert self.operations.recalibrate(report, 8, "max")
+            assert self.operations.recalibrate(report, RecalibrateArgs(frames=8, method="max"))
         except AgentError as error:  # as the command desk does
             report.fail(error)
             return
@@ -138,7 +139,7 @@ def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path)
     config = config_in(tmp_path)
     service = Service(open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir))
     service.start(pytest.fail).close()
-    reporter = Reporter(config.state_dir, None, Birth(agent_version="0"))
+    reporter = Reporter(None, Birth(agent_version="0"))
     findings, state = Findings(config.model, config), replace(observer_state(config), collected=100, telling=100)
     seen = {"tap": AbsHistogram(np.ones(8, np.int64), 0, 0.5, 0, 0)}
     monkeypatch.setattr(findings, "collected", lambda: (100, seen, [np.zeros((1, 3, 8, 8), np.float32)]))

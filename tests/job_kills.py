@@ -22,8 +22,9 @@ from test_memory_daemon import LIMIT_S, PLAYER, TOPICS, Life
 from worlds import World
 
 from agent.job_journal import JobJournal, JobRecord
-from agent.messages import CommandResult
 from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.requests import CommandResult
 from engines.artefact import read_artefact
 from fleet import operator
 
@@ -92,7 +93,8 @@ class Case:
         for sender in self.senders:
             sender.join(LIMIT_S)
             assert not sender.is_alive(), f"no result; heard {self.answers}"
-        self.listeners[command_id].publish(TOPICS.result(command_id), b"end")  # after which nothing is on its way
+        end = Message(TOPICS.result(command_id), b"end")  # after which nothing is on its way
+        self.listeners[command_id].publish(end)
         heard = []
         while (payload := self.listeners[command_id].inbox.get(timeout=LIMIT_S).payload) != b"end":
             heard.append(CommandResult.from_json(payload))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from brokers import eventually
+from brokers import eventually, on_the_air, report
+from fake_broker import FakeBroker, admit, packet_from
 
 from agent import connection as connection_module
+from agent import in_flight
 from agent import mqtt as mqtt_module
 from agent.backoff import Backoff
 from agent.link import MqttLink
-from agent.messages import Birth, Event
+from agent.messages import Birth
 from agent.mqtt import Endpoint, MqttClient
 from agent.parsing import CommandRefused, parse_command
 from agent.topics import Topics
@@ -23,56 +25,11 @@ from agent.wire import MAX_PAYLOAD_BYTES
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 TOPICS = Topics("fleet", "board")
 BIRTH = Birth(agent_version="1.2.3")
-NEWS = Event(epoch=1, seq=7, ts=0.0, kind="alarm")
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n" + b"no MQTT here" * 4
 
 
-def link_to(endpoint: Endpoint) -> MqttLink:
-    return MqttLink(endpoint, TOPICS, BIRTH, Backoff(first_s=0.05, cap_s=0.2))
-
-
-class FakeBroker:
-    """A listening socket that speaks what a test makes it say, to one connection after the other."""
-
-    def __init__(self) -> None:
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._server.settimeout(10.0)
-        self.endpoint = Endpoint("127.0.0.1", self._server.getsockname()[1])
-
-    def __enter__(self) -> FakeBroker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
-
-    @contextlib.contextmanager
-    def connection(self) -> Iterator[socket.socket]:
-        """The next client, its CONNECT taken and not yet answered."""
-        connection, _ = self._server.accept()
-        with connection:
-            connection.settimeout(10.0)
-            assert packet_from(connection)[0] == 0x10
-            yield connection
-
-
-def packet_from(connection: socket.socket) -> bytes:
-    """A whole packet: its type and flags, then all that follows its length."""
-    kind = connection.recv(1)
-    length = shift = 0
-    while True:
-        (digit,) = connection.recv(1)
-        length += (digit & 127) << shift
-        shift += 7
-        if digit < 128:
-            return kind + (connection.recv(length, socket.MSG_WAITALL) if length else b"")
-
-
-def admit(connection: socket.socket, codes: bytes = b"\1\1") -> None:
-    """Answer CONNECT and SUBSCRIBE, with `codes` for the subscriptions."""
-    connection.sendall(bytes([0x20, 2, 0, 0]))
-    subscribe = packet_from(connection)
-    assert subscribe[0] == 0x82
-    connection.sendall(bytes([0x90, 2 + len(codes)]) + subscribe[1:3] + codes)
+def link_to(endpoint: Endpoint) -> contextlib.AbstractContextManager[MqttLink]:
+    return on_the_air(endpoint, TOPICS, BIRTH)
 
 
 def down(caplog: pytest.LogCaptureFixture, reason: str, times: int = 1) -> None:
@@ -97,11 +54,11 @@ def admit_and_say(garbage: str) -> Callable[[socket.socket], None]:
     ("misbehave", "reason"),
     [
         pytest.param(
-            lambda broker: admit(broker, b"\1" * 3), "broker.protocol: a SUBACK with 3 codes", id="long-suback"
+            lambda broker: admit(broker, b"\1" * 9), "broker.protocol: a SUBACK with 9 codes", id="long-suback"
         ),
         pytest.param(lambda broker: admit(broker, b""), "broker.protocol: a SUBACK with 0 codes", id="empty-suback"),
         pytest.param(
-            lambda broker: admit(broker, b"\1\x55"), "no answer to SUBSCRIBE, then|KeyError", id="code-nobody-knows"
+            lambda broker: admit(broker, b"\1\1\x55"), "no answer to SUBSCRIBE, then|KeyError", id="code-nobody-knows"
         ),
         pytest.param(say("9003 ffff 01"), "broker.protocol: a SUBACK that nobody waits for", id="suback-for-nobody"),
         pytest.param(admit_and_say("3004 0002 fffe"), "broker.protocol: a topic that is no text", id="topic-no-text"),
@@ -109,7 +66,7 @@ def admit_and_say(garbage: str) -> Callable[[socket.socket], None]:
         pytest.param(admit_and_say("f000"), "connection lost", id="packet-nobody-knows"),
         pytest.param(admit_and_say("30ffffffffff7f"), "connection lost", id="length-without-end"),
         pytest.param(say("2001 00"), "no answer to CONNECT, then|error:", id="connack-cut-short"),
-        pytest.param(lambda broker: broker.sendall(HTTP), "no answer to CONNECT, then|error:", id="http"),
+        pytest.param(lambda broker: broker.sendall(HTTP), "broker.port: a port for HTTP", id="http"),
         pytest.param(lambda broker: broker.close(), "no answer to CONNECT, then", id="hangs-up"),
     ],
 )
@@ -149,14 +106,14 @@ def test_an_error_of_our_own_ends_the_connection_and_not_the_client(caplog: pyte
 def test_a_broker_that_acknowledges_nothing_is_left_and_told_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection_module, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(in_flight, "ACKNOWLEDGE_TIMEOUT_S", 0.1)
     with FakeBroker() as broker, link_to(broker.endpoint) as link:
-        link.send(NEWS)
+        report(link)
         for times in (1, 2):
             with broker.connection() as connection:
                 admit(connection)
                 published = [packet_from(connection) for _ in range(3)]  # birth, status, event
-                assert NEWS.to_json() in published[-1]
+                assert b'"kind":"alarm"' in published[-1]
                 down(caplog, "broker.silent: 3 messages unacknowledged", times)
         link.close(timeout_s=0.0)
 
@@ -168,7 +125,7 @@ def test_a_broker_that_never_admits_us_is_left_and_starts_no_backoff_over(
     monkeypatch.setattr(mqtt_module, "STABLE_S", 0.05)
     backoff = Backoff(0.05, 0.2)
     monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
-    with FakeBroker() as broker, MqttLink(broker.endpoint, TOPICS, BIRTH, backoff):
+    with FakeBroker() as broker, on_the_air(broker.endpoint, TOPICS, BIRTH, backoff):
         with broker.connection():
             down(caplog, "broker.silent: no answer to CONNECT")
         with broker.connection() as connection:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from test_trouble_operations import Desk, desk
 
 from agent.commands import Report
 from agent.errors import CommandError
-from agent.messages import CancelArgs, CommandResult
+from agent.model_delivery import ModelDelivery
 from agent.orders import Orders
+from agent.releases import Releases
+from agent.requests import CancelArgs, CommandResult, ModelArgs
 
 __all__ = ["desk"]  # the fixture
 
 
-def cancelled(at: Desk) -> CommandResult:
+def cancelled(at: Desk, delivery: ModelDelivery | None = None) -> CommandResult:
     """What becomes of a command to cancel."""
-    handlers = Orders(at.operations, at.operations._service, at.operations._pipeline).handlers
+    handlers = Orders(at.operations, at.operations._service, at.operations._pipeline, delivery).handlers
     answers: list[CommandResult] = []
     handlers["cancel"](CancelArgs(), Report("c2", answers.append))
     return answers[-1]
@@ -50,3 +53,15 @@ def test_a_candidate_on_probation_can_be_cancelled(desk: Callable[..., Desk]) ->
 def test_nothing_cannot_be_cancelled(desk: Callable[..., Desk]) -> None:
     with pytest.raises(CommandError, match=r"command\.nothing"):
         cancelled(desk())
+
+
+def test_a_model_on_its_way_can_be_cancelled(desk: Callable[..., Desk], tmp_path: Path) -> None:
+    at, results = desk(), list[CommandResult]()
+    releases = Releases(None, tmp_path / "releases.json")
+    bring = at.operations.new_model.bring
+    delivery = ModelDelivery(tmp_path / "in", tmp_path / "m.onnx", True, 0, releases, lambda _: None, bring)
+    delivery.begin(ModelArgs(sha256="0" * 64, size=1), Report("m1", results.append), 0.0)
+    assert cancelled(at, delivery).status == "SUCCEEDED"
+    assert results[-1].status == "FAILED"
+    with pytest.raises(CommandError, match=r"command\.nothing"):
+        cancelled(at, delivery)

@@ -164,8 +164,7 @@ def test_send_follows_a_command_to_its_end(tmp_path: Path, any_broker: RealBroke
         done = send("recalibrate", "frames=16", "method=max")
         assert done.returncode == 0, done.stdout
         statuses = [strict(line + "\n")["status"] for line in done.stdout.splitlines()]
-        assert (statuses[0], statuses[-1]) == ("ACCEPTED", "SUCCEEDED")
-        assert set(statuses[1:-1]) == {"IN_PROGRESS"}
+        assert statuses == ["ACCEPTED", "SUCCEEDED"]  # how far it is in between is told on stderr
 
         done = send("recalibrate", "method=guess", "--json")
         assert done.returncode == 1

@@ -7,7 +7,7 @@ from device import NOW, Device, payload
 
 from agent.commands import CommandDesk
 from agent.errors import AgentError
-from agent.messages import CommandResult, RecalibrateArgs
+from agent.requests import CommandResult, RecalibrateArgs
 from agent.wire import MAX_PAYLOAD_BYTES
 
 

@@ -19,6 +19,7 @@ from agent.config import Config, MqttConfig, load_config
 from agent.errors import ConfigError
 from agent.model_spec import ModelSpec
 from agent.schema import Strict, validate
+from agent.tls import TlsFiles
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = re.compile(r"left out: ([^#\n]+)", re.IGNORECASE)
@@ -168,7 +169,7 @@ def test_relative_paths_are_relative_to_the_file_that_names_them(folder: Path, m
         **MINIMAL,
         "state_dir": "state",
         "camera": {"source": "clip.mp4", "labels": "clip.jsonl"},
-        "mqtt": {"password_file": "secret"},
+        "mqtt": {"password_file": "secret", "tls": {"ca_file": "ca.pem", "cert_file": "credential:me"}},
     }
     path = write(folder, content)
     monkeypatch.chdir("/")
@@ -179,6 +180,7 @@ def test_relative_paths_are_relative_to_the_file_that_names_them(folder: Path, m
         assert config.camera.labels == folder / "clip.jsonl"
         assert config.state_dir == folder / "state"
         assert config.mqtt.password_file == folder / "secret"
+        assert config.mqtt.tls == TlsFiles(ca_file=folder / "ca.pem", cert_file=Path("credential:me"))
 
 
 def test_absolute_paths_and_cameras_stay_as_they_are(folder: Path) -> None:
@@ -251,6 +253,11 @@ def test_what_is_required_is_asked_for(folder: Path) -> None:
         ("mqtt", "device", ["", "a/b", "a+b", "a#b", "x" * 65]),
         ("mqtt", "fleet", ["a/b"]),
         ("mqtt", "keepalive_s", [4, 3601]),
+        ("mqtt", "password_file", ["credential:", "credential:a/b", "credential:.."]),
+        ("mqtt", "transport", ["udp"]),
+        ("mqtt", "websocket_path", ["mqtt", "", "/a b", "/a\r\nX: y"]),
+        ("mqtt", "protocol", ["4", 4, 3.1, ""]),
+        ("mqtt", "will_delay_s", [-1, 3601, 0.5]),
         ("mqtt", "telemetry_period_s", [0, ".inf"]),
     ],
 )

@@ -17,8 +17,9 @@ from bench import Bench, classifier, contents, fill, small_file_system, tared
 from brokers import RealBroker, Watcher, eventually, free_port
 from worlds import FIRST_COMMIT, World, make_world
 
-from agent.messages import CommandResult
 from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.requests import CommandResult
 from agent.topics import Topics
 from engines.store import Store
 from fleet.operator import new_command, send
@@ -96,9 +97,9 @@ def test_commands_that_cannot_be_carried_out_are_rejected_and_the_video_goes_on(
         before = frames_served(any_broker)
         with MqttClient(any_broker.endpoint, "vandal") as vandal:
             assert vandal.wait_connected(10.0)
-            vandal.publish(TOPICS.command, b"\xff\x00 nonsense without an id")
+            vandal.publish(Message(TOPICS.command, b"\xff\x00 nonsense without an id"))
             for payload, _ in bad.values():
-                vandal.publish(TOPICS.command, payload)
+                vandal.publish(Message(TOPICS.command, payload))
             for name, (_, code) in bad.items():
                 answer = watcher.expect(TOPICS.result(name))
                 assert (answer["status"], answer["error"]["code"]) == ("REJECTED", code)
@@ -177,4 +178,4 @@ def test_a_daemon_that_starts_on_a_full_disk_serves_the_engine_that_was_current(
         summary, errors = world.run("--frames", "20")
         assert (summary["frames"], summary["swaps"]) == (20, [])
         assert summary["artefact"].endswith(swap["artefact"])
-        assert "No space left on device" in errors
+        assert "code='outbox.write'" in errors

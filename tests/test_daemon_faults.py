@@ -35,7 +35,7 @@ def refused(world: World) -> str:
 def test_a_second_daemon_on_the_same_state_is_refused(tmp_path: Path) -> None:
     world = steady(tmp_path)
     with world.running():
-        eventually(lambda: (world.state_dir / "epoch").exists(), 20.0)
+        eventually(lambda: (world.state_dir / "outbox.sqlite").exists(), 20.0)
         assert "error: state.locked" in refused(world)
     summary, _ = world.run("--frames", "10")  # the lock went with its process
     assert summary["frames"] == 10

@@ -18,6 +18,7 @@ from worlds import make_world
 
 import agent.observer as observer_module
 from agent.config import load_config
+from agent.errors import AgentError
 from agent.link import MqttLink
 from agent.messages import Birth
 from agent.model import open_model
@@ -40,12 +41,35 @@ class Listening:
         self.states: list[str] = []
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.labels: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.acks: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.desired: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.model_chunks: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.answered: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
+        self.error: BaseException | None = None
         self.drops: dict[str, int] = {}
         self.enough: Callable[[], object] = lambda: False  # then the daemon ends, as by its user
         self._ended = False
 
+    @property
+    def outbox(self) -> Listening:
+        """It keeps what that is given, too."""
+        return self
+
+    def put(self, _kind: str, _rank: int, document: Callable[[int, int], bytes]) -> None:
+        self._keep(document(1, 1 + len(self.sent)))
+
     def send(self, message: Any) -> None:
-        self.sent.append(json.loads(message.to_json()))
+        self._keep(message.to_json())
+
+    def reply(self, _reply: Any, _result: Any) -> None:
+        """Nobody here names a topic of his own."""
+
+    def answer_births(self) -> None:
+        """There is no Home Assistant."""
+
+    def _keep(self, document: bytes) -> None:
+        self.sent.append(json.loads(document))
         if not self._ended and self.enough():
             self._ended = True
             os.kill(os.getpid(), signal.SIGTERM)

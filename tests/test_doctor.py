@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import doctor
-from agent.doctor import Finding, as_dict, examine, healthy
+from agent.doctor import Finding, as_dict, examine, healthy, machine
 from engines.backend import EngineError, open_backend
 
 
@@ -48,7 +47,7 @@ def test_what_is_merely_useful_does_not_make_it_ill(monkeypatch: pytest.MonkeyPa
 
 def test_a_full_disk_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")  # as shutil returns it
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage(2**40, 2**40 - 5, 5))
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage(2**40, 2**40 - 5, 5))
     assert not by_name()["disk free"].ok
 
 

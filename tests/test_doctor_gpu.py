@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_pycuda import ORIN
 from fake_tensorrt import FakeTensorRt
 from trt_world import PC
 
-from agent import doctor
 from agent.doctor import Finding, examine
+from agent.doctor import gpu as doctor
 from engines import board
 
 
@@ -24,7 +25,7 @@ def by_name() -> dict[str, Finding]:
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose driver library loads, and that has nvcc."""
     real = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: None if name == doctor.DRIVER else real(name))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, **how: None if name == doctor.DRIVER else real(name, **how))
     monkeypatch.setattr(doctor, "nvcc_path", lambda: "/usr/local/cuda/bin/nvcc")
 
 
@@ -69,10 +70,10 @@ def test_a_gpu_without_its_tools(fake: FakeTensorRt, monkeypatch: pytest.MonkeyP
 def test_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     real, spec = ctypes.CDLL, importlib.util.find_spec
 
-    def load(name: str) -> ctypes.CDLL:
+    def load(name: str, **how: Any) -> ctypes.CDLL:
         if name == doctor.DRIVER:
             raise OSError("libcuda.so.1: cannot open shared object file")
-        return real(name)
+        return real(name, **how)
 
     monkeypatch.setattr(ctypes, "CDLL", load)
     monkeypatch.setattr(doctor, "nvcc_path", lambda: None)

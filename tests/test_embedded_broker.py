@@ -9,22 +9,24 @@ import sys
 import time
 
 import pytest
+from brokers import on_the_air
 
 from agent.broker import EmbeddedBroker
 from agent.errors import AgentError
-from agent.link import MqttLink
 from agent.messages import Birth
 from agent.mqtt import Endpoint, MqttClient
+from agent.publishing import Message
 from agent.topics import Topics
 
 TOPICS = Topics("fleet", "board")
+BIRTH = Birth(agent_version="1.2.3")
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
 
 @pytest.mark.broker
 @pytest.mark.skipif(shutil.which("mosquitto_sub") is None, reason="needs mosquitto-clients")
 def test_the_line_that_make_run_prints_works_with_the_embedded_broker() -> None:
-    with EmbeddedBroker() as broker, MqttLink(Endpoint(broker.host, broker.port), TOPICS, Birth(agent_version="1.2.3")):
+    with EmbeddedBroker() as broker, on_the_air(Endpoint(broker.host, broker.port, protocol="3.1.1"), TOPICS, BIRTH):
         line = ["mosquitto_sub", "-p", str(broker.port), "-v", "-t", TOPICS.status, "-C", "1", "-W", "10"]
         seen = subprocess.run(line, capture_output=True, text=True, check=True, timeout=20).stdout
     assert seen.startswith("tared/v1/fleet/board/status {")
@@ -40,7 +42,7 @@ def test_a_client_that_does_not_read_does_not_hold_up_the_embedded_broker() -> N
             assert deaf.recv(9, socket.MSG_WAITALL) == bytes.fromhex("20020000 9003000100")
             with MqttClient(Endpoint(broker.host, broker.port), "loud") as loud:
                 for _ in range(100):
-                    loud.publish("loud", bytes(100_000))
+                    loud.publish(Message("loud", bytes(100_000)))
             began = time.monotonic()
         assert time.monotonic() - began < 5.0
 

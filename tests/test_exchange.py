@@ -137,7 +137,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         "probation": {"frames": 20, "seconds": 1.0},
     }
     config = validate(Config, content, "test")
-    reporter = Reporter(tmp_path, None, Birth(agent_version="0"))
+    reporter = Reporter(None, Birth(agent_version="0"))
     events: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append((kind, detail)))
     loop, record, committed, disk = Loop(), Record(live=False), list[str](), list[TaredError]()

@@ -15,7 +15,7 @@ from bench import fill, small_file_system
 from brokers import RealBroker, eventually
 from worlds import World, make_world
 
-from agent.messages import CommandResult
+from agent.requests import CommandResult
 from agent.topics import Topics
 from engines.store import Store
 from fleet.operator import new_command, send
@@ -48,13 +48,14 @@ def night(folder: Path, broker: RealBroker) -> World:
 
 
 def refused_while(world: World, broker: RealBroker, broken: Callable[[], object], reason: str) -> str:
-    """The first engine serves; then the disk breaks, a job fails for this reason, and that engine serves on."""
+    """The first engine serves; then the disk breaks, a command is refused for that, and the engine serves on."""
     eventually(lambda: current_id(world) != "", 60.0)
     serving = current_id(world)
     broken()
     last = order(broker, "recalibrate", frames="16", method="max")
-    assert last.status == "FAILED"
+    assert last.status == "REJECTED"
     assert last.error is not None
+    assert last.error.code == "command.log"
     assert re.search(reason, last.error.message), last.error
     served = frames_served(broker)
     eventually(lambda: frames_served(broker) > served, 30.0)
@@ -71,7 +72,7 @@ def stopped(process: subprocess.Popen[str]) -> str:
     return errors
 
 
-def test_a_full_disk_costs_the_job_and_with_room_again_the_next_one_succeeds(
+def test_a_full_disk_costs_the_command_and_with_room_again_the_next_one_succeeds(
     tmp_path: Path, any_broker: RealBroker
 ) -> None:
     world = night(tmp_path, any_broker)
@@ -85,7 +86,7 @@ def test_a_full_disk_costs_the_job_and_with_room_again_the_next_one_succeeds(
         assert not [path for path in disk.rglob(".*") if path.suffix in (".new", ".gone")]
 
 
-def test_a_store_that_turns_read_only_costs_the_job_and_the_next_start_serves_what_lies_there(
+def test_a_store_that_turns_read_only_costs_the_command_and_the_next_start_serves_what_lies_there(
     tmp_path: Path, any_broker: RealBroker
 ) -> None:
     world = night(tmp_path, any_broker)

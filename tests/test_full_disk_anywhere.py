@@ -31,7 +31,8 @@ SITES = {
     "regimes.json": "regimes.write",
     "selection.json, selection.png": "selection.write",
     "refused/ID.json": "refusal_not_kept",
-    "epoch": "epoch=clock",
+    "outbox.sqlite": "outbox.write",
+    "commands.sqlite": "command.log",
 }
 # Met by chance alone here: see below, tests/test_restraint.py and tests/test_refusals.py.
 ELSEWHERE = {"store.write", "restraint.write", "refusal_not_kept"}

@@ -15,14 +15,15 @@ from agent.errors import AgentError
 from agent.interrupted import Past
 from agent.job_journal import JobJournal
 from agent.job_states import JobState
-from agent.messages import Birth, CommandResult
+from agent.messages import Birth
 from agent.reporting import Reporter
+from agent.requests import CommandResult, RecalibrateArgs
 
 __all__ = ["desk"]  # the fixture
 
 
 def ask(at: Desk, command: str, frames: int | None = None) -> bool:
-    return at.operations.recalibrate(Report(command, at.results.append), frames, None)
+    return at.operations.recalibrate(Report(command, at.results.append), RecalibrateArgs(frames=frames))
 
 
 def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:
@@ -146,7 +147,7 @@ def test_a_job_whose_process_is_gone_is_concluded_once(
         journal.enter("a", state, artefact="0123" if state is JobState.PROBATION else None)
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     (tmp_path / "current").symlink_to("artefacts/0123" if trigger == "current" else "artefacts/4567")
-    reporter = Reporter(tmp_path, None, Birth(agent_version="0"))
+    reporter = Reporter(None, Birth(agent_version="0"))
     past = Past(tmp_path, reporter)
     assert past.known == []
     concluded = past.conclude("now")
@@ -176,13 +177,13 @@ def test_a_rollback_of_what_was_on_probation_is_concluded_with_it(
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     if current:
         (tmp_path / "current").symlink_to(f"artefacts/{current}")
-    concluded = Past(tmp_path, Reporter(tmp_path, None, Birth(agent_version="0"))).conclude("now")
+    concluded = Past(tmp_path, Reporter(None, Birth(agent_version="0"))).conclude("now")
     assert [record.state for record in journal.records()] == ends
     assert concluded.rolled_back == rolled_back
 
 
 def test_a_rebuild_for_another_runtime_that_was_interrupted_is_known_until_another_ends(tmp_path: Path) -> None:
-    reporter = Reporter(tmp_path, None, Birth(agent_version="0"))
+    reporter = Reporter(None, Birth(agent_version="0"))
     journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
     assert not Past(tmp_path, reporter).rebuild_interrupted
     journal.begin("a", "runtime", {}, [])
@@ -203,9 +204,7 @@ def test_what_was_carried_out_by_a_process_that_is_gone_is_answered_and_not_done
     desk = CommandDesk(device.handlers(), published.append)
     known = CommandResult(id="c1", status="SUCCEEDED", result={"artefact": "0123"})
     news = CommandResult(id="c2", status="SUCCEEDED")
-    desk.recall([known])
-    assert published == []
-    desk.recall([news], tell=True)
+    desk.recall([known], [news])
     assert published == [news]
     desk.receive(payload(id="c1"), NOW)
     desk.receive(payload(id="c2"), NOW, retained=True)

@@ -24,6 +24,7 @@ from agent.link import MqttLink
 from agent.messages import Birth
 from agent.model import open_model
 from agent.mqtt import MqttClient
+from agent.publishing import Message
 from agent.supervisor import Supervisor
 from agent.topics import Topics
 from engines.backend import open_backend
@@ -78,7 +79,7 @@ def camera(watcher: Watcher, *known: str) -> dict[str, Any]:
 
 
 def label(client: MqttClient, retain: bool = False, **fields: Any) -> None:
-    client.publish(TOPICS.labels, json.dumps({"camera": "camera", **fields}).encode(), retain=retain)
+    client.publish(Message(TOPICS.labels, json.dumps({"camera": "camera", **fields}).encode(), retain=retain))
 
 
 @pytest.mark.broker
@@ -136,7 +137,7 @@ def test_bad_labels_are_told_once_and_the_video_goes_on(
                 assert (event["code"], event["count"]) == (code, 1)
                 assert "; expected " in event["message"]
             for _ in range(300):
-                vandal.publish(TOPICS.labels, b"\xff nonsense")
+                vandal.publish(Message(TOPICS.labels, b"\xff nonsense"))
             label(vandal, frame=5, labels=calibrated[1][5])
             served = frames_served(any_broker)
             eventually(lambda: frames_served(any_broker) > served)
@@ -144,7 +145,7 @@ def test_bad_labels_are_told_once_and_the_video_goes_on(
                 label(vandal, frame=5, labels=calibrated[1][5])  # the flood may have pushed it out
             process.terminate()
             _, errors = process.communicate(timeout=20.0)
-        vandal.publish(TOPICS.labels, b"", retain=True)
+        vandal.publish(Message(TOPICS.labels, b"", retain=True))
     (told,) = [line for line in errors.splitlines() if "code='message.malformed'" in line]
     assert "count=1" in told
     assert errors.count("mqtt=inbox_full") < 10

@@ -14,7 +14,8 @@ WHOLE = [
     "artefacts/0123/manifest.json",
     "artefacts/0123/.engine.new",
     "cache/x.timings",
-    "epoch",
+    "outbox.sqlite",
+    "outbox.sqlite-wal",
     "jobs.sqlite",
     ".new",
 ]
@@ -26,7 +27,7 @@ HALF = [
     "cache/references/artefacts/.89ab.77.new/engine.onnx",
     "cache/.x.timings.77.new",
     ".regimes.json.77.new",
-    ".epoch.1.new",
+    ".restraint.json.1.new",
 ]
 
 

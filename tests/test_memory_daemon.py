@@ -26,6 +26,7 @@ from worlds import World, make_world
 from agent.estimates import FidelityRecord
 from agent.memory import Memory, Recalled
 from agent.mqtt import MqttClient
+from agent.publishing import Message
 from agent.topics import Topics
 from fleet.operator import new_command, send
 
@@ -206,7 +207,7 @@ def test_what_a_killed_daemon_had_found_goes_on(place: Place) -> None:
         second.wait(lambda: second.status()["frames"] > 20)
         for frame in range(20):
             label = {"camera": "camera", "frame": frame, "labels": "a"}
-            labeller.publish(TOPICS.labels, json.dumps(label).encode())
+            labeller.publish(Message(TOPICS.labels, json.dumps(label).encode()))
         second.wait(lambda: second.said("event=regime "))
         second.wait(lambda: second.status()["accuracy"]["n"] > 3)
         place.see(DAY)

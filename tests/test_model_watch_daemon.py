@@ -14,6 +14,7 @@ from worlds import make_world
 from agent.job_states import JobState
 
 
+@pytest.mark.trial
 @pytest.mark.slow
 @pytest.mark.broker
 def test_a_new_model_is_taken_up_by_the_same_process(tmp_path: Path, any_broker: RealBroker) -> None:

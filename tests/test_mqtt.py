@@ -7,54 +7,29 @@ import json
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from brokers import RealBroker, Watcher, eventually, free_port
+from brokers import RealBroker, Watcher, eventually, free_port, on_the_air, report
+from child_link import child_on_the_air
 
 from agent.backoff import Backoff
 from agent.errors import ConfigError
 from agent.link import MqttLink
-from agent.messages import Birth, DeviceState, Event
+from agent.messages import Birth, DeviceState
 from agent.mqtt import INBOX_SIZE, Endpoint, MqttClient
+from agent.publishing import Message
 from agent.topics import Topics
 
 TOPICS = Topics("fleet", "board")
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 BIRTH = Birth(agent_version="1.2.3", engine="abc")
 
-CHILD = """
-import sys, threading
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.mqtt import Endpoint
-from agent.topics import Topics
-endpoint = Endpoint("127.0.0.1", int(sys.argv[1]))
-with MqttLink(endpoint, Topics("fleet", "board"), Birth(agent_version="child")):
-    threading.Event().wait()
-"""
 
-
-def link_to(endpoint: Endpoint) -> MqttLink:
-    return MqttLink(endpoint, TOPICS, BIRTH, Backoff(first_s=0.05, cap_s=0.2))
-
-
-def event(number: int) -> Event:
-    return Event(epoch=1, seq=number, ts=0.0, kind="alarm")
-
-
-@contextlib.contextmanager
-def child_on_the_air(broker: RealBroker) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", CHILD, str(broker.port)]) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
+def link_to(endpoint: Endpoint) -> contextlib.AbstractContextManager[MqttLink]:
+    return on_the_air(endpoint, TOPICS, BIRTH)
 
 
 @pytest.mark.broker
@@ -74,11 +49,11 @@ def test_the_end_is_announced_after_all_that_was_queued(mosquitto: RealBroker) -
     with Watcher(mosquitto.endpoint) as watcher:
         with link_to(mosquitto.endpoint) as link:
             first = watcher.expect(TOPICS.status, state="degraded")
-            for number in range(60):  # three windows of unacknowledged messages
-                link.send(event(number))
+            for _ in range(60):  # three windows of unacknowledged messages
+                report(link)
             link.set_state("stopping")  # as the supervisor does: the end does not say it again
         ends = [watcher.next() for _ in range(62)]
-        assert [json.loads(end.payload)["seq"] for end in ends if end.topic == TOPICS.event] == list(range(60))
+        assert [json.loads(end.payload)["seq"] for end in ends if end.topic == TOPICS.event] == list(range(1, 61))
         states = [json.loads(end.payload) for end in ends if end.topic == TOPICS.status]
         assert [state["state"] for state in states] == ["stopping", "offline"]
         assert ends[-1].topic == TOPICS.status
@@ -90,7 +65,7 @@ def test_the_end_is_announced_after_all_that_was_queued(mosquitto: RealBroker) -
 
 @pytest.mark.broker
 def test_a_killed_process_leaves_its_will(broker: RealBroker) -> None:
-    with Watcher(broker.endpoint) as watcher, child_on_the_air(broker) as child:
+    with Watcher(broker.endpoint) as watcher, child_on_the_air(broker.endpoint) as child:
         first = watcher.expect(TOPICS.status, state="degraded")
         child.send_signal(signal.SIGKILL)
         watcher.expect(TOPICS.status, state="offline", session=first["session"], boot_id=first["boot_id"])
@@ -100,7 +75,8 @@ def test_a_killed_process_leaves_its_will(broker: RealBroker) -> None:
 
 @pytest.mark.broker
 def test_the_will_of_a_frozen_predecessor_does_not_bury_its_successor(mosquitto: RealBroker) -> None:
-    with Watcher(mosquitto.endpoint) as watcher, child_on_the_air(mosquitto) as child:
+    mosquitto.protocol = "3.1.1"
+    with Watcher(mosquitto.endpoint) as watcher, child_on_the_air(mosquitto.endpoint) as child:
         old = watcher.expect(TOPICS.status, state="degraded")
         child.send_signal(signal.SIGSTOP)  # its socket stays open: the broker takes it for alive
         with link_to(mosquitto.endpoint):
@@ -117,8 +93,8 @@ def test_a_broker_that_comes_up_later_is_found(broker: RealBroker) -> None:
     broker.stop()
     began = time.monotonic()
     with link_to(broker.endpoint) as link:
-        for number in range(1000):
-            link.send(event(number))
+        for _ in range(1000):
+            report(link)
         assert time.monotonic() - began < 1.0  # nothing waits for a broker
         assert not link.connected
         broker.start()
@@ -126,7 +102,7 @@ def test_a_broker_that_comes_up_later_is_found(broker: RealBroker) -> None:
         with Watcher(broker.endpoint) as watcher:
             assert watcher.retained(TOPICS.status)["state"] == "degraded"
             assert watcher.retained(TOPICS.birth)["agent_version"] == "1.2.3"
-    assert link.drops == {"outgoing": 0, "incoming": 0}
+    assert link.drops == {"outgoing": 0, "incoming": 0, "outbox": 0}
 
 
 @pytest.mark.broker
@@ -144,7 +120,7 @@ def test_a_killed_broker_is_found_again(broker: RealBroker) -> None:
             assert second["state"] == "online"
             assert second["session"] != first["session"]
             assert watcher.retained(TOPICS.birth)["engine"] == "abc"
-            link.send(event(1))
+            report(link)
             watcher.expect(TOPICS.event, seq=1)
 
 
@@ -156,7 +132,7 @@ def test_a_state_that_is_no_news_is_not_published(broker: RealBroker) -> None:
             link.set_state(state)
             watcher.expect(TOPICS.status, state=state)
             link.set_state(state)
-        link.send(event(1))
+        report(link)
         watcher.expect(TOPICS.event, seq=1)  # what waits is sent state before news: a repetition would be here
     told = [json.loads(message.payload)["state"] for message in watcher.seen if message.topic == TOPICS.status]
     assert told == states
@@ -167,17 +143,18 @@ def test_publishing_from_many_threads_loses_and_reorders_nothing(broker: RealBro
     with Watcher(broker.endpoint) as watcher, link_to(broker.endpoint) as link:
 
         def send_twenty(k: int) -> None:
-            for number in range(1000 * k, 1000 * k + 20):
-                link.send(event(number))
+            for number in range(20):
+                report(link, f"{k} {number}")
 
         senders = [threading.Thread(target=send_twenty, args=(k,)) for k in range(4)]
         for sender in senders:
             sender.start()
-        numbers = [watcher.expect(TOPICS.event)["seq"] for _ in range(80)]
+        events = [watcher.expect(TOPICS.event) for _ in range(80)]
         for sender in senders:
             sender.join()
+    assert [event["seq"] for event in events] == list(range(1, 81))
     for k in range(4):
-        assert [n for n in numbers if n // 1000 == k] == list(range(1000 * k, 1000 * k + 20))
+        assert [event["kind"] for event in events if event["kind"][0] == str(k)] == [f"{k} {n}" for n in range(20)]
 
 
 @pytest.mark.broker
@@ -185,7 +162,7 @@ def test_a_flood_of_commands_is_bounded_and_counted(any_broker: RealBroker) -> N
     with link_to(any_broker.endpoint) as link, MqttClient(any_broker.endpoint, "flood") as operator:
         eventually(lambda: link.connected)
         for number in range(INBOX_SIZE + 50):
-            operator.publish(TOPICS.command, str(number).encode())
+            operator.publish(Message(TOPICS.command, str(number).encode()))
         eventually(lambda: link.drops["incoming"] == 50)
         assert [int(link.inbox.get_nowait().payload) for _ in range(INBOX_SIZE)] == list(range(INBOX_SIZE))
 
@@ -195,13 +172,13 @@ def test_a_flood_of_labels_pushes_no_command_out(any_broker: RealBroker, caplog:
     with link_to(any_broker.endpoint) as link, MqttClient(any_broker.endpoint, "flood") as operator:
         eventually(lambda: link.connected)
         for number in range(INBOX_SIZE + 200):
-            operator.publish(TOPICS.labels, str(number).encode())
+            operator.publish(Message(TOPICS.labels, str(number).encode()))
         for number in range(INBOX_SIZE):
-            operator.publish(TOPICS.command, str(number).encode())
+            operator.publish(Message(TOPICS.command, str(number).encode()))
         for inbox in (link.inbox, link.labels):
             eventually(inbox.full)
             assert [int(inbox.get_nowait().payload) for _ in range(INBOX_SIZE)] == list(range(INBOX_SIZE))
-        eventually(lambda: link.drops == {"outgoing": 0, "incoming": 200})
+        eventually(lambda: link.drops == {"outgoing": 0, "incoming": 200, "outbox": 0})
     told = [record.getMessage() for record in caplog.records if "inbox_full" in record.getMessage()]
     assert told == [f"mqtt=inbox_full topic={TOPICS.labels} dropped={2**k}" for k in range(8)]
 
@@ -221,9 +198,9 @@ def test_a_broker_that_refuses_hears_the_credentials_and_is_quoted(tmp_path: Pat
     password_file = tmp_path / "password"
     password_file.write_text("s3cret\n")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = Endpoint("127.0.0.1", server.getsockname()[1], 30, "board-7", password_file)
+        endpoint = Endpoint("127.0.0.1", server.getsockname()[1], 30, "board-7", password_file, protocol="3.1.1")
         seldom = Backoff(60.0, 60.0, random.Random(7))
-        with MqttLink(endpoint, TOPICS, BIRTH, seldom) as link:
+        with on_the_air(endpoint, TOPICS, BIRTH, seldom) as link:
             connection, _ = server.accept()
             with connection:
                 connect = connection.recv(4096)
@@ -235,8 +212,7 @@ def test_a_broker_that_refuses_hears_the_credentials_and_is_quoted(tmp_path: Pat
 
 def test_a_mute_broker_does_not_hold_up_the_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        link = link_to(Endpoint("127.0.0.1", server.getsockname()[1]))
-        with link:
+        with link_to(Endpoint("127.0.0.1", server.getsockname()[1])) as link:
             connection, _ = server.accept()
             began = time.monotonic()
             link.close(timeout_s=0.3)
@@ -246,5 +222,5 @@ def test_a_mute_broker_does_not_hold_up_the_end() -> None:
 
 def test_a_password_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     endpoint = Endpoint("127.0.0.1", 1883, username="me", password_file=tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"mqtt\.password"):
-        link_to(endpoint)
+    with pytest.raises(ConfigError, match=r"mqtt\.password"), link_to(endpoint):
+        pass

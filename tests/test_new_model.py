@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from test_raising_operations import Desk, desk
 from test_refused_journal import refuse_journal
 
 from agent import new_model
+from agent.commands import Report
 from agent.errors import AgentError
 from agent.job import Job
 from agent.outcome import Outcome
+from agent.requests import CommandResult
+from agent.staged_model import StagedModel
 
 __all__ = ["desk"]  # the fixture
 
@@ -22,7 +26,7 @@ def test_a_new_model_supersedes_what_is_under_way(desk: Callable[..., Desk], mon
     at = desk()
     assert ask(at, "c1")
     built: list[Any] = []
-    monkeypatch.setattr(at.operations._jobs, "build_reference", built.append)
+    monkeypatch.setattr(at.operations._jobs, "build_reference", lambda report, _model: built.append(report))
     at.operations.new_model.found("another content")
     at.tick()
     at.tick()
@@ -36,9 +40,9 @@ def found_model(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A new content of the model's file is there; the reports of its trials."""
     built: list[Any] = []
 
-    def build(report: Any) -> None:
+    def build(report: Any, model: Path | None) -> None:
         built.append(report)
-        at.operations._jobs._begin(Job("model", 1, "max", report))
+        at.operations._jobs._begin(Job("model", 1, "max", report, model=model))
 
     monkeypatch.setattr(at.operations._jobs, "build_reference", build)
     monkeypatch.setattr(at.operations._jobs, "tick", lambda: None)
@@ -90,3 +94,81 @@ def test_a_trial_that_says_nothing_of_the_model_is_repeated_after_a_minute(
     at.cancel()  # what else has begun meanwhile
     at.tick()
     assert len(built) == trials
+
+
+class Delivered:
+    """A model that was delivered beside the one that is served."""
+
+    def __init__(self, at: Desk, folder: Path) -> None:
+        self.at = at
+        self.served, self.part = folder / "served.onnx", folder / "part"
+        self.served.write_bytes(b"before")
+        self.part.write_bytes(b"new")
+        self.results: list[CommandResult] = []
+        self.taken_up = 0
+        staged = StagedModel(self.part, self.served, Report("m1", self.results.append), self._take_up)
+        staged.stage(0)
+        at.operations.new_model.bring(staged)
+        self.file = staged.file
+
+    def _take_up(self) -> None:
+        self.taken_up += 1
+
+    def ends(self, **outcome: Any) -> None:
+        job = self.at.operations._jobs.job
+        assert job is not None
+        assert job.model == self.file
+        self.at.operations._jobs._finish(job, Outcome(**outcome))
+        self.at.tick()
+
+
+@pytest.fixture
+def delivered(desk: Callable[..., Desk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Delivered:
+    at = desk()
+    found_model(at, monkeypatch)
+    return Delivered(at, tmp_path)
+
+
+def test_a_delivered_model_takes_its_place_only_once_the_job_has_passed_it(delivered: Delivered) -> None:
+    delivered.at.tick()
+    assert (delivered.served.read_bytes(), delivered.taken_up) == (b"before", 0)
+    delivered.ends(artefact=delivered.served)
+    assert (delivered.served.read_bytes(), delivered.taken_up) == (b"new", 1)
+    tried = delivered.at.operations.new_model
+    tried.found(tried._content)  # the watch has seen it
+    assert tried.usable
+    assert not delivered.results[-1].final, "the next run tells it, with the job's end"
+
+
+@pytest.mark.parametrize(("code", "kept"), [("recalibration.memory", True), ("engine.graph", False)])
+def test_a_delivered_model_that_the_job_refuses_leaves_what_serves(delivered: Delivered, code: str, kept: bool) -> None:
+    delivered.at.tick()
+    delivered.ends(error=AgentError(code, "", "", ""))
+    assert delivered.results[-1].status == "FAILED"
+    assert (delivered.served.read_bytes(), delivered.taken_up) == (b"before", 0)
+    assert (delivered.file.exists(), delivered.part.exists()) == (False, kept)
+    delivered.at.operations.new_model._try_at_s -= new_model._AGAIN_S
+    delivered.at.tick()
+    assert not delivered.at.operations.new_model._untried, "the next try is the sender's"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_delivered_model_is_cancelled_before_its_trial_and_in_it(delivered: Delivered, begun: bool) -> None:
+    if begun:
+        delivered.at.tick()
+    assert delivered.at.operations.cancel()
+    assert delivered.results[-1].error is not None
+    assert "the operator cancels it" in delivered.results[-1].error.message
+    delivered.at.tick()
+    assert delivered.at.operations._jobs.job is None or delivered.at.operations._jobs.job.trigger != "model"
+    assert not delivered.file.exists()
+    assert delivered.served.read_bytes() == b"before"
+
+
+def test_a_place_that_refuses_fails_the_job(delivered: Delivered) -> None:
+    delivered.at.tick()
+    delivered.served.unlink()
+    delivered.served.mkdir()
+    delivered.ends(artefact=delivered.served)
+    assert delivered.results[-1].status == "FAILED"
+    assert not delivered.at.operations.new_model.usable

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from brokers import RealBroker, Watcher, free_port
+from brokers import RealBroker, Watcher, eventually, free_port, on_the_air
 from device import NOW, TOPICS, Device, payload
 
-from agent.backoff import Backoff
 from agent.commands import CommandDesk, Report
 from agent.errors import AgentError, CommandError
 from agent.link import MqttLink
-from agent.messages import Birth, Command, CommandResult, RecalibrateArgs
+from agent.messages import Birth
 from agent.mqtt import Endpoint, MqttClient
+from agent.publishing import Message
+from agent.requests import Command, CommandResult, RecalibrateArgs
 from agent.wire import MAX_PAYLOAD_BYTES
 from fleet import operator
 
@@ -49,8 +52,7 @@ class Supervisor:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.device = Device()
-        self._link = MqttLink(endpoint, TOPICS, Birth(agent_version="0"), Backoff(0.05, 0.2))
-        self._desk = CommandDesk(self.device.handlers(), self._link.send)
+        self._endpoint = endpoint
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -63,18 +65,19 @@ class Supervisor:
         self._thread.join()
 
     def _run(self) -> None:
-        with self._link:
+        with on_the_air(self._endpoint, TOPICS, Birth(agent_version="0")) as link:
+            desk = CommandDesk(self.device.handlers(), link.send)
             while not self._stopping.is_set():
-                self._turn()
+                self._turn(link, desk)
 
-    def _turn(self) -> None:
+    def _turn(self, link: MqttLink, desk: CommandDesk) -> None:
         try:
-            message = self._link.inbox.get(timeout=0.05)
+            message = link.inbox.get(timeout=0.05)
         except queue.Empty:
             for _args, report in self.device.jobs:
                 self._advance(report)
         else:
-            self._desk.receive(message.payload, time.time(), message.retain)
+            desk.receive(message.payload, time.time(), message.retain)
 
     @staticmethod
     def _advance(report: Report) -> None:
@@ -149,7 +152,7 @@ def test_bad_commands_are_answered_over_the_wire(broker: RealBroker) -> None:
     ):
         watcher.retained(TOPICS.status)
         for command_id, command in bad.items():
-            sender.publish(TOPICS.command, command)
+            sender.publish(Message(TOPICS.command, command))
             watcher.expect(TOPICS.result(command_id), status="REJECTED")
         (result,) = send(broker.endpoint, expired)
         assert result.status == "EXPIRED"
@@ -181,9 +184,91 @@ def test_a_retained_command_is_rejected_as_stale(any_broker: RealBroker) -> None
         Watcher(any_broker.endpoint) as watcher,
         MqttClient(any_broker.endpoint, "sender") as sender,
     ):
-        sender.publish(TOPICS.command, command.to_json(), retain=True)
+        sender.publish(Message(TOPICS.command, command.to_json(), retain=True))
         watcher.expect(TOPICS.command, id=command.id)
         with Supervisor(any_broker.endpoint) as supervisor:
             result = watcher.expect(TOPICS.result(command.id), status="REJECTED")
             assert result["error"]["code"] == "command.retained"
     assert supervisor.device.status_calls == 0
+
+
+class Stranger:
+    """Whoever may publish on the topics of results, in the device's place."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._client = MqttClient(endpoint, "stranger", subscriptions=[TOPICS.command, TOPICS.model_chunks])
+
+    def __enter__(self) -> Stranger:
+        self._client.__enter__()
+        assert self._client.wait_connected(10.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def heard(self) -> Message:
+        return self._client.inboxes[TOPICS.command].get(timeout=10.0)
+
+    def chunks(self) -> int:
+        return self._client.inboxes[TOPICS.model_chunks].qsize()
+
+    def say(self, command: Command, payload: bytes) -> None:
+        self._client.publish(Message(TOPICS.result(command.id), payload))
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("quick_repeats")
+def test_a_command_expires_at_the_broker_too_and_is_answered_on_its_own_topic(mosquitto: RealBroker) -> None:
+    command = operator.new_command("status", {}, time.time(), valid_s=30.0)
+    sender = threading.Thread(target=lambda: list(send(mosquitto.endpoint, command)))
+    with Stranger(mosquitto.endpoint) as stranger:
+        sender.start()
+        first, again = stranger.heard(), stranger.heard()
+        stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
+        sender.join()
+    for message in (first, again):
+        assert message.expires_s is not None
+        assert 20 <= message.expires_s <= 30
+        assert message.reply_to is None
+
+
+@pytest.mark.broker
+def test_what_a_stranger_says_ends_no_command(mosquitto: RealBroker, tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"x" * 100)
+    command = operator.new_command("model", operator.model_arguments(file), time.time())
+    results: list[CommandResult] = []
+    sending = operator.send(mosquitto.endpoint, TOPICS, command, 10.0, model=file)
+    sender = threading.Thread(target=lambda: results.extend(sending))
+    with Stranger(mosquitto.endpoint) as stranger:
+        sender.start()
+        stranger.heard()
+        stranger.say(command, b"no document")
+        for first in (2**63, 10**30, -1, True, 0):
+            receiving = {"id": command.id, "status": "IN_PROGRESS", "step": "RECEIVING", "result": {"next": first}}
+            stranger.say(command, json.dumps(receiving).encode())
+        stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
+        sender.join()
+        eventually(lambda: stranger.chunks() == 1)
+    assert results[-1].status == "SUCCEEDED"
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("quick_repeats")
+def test_noise_does_not_pass_for_a_device_that_works(mosquitto: RealBroker) -> None:
+    command = operator.new_command("status", {}, time.time())
+    noisy = threading.Event()
+    with Stranger(mosquitto.endpoint) as stranger:
+
+        def noise() -> None:
+            while not noisy.wait(0.02):
+                stranger.say(command, b"no document")
+
+        thread = threading.Thread(target=noise)
+        thread.start()
+        try:
+            with pytest.raises(CommandError, match=r"command\.no_answer"):
+                list(send(mosquitto.endpoint, command, silence_s=0.5))
+        finally:
+            noisy.set()
+            thread.join()

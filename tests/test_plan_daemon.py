@@ -77,6 +77,7 @@ def fake_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Monkey
     return monkeypatch
 
 
+@pytest.mark.trial
 def test_a_plan_survives_a_new_runtime(tmp_path: Path, plan: PrecisionPlan, fake_board: pytest.MonkeyPatch) -> None:
     world = world_under(tmp_path / "world", plan)
     world.config["backend"] = "tensorrt"

@@ -22,7 +22,7 @@ from agent.errors import AgentError
 from agent.findings import Findings, ObserverState
 from agent.job_journal import JobJournal
 from agent.low_fidelity import Attempts
-from agent.messages import Birth, CommandResult, RollbackArgs
+from agent.messages import Birth
 from agent.model import calibrate, open_model
 from agent.operations import Operations
 from agent.orders import Orders
@@ -30,6 +30,7 @@ from agent.outcome import Outcome
 from agent.pipeline import Pipeline
 from agent.probation import Record
 from agent.reporting import Reporter
+from agent.requests import CommandResult, RollbackArgs
 from agent.schema import validate
 from agent.service import Service
 from agent.trial import TrialEvents
@@ -114,7 +115,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
             service.store.promote(artefacts[0])
             service.start(pytest.fail).close()
         told: list[str] = []
-        reporter = Reporter(config.state_dir, None, Birth(agent_version="0"))
+        reporter = Reporter(None, Birth(agent_version="0"))
         monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append(f"{kind} {detail}"))
         findings = Findings(config.model, config)
         state = observer_state(config)

@@ -18,6 +18,7 @@ from calibrate.histogram import AbsHistogram, merge_into
 from engines.backend import open_backend, silent
 
 
+@pytest.mark.trial
 @pytest.mark.slow
 def test_measured_it_is_one_group_of_yolox_nano_and_predicted_it_would_be_dozens(lab: Lab) -> None:
     model, runtime = open_model(load_model_spec(lab.spec("yolox_nano"))), open_backend("onnxruntime")

@@ -72,6 +72,7 @@ def test_ultraface_keeps_its_decoding_float_without_being_told(lab: Lab) -> None
     assert not any(constants & set(node.input) for node in readers if node.op_type == "Add")
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("max_loss", [0.1, pytest.param(0.05, marks=pytest.mark.soak)])
 def test_yolox_nano_sees_a_street_with_int8_in_it(lab: Lab, max_loss: float) -> None:
     evidence = planned(lab, "yolox_nano", STREET, "--max-loss", max_loss, calibrated_on=COCO, count=64)

@@ -30,7 +30,7 @@ def config_in(folder: Path, **spec: object) -> Config:
 
 
 def test_a_model_that_can_be_served_is_built(tmp_path: Path) -> None:
-    write_reference_job(tmp_path / "job", config_in(tmp_path))
+    write_reference_job(tmp_path / "job", config_in(tmp_path), tmp_path / "model.onnx")
     said: list[Mapping[str, Any]] = []
     outcome = build_reference(tmp_path / "job", said.append)
     assert outcome.artefact is not None
@@ -41,7 +41,7 @@ def test_a_model_that_can_be_served_is_built(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", [{"labels": ["a", "b"]}, {"task": "detect", "decoder": "yolox"}])
 def test_a_model_whose_answers_cannot_be_read_is_refused(tmp_path: Path, spec: Mapping[str, object]) -> None:
     """It builds; but every start with it would end at its decoder."""
-    write_reference_job(tmp_path / "job", config_in(tmp_path, **spec))
+    write_reference_job(tmp_path / "job", config_in(tmp_path, **spec), tmp_path / "model.onnx")
     with pytest.raises(TaredError):
         build_reference(tmp_path / "job", lambda _: None)
 

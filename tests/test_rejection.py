@@ -100,7 +100,7 @@ class Crashed:
             self.journal.enter("job", state)
 
     def past(self) -> Past:
-        return Past(self.store.root, Reporter(self.store.root, None, Birth(agent_version="0")))
+        return Past(self.store.root, Reporter(None, Birth(agent_version="0")))
 
 
 @pytest.mark.parametrize(

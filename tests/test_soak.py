@@ -35,5 +35,4 @@ def test_a_daemon_killed_at_random_always_starts_again_on_something_whole(tmp_pa
     summary, errors = world.run("--frames", "100")
     assert summary["frames"] == 100, errors
     assert not list((world.state_dir / "jobs").glob("*"))
-    assert 1 < int((world.state_dir / "epoch").read_text()) <= KILLS + 1
     assert not list((world.state_dir / "artefacts").glob(".*"))

@@ -49,6 +49,23 @@ def test_an_artefact_reads_back_with_all_it_was_given(tmp_path: Path) -> None:
     assert set(read.manifest["files"]) == {"engine.onnx", "plan.json"}
 
 
+def test_a_store_behind_a_link_keeps_what_is_current_and_previous(tmp_path: Path) -> None:
+    """As systemd's DynamicUser lays it out: /var/lib/tared leads to private/tared."""
+    (tmp_path / "private/tared").mkdir(parents=True)
+    (tmp_path / "tared").symlink_to("private/tared")
+    store = Store(tmp_path / "tared")
+    first, second = put(store, 1), put(store, 2)
+    for artefact in (first, second):
+        store.promote(read_artefact(artefact.path))
+    for root in (tmp_path / "tared", tmp_path / "private/tared"):
+        current, previous = Store(root).read("current"), Store(root).read("previous")
+        assert current is not None
+        assert previous is not None
+        assert (current.id, previous.id) == (second.id, first.id)
+    store.replace("current", read_artefact(first.path))
+    assert store.target("current") == first.id
+
+
 def test_what_a_builder_says_does_not_replace_what_the_store_knows(tmp_path: Path) -> None:
     claims = {"schema": 7, "id": "another", "inputs": {}, "files": {}}
     written = write_artefact(tmp_path / "a", INPUTS, lambda folder: {**fill(folder), **claims})

@@ -1,9 +1,11 @@
-"""The unit file, by systemd's own verdict where systemd is installed."""
+"""The unit file, by systemd's own verdict where systemd is installed; `make test` installs it."""
 
 from __future__ import annotations
 
 import configparser
 import inspect
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,12 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from agent import child, pipeline
+from agent import camera, capture, child, pipeline
 from agent.connection import CONNECT_TIMEOUT_S
+from agent.credentials import located
+from agent.errors import ConfigError
 from agent.link import MqttLink
 from engines.seal import CREDENTIAL, find_key
 
-UNIT = Path(__file__).resolve().parents[1] / "systemd" / "tared.service"
+ROOT = Path(__file__).resolve().parents[1]
+UNIT = ROOT / "systemd" / "tared.service"
+DROP_IN = ROOT / "systemd" / "tared.service.d" / "jit-hardened.conf"
+MAX_EXPOSURE = 2.0  # of 10, by systemd-analyze
 
 
 def read_unit(section: str = "Service") -> configparser.SectionProxy:
@@ -27,14 +34,86 @@ def read_unit(section: str = "Service") -> configparser.SectionProxy:
     return unit[section]
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    text = UNIT.read_text().replace("/opt/tared/.venv/bin/tared", sys.executable)
-    (tmp_path / "tared.service").write_text(text)
-    command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "tared.service")]
+@pytest.fixture
+def systemd_analyze() -> str:
+    """The program. TARED_REQUIRE_SYSTEMD=1 turns its absence into a failure."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        if os.environ.get("TARED_REQUIRE_SYSTEMD") == "1":
+            pytest.fail("systemd-analyze is not installed: apt-get install systemd")
+        pytest.skip("systemd-analyze is not installed: apt-get install systemd")
+    return program
+
+
+def installed(folder: Path, hardened: bool) -> Path:
+    """The unit in a folder, with a program that is there, and the drop-in where it is wanted."""
+    (folder / "tared.service").write_text(UNIT.read_text().replace("/opt/tared/.venv/bin/tared", sys.executable))
+    if hardened:
+        (folder / "tared.service.d").mkdir()
+        shutil.copy(DROP_IN, folder / "tared.service.d")
+    return folder / "tared.service"
+
+
+@pytest.mark.parametrize("hardened", [False, True])
+def test_systemd_accepts_the_unit(tmp_path: Path, systemd_analyze: str, hardened: bool) -> None:
+    command = [systemd_analyze, "verify", "--man=no", str(installed(tmp_path, hardened))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "tared.service" not in done.stderr, done.stderr
+    assert "tared" not in done.stderr, done.stderr
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("hardened", [False, True])
+def test_systemd_finds_little_to_say_against_its_security(tmp_path: Path, systemd_analyze: str, hardened: bool) -> None:
+    unit = installed(tmp_path, hardened)
+    command = [systemd_analyze, "security", "--offline=true", f"--threshold={MAX_EXPOSURE * 10:.0f}", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout  # which is 1 above the threshold
+    (exposure,) = re.findall(r"Overall exposure level for tared\.service: ([\d.]+)", done.stdout)
+    assert float(exposure) <= MAX_EXPOSURE
+
+
+def test_the_security_check_can_fail(tmp_path: Path, systemd_analyze: str) -> None:
+    (tmp_path / "tared.service").write_text("[Service]\nExecStart=/bin/true\n")
+    command = [systemd_analyze, "security", "--offline=true", "--threshold=20", str(tmp_path / "tared.service")]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 1
+
+
+def test_the_drop_in_is_off() -> None:
+    """In the source tree and in a wheel systemd looks for none; `tared install-service` writes it when asked."""
+    assert "MemoryDenyWriteExecute" not in read_unit()
+    assert "MemoryDenyWriteExecute=yes" in DROP_IN.read_text()
+
+
+def test_a_camera_that_is_away_for_a_day_does_not_use_up_the_starts() -> None:
+    """Each start that fails takes RestartSec at least."""
+    unit = read_unit("Unit")
+    starts = int(unit["StartLimitIntervalSec"]) / int(read_unit()["RestartSec"])
+    assert starts < int(unit["StartLimitBurst"])
+
+
+def test_a_lost_camera_is_tried_again_well_within_the_watchdogs_time() -> None:
+    caps = re.findall(r"Backoff\(first_s=[\d.]+, cap_s=([\d.]+)\)", inspect.getsource(capture.CaptureThread))
+    assert len(caps) == 1
+    attempt_s = float(caps[0]) + 2 * camera._TIMEOUT_MS / 1000.0  # to wait, to open, and for a frame that never comes
+    assert attempt_s < int(read_unit()["WatchdogSec"]) / 2
+
+
+def test_nothing_but_frame_progress_pings() -> None:
+    """And a model that has changed, once, for which the daemon begins anew."""
+    pinging = {path.name: path.read_text().count('"WATCHDOG=1"') for path in (ROOT / "agent").rglob("*.py")}
+    assert {name: count for name, count in pinging.items() if count} == {"supervisor.py": 1, "daemon.py": 1}
+    supervisor = (ROOT / "agent/supervisor.py").read_text()
+    assert re.search(r'if self\._pipeline\.pulse != pinged:\n.*\n +notify_service_manager\("WATCHDOG=1"\)', supervisor)
+
+
+def test_every_credential_has_a_default() -> None:
+    """systemd.exec(5): without one, a file that is not there keeps the service from starting."""
+    lines = UNIT.read_text().splitlines()
+    loaded = re.findall(r"^LoadCredential=([\w-]+):(/\S+)$", "\n".join(lines), re.MULTILINE)
+    defaults = re.findall(r"^SetCredential=([\w-]+):none$", "\n".join(lines), re.MULTILINE)
+    assert [name for name, _ in loaded] == defaults
+    assert CREDENTIAL in defaults
+    assert all(Path(source).parent == Path("/etc/tared") for _, source in loaded)
 
 
 def test_the_watchdog_is_fed_by_frames_and_may_restart() -> None:
@@ -61,17 +140,24 @@ def test_without_a_key_file_the_unit_hands_over_what_is_read_as_no_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """systemd.exec(5): SetCredential= is the default where LoadCredential= of the same name finds nothing."""
-    name, _, source = read_unit()["LoadCredential"].partition(":")
-    default_name, _, default = read_unit()["SetCredential"].partition(":")
-    assert (name, default_name) == (CREDENTIAL, CREDENTIAL)
-    assert Path(source).is_absolute()  # any other is looked for in /etc/credstore, which systemd 249 does not know
-    (tmp_path / name).write_text(default)
+    (default,) = re.findall(rf"^SetCredential={CREDENTIAL}:(.*)$", UNIT.read_text(), re.MULTILINE)
+    (tmp_path / CREDENTIAL).write_text(default)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert find_key() is None
 
 
+def test_a_credential_without_its_file_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unit's default is no password."""
+    (tmp_path / "tared-mqtt-password").write_text("none")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"config\.credential: no file behind 'credential:tared-mqtt-password'"):
+        located(Path("credential:tared-mqtt-password"))
+    (tmp_path / "tared-mqtt-password").write_text("a password\n")
+    assert located(Path("credential:tared-mqtt-password")).read_text() == "a password\n"
+
+
 def test_the_command_in_the_unit_makes_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = read_unit()["LoadCredential"].partition(":")[2]
+    (source,) = re.findall(rf"^LoadCredential={CREDENTIAL}:(.*)$", UNIT.read_text(), re.MULTILINE)
     commands = [line.partition("as root: ")[2] for line in UNIT.read_text().splitlines() if "/dev/urandom" in line]
     assert len(commands) == 1
     assert source in commands[0]

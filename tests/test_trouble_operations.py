@@ -21,12 +21,13 @@ from agent.errors import AgentError, CommandError
 from agent.findings import Findings, ObserverState
 from agent.job_journal import JobJournal
 from agent.job_states import JobState
-from agent.messages import Birth, CommandResult, RecalibrateArgs, RollbackArgs
+from agent.messages import Birth
 from agent.operations import Operations
 from agent.orders import Orders
 from agent.outcome import Outcome
 from agent.pipeline import Pipeline
 from agent.reporting import Reporter
+from agent.requests import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.schema import validate
 from agent.view import ViewState
 from engines.artefact import Artefact
@@ -57,7 +58,7 @@ class Desk:
         return job.trigger if job is not None else ""
 
     def recalibrate(self) -> None:
-        assert self.operations.recalibrate(Report("c1", self.results.append), None, None)
+        assert self.operations.recalibrate(Report("c1", self.results.append), RecalibrateArgs())
 
     def accept(self) -> None:
         """The running job has built an engine that passed."""
@@ -83,7 +84,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         config = validate(Config, content, "test")
         service, artefacts = stored(config)
         told: list[tuple[str, dict[str, Any]]] = []
-        reporter = Reporter(config.state_dir, None, Birth(agent_version="0"))
+        reporter = Reporter(None, Birth(agent_version="0"))
         monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append((kind, detail)))
         findings, state = Findings(config.model, config), observer_state(config, drift="alarm", serving_db=9.0)
         observer = SimpleNamespace(findings=findings, set_pace=lambda **_: None, state=lambda: state)

@@ -43,6 +43,7 @@ def check(mistakes: Path, processes: int) -> None:
         assert re.fullmatch(r"(\d+) made, \1 freed", told)
 
 
+@pytest.mark.trial
 def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, mistakes: Path) -> None:
     night, _ = board(tmp_path / "world").run(until=FIRST_COMMIT)
     world = board(tmp_path / "world", light=1.0)
@@ -58,6 +59,7 @@ def test_night_calibration_morning_alarm_recalibration_and_swap(tmp_path: Path, 
     assert {"engine.plan", "layers.json", "calibration.json"} <= set(current.manifest["files"])
 
 
+@pytest.mark.trial
 def test_another_release_builds_its_engine_anew_from_the_same_calibration(
     tmp_path: Path, mistakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from brokers import RealBroker
 from test_memory_daemon import LIMIT_S, PLAYER, TOPICS, Life
 from worlds import World, make_world, write_clip
 
-from agent.messages import CommandResult
+from agent.requests import CommandResult
 from engines.store import Store
 from fleet.operator import new_command, send
 

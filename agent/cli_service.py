@@ -1,0 +1,70 @@
+"""`tared install-service` and `tared doctor`: the machine that tared is to run on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from agent.arguments import command
+
+_WIDEST = 48  # of the doctor's findings: longer ones push their remedies aside
+
+
+def add_service(commands: Any) -> None:
+    """What is done to a machine, not to a model."""
+    about = "write the systemd unit and a first configuration; a second time changes nothing"
+    install = command(commands, "install-service", _install, about)
+    install.add_argument("--dry-run", action="store_true", help="only tell what would change")
+    install.add_argument("--uninstall", action="store_true", help="take the unit away; configuration and state stay")
+    install.add_argument(
+        "--root", type=Path, default=Path("/"), metavar="DIR", help="of an image, instead of this machine"
+    )
+    install.add_argument("--now", action="store_true", help="start the service too")
+    install.add_argument(
+        "--jit-hardened", action="store_true", help="with the drop-in that may not suit CUDA (systemd/tared.service.d)"
+    )
+    doctor = command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
+    doctor.add_argument("-c", "--config", type=Path, metavar="FILE", help="also what this config.yaml asks for")
+
+
+def _install(options: argparse.Namespace) -> int:
+    from agent.installation import CONFIG_PATH, carry_out, need_root, plan_install, plan_uninstall
+
+    if not options.dry_run:
+        need_root(options.root)
+    if options.uninstall:
+        steps = plan_uninstall(options.root)
+    else:
+        steps = plan_install(options.root, options.jit_hardened, options.now)
+    if not options.dry_run:
+        carry_out(steps)
+    if options.json:
+        told = [{"action": step.action, "what": step.what} for step in steps]
+        print(json.dumps({"dry_run": options.dry_run, "changed": any(step.changes for step in steps), "steps": told}))
+        return 0
+    for step in steps:
+        print(f"{step.action:8} {step.what}")
+    if options.dry_run:
+        print("nothing was changed")
+    elif any(step.action == "write" and step.what.endswith(str(CONFIG_PATH)) for step in steps):
+        print(f"fill in /{CONFIG_PATH}, then: systemctl start tared")
+    elif any(step.changes for step in steps) and not options.now and not options.uninstall:
+        print("a service that runs takes the change with: systemctl restart tared")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from agent.doctor import as_dict, examine, healthy
+
+    findings = examine(options.config)
+    if options.json:
+        print(json.dumps(as_dict(findings)))
+    else:
+        width = max(len(finding.found) for finding in findings if len(finding.found) <= _WIDEST)
+        for finding in findings:
+            mark = "ok" if finding.ok else "MISSING" if finding.needed else "no"
+            remedy = "" if finding.ok else f"-> {finding.remedy}"
+            print(f"{mark:8} {finding.name:18} {finding.found:{width}}  {remedy}".rstrip())
+    return 0 if healthy(findings) else 1

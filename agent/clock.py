@@ -1,0 +1,36 @@
+"""Whether the kernel's clock follows a time server, as adjtimex(2) tells it."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+_TIME_ERROR = 5  # <linux/timex.h>
+_STA_UNSYNC = 0x0040
+# systemd-timesyncd makes this file once it has the time: for a service that may not ask the kernel.
+_TIMESYNCD = Path("/run/systemd/timesync/synchronized")
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of a machine with 64-bit longs."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        *((name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")),
+        ("status", ctypes.c_int),
+        *((name, ctypes.c_long) for name in ("constant", "precision", "tolerance", "seconds", "fraction", "tick")),
+        *((name, ctypes.c_long) for name in ("ppsfreq", "jitter")),
+        ("shift", ctypes.c_int),
+        *((name, ctypes.c_long) for name in ("stabil", "jitcnt", "calcnt", "errcnt", "stbcnt")),
+        ("tai", ctypes.c_int),
+        ("_reserved", ctypes.c_int * 11),
+    )
+
+
+def is_synchronised() -> bool:
+    """False also where nobody can tell: a clock that may be wrong by years is no clock to judge an expiry by."""
+    state = _Timex()  # modes 0 only reads
+    answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
+    if answer < 0:
+        return _TIMESYNCD.exists()
+    return answer != _TIME_ERROR and not state.status & _STA_UNSYNC

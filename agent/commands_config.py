@@ -1,0 +1,42 @@
+"""The `commands` and `privacy` sections of config.yaml."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Literal
+
+from agent.credentials import FileOrCredential, based
+from agent.schema import Strict
+
+
+class CommandsConfig(Strict):
+    """Whose word counts. unsigned: None refuses where there are keys, and from a broker on another machine."""
+
+    operator_keys: tuple[FileOrCredential, ...] = ()
+    release_keys: tuple[FileOrCredential, ...] = ()
+    unsigned: Literal["refuse", "allow"] | None = None
+    clock: Literal["synchronised", "trusted"] = "synchronised"
+
+    def based(self, base: Path) -> CommandsConfig:
+        """The same section, relative paths taken from the folder `base`."""
+        update = {
+            name: tuple(based(path, base) for path in getattr(self, name)) for name in ("operator_keys", "release_keys")
+        }
+        return self.model_copy(update=update)
+
+
+class PrivacyConfig(Strict):
+    """What of the pictures may leave the board."""
+
+    snapshot: bool = False
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine reaches the broker there, by its address; None is the embedded one."""
+    if host is None or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name that a resolver could lead anywhere
+        return False

@@ -1,0 +1,108 @@
+"""A SQLite file of tared's own: its schema migrates forward, a damaged one is moved aside, a newer one is refused."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.errors import AgentError
+from engines.staging import remove
+
+_PATIENCE_S = 1.0  # with another process that has the file open; the supervisor's watchdog cannot wait for long
+_MOST_DAMAGED = 3  # files that were moved aside
+
+
+@dataclass(frozen=True)
+class Database:
+    """What it takes to open the file at `path`, and what to say where that fails.
+
+    name: of its errors, `{name}.read`, `.write`, `.schema` and `.damaged`. holds: what it holds, in words. loss: what
+    goes with it, in words. migrations: the script at n migrates a file of schema n to schema n + 1. pragmas: what each
+    connection begins with.
+    """
+
+    path: Path
+    name: str
+    holds: str
+    loss: str
+    migrations: Sequence[str]
+    pragmas: Sequence[str]
+
+    def connect(self, what: str = "write", any_thread: bool = False) -> sqlite3.Connection:
+        """Today's schema, in no transaction. what: "read" or "write". any_thread: not only this one will use it.
+
+        Raises AgentError: `.schema` for a file of a newer tared, `.damaged` for one that was moved aside, `.read` or
+        `.write` for one that cannot be opened.
+        """
+        with self.translated(what):
+            if self.path.is_dir():
+                raise self.set_aside("a folder")
+            db = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=not any_thread)
+            try:
+                self._prepare(db)
+            except BaseException:
+                db.close()
+                raise
+            return db
+
+    @contextmanager
+    def transaction(self, what: str) -> Iterator[sqlite3.Connection]:
+        """On a connection of its own; whatever is raised inside undoes it. Raises AgentError as `connect`."""
+        with self.translated(what), closing(self.connect(what)) as db:
+            db.execute("BEGIN IMMEDIATE" if what == "write" else "BEGIN")
+            yield db
+            db.execute("COMMIT")
+
+    @contextmanager
+    def translated(self, what: str) -> Iterator[None]:
+        """What SQLite and the disk raise inside is raised as AgentError; a damaged file is moved aside."""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            if type(error) is sqlite3.DatabaseError:  # what SQLite says of a file that is none, or no longer one
+                raise self.set_aside(str(error)) from error
+            raise self.refused(what, str(error)) from error
+
+    def set_aside(self, found: str) -> AgentError:
+        """Let a damaged file lie beside the new one, for whoever wants to look; what to tell of it."""
+        names = sorted(self.path.parent.glob(f"{self.path.name}.damaged.*"), key=_number)
+        aside = self.path.with_name(f"{self.path.name}.damaged.{_number(names[-1]) + 1 if names else 1}")
+        try:
+            for oldest in names[: len(names) + 1 - _MOST_DAMAGED]:
+                remove(oldest)
+            self.path.replace(aside)
+            for companion in ("journal", "wal", "shm"):  # to another file they would be poison
+                self.path.with_name(f"{self.path.name}-{companion}").unlink(missing_ok=True)
+        except OSError as error:
+            found, aside = f"{found}; it cannot be moved: {error.strerror}", self.path
+        remedy = f"check the disk; a new one is begun, and {self.loss}"
+        return AgentError(f"{self.name}.damaged", f"{aside}: {found}", f"{self.holds}, as it was written", remedy)
+
+    def refused(self, what: str, found: str) -> AgentError:
+        """What to tell of a file that cannot be read, or written."""
+        remedy = "make room there, or correct its rights"
+        return AgentError(f"{self.name}.{what}", f"{self.path}: {found}", f"{self.holds}, in a file of its own", remedy)
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """Bring the file to today's schema, and to what survives a power cut."""
+        today = len(self.migrations)
+        (schema,) = db.execute("PRAGMA user_version").fetchone()
+        if schema > today:
+            raise AgentError(
+                f"{self.name}.schema",
+                f"{self.path} of schema {schema}",
+                f"schema {today} or an older one",
+                f"run the tared that wrote it, or remove the file: {self.loss}",
+            )
+        for pragma in self.pragmas:
+            db.execute(f"PRAGMA {pragma}")
+        for number in range(schema, today):
+            db.executescript(f"BEGIN IMMEDIATE; {self.migrations[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+
+
+def _number(path: Path) -> int:
+    suffix = path.suffix[1:]
+    return int(suffix) if suffix.isdecimal() else 0

@@ -1,0 +1,53 @@
+"""`tared doctor`: what this machine has, what it lacks, and the remedy, subject by subject."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agent.config import Config, load_config
+from agent.doctor.configured import examine_configured, examine_unconfigured
+from agent.doctor.finding import Finding
+from agent.doctor.gpu import examine_gpu
+from agent.doctor.installed import examine_service
+from agent.doctor.machine import examine_machine
+from agent.doctor.software import examine_software
+from calibrate.errors import TaredError
+
+__all__ = ["Finding", "as_dict", "examine", "healthy"]
+
+
+def examine(config_path: Path | None = None, root: Path = Path("/")) -> list[Finding]:
+    """Look at everything the daemon uses; with a configuration also at all that it names, for real and within seconds.
+
+    root: where the machine's file system starts.
+    """
+    findings: list[Finding] = []
+    config: Config | None = None
+    if config_path is not None:
+        try:
+            config = load_config(config_path)
+            findings.append(Finding("configuration", str(config_path), True, True))
+        except TaredError as error:
+            found = " ".join(error.found.split())
+            findings.append(Finding("configuration", found, False, True, error.remedy))
+    wants_gpu = config is not None and config.backend == "tensorrt"
+    return [
+        *findings,
+        *examine_machine(root, config),
+        *examine_software(),
+        *examine_gpu(root, wants_gpu),
+        *(examine_configured(config) if config is not None else examine_unconfigured(root)),
+        *examine_service(root),
+    ]
+
+
+def as_dict(findings: list[Finding]) -> dict[str, Any]:
+    """The object that `tared doctor --json` prints."""
+    return {"ok": healthy(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def healthy(findings: list[Finding]) -> bool:
+    """Whether everything needed is there."""
+    return all(finding.ok for finding in findings if finding.needed)

@@ -1,0 +1,80 @@
+"""What the configuration names outside this machine, tried for real: the camera's first frame, the broker's answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from agent.camera import parse_source
+from agent.config import Config
+from agent.doctor.finding import Finding
+from agent.errors import AgentError, CameraError
+from agent.mqtt import MqttClient
+
+_FRAME_S = 15.0  # a stream's own limits are 5 s to open and 5 s for a frame
+_BROKER_S = 8.0
+
+
+def examine_configured(config: Config) -> list[Finding]:
+    """Try them."""
+    return [_camera(config.camera.source), _broker(config)]
+
+
+def examine_unconfigured(root: Path) -> list[Finding]:
+    """Without a configuration: which cameras there are to choose from."""
+    devices = sorted(root.glob("dev/video*"))
+    closed = [path for path in devices if not os.access(path, os.R_OK | os.W_OK)]
+    names = [f"v4l2:/{path.relative_to(root)}" for path in devices]
+    names += ["csi: through nvargus-daemon"] if (root / "tmp/argus_socket").exists() else []
+    if closed:
+        remedy = "sudo usermod -aG video $USER, and log in again"
+        return [Finding("cameras", f"{', '.join(names)}; no right to open {len(closed)} of them", False, False, remedy)]
+    remedy = "" if names else "connect one, or use a file or an rtsp camera"
+    return [Finding("cameras", ", ".join(names) or "none", bool(names), False, remedy)]
+
+
+def _camera(text: str) -> Finding:
+    """In a process of its own: what hangs in a driver can be ended, what crashes takes nothing along."""
+    try:
+        shown = parse_source(text).shown
+    except CameraError as error:
+        return Finding("camera", error.found, False, True, error.remedy)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "agent.doctor.first_frame"],
+            input=text,  # and no argument, which everybody may read: it can hold a password
+            capture_output=True,
+            text=True,
+            timeout=_FRAME_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        remedy = "see whether another program holds it, and that it plays elsewhere"
+        return Finding("camera", f"{shown}: no frame within {_FRAME_S:.0f} s", False, True, remedy)
+    if done.returncode != 0:
+        found = f"{shown}: the look ended with {done.returncode} {done.stderr.strip().rpartition(chr(10))[2]}".rstrip()
+        return Finding("camera", found, False, True, "try it with another program, and report this")
+    told = json.loads(done.stdout)
+    if "error" in told:
+        return Finding("camera", told["error"], False, True, told["remedy"])
+    return Finding("camera", f"{shown}: {told['width']} x {told['height']} in {told['seconds']:.1f} s", True, True)
+
+
+def _broker(config: Config) -> Finding:
+    mqtt = config.mqtt
+    if mqtt.host is None:
+        return Finding("broker", "an embedded one: mqtt.host is null", True, False)
+    where = f"{mqtt.host} port {mqtt.port}"
+    try:
+        # Not the device's own id: the broker would end the connection of a daemon that runs.
+        with MqttClient(mqtt.endpoint(), f"tared-doctor-{uuid.uuid4().hex[:8]}") as client:
+            connected = client.wait_connected(_BROKER_S)
+            outcome = client.outcome
+    except AgentError as error:
+        return Finding("broker", error.found, False, True, error.remedy)
+    remedy = "" if connected else "correct mqtt in the configuration, or see the broker's log"
+    return Finding("broker", f"{where}: {outcome}", connected, True, remedy)

@@ -1,0 +1,59 @@
+"""The service on this machine: whether it is installed, as it ships, and running."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from agent.doctor.finding import Finding, read
+from agent.errors import AgentError
+from agent.installation import CONFIG_PATH, UNIT, UNIT_PATH, unit_text
+
+_ASK_S = 10.0
+
+
+def examine_service(root: Path) -> list[Finding]:
+    """The unit under `root`, and where its systemd runs, what that says of it."""
+    installed = _unit(root)
+    if not installed.ok and not (root / UNIT_PATH).exists():
+        return [installed]
+    return [installed, _state(root)]
+
+
+def _unit(root: Path) -> Finding:
+    path = root / UNIT_PATH
+    remedy = "sudo tared install-service"
+    if not path.exists():
+        return Finding("service", "not installed", False, False, remedy)
+    if not (root / CONFIG_PATH).exists():
+        return Finding("service", f"no {root / CONFIG_PATH}", False, False, remedy)
+    if lacking := sorted(_groups(read(path)) - _known_groups(root)):
+        found = f"no group {', '.join(lacking)}, which systemd wants to start it"
+        return Finding("service", found, False, False, f"sudo groupadd --system {lacking[0]}")
+    try:
+        same = read(path) == unit_text(root).strip()
+    except AgentError as error:
+        return Finding("service", error.found, False, False, error.remedy)
+    found = f"{path}, {'as it ships' if same else 'not as this tared ships it'}"
+    return Finding("service", found, same, False, "" if same else f"{remedy}; --dry-run shows what would change")
+
+
+def _groups(unit: str) -> set[str]:
+    return {name for line in re.findall(r"^SupplementaryGroups=(.*)$", unit, re.MULTILINE) for name in line.split()}
+
+
+def _known_groups(root: Path) -> set[str]:
+    return {line.partition(":")[0] for line in read(root / "etc/group").splitlines()}
+
+
+def _state(root: Path) -> Finding:
+    systemctl = shutil.which("systemctl")
+    if systemctl is None or not (root / "run/systemd/system").is_dir():
+        return Finding("service state", "no systemd runs here", False, False, "tared run -c config.yaml, under another")
+    command = [systemctl, "is-active", UNIT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    state = done.stdout.strip() or done.stderr.strip() or "unknown"
+    remedy = "systemctl start tared; journalctl -u tared says why it ended"
+    return Finding("service state", state, state == "active", False, "" if state == "active" else remedy)

@@ -1,0 +1,67 @@
+"""What tared itself is made of: Python, its packages, OpenCV."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from contextlib import suppress
+
+from agent.doctor.finding import Finding
+from calibrate.collect import COMPILED
+
+
+def examine_software() -> list[Finding]:
+    """Look at what is installed in this environment."""
+    return [
+        _python(),
+        package("onnxruntime", needed=True, remedy="pip install onnxruntime"),
+        _histograms(),
+        _opencv(),
+        _gstreamer(),
+        package("amqtt", needed=False, remedy="pip install 'tared[demo]', or name your broker as mqtt.host"),
+    ]
+
+
+def package(name: str, *, needed: bool, remedy: str) -> Finding:
+    """Whether a package is there, and which release."""
+    if importlib.util.find_spec(name) is None:
+        return Finding(name, "not installed", False, needed, remedy)
+    try:
+        return Finding(name, importlib.metadata.version(name), True, needed)
+    except importlib.metadata.PackageNotFoundError:  # JetPack installs modules without metadata
+        return Finding(name, "installed", True, needed)
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    return Finding("python", version, sys.version_info >= (3, 10), True, "install Python 3.10 or later")
+
+
+def _histograms() -> Finding:
+    remedy = "install a C compiler and tared again; until then calibration and observing cost more time"
+    found = "compiled" if COMPILED else "in NumPy: the same bits, slower"
+    return Finding("histograms", found, COMPILED, False, remedy)
+
+
+def _opencv() -> Finding:
+    remedy = "pip install opencv-python-headless; on a Jetson: create the venv with --system-site-packages"
+    if importlib.util.find_spec("cv2") is None:
+        return Finding("opencv", "not installed", False, True, remedy)
+    try:
+        from agent.camera import opencv_version
+    except ImportError as error:  # JetPack's was built for NumPy 1
+        remedy = "on a Jetson: pip install 'numpy<2' 'ml-dtypes<0.6'; elsewhere pip install opencv-python-headless"
+        return Finding("opencv", f"does not load: {error}".partition("\n")[0], False, True, remedy)
+    return Finding("opencv", opencv_version(), True, True)
+
+
+def _gstreamer() -> Finding:
+    built_in = False
+    with suppress(ImportError):  # which `_opencv` has told
+        from agent.camera import has_gstreamer
+
+        built_in = has_gstreamer()
+    remedy = "for csi cameras use JetPack's own OpenCV; files, v4l2 and rtsp work without"
+    return Finding("opencv gstreamer", "yes" if built_in else "no", built_in, False, "" if built_in else remedy)

@@ -1,0 +1,148 @@
+"""What a Prometheus server may scrape, on a port of this machine: read where it is kept, at the moment of the scrape.
+
+Names by https://prometheus.io/docs/practices/naming/: base units, `_total` for what only grows, `_info` for what
+has no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    StateSetMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from agent.errors import ConfigError
+from agent.job_states import JobState
+from agent.readings import Moment
+
+_DRIFT = ("calm", "warning", "alarm")
+
+
+class Exposition(Collector):
+    """The daemon's metrics; `follow` says whom to ask, and until then there are none.
+
+    A scrape runs in a thread of its own, and nothing is counted for it: it reads what the daemon counts anyway.
+    """
+
+    def __init__(self) -> None:
+        self._ask: Callable[[], Moment] | None = None
+
+    def follow(self, ask: Callable[[], Moment]) -> None:
+        """From now on scrapes tell what this answers."""
+        self._ask = ask
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics now."""
+        if self._ask is None:
+            return
+        now = self._ask()
+        yield from _frames(now)
+        yield from _quality(now)
+        yield from _work(now)
+        yield from _board(now)
+
+
+@contextmanager
+def exposing(host: str, port: int) -> Iterator[Exposition]:
+    """Serve `/metrics` while the block runs. Raises ConfigError (`metrics.port`)."""
+    exposition = Exposition()
+    registry = CollectorRegistry()
+    registry.register(exposition)
+    ProcessCollector(registry=registry)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        found = f"{host} port {port}: {error.strerror or error}"
+        raise ConfigError("metrics.port", found, "a free port of this machine", "choose another") from None
+    try:
+        yield exposition
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _frames(now: Moment) -> Iterator[Metric]:
+    served = CounterMetricFamily("tared_frames", "Frames served since the daemon began.", labels=["camera"])
+    served.add_metric([now.camera], now.loop.frames)
+    yield served
+    dropped = CounterMetricFamily(
+        "tared_dropped_frames", "Frames that nobody was served, by cause.", labels=["camera", "cause"]
+    )
+    for cause, count in sorted(now.loop.dropped.items()):
+        dropped.add_metric([now.camera, cause], count)
+    yield dropped
+    latency = HistogramMetricFamily(
+        "tared_frame_latency_seconds", "From a frame's arrival to its decoded result.", labels=["camera"]
+    )
+    buckets = [(f"{bound_s:.7g}", count) for bound_s, count in now.loop.latency_buckets]
+    latency.add_metric([now.camera], [*buckets, ("+Inf", now.loop.frames)], now.loop.latency_sum_s)
+    yield latency
+
+
+def _quality(now: Moment) -> Iterator[Metric]:
+    """Of what nobody observes now there is no sample."""
+    fidelity = GaugeMetricFamily(
+        "tared_fidelity_ratio", "Estimated agreement with the float reference.", labels=["camera", "bound"]
+    )
+    if now.fidelity is not None:
+        for bound in ("estimate", "low", "high"):
+            fidelity.add_metric([now.camera, bound], getattr(now.fidelity, bound))
+    yield fidelity
+    gain = GaugeMetricFamily(
+        "tared_drift_predicted_gain_db", "Noise that a recalibration would save now.", labels=["camera"]
+    )
+    drift = StateSetMetricFamily("tared_drift_state", "Whether the scene has left the calibration.", labels=["camera"])
+    if now.drift is not None:
+        gain.add_metric([now.camera], now.drift.gain_db)
+        drift.add_metric([now.camera], {state: state == now.drift.state for state in _DRIFT})
+    yield gain
+    yield drift
+
+
+def _work(now: Moment) -> Iterator[Metric]:
+    engine = InfoMetricFamily("tared_engine", "The engine in service.")
+    engine.add_metric([], {"artefact": now.engine, "degraded": str(now.degraded).lower()})
+    yield engine
+    job = StateSetMetricFamily("tared_job_state", "Where the running job is; none is 1 while there is none.")
+    here = now.job.value if now.job is not None else "none"
+    states = ["none", *(state.value for state in JobState if not state.over)]
+    job.add_metric([], {state: state == here for state in states})
+    yield job
+    observed = GaugeMetricFamily("tared_observer_up", "Whether frames are observed now.", labels=["camera"])
+    observed.add_metric([now.camera], float(now.observed))
+    yield observed
+    lost = CounterMetricFamily(
+        "tared_mqtt_dropped_messages", "Messages that fell out of a full queue.", labels=["cause"]
+    )
+    for cause, count in sorted(now.mqtt_dropped.items()):
+        lost.add_metric([cause], count)
+    yield lost
+    connected = GaugeMetricFamily("tared_mqtt_connected", "Whether the broker has admitted this device.")
+    connected.add_metric([], float(now.mqtt_connected))
+    yield connected
+
+
+def _board(now: Moment) -> Iterator[Metric]:
+    heat = GaugeMetricFamily("tared_board_temperature_celsius", "Of a sensor of the board.", labels=["sensor"])
+    for name, value in sorted(now.health.items()):
+        if name.startswith("temperature_"):
+            heat.add_metric([name.removeprefix("temperature_").removesuffix("_c")], float(value))
+    yield heat
+    gauges = {
+        "power_w": ("tared_board_power_watts", "What the board takes."),
+        "memory_available_bytes": ("tared_board_memory_available_bytes", "Memory that can still be had."),
+        "throttling": ("tared_board_throttling", "Whether heat slows the board down."),
+    }
+    for key, (name, text) in gauges.items():
+        if key in now.health:
+            yield GaugeMetricFamily(name, text, value=float(now.health[key]))

@@ -1,0 +1,200 @@
+"""Home Assistant finds the board by itself: one retained message says what it is, and what of it may be shown.
+
+Its MQTT device discovery: https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload. Every value is a
+template over documents that the board publishes anyway; nothing is sent for Home Assistant's sake but this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agent.messages import Birth
+from agent.publishing import Message
+from agent.topics import Topics
+
+log = logging.getLogger(__name__)
+
+BORN = b"online"  # on its status topic, when Home Assistant has started
+_EXPIRES_S = 300  # of a command: its clock and the board's may differ by so much
+_HOTTEST = (
+    "{% set hottest = namespace(c=none) %}{% for name, value in value_json.health.items() %}"
+    "{% if name.startswith('temperature_') and (hottest.c is none or value > hottest.c) %}"
+    "{% set hottest.c = value %}{% endif %}{% endfor %}{{ hottest.c }}"
+)
+_MEASURED = {"state_class": "measurement", "suggested_display_precision": 1}
+# Sensors by the document they read; CAMERA is the camera's name, as a literal of the template language. What nobody
+# knows is none, which Home Assistant shows as unknown.
+_OF_TELEMETRY: Mapping[str, Mapping[str, Any]] = {
+    "fps": {
+        "name": "Frame rate",
+        "value_template": "{{ value_json.cameras[CAMERA].fps }}",
+        "unit_of_measurement": "fps",
+        **_MEASURED,
+    },
+    "latency": {
+        "name": "Latency p99",
+        "value_template": "{{ value_json.cameras[CAMERA].latency_ms.p99 }}",
+        "device_class": "duration",
+        "unit_of_measurement": "ms",
+        **_MEASURED,
+    },
+    "fidelity": {
+        "name": "Fidelity",
+        "value_template": (
+            "{% set it = value_json.cameras[CAMERA].fidelity | default(none) %}{{ it.estimate * 100 if it else none }}"
+        ),
+        "unit_of_measurement": "%",
+        **_MEASURED,
+    },
+    "gain": {
+        "name": "Predicted gain",
+        "value_template": "{{ (value_json.cameras[CAMERA].drift | default({})).gain_db | default(none) }}",
+        "unit_of_measurement": "dB",
+        **_MEASURED,
+    },
+    "temperature": {
+        "name": "Temperature",
+        "value_template": _HOTTEST,
+        "device_class": "temperature",
+        "unit_of_measurement": "°C",
+        **_MEASURED,
+    },
+    "drift": {
+        "name": "Drift",
+        "value_template": "{{ (value_json.cameras[CAMERA].drift | default({})).state | default(none) }}",
+        "device_class": "enum",
+        "options": ["calm", "warning", "alarm"],
+    },
+}
+_OF_BIRTH: Mapping[str, Mapping[str, Any]] = {
+    "engine": {
+        "name": "Engine",
+        "value_template": "{{ value_json.engine | default(none) }}",
+        "entity_category": "diagnostic",
+    }
+}
+_OF_STATUS: Mapping[str, Mapping[str, Any]] = {
+    "state": {
+        "name": "State",
+        "value_template": "{{ value_json.state }}",
+        "device_class": "enum",
+        "options": ["online", "degraded", "stopping", "offline"],
+        "entity_category": "diagnostic",
+    }
+}
+# A command of ours with an id of its own. Home Assistant's sandbox allows ranges up to 100000.
+_RECALIBRATE = (
+    '{"id": "ha-{{ (now().timestamp() * 1000) | int }}-{{ range(100000) | random }}", "op": "recalibrate", "args": {}, '
+    f'"issued": {{{{ now().timestamp() }}}}, "expires": {{{{ now().timestamp() + {_EXPIRES_S} }}}}, "version": 1}}'
+)
+
+
+class Discovery:
+    """What is said to Home Assistant with every connection, and again whenever it is born.
+
+    note: a file that remembers the topic under which the board was announced, so that it can be taken back, also after
+    another name or prefix, or once it is switched off. button: whether to offer one that recalibrates; only where
+    commands need no signature, for Home Assistant makes none.
+    """
+
+    def __init__(
+        self, topics: Topics, camera: str, birth: Birth, note: Path, *, enabled: bool, prefix: str, button: bool
+    ) -> None:
+        self._note = note
+        self._announcement: Message | None = None
+        self.prefix = prefix
+        self.births = f"{prefix}/status" if enabled else ""
+        if enabled:
+            identity = device_id(topics)
+            document = describe(topics, identity, camera, birth, button)
+            payload = json.dumps(document, separators=(",", ":")).encode()
+            self._announcement = Message(f"{prefix}/device/{identity}/config", payload, qos=1, retain=True)
+
+    def greeting(self) -> list[Message]:
+        """To be published now, in this order: what takes an earlier announcement back, and the announcement."""
+        announced = self._noted()
+        topic = self._announcement.topic if self._announcement is not None else ""
+        taken_back = [Message(announced, b"", qos=1, retain=True)] if announced not in ("", topic) else []
+        if announced != topic:
+            self._remember(topic)
+        return [*taken_back, *([self._announcement] if self._announcement is not None else [])]
+
+    def _noted(self) -> str:
+        try:
+            return self._note.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            log.warning("home_assistant=note_unreadable error=%r", str(error))
+            return ""
+
+    def _remember(self, topic: str) -> None:
+        try:
+            if topic:
+                self._note.write_text(f"{topic}\n", encoding="utf-8")
+            else:
+                self._note.unlink(missing_ok=True)
+        except OSError as error:  # a disk that is full or read-only: Home Assistant shows the board all the same
+            log.warning("home_assistant=note_unwritten error=%r", str(error))
+
+
+def device_id(topics: Topics) -> str:
+    """A name of the characters that a discovery topic may have, for each device another."""
+    name = f"{topics.fleet}/{topics.device}"
+    plain = re.sub(r"[^a-zA-Z0-9_-]", "-", f"tared-{topics.fleet}-{topics.device}")
+    unique = "-" not in topics.fleet and re.fullmatch(r"[a-zA-Z0-9_/-]+", name)
+    return plain if unique else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def describe(topics: Topics, identity: str, camera: str, birth: Birth, button: bool) -> dict[str, Any]:
+    """The payload: device, origin, components."""
+    version = birth.agent_version
+    hardware = {key: str(value) for key, value in birth.hardware.items()}
+    device = {
+        "identifiers": [identity],
+        "name": topics.device,
+        "manufacturer": "tared",
+        "model": hardware.get("model") or hardware.get("machine", "unknown"),
+        "sw_version": version,
+        **({"hw_version": hardware["l4t"]} if "l4t" in hardware else {}),
+    }
+    components = _sensors(topics, camera)
+    if button:
+        components["recalibrate"] = {
+            "platform": "button",
+            "name": "Recalibrate",
+            "icon": "mdi:tune",
+            "entity_category": "config",
+            "command_topic": topics.command,
+            "command_template": _RECALIBRATE,
+        }
+    for key, component in components.items():
+        component["unique_id"] = f"{identity}_{key}"
+    return {
+        "device": device,
+        "origin": {"name": "tared", "sw_version": version},
+        "availability": [
+            {
+                "topic": topics.status,
+                "value_template": "{{ 'online' if value_json.state in ('online', 'degraded') else 'offline' }}",
+            }
+        ],
+        "qos": 1,
+        "components": components,
+    }
+
+
+def _sensors(topics: Topics, camera: str) -> dict[str, dict[str, Any]]:
+    sensors = {}
+    for topic, table in ((topics.telemetry, _OF_TELEMETRY), (topics.birth, _OF_BIRTH), (topics.status, _OF_STATUS)):
+        for key, fields in table.items():
+            # JSON's escapes are the template language's own, whatever characters a camera's name has.
+            template = fields["value_template"].replace("CAMERA", json.dumps(camera))
+            sensors[key] = {"platform": "sensor", "state_topic": topic, **fields, "value_template": template}
+    return sensors

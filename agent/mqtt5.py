@@ -1,0 +1,98 @@
+"""What MQTT 5 adds to a connection (OASIS MQTT Version 5.0): which version is spoken, and what the broker takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from agent.endpoint import Protocol
+from agent.publishing import Message
+
+Version = Literal["5", "3.1.1"]
+# What CONNECT brought forth: nothing (it was not sent, or something else than the version explains the failure), no
+# CONNACK, one that refuses the version, or one in this version, whatever it says.
+Answer = Literal["unasked", "silence", "refused", "spoken"]
+_HINTS = 2
+
+
+class Negotiation:
+    """Which version the next connection speaks: 5, until the broker has shown that it does not.
+
+    Some brokers refuse the version, which settles it. Others hang up (RabbitMQ before 3.13), or wait for more (amqtt
+    0.12, which takes the properties for the client's name): then 3.1.1 is tried, and settles it where that was of use
+    twice; once may have been the network. A broker that has spoken MQTT 5 can only lose it by refusing it.
+    """
+
+    def __init__(self, wish: Protocol) -> None:
+        self.version: Version = "3.1.1" if wish == "3.1.1" else "5"
+        self.fell_back = False  # with the latest connection: the next is due at once
+        self._open = wish == "auto"
+        self._spoken = False
+        self._hints = 0
+
+    def learn(self, answer: Answer, admitted: bool) -> None:
+        """What the connection that has ended tells. admitted: whether the broker took us."""
+        self.fell_back = False
+        if not self._open:
+            return
+        if self.version == "5":
+            self._spoken = self._spoken or answer == "spoken"
+            self.fell_back = answer == "refused" or (answer == "silence" and not self._spoken)
+            if self.fell_back:
+                self.version = "3.1.1"
+                self._open = answer != "refused"
+        else:
+            self._hints += admitted
+            if self._hints >= _HINTS:
+                self._open = False
+            else:
+                self.version = "5"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a broker takes (section 3.2.2.3); by MQTT 3.1.1 it says nothing of that."""
+
+    packet_bytes: float = math.inf
+    in_flight: int = 65535
+    qos: int = 2
+    retains: bool = True
+
+    @classmethod
+    def of(cls, properties: object) -> Limits:
+        """As in the properties of a CONNACK, each an attribute by its name in the specification."""
+        return cls(
+            getattr(properties, "MaximumPacketSize", math.inf),
+            getattr(properties, "ReceiveMaximum", 65535),
+            getattr(properties, "MaximumQoS", 2),
+            bool(getattr(properties, "RetainAvailable", True)),
+        )
+
+
+def packet_bytes(message: Message) -> int:
+    """How long its PUBLISH is (section 3.3)."""
+    properties = 0 if message.expires_s is None else 5
+    if message.reply_to is not None:
+        properties += 3 + len(message.reply_to.encode())
+    if message.correlation is not None:
+        properties += 3 + len(message.correlation)
+    packet_id = 2 if message.qos else 0
+    rest = 2 + len(message.topic.encode()) + packet_id + _counted(properties) + len(message.payload)
+    return 1 + _counted(rest)
+
+
+def extras(properties: object) -> tuple[int | None, str | None, bytes | None]:
+    """expires_s, reply_to and correlation of a message from its properties; no reply_to that takes no publication."""
+    reply_to = getattr(properties, "ResponseTopic", None)
+    if not reply_to or set(reply_to) & set("+#"):
+        reply_to = None
+    return getattr(properties, "MessageExpiryInterval", None), reply_to, getattr(properties, "CorrelationData", None)
+
+
+def _counted(length: int) -> int:
+    """So many bytes, with their number before them as a variable byte integer (section 1.5.5)."""
+    digits = 1
+    while length >= 1 << 7 * digits:
+        digits += 1
+    return digits + length

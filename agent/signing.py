@@ -1,0 +1,148 @@
+"""Ed25519 signatures (RFC 8032) over JSON documents in their canonical form (RFC 8785), and the keys that make them.
+
+A document carries its signature in the field `signature`, in base64, over itself without that field. Keys are PEM files
+as OpenSSL has them: PKCS 8, and SubjectPublicKeyInfo.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from agent.credentials import located
+from agent.errors import ConfigError
+from engines.credentials import is_credential
+
+_MAKE_ONE = "make one with 'tared keys new'"
+_ID_CHARACTERS = 16
+
+
+def canonical(document: Mapping[str, Any]) -> bytes:
+    """What is signed: the document without `signature`. Raises ValueError for what numbers or text cannot hold."""
+    return rfc8785.dumps({key: value for key, value in document.items() if key != "signature"})
+
+
+def new_key(name: Path) -> tuple[Path, Path, str]:
+    """Write the private key `name`.key, for its owner alone, and `name`.pub; returns both paths and the key's id.
+
+    Raises ConfigError (`key.exists`, `key.write`): a key is never written over, for nobody could make it again.
+    """
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    paths = name.with_name(f"{name.name}.key"), name.with_name(f"{name.name}.pub")
+    for path, content, mode in zip(paths, (private, public), (0o600, 0o644), strict=True):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        except FileExistsError:
+            raise ConfigError("key.exists", f"{path} is there", "a new name", "remove it, or choose another") from None
+        except OSError as error:
+            raise ConfigError("key.write", f"{path}: {error.strerror}", "a writable folder", "choose one") from error
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+    return *paths, key_id(key.public_key())
+
+
+def key_id(key: Ed25519PublicKey) -> str:
+    """The beginning of the SHA-256 of the public key's 32 bytes, in hex: how logs and state name it."""
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:_ID_CHARACTERS]
+
+
+class Signer:
+    """A private key. Raises ConfigError (`key.unreadable`, `key.mode` for one that others than its owner may read)."""
+
+    def __init__(self, path: Path) -> None:
+        content = _read(path)
+        mode = stat.S_IMODE(located(path).stat().st_mode)
+        if mode & 0o077 and not is_credential(located(path)):
+            found = f"{path} with mode {mode:03o}, open to others than its owner"
+            raise ConfigError("key.mode", found, "a private key", f"chmod 600 {path}")
+        try:
+            key = serialization.load_pem_private_key(content, password=None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise _no_key(path, str(error)) from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise _no_key(path, "a private key of another kind")
+        self._key = key
+
+    def sign(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The document with its signature. Raises ValueError as `canonical`."""
+        signature = self._key.sign(canonical(document))
+        return {**document, "signature": base64.b64encode(signature).decode()}
+
+
+class Keyring:
+    """The public keys of one role, by id, all that the files hold. Raises ConfigError (`key.unreadable`,
+    `config.credential`)."""
+
+    def __init__(self, paths: Iterable[Path] = ()) -> None:
+        keys = [key for path in paths for key in _public_keys(path)]
+        self._keys = {key_id(key): key for key in keys}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Of the keys that are trusted today."""
+        return frozenset(self._keys)
+
+    def signer(self, document: Mapping[str, Any]) -> str | None:
+        """The id of the key that signed this document; None where none of these did."""
+        encoded = document.get("signature")
+        if not isinstance(encoded, str) or not encoded.isascii():
+            return None
+        try:
+            signature, message = base64.b64decode(encoded, validate=True), canonical(document)
+        except (binascii.Error, ValueError):
+            return None
+        for identity, key in self._keys.items():
+            try:
+                key.verify(signature, message)
+            except InvalidSignature:
+                continue
+            return identity
+        return None
+
+
+def _public_keys(path: Path) -> list[Ed25519PublicKey]:
+    """Of each PEM block: a loader takes the first of a file, and is silent about the others."""
+    content = _read(path)
+    begins = [match.start() for match in re.finditer(rb"-----BEGIN ", content)] or [0]
+    return [_public_key(path, content[begin:end]) for begin, end in pairwise([*begins, len(content)])]
+
+
+def _public_key(path: Path, block: bytes) -> Ed25519PublicKey:
+    try:
+        key = serialization.load_pem_public_key(block)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise _no_key(path, str(error)) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise _no_key(path, "a public key of another kind")
+    return key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return located(path).read_bytes()
+    except OSError as error:
+        raise _no_key(path, error.strerror or str(error)) from error
+
+
+def _no_key(path: Path, found: str) -> ConfigError:
+    return ConfigError("key.unreadable", f"{path}: {' '.join(found.split())}", "an Ed25519 key in PEM", _MAKE_ONE)

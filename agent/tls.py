@@ -1,0 +1,158 @@
+"""TLS towards a broker: whose certificates we believe, the one that says who we are, and what a refusal means."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationInfo, field_validator
+
+from agent.credentials import FileOrCredential, based, located
+from agent.errors import AgentError, ConfigError
+from agent.schema import Strict
+from engines.seal import open_regular
+
+
+class TlsFiles(Strict):
+    """PEM files. ca_file: whose signature the broker's certificate must have; None: one of the system's.
+
+    cert_file, key_file: for a broker that wants to know us by a certificate; the key may be in the same file. A key
+    that is encrypted with a password is not supported: a service has nobody who could type it.
+    """
+
+    ca_file: FileOrCredential | None = None
+    cert_file: FileOrCredential | None = None
+    key_file: FileOrCredential | None = None
+
+    @field_validator("key_file")
+    @classmethod
+    def _belongs_to_a_certificate(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
+        if key_file is not None and info.data.get("cert_file") is None:
+            raise ValueError("cert_file beside it")
+        return key_file
+
+    def based(self, base: Path) -> TlsFiles:
+        """The same files, relative paths taken from the folder `base`."""
+        return self.model_copy(update={name: based(path, base) for name, path in self})
+
+    def context(self) -> ssl.SSLContext:
+        """What the files say now; TLS 1.2 or later, and the broker's name is always checked.
+
+        Not `ssl.create_default_context`: from Python 3.13 on that refuses what most home-made CAs sign, for the lack
+        of key identifiers (VERIFY_X509_STRICT). Raises ConfigError (`mqtt.tls`, `config.credential`).
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.sslsocket_class = _Socket
+        ca, certificate, key = (_checked(name, path) for name, path in self)
+        try:
+            if ca is not None:
+                context.load_verify_locations(ca)
+            else:
+                context.load_default_certs()
+            if certificate is not None:
+                context.load_cert_chain(certificate, key, partial(_no_password, key or certificate))
+        except ssl.SSLError as error:
+            files = ", ".join(str(file) for file in (ca, certificate, key) if file is not None)
+            expected = "certificates in PEM form, and the private key of the client's"
+            raise ConfigError("mqtt.tls", f"{files}: {error.reason or error}", expected, "correct mqtt.tls") from error
+        return context
+
+
+class _Socket(ssl.SSLSocket):
+    """Does not outlive a handshake that fails, and hears why the broker has hung up.
+
+    With TLS 1.3 a broker that refuses our certificate may have said so, and gone, before our first word.
+    """
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        try:
+            return super().send(data, flags)
+        except (ssl.SSLEOFError, ConnectionError):
+            with suppress(ssl.SSLWantReadError):
+                self.recv(1)  # raises what it said
+            raise
+
+
+# What the broker says of our certificate, as the end of OpenSSL's reason: what that means, and the remedy.
+_ALERTS = {
+    "CERTIFICATE_REQUIRED": ("the broker wants a certificate of ours", "set mqtt.tls.cert_file and key_file"),
+    "UNKNOWN_CA": (
+        "the broker does not know the CA of our certificate",
+        "have mqtt.tls.cert_file signed by a CA that the broker trusts",
+    ),
+    "CERTIFICATE_EXPIRED": ("the broker finds our certificate expired", "renew mqtt.tls.cert_file"),
+    "CERTIFICATE_REVOKED": ("the broker finds our certificate revoked", "renew mqtt.tls.cert_file"),
+    "BAD_CERTIFICATE": ("the broker refuses our certificate", "see the broker's log, and mqtt.tls.cert_file"),
+    "CERTIFICATE_UNKNOWN": ("the broker refuses our certificate", "see the broker's log, and mqtt.tls.cert_file"),
+    "UNSUPPORTED_CERTIFICATE": ("the broker refuses our certificate", "one whose use is client authentication"),
+    "HANDSHAKE_FAILURE": (
+        "the broker ended the handshake, as it does without a certificate of ours, or a cipher in common",
+        "see the broker's log; it may want mqtt.tls.cert_file and key_file",
+    ),
+}
+_NOT_IN_TIME, _EXPIRED = 9, 10  # X509_V_ERR_* of OpenSSL
+_OTHER_NAME, _OTHER_ADDRESS = 62, 64
+_NO_TLS = (ssl.SSLEOFError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+_NO_TLS_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
+
+
+def explained(error: OSError, in_handshake: bool = False) -> AgentError | None:
+    """What an error means where TLS is spoken (`broker.tls`); None for one that has nothing to do with that."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _untrusted(error)
+    reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
+    for end, (found, remedy) in _ALERTS.items():
+        if reason.endswith(end):
+            return _refused(found, "a certificate that it accepts", remedy)
+    if reason.endswith(("PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL")):
+        return _refused("a broker without TLS 1.2 and 1.3", "one of them", "update the broker")
+    if in_handshake and (isinstance(error, _NO_TLS) or reason in _NO_TLS_REASONS or "handshake" in str(error)):
+        found = f"no TLS on this port ({error})"
+        return _refused(found, "a TLS handshake", "set mqtt.port to the broker's port for TLS, or leave mqtt.tls out")
+    return _refused(str(error), "TLS", "see the broker's log") if reason else None
+
+
+def _untrusted(error: ssl.SSLCertVerificationError) -> AgentError:
+    found = f"the broker's certificate is refused: {error.verify_message}"
+    if error.verify_code in (_NOT_IN_TIME, _EXPIRED):
+        now = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+        remedy = f"renew it, or set the clock of this machine, which says {now} UTC"
+        return _refused(found, "one that is valid now", remedy)
+    if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
+        remedy = "set mqtt.host to a name that it is for, or have it issued for this one (subjectAltName)"
+        return _refused(found, "one for mqtt.host", remedy)
+    return _refused(found, "one signed by a CA that we trust", "set mqtt.tls.ca_file to the CA that signed it")
+
+
+def _refused(found: str, expected: str, remedy: str) -> AgentError:
+    return AgentError("broker.tls", found, expected, remedy)
+
+
+def _checked(name: str, path: Path | None) -> Path | None:
+    """Where the file is, which can be read."""
+    if path is None:
+        return None
+    file = located(path)
+    try:
+        with open_regular(file):
+            return file
+    except OSError as error:
+        found = f"{file}: {error.strerror}"
+        raise ConfigError("mqtt.tls", found, "a file in PEM form", f"correct mqtt.tls.{name}, or its rights") from error
+
+
+def _no_password(key: Path) -> NoReturn:
+    remedy = f"openssl pkey -in {key} -out FILE makes one; let nobody else read it"
+    raise ConfigError("mqtt.tls", f"{key} is encrypted with a password", "a private key without one", remedy)

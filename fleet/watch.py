@@ -1,0 +1,138 @@
+"""The devices of a fleet as they are now: a table that lives, or a line of JSON for each message."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from agent.backoff import Backoff
+from agent.errors import AgentError
+from agent.mqtt import Endpoint, MqttClient
+from agent.publishing import Message
+from agent.topics import Topics
+from agent.wire import MessageError, read_object
+
+KINDS = ("status", "birth", "telemetry", "event", "reported")
+_CONNECT_S = 10.0
+_POLL_S = 0.2
+
+
+@dataclass
+class Device:
+    """The newest document of each kind; heard_s: monotonic time of the newest."""
+
+    newest: dict[str, dict[str, Any]] = field(default_factory=dict)
+    heard_s: float = 0.0
+
+
+def watch(
+    endpoint: Endpoint,
+    fleet: str,
+    devices: frozenset[str] = frozenset(),
+    as_json: bool = False,
+    ended: Callable[[], bool] = lambda: False,
+) -> None:
+    """Follow these devices, all of the fleet where none is named, until `ended` or an interrupt.
+
+    Raises AgentError (`broker.unreachable`).
+    """
+    console = Console()
+    live = console.is_terminal and not as_json
+    known: dict[str, Device] = {}
+    topics = [f"tared/v1/{fleet}/+/{kind}" for kind in KINDS]
+    client = MqttClient(endpoint, f"tared-watch-{uuid.uuid4().hex}", subscriptions=topics, backoff=Backoff(0.2, 2.0))
+    screen = Live(console=console, auto_refresh=False) if live else nullcontext()
+    with client, screen as table:
+        if not client.wait_connected(_CONNECT_S):
+            found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
+            raise AgentError("broker.unreachable", found, "an MQTT broker", "check that it runs, and its address")
+        while not ended():
+            for message in _waiting(client):
+                _take(message, fleet, devices, known, None if live else _print)
+            if table is not None:
+                table.update(_table(known), refresh=True)
+            time.sleep(_POLL_S)
+
+
+def _waiting(client: MqttClient) -> list[Message]:
+    """What has come on any of the topics; the state of a device before its news."""
+    waiting: list[Message] = []
+    for inbox in client.inboxes.values():
+        with suppress(queue.Empty):
+            while True:
+                waiting.append(inbox.get_nowait())
+    return waiting
+
+
+def _take(
+    message: Message,
+    fleet: str,
+    devices: frozenset[str],
+    known: dict[str, Device],
+    tell: Callable[[str, str, dict[str, Any]], None] | None,
+) -> None:
+    """What cannot be read is passed over: whoever watches is no judge of it."""
+    name, kind = message.topic.split("/")[3:5]
+    if devices and name not in devices:
+        return
+    try:
+        Topics(fleet, name)
+        document = read_object(message.payload)
+    except (AgentError, MessageError):
+        return
+    device = known.setdefault(name, Device())
+    device.newest[kind], device.heard_s = document, time.monotonic()
+    if tell is not None:
+        tell(name, kind, document)
+
+
+def _print(name: str, kind: str, document: dict[str, Any]) -> None:
+    print(json.dumps({**document, "device": name, "topic": kind}), flush=True)
+
+
+def _table(known: dict[str, Device]) -> Table:
+    table = Table("device", "state", "engine", "fps", "p50 ms", "p99 ms", "fidelity", "drift", "newest event", "heard")
+    for name, device in sorted(known.items()):
+        state = device.newest.get("status", {}).get("state", "?")
+        engine = str(device.newest.get("birth", {}).get("engine") or "")[:12]
+        cameras = device.newest.get("telemetry", {}).get("cameras")
+        camera: Any = next(iter(cameras.values()), {}) if isinstance(cameras, dict) else {}
+        heard = f"{time.monotonic() - device.heard_s:.0f} s ago"
+        event = _event(device.newest.get("event", {}))
+        table.add_row(_plain(name), _plain(state), _plain(engine), *_figures(camera), _plain(event), heard)
+    return table
+
+
+def _figures(camera: Any) -> tuple[str, str, str, str, str]:
+    """fps, p50, p99, fidelity, drift, each empty where it is not told."""
+    ways = ("fps",), ("latency_ms", "p50"), ("latency_ms", "p99"), ("fidelity", "estimate")
+    figures = (_at(camera, *way) for way in ways)
+    fps, p50, p99, estimate = (f"{each:.3g}" if isinstance(each, (int, float)) else "" for each in figures)
+    return fps, p50, p99, estimate, _plain(_at(camera, "drift", "state") or "")
+
+
+def _at(document: Any, *keys: str) -> Any:
+    """What stands there; None where nothing does, for whoever sent it may have sent anything."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def _event(event: dict[str, Any]) -> str:
+    words = (str(event[key]) for key in ("kind", "trigger", "step", "state", "code") if key in event)
+    return " ".join(words)
+
+
+def _plain(text: object) -> str:
+    """Nothing that a terminal or rich would take for an order."""
+    return "".join(each for each in str(text)[:60] if each.isprintable()).replace("[", "(")

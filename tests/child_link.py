@@ -1,0 +1,34 @@
+"""The board `fleet/board` on the air in a process of its own, to be killed or stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.endpoint import Endpoint
+
+_CHILD = """
+import sys, threading
+sys.path.append(sys.argv[2])
+from brokers import on_the_air
+from agent.messages import Birth
+from agent.mqtt import Endpoint
+from agent.topics import Topics
+endpoint = Endpoint("127.0.0.1", int(sys.argv[1]), protocol=sys.argv[3], will_delay_s=int(sys.argv[4]))
+with on_the_air(endpoint, Topics("fleet", "board"), Birth(agent_version="child")):
+    threading.Event().wait()
+"""
+
+
+@contextlib.contextmanager
+def child_on_the_air(endpoint: Endpoint) -> Iterator[subprocess.Popen[bytes]]:
+    """It dies with the context, if not before."""
+    arguments = str(endpoint.port), str(Path(__file__).parent), endpoint.protocol, str(endpoint.will_delay_s)
+    with subprocess.Popen([sys.executable, "-c", _CHILD, *arguments]) as child:
+        try:
+            yield child
+        finally:
+            child.kill()

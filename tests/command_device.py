@@ -1,0 +1,53 @@
+"""A device as a process that obeys commands and can be killed: `python command_device.py PORT FOLDER`.
+
+What a command does is one line more in FOLDER/done, on the disk before it is over.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from brokers import on_the_air
+from device import TOPICS, Device
+
+from agent.command_log import CommandLog
+from agent.commands import CommandDesk, Report
+from agent.endpoint import Endpoint
+from agent.errors import AgentError
+from agent.messages import Birth
+
+
+def main(port: int, folder: Path) -> None:
+    """Until it is killed."""
+
+    def done(_args: Any, report: Report) -> None:
+        with (folder / "done").open("a") as file:
+            file.write(f"{report.latest.id}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        report.succeed()
+
+    def fail(error: AgentError) -> None:
+        raise error
+
+    journal = CommandLog(folder / "commands.sqlite", fail)
+    with on_the_air(Endpoint("127.0.0.1", port), TOPICS, Birth(agent_version="0")) as link:
+        desk = CommandDesk({**Device().handlers(), "cancel": done}, link.send, journal=journal)
+        desk.recall([])
+        while True:
+            while not link.answered.empty():
+                journal.delivered([link.answered.get()])
+            try:
+                message = link.inbox.get(timeout=0.02)
+            except queue.Empty:
+                continue
+            desk.receive(message.payload, time.time(), message.retain)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,119 @@
+"""How a command of the operator is told which broker to use: by flags, by a configuration, by both."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+
+import pytest
+from bench import COMMAND_LINE
+from brokers import on_the_air, running_mosquitto
+from certificates import Authority
+
+from agent.cli_fleet import add_broker_options, endpoint_from, fleet_from
+from agent.endpoint import Endpoint
+from agent.errors import ConfigError
+from agent.messages import Birth
+from agent.tls import TlsFiles
+from agent.topics import Topics
+
+CONFIG = """
+mqtt:
+  host: broker.example
+  port: 8883
+  fleet: north
+  username: me
+  password_file: secret
+  tls: {ca_file: ca.pem, cert_file: me.pem, key_file: "credential:my-key"}
+  transport: websockets
+  protocol: 5
+"""
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_broker_options(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.fixture(name="config")
+def configuration(tmp_path: Path) -> Path:
+    """One that no daemon could run with: it has only what an operator needs."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    return tmp_path / "config.yaml"
+
+
+def test_without_options_it_is_the_broker_on_this_machine() -> None:
+    assert endpoint_from(options()) == Endpoint("127.0.0.1", 1883)
+    assert fleet_from(options()) == "default"
+
+
+def test_a_configuration_says_all(config: Path) -> None:
+    told = options("-c", str(config))
+    folder = config.parent
+    assert fleet_from(told) == "north"
+    assert endpoint_from(told) == Endpoint(
+        "broker.example",
+        8883,
+        username="me",
+        password_file=folder / "secret",
+        tls=TlsFiles(ca_file=folder / "ca.pem", cert_file=folder / "me.pem", key_file=Path("credential:my-key")),
+        transport="websockets",
+        protocol="5",
+    )
+
+
+def test_options_go_before_the_configuration(config: Path) -> None:
+    told = options(
+        *("-c", str(config), "--host", "other", "--port", "1", "--fleet", "south", "--username", "you"),
+        *("--password-file", "p", "--ca-file", "other.pem"),
+    )
+    endpoint = endpoint_from(told)
+    assert (endpoint.host, endpoint.port, fleet_from(told)) == ("other", 1, "south")
+    assert (endpoint.username, endpoint.password_file) == ("you", Path("p"))
+    assert endpoint.tls == TlsFiles(
+        ca_file=Path("other.pem"), cert_file=config.parent / "me.pem", key_file=Path("credential:my-key")
+    )
+
+
+def test_tls_by_an_option() -> None:
+    assert endpoint_from(options("--tls")).tls == TlsFiles()
+    assert endpoint_from(options("--ca-file", "ca.pem")).tls == TlsFiles(ca_file=Path("ca.pem"))
+    with pytest.raises(ConfigError, match="key_file: expected cert_file beside it"):
+        endpoint_from(options("--key-file", "key.pem"))
+
+
+def send(port: int, *arguments: object) -> str:
+    """What `tared send` says of its failure; all of these fail, for no board answers."""
+    command = [*COMMAND_LINE, "send", "board", "status", "--port", str(port), "--timeout", "2", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stdout
+    return done.stderr
+
+
+@pytest.mark.broker
+def test_send_over_mutual_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    served, mine = authority.issue("broker"), authority.issue("operator")
+    demands = f"cafile {authority.file}", f"certfile {served.certificate}", f"keyfile {served.key}"
+    with running_mosquitto(tmp_path, *demands, "require_certificate true") as broker:
+        board = Endpoint(
+            broker.host,
+            broker.port,
+            tls=TlsFiles(ca_file=authority.file, cert_file=mine.certificate, key_file=mine.key),
+        )
+        files = "--ca-file", authority.file, "--cert-file", mine.certificate, "--key-file", mine.key
+        with on_the_air(board, Topics("default", "board"), Birth(agent_version="0")) as link:
+            assert "command.no_answer" in send(broker.port, *files)
+            assert b'"op":"status"' in link.inbox.get(timeout=10.0).payload
+        assert "the broker wants a certificate of ours" in send(broker.port, *files[:2])
+
+
+@pytest.mark.broker
+def test_send_tells_why_the_broker_refuses_it(tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path), Authority(tmp_path, "another CA")
+    served = authority.issue("broker")
+    with running_mosquitto(tmp_path, f"certfile {served.certificate}", f"keyfile {served.key}") as broker:
+        assert "a port for TLS wants mqtt.tls" in send(broker.port)
+        assert "set mqtt.tls.ca_file to the CA that signed it" in send(broker.port, "--ca-file", other.file)

@@ -1,0 +1,234 @@
+"""The fleet's collector: what is durably stored is acknowledged, and what is missing is not passed over."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import fill, small_file_system
+from brokers import RealBroker, Watcher, eventually
+
+from agent.cli import main
+from agent.errors import AgentError
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.topics import Topics
+from fleet import collector as collector_module
+from fleet.collector import Collector, read
+from fleet.reports import Gap, Report, Reports, Stream
+
+TOPICS = Topics("fleet", "board")
+STREAM = Stream("fleet", "board", 7)
+
+
+def report(seq: int, stream: Stream = STREAM) -> Report:
+    return Report(stream, seq, "alarm", 1.5, json.dumps({"seq": seq}))
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Iterator[Reports]:
+    with closing(Reports(tmp_path / "fleet.sqlite")) as made:
+        yield made
+
+
+def test_a_stream_is_complete_up_to_its_first_hole(reports: Reports) -> None:
+    assert reports.add([report(1), report(2), report(4)]) == {STREAM: 2}
+    assert reports.add([report(5)]) == {STREAM: 2}
+    assert reports.add([report(3)]) == {STREAM: 5}
+    assert [each.seq for each in reports.of("fleet", "board")] == [1, 2, 3, 4, 5]
+
+
+def test_what_a_board_had_to_drop_is_no_hole(reports: Reports) -> None:
+    assert reports.add([Gap(STREAM, 1, 9, "telemetry", 8), Gap(STREAM, 1, 9, "job", 1), report(10)]) == {STREAM: 10}
+    assert reports.add([report(13), Gap(STREAM, 11, 11, "telemetry", 1)]) == {STREAM: 11}
+    assert reports.add([Gap(STREAM, 11, 12, "telemetry", 2)]) == {STREAM: 13}
+
+
+def test_gaps_that_grow_together_count_once(reports: Reports) -> None:
+    reports.add([Gap(STREAM, 5, 7, "telemetry", 3), Gap(STREAM, 1, 2, "job", 2)])
+    reports.add([Gap(STREAM, 3, 9, "telemetry", 6), Gap(STREAM, 3, 9, "job", 1)])
+    assert [(gap.first, gap.last, gap.kind, gap.n) for gap in reports.dropped("fleet", "board")] == [
+        (1, 2, "job", 2),
+        (3, 9, "job", 1),
+        (3, 9, "telemetry", 6),
+    ]
+
+
+def test_what_comes_twice_is_stored_once_and_each_stream_counts_for_itself(reports: Reports) -> None:
+    others = Stream("fleet", "board", 8), Stream("fleet", "twin", 7), Stream("other", "board", 7)
+    news = [report(1), *(report(1, other) for other in others)]
+    assert reports.add(news) == dict.fromkeys([STREAM, *others], 1)
+    assert reports.add(news) == dict.fromkeys([STREAM, *others], 1)
+    assert len(list(reports.of("fleet", "board"))) == 2
+    assert reports.latest("fleet", "board") == (8, 1)
+    assert reports.latest("fleet", "unheard") == (0, 0)
+
+
+def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    for seq in range(1, 4):
+        with closing(Reports(tmp_path / "fleet.sqlite")) as again:
+            assert again.add([report(seq)]) == {STREAM: seq}
+
+
+def test_numbers_of_thousands_are_walked_in_pieces(reports: Reports) -> None:
+    assert reports.add([report(seq) for seq in range(2, 3501)]) == {STREAM: 0}
+    assert reports.add([report(1)]) == {STREAM: 3500}
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "code"),
+    [
+        ("telemetry", b"\xff", "message.malformed"),
+        ("telemetry", b"{}", "message.invalid"),
+        ("event", b"[]", "message.not_object"),
+        ("event", b'{"epoch": 1, "seq": "one", "ts": 0.0, "kind": "alarm"}', "message.invalid"),
+        ("event", b'{"epoch": 1, "from": 5, "kind": "alarm"}', "message.invalid"),
+        ("event", b'{"epoch": 1, "from": 5, "to": 4, "kind": "alarm", "n": 1}', "message.invalid"),
+        ("event", b'{"epoch": 1, "seq": 99999999999999999999, "ts": 0.0, "kind": "alarm"}', "message.invalid"),
+        ("event", b'{"epoch": -1, "seq": 1, "ts": 0.0, "kind": "alarm"}', "message.invalid"),
+        ("event", b'{"epoch": 1, "seq": 0, "ts": 0.0, "kind": "alarm"}', "message.invalid"),
+    ],
+)
+def test_what_is_no_report_is_refused(topic: str, payload: bytes, code: str) -> None:
+    with pytest.raises(AgentError, match=code.replace(".", r"\.")):
+        read("fleet", "board", topic, payload)
+
+
+@contextmanager
+def collecting(broker: RealBroker, path: Path) -> Iterator[Collector]:
+    stopping = threading.Event()
+    made = Collector(broker.endpoint, path)
+    thread = threading.Thread(target=made.run, args=(stopping.is_set,))
+    thread.start()
+    try:
+        yield made
+    finally:
+        stopping.set()
+        thread.join(10.0)
+        assert not thread.is_alive()
+
+
+def alarm(seq: int, **fields: Any) -> Message:
+    return Message(TOPICS.event, json.dumps({"epoch": 7, "seq": seq, "ts": 0.0, "kind": "alarm", **fields}).encode())
+
+
+@pytest.mark.broker
+def test_it_acknowledges_what_it_has_and_whoever_comes_online_hears_how_far_it_is(
+    any_broker: RealBroker, tmp_path: Path
+) -> None:
+    with Watcher(any_broker.endpoint) as watcher, MqttClient(any_broker.endpoint, "board") as board:
+        with collecting(any_broker, tmp_path / "fleet.sqlite"):
+            board.publish(Message(TOPICS.status, b"{}", retain=True))
+            watcher.expect(TOPICS.ack, epoch=0, upto=0)
+            for seq in (1, 2, 4):
+                board.publish(alarm(seq))
+            watcher.expect(TOPICS.ack, epoch=7, upto=2)
+            board.publish(alarm(3))
+            watcher.expect(TOPICS.ack, epoch=7, upto=4)
+        with collecting(any_broker, tmp_path / "fleet.sqlite"):
+            watcher.expect(TOPICS.ack, epoch=7, upto=4)  # for the status that the broker has kept
+
+
+@pytest.mark.broker
+def test_nonsense_is_counted_and_nothing_else_suffers(any_broker: RealBroker, tmp_path: Path) -> None:
+    with (
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "board") as board,
+        collecting(any_broker, tmp_path / "fleet.sqlite") as made,
+    ):
+        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        watcher.expect(TOPICS.ack, epoch=0)  # from here on it hears
+        for payload in (b"", b"\xff\x00", b"[" * 60_000, b"{}", bytes(70_000)):
+            board.publish(Message(TOPICS.event, payload))
+        board.publish(alarm(1))
+        watcher.expect(TOPICS.ack, epoch=7, upto=1)
+        assert made.counts == {"refused": 5, "report": 1}
+
+
+@pytest.mark.broker
+def test_a_document_that_cannot_be_read_holds_up_nothing_after_it(any_broker: RealBroker, tmp_path: Path) -> None:
+    with (
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "board") as board,
+        collecting(any_broker, tmp_path / "fleet.sqlite"),
+    ):
+        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        watcher.expect(TOPICS.ack, epoch=0)
+        board.publish(alarm(1))
+        board.publish(alarm(2, words="x" * 70_000))
+        board.publish(Message(TOPICS.event, b'{"epoch":7,"seq":3,"ts":"yesterday"}'))
+        board.publish(alarm(4))
+        watcher.expect(TOPICS.ack, epoch=7, upto=4)
+    with closing(Reports(tmp_path / "fleet.sqlite")) as reports:
+        assert [gap.first for gap in reports.dropped("fleet", "board")] == [2, 3]
+
+
+@pytest.mark.broker
+def test_a_name_that_no_board_may_have_does_not_end_it(any_broker: RealBroker, tmp_path: Path) -> None:
+    with (
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "board") as board,
+        collecting(any_broker, tmp_path / "fleet.sqlite") as made,
+    ):
+        for name in ("", "x" * 65):
+            for topic in ("status", "event"):
+                board.publish(Message(f"tared/v1/{name}/board/{topic}", alarm(1).payload, retain=True))
+        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        watcher.expect(TOPICS.ack, epoch=0)
+        assert made.counts["refused"] == 4
+
+
+@pytest.mark.broker
+def test_while_its_disk_is_full_nothing_is_acknowledged(
+    any_broker: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(collector_module, "_RETRY_S", 0.05)
+    with (
+        small_file_system(tmp_path / "disk", "1m") as disk,
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "board") as board,
+        collecting(any_broker, disk / "fleet.sqlite"),
+    ):
+        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        watcher.expect(TOPICS.ack, epoch=0)
+        fill(disk / "ballast")
+        for seq in range(1, 31):
+            board.publish(alarm(seq, words="x" * 5000))
+        eventually(lambda: "collector=full" in caplog.text)
+        assert not any(message.topic == TOPICS.ack and b'"epoch":7' in message.payload for message in watcher.seen)
+        (disk / "ballast").unlink()
+        watcher.expect(TOPICS.ack, epoch=7, upto=30)
+
+
+@pytest.mark.broker
+def test_the_command_collects_until_it_is_ended_and_tells_what_it_has(any_broker: RealBroker, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--port", str(any_broker.port), "--json"]
+    with (
+        Watcher(any_broker.endpoint) as watcher,
+        MqttClient(any_broker.endpoint, "board") as board,
+        subprocess.Popen([*command, "--db", str(tmp_path / "db")], stdout=subprocess.PIPE, text=True) as process,
+    ):
+        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        watcher.expect(TOPICS.ack, epoch=0)
+        board.publish(alarm(1))
+        watcher.expect(TOPICS.ack, epoch=7, upto=1)
+        process.terminate()
+        told, _ = process.communicate(timeout=20.0)
+    assert process.returncode == 0
+    assert json.loads(told) == {"report": 1, "gap": 0, "refused": 0}
+
+
+def test_a_database_of_a_newer_tared_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        db.execute("PRAGMA user_version = 9")
+    assert main(["fleet", "collect", "--db", str(tmp_path / "db")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: fleet.schema: ")

@@ -1,0 +1,213 @@
+"""Anything at all on the topics that a board listens to: it is answered or passed over, in bounded time and memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device import NOW, TOPICS, payload
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.authority import Authority
+from agent.command_log import CommandLog
+from agent.commands import CommandDesk, Reply
+from agent.commands_config import CommandsConfig
+from agent.errors import AgentError
+from agent.messages import Ack
+from agent.remote import admit_desired, parse_desired
+from agent.requests import OPS, CommandResult
+from agent.signing import new_key
+from agent.topics import may_reply_to
+from agent.wire import MAX_PAYLOAD_BYTES
+
+_SLOWEST_S = 2.0  # of one message; the largest of them take milliseconds
+
+TEXT = st.text(max_size=40)
+NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([0, 1, -1, 2**53, 2**63, 10**400, NOW, NOW + 60.0]))
+SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, TEXT)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=12
+)
+FIELDS = ("id", "op", "args", "issued", "expires", "version", "to", "signature", "values", "epoch", "upto")
+ARGS = ("frames", "method", "max_loss", "regime", "values", "level", "sha256", "size", "url", "release")
+# Nearly a command: each field is what it should be, or anything.
+COMMANDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.sampled_from(["c1", "c2", "a/b", "#", "+", "", "x" * 65, "\u202e"]) | VALUES,
+        "op": st.sampled_from([*OPS, "dance"]) | VALUES,
+        "args": st.dictionaries(st.sampled_from(ARGS), VALUES, max_size=3) | VALUES,
+        "issued": st.just(NOW) | VALUES,
+        "expires": st.just(NOW + 60.0) | VALUES,
+        "version": st.just(1) | VALUES,
+        "to": st.just("fleet/board") | VALUES,
+        "signature": st.just("A" * 86 + "==") | VALUES,
+        "values": st.dictionaries(TEXT, VALUES, max_size=3) | VALUES,
+        "epoch": VALUES,
+        "upto": VALUES,
+    },
+)
+
+
+def _as_json(document: object) -> bytes:
+    return json.dumps(document).encode()  # NaN and Infinity too, which are no JSON
+
+
+@st.composite
+def _mutated(draw: st.DrawFn) -> bytes:
+    """A good command, into which something fell."""
+    content = bytearray(payload(op=draw(st.sampled_from([*OPS]))))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(content)))
+        content[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))
+    return bytes(content)
+
+
+NESTED = st.builds(lambda depth, each: each * depth, st.integers(0, 20_000), st.sampled_from([b"[", b'{"a":', b"[["]))
+PAYLOADS = st.one_of(
+    st.binary(max_size=200), st.builds(_as_json, COMMANDS), st.builds(_as_json, VALUES), _mutated(), NESTED
+)
+
+
+class Board:
+    """All that reads what strangers send; `take` feeds it to each."""
+
+    def __init__(self, folder: Path) -> None:
+        public = new_key(folder / "ann")[1]
+        config = CommandsConfig(operator_keys=(public,))
+        self.results: list[CommandResult] = []
+        signed = Authority(config, TOPICS, False, lambda: True)
+        log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
+        handlers: dict[str, Any] = dict.fromkeys(OPS, self._done)
+        self._desks = [
+            CommandDesk(handlers, self.results.append, memory=50),
+            CommandDesk(handlers, self.results.append, memory=50, authority=signed),
+            CommandDesk(handlers, self.results.append, memory=50, journal=log),
+        ]
+        self._parsers: list[Callable[[bytes], object]] = [
+            Ack.from_json,
+            lambda content: parse_desired(*admit_desired(content, None)),
+            lambda content: parse_desired(*admit_desired(content, signed)),
+        ]
+
+    def _done(self, _args: Any, report: Any) -> None:
+        report.succeed()
+
+    def take(self, content: bytes, retained: bool = False) -> None:
+        self.results.clear()
+        for desk in self._desks:
+            desk.receive(content, NOW, retained, Reply("answers/here"))
+        for result in self.results:
+            assert CommandResult.from_json(result.to_json()) == result
+            assert len(result.to_json()) < MAX_PAYLOAD_BYTES
+            assert "/" not in TOPICS.result(result.id).removeprefix("tared/v1/fleet/board/cmd/").removesuffix("/result")
+        for parse in self._parsers:
+            with suppress(AgentError):
+                parse(content)
+
+
+@pytest.fixture(autouse=True)
+def _unlogged() -> Iterator[None]:
+    """pytest keeps every line of a log."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
+    return Board(tmp_path_factory.mktemp("board"))
+
+
+def _in_time(board: Board, content: bytes, retained: bool) -> None:
+    begun_s = time.monotonic()
+    board.take(content, retained)
+    assert time.monotonic() - begun_s < _SLOWEST_S
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(content=PAYLOADS, retained=st.booleans())
+def test_anything_is_answered_or_passed_over(board: Board, content: bytes, retained: bool) -> None:
+    _in_time(board, content, retained)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@settings(max_examples=100_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(content=PAYLOADS, retained=st.booleans())
+def test_anything_is_answered_or_passed_over_for_long(board: Board, content: bytes, retained: bool) -> None:
+    _in_time(board, content, retained)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * MAX_PAYLOAD_BYTES,
+        b'{"a":' * (MAX_PAYLOAD_BYTES // 5),
+        b'{"id":"c1","n":' + b"9" * (MAX_PAYLOAD_BYTES - 20) + b"}",
+        b'{"id":"c1","n":1e' + b"9" * (MAX_PAYLOAD_BYTES - 20) + b"}",
+        b'{"id":"c1","n":0.' + b"9" * (MAX_PAYLOAD_BYTES - 20) + b"}",
+        b'{"id":"' + b" " * (MAX_PAYLOAD_BYTES - 20) + b'"}',
+        b'{"id"' + b" " * (MAX_PAYLOAD_BYTES - 20) + b":",
+        b'"id":' * (MAX_PAYLOAD_BYTES // 5),
+        b"{" + b",".join(b'"%d":0' % n for n in range(7000)) + b"}",
+        payload(args={f"k{n}": n for n in range(3000)}),
+        payload(op="set", args={"values": {f"k{n}": n for n in range(3000)}}),
+        payload(op="x" * 60_000),
+        payload(signature="A" * 60_000),
+        b"\x00" * MAX_PAYLOAD_BYTES,
+    ],
+    ids=range(14),
+)
+def test_what_is_as_large_as_may_be_is_quickly_read(board: Board, content: bytes) -> None:
+    _in_time(board, content, False)
+
+
+def test_a_flood_takes_no_memory(tmp_path: Path) -> None:
+    """Of new ids, unreadable ones and good ones: what is remembered is bounded."""
+    board = Board(tmp_path)
+
+    def flood(first: int) -> None:
+        for number in range(first, first + 300):
+            board.take(payload(id=f"c{number}", op="dance"))
+            board.take(payload(id=f"s{number}", args={}))
+            board.take(b'{"id": "m%d", ' % number)
+
+    tracemalloc.start()
+    try:
+        flood(0)
+        before, _ = tracemalloc.get_traced_memory()
+        flood(300)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 200_000
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    topic=st.one_of(
+        st.text(max_size=30),
+        st.sampled_from(["$SYS/", "tared/v1/fleet/board/", "tared", "homeassistant/device/x", ""]).flatmap(
+            lambda start: st.builds(lambda end: start + end, st.text(alphabet="ab/+#$\x00", max_size=8))
+        ),
+    )
+)
+def test_an_answer_goes_to_no_topic_that_could_do_harm(topic: str) -> None:
+    own = TOPICS.result("c1")
+    if may_reply_to(topic, own):
+        assert topic
+        assert not set(topic) & set("+#\x00\n")
+        assert topic == own or not topic.startswith(("$", "tared/", "homeassistant/"))
+    assert may_reply_to(own, own)
+    assert may_reply_to("operators/ann/answers", own)
+    assert not may_reply_to(TOPICS.result("c2"), own)
+    assert not may_reply_to(TOPICS.command, own)

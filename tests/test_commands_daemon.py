@@ -1,0 +1,138 @@
+"""The whole daemon under orders: settings, snapshots, its log and its restart, signed and not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from brokers import RealBroker, Watcher, eventually
+from worlds import World, make_world
+
+from agent.cli import EXIT_RESTART
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.requests import CommandResult
+from agent.signing import Signer, new_key
+from agent.topics import Topics
+from fleet.operator import new_command, send
+
+TOPICS = Topics("default", "board")
+
+
+@contextmanager
+def board(folder: Path, broker: RealBroker, **changes: Any) -> Iterator[World]:
+    """A long night, in which nothing happens but what is ordered."""
+    camera = {"source": "clip.avi", "speed": 10}
+    mqtt = {"host": broker.host, "port": broker.port}
+    yield make_world(folder, lambda _: 0.5, 400.0, camera=camera, mqtt=mqtt, **changes)
+
+
+def order(broker: RealBroker, op: str, version: int | None = None, **arguments: Any) -> CommandResult:
+    command = new_command(op, arguments, time.time(), version=version)
+    return list(send(broker.endpoint, TOPICS, command, silence_s=20.0))[-1]
+
+
+def code(result: CommandResult) -> str:
+    return result.error.code if result.error is not None else ""
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_what_is_set_holds_at_once_and_after_a_restart_on_command(tmp_path: Path, mosquitto: RealBroker) -> None:
+    with board(tmp_path, mosquitto) as world, Watcher(mosquitto.endpoint) as watcher:
+        with world.running() as process:
+            assert watcher.expect(TOPICS.reported)["version"] == 0
+            result = order(mosquitto, "set", 7, **{"recalibration.automatic": "false", "log_level": "debug"})
+            assert result.result is not None
+            assert result.result["version"] == 7
+            watcher.expect(TOPICS.reported, version=7)
+            status = order(mosquitto, "status").result
+            assert status is not None
+            assert (status["automatic"], status["stopped_by"]) == (False, "recalibration.automatic")
+            assert code(order(mosquitto, "set", 7, log_level="info")) == "command.version"
+            assert code(order(mosquitto, "set", 8, threads="4")) == "command.set"
+            assert code(order(mosquitto, "snapshot")) == "command.privacy"
+            assert code(order(mosquitto, "switch", regime="night")) == "command.switch"
+            assert code(order(mosquitto, "model", sha256="0" * 64, size=1)) == "command.model", "a recording"
+
+            assert order(mosquitto, "restart").status == "SUCCEEDED"
+            _, errors = process.communicate(timeout=20.0)
+            assert process.returncode == EXIT_RESTART, errors
+        with world.running():
+            reported = watcher.expect(TOPICS.reported, version=7)
+            assert reported["values"]["recalibration.automatic"] is False
+            with MqttClient(mosquitto.endpoint, "desires") as fleet:
+                desired = {"version": 9, "values": {"log_level": "warning"}}
+                fleet.publish(Message(Topics("default", "board").desired, json.dumps(desired).encode(), retain=True))
+                reported = watcher.expect(TOPICS.reported, version=9)
+                assert (
+                    reported["values"] | {"log_level": "warning", "recalibration.automatic": True} == reported["values"]
+                )
+                old = {"version": 8, "values": {}}
+                fleet.publish(Message(TOPICS.desired, json.dumps(old).encode()))
+                assert watcher.expect(TOPICS.reported, version=9)["error"]["code"] == "command.version"
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_another_telemetry_period_counts_from_now_on(tmp_path: Path, mosquitto: RealBroker) -> None:
+    with board(tmp_path, mosquitto) as world, Watcher(mosquitto.endpoint) as watcher:
+        world.config["mqtt"]["telemetry_period_s"] = 3600.0
+        with world.running():
+            assert order(mosquitto, "set", **{"mqtt.telemetry_period_s": "0.5"}).status == "SUCCEEDED"
+            first, second = (watcher.expect(TOPICS.telemetry) for _ in range(2))
+            assert second["seq"] > first["seq"]
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_snapshot_is_the_newest_frame_where_the_owner_lets_it_go(tmp_path: Path, mosquitto: RealBroker) -> None:
+    with (
+        board(tmp_path, mosquitto, privacy={"snapshot": True}) as world,
+        Watcher(mosquitto.endpoint) as watcher,
+        world.running() as process,
+    ):
+        watcher.expect(TOPICS.telemetry)
+        result = order(mosquitto, "snapshot").result
+        assert result is not None
+        assert (result["width"], result["height"], result["camera"]) == (32, 32, "camera")
+        message = next(each for each in iter(watcher.next, None) if each.topic == TOPICS.snapshot)
+        assert not message.retain
+        image = cv2.imdecode(np.frombuffer(message.payload, np.uint8), cv2.IMREAD_COLOR)
+        assert image is not None
+        assert image.shape == (32, 32, 3)
+        assert order(mosquitto, "log_level", level="error").status == "SUCCEEDED"
+        assert order(mosquitto, "restart").status == "SUCCEEDED"
+        _, errors = process.communicate(timeout=20.0)
+        before, _, after = errors.partition("log_level=error")
+        assert "command=snapshot" in before
+        assert "command=restart" not in after
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_daemon_with_keys_obeys_its_operators_alone(tmp_path: Path, mosquitto: RealBroker) -> None:
+    private, public, identity = new_key(tmp_path / "ann")
+    with (
+        board(tmp_path / "board", mosquitto, commands={"operator_keys": [str(public)], "clock": "trusted"}) as world,
+        Watcher(mosquitto.endpoint) as watcher,
+        world.running(),
+    ):
+        birth = watcher.expect(TOPICS.birth)
+        assert birth["commands"] == {"operator_keys": [identity], "release_keys": [], "unsigned": False}
+        eventually(lambda: code(order(mosquitto, "status")) == "command.unsigned", 30.0)
+        tared = [sys.executable, "-m", "agent.cli", "send", "board", "status", "--port", str(mosquitto.port), "--json"]
+        told = subprocess.run([*tared, "--sign", str(private)], capture_output=True, text=True, check=True)
+        assert json.loads(told.stdout)["result"]["degraded"] in (True, False)
+        command = new_command("status", {}, time.time(), to=Topics("default", "other"))
+        (result,) = send(mosquitto.endpoint, TOPICS, command, silence_s=20.0, signer=Signer(private))
+        assert code(result) == "command.target"

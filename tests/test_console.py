@@ -1,0 +1,92 @@
+"""What is said on stderr: with priorities and without progress in the journal, as ever elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from worlds import World, make_world
+
+from agent import console
+from agent.console import ConsoleHandler, say
+
+SAYING = (
+    "import logging; from agent.console import set_up_logging; set_up_logging('debug'); log = logging.getLogger('a'); "
+)
+
+
+def run(command: list[str], log: Path, connected: bool) -> str:
+    """With stderr as systemd leaves it: JOURNAL_STREAM names the file, or one that stderr is not connected with."""
+    with log.open("wb") as file:
+        here = os.fstat(file.fileno())
+        stream = f"{here.st_dev}:{here.st_ino + (not connected)}"
+        environment = {**os.environ, "JOURNAL_STREAM": stream}
+        subprocess.run(command, stderr=file, stdout=subprocess.DEVNULL, env=environment, timeout=120, check=False)
+    return log.read_text()
+
+
+def say_in(log: Path, source: str, connected: bool = True) -> list[str]:
+    return run([sys.executable, "-c", SAYING + source], log, connected).splitlines()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = make_world(tmp_path, lambda _: 0.5, 20.0, camera={"source": "clip.avi", "speed": 4})
+    world.config["mqtt"] = {"host": "127.0.0.1", "port": 1, "device": "board"}
+    return world
+
+
+@pytest.mark.slow
+def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(world: World, tmp_path: Path) -> None:
+    said = run(world.command("--frames", "150"), tmp_path / "log", connected=True)
+    assert "event=swap" in said
+    assert all(re.match(r"<[2-7]>\S", line) for line in said.splitlines()), said
+    assert not re.search(r"serving: |\d\d:\d\d:\d\d", said)
+
+
+@pytest.mark.slow
+def test_elsewhere_it_says_what_it_always_has(world: World, tmp_path: Path) -> None:
+    said = run(world.command("--frames", "150"), tmp_path / "log", connected=False)
+    assert re.search(r"^serving: \d+/150 ", said, re.MULTILINE)
+    assert re.search(r"^level=INFO at=agent.reporting event=swap ", said, re.MULTILINE)
+    assert not re.search(r"^<", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("call", "priority"),
+    [("critical", 2), ("error", 3), ("warning", 4), ("info", 6), ("debug", 7)],
+)
+def test_levels_are_syslogs_priorities(tmp_path: Path, call: str, priority: int) -> None:
+    (line,) = say_in(tmp_path / "log", f"log.{call}('it')")
+    assert line == f"<{priority}>level={call.upper()} at=a it"
+
+
+def test_every_line_of_a_traceback_has_its_priority(tmp_path: Path) -> None:
+    lines = say_in(tmp_path / "log", "\ntry:\n    {}[0]\nexcept KeyError:\n    log.exception('it')")
+    assert len(lines) > 3
+    assert all(line.startswith("<3>") for line in lines)
+
+
+def test_what_ends_the_program_is_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agent.cli", "run", "-c", str(tmp_path / "gone.yaml")]
+    assert run(command, tmp_path / "log", connected=True).startswith("<3>error: config.missing: ")
+    assert run(command, tmp_path / "log", connected=False).startswith("error: config.missing: ")
+
+
+def test_a_closed_stderr_is_no_journal() -> None:
+    command = f"{sys.executable} -c 'from agent.console import goes_to_journal; print(goes_to_journal())' 2>&-"
+    environment = {**os.environ, "JOURNAL_STREAM": "1:2"}
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_level_of_ones_own_is_a_notice(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "goes_to_journal", lambda: True)
+    ConsoleHandler().emit(logging.LogRecord("a", 25, "", 0, "it", None, None))
+    say("and that")
+    assert capsys.readouterr().err == "<5>it\n<5>and that\n"

@@ -1,0 +1,280 @@
+"""The doctor on boards that cannot be here, by what their file systems say, and on cameras and brokers that can."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from boards import AGX_XAVIER, LAPTOP, ORIN_NANO, lay_down
+from brokers import RealBroker, free_port
+from worlds import make_world
+
+from agent.cli import main
+from agent.config import load_config
+from agent.doctor import Finding, examine, healthy, machine
+from agent.doctor import configured as surroundings
+from agent.doctor.configured import examine_configured, examine_unconfigured
+from agent.doctor.gpu import _driver
+from agent.doctor.installed import examine_service
+from agent.doctor.machine import examine_machine
+from agent.installation import CONFIG_PATH, UNIT_PATH
+
+DPKG = """Package: nvidia-jetpack-dev
+Status: install ok installed
+Version: 1.0
+
+Package: nvidia-jetpack
+Status: {status}
+Priority: standard
+Version: 6.2.1+b38
+
+"""
+JETPACK_6 = {
+    "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n',
+    "etc/nv_tegra_release": "# R36 (release), REVISION: 4.4, GCID: 1, BOARD: generic\n# and more\n",
+    "var/lib/dpkg/status": DPKG.format(status="install ok installed"),
+    "sys/devices/system/cpu/cpufreq/policy0/scaling_min_freq": "729600",
+    "sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq": "1510400",
+}
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    found = {finding.name: finding for finding in findings}
+    assert len(found) == len(findings)
+    for finding in findings:
+        assert bool(finding.remedy) or finding.ok, f"{finding} names no remedy"
+    return found
+
+
+def on(root: Path, *trees: dict[str, str]) -> dict[str, Finding]:
+    for tree in trees:
+        lay_down(tree, root)
+    return by_name(examine_machine(root, None))
+
+
+def test_an_orin_with_jetpack_6(tmp_path: Path) -> None:
+    found = on(tmp_path, ORIN_NANO, JETPACK_6)
+    assert found["system"].found == "Ubuntu 22.04.5 LTS"
+    assert found["jetpack"] == Finding("jetpack", "6.2.1+b38, L4T 36.4.4", True, False)
+    assert found["power mode"].found == "MAXN_SUPER, clocks by load"
+    assert found["headroom"].ok
+
+
+def test_jetson_clocks_leave_no_clock_room(tmp_path: Path) -> None:
+    fixed = {"sys/devices/system/cpu/cpufreq/policy0/scaling_min_freq": "1510400"}
+    assert on(tmp_path, ORIN_NANO, JETPACK_6, fixed)["power mode"].found == "MAXN_SUPER, clocks fixed (jetson_clocks)"
+
+
+@pytest.mark.parametrize(
+    ("tree", "found", "remedy"),
+    [
+        ({"var/lib/dpkg/status": DPKG.format(status="deinstall ok config-files")}, "without", "install nvidia-jetpack"),
+        ({"etc/nv_tegra_release": "# R35 (release), REVISION: 6.0, GCID: 1"}, "L4T 35.6.0", "flash JetPack 6"),
+    ],
+)  # fmt: skip
+def test_an_old_or_bare_jetpack_is_told_with_its_remedy(
+    tmp_path: Path, tree: dict[str, str], found: str, remedy: str
+) -> None:
+    jetpack = on(tmp_path, ORIN_NANO, JETPACK_6, tree)["jetpack"]
+    assert not jetpack.ok
+    assert found in jetpack.found
+    assert remedy in jetpack.remedy
+
+
+def test_a_board_that_throttles_has_no_headroom(tmp_path: Path) -> None:
+    found = on(tmp_path, AGX_XAVIER)["headroom"]
+    assert (found.ok, found.needed, found.found) == (False, False, "throttled by thermal-cpufreq-0")
+
+
+def test_a_laptop_is_no_jetson(tmp_path: Path) -> None:
+    assert not {"jetpack", "power mode"} & on(tmp_path, LAPTOP).keys()
+
+
+@pytest.mark.parametrize(
+    ("tree", "found"),
+    [
+        ({"sys/module/nvidia/version": "580.65.06"}, "nvidia 580.65.06"),
+        ({"sys/module/nvgpu/refcnt": "3"}, "nvgpu"),
+    ],
+)
+def test_the_kernels_driver(tmp_path: Path, tree: dict[str, str], found: str) -> None:
+    assert not _driver(tmp_path).ok
+    assert _driver(lay_down(tree, tmp_path)).found == found
+
+
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_the_clock_by_the_kernels_word(monkeypatch: pytest.MonkeyPatch, synchronised: bool) -> None:
+    monkeypatch.setattr(machine, "is_synchronised", lambda: synchronised)
+    clock = machine._clock()
+    assert (clock.ok, bool(clock.remedy)) == (synchronised, not synchronised)
+
+
+# ---- what the configuration names
+
+
+def configured(folder: Path, **sections: Any) -> Path:
+    world = make_world(folder, lambda _: 0.5, 1.0)
+    (folder / "config.yaml").write_text(yaml.safe_dump({**world.config, **sections}))
+    return folder / "config.yaml"
+
+
+def around(path: Path) -> dict[str, Finding]:
+    return by_name(examine_configured(load_config(path)))
+
+
+def test_the_cameras_first_frame_is_read(tmp_path: Path) -> None:
+    found = around(configured(tmp_path))["camera"]
+    assert found.ok
+    assert "clip.avi: 32 x 32 in " in found.found
+
+
+def test_a_camera_that_is_not_there(tmp_path: Path) -> None:
+    found = around(configured(tmp_path, camera={"source": "v4l2:/dev/video99"}))["camera"]
+    assert found == Finding("camera", "no /dev/video99", False, True, "check the source")
+
+
+def test_a_file_that_is_no_video(tmp_path: Path) -> None:
+    (tmp_path / "x.mp4").write_text("no video")
+    assert "not readable as video" in around(configured(tmp_path, camera={"source": "x.mp4"}))["camera"].found
+
+
+@contextmanager
+def silent_server() -> Iterator[int]:
+    """Takes every connection, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken: list[socket.socket] = []
+
+        def take() -> None:
+            with suppress(OSError):  # shut down
+                while True:
+                    taken.append(server.accept()[0])
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for each in taken:
+            each.close()
+
+
+@pytest.mark.slow
+def test_a_stream_that_says_nothing_is_given_up_and_its_password_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surroundings, "_FRAME_S", 3.0)
+    with silent_server() as port:
+        source = f"rtsp://user:secret@127.0.0.1:{port}/stream"
+        found = around(configured(tmp_path, camera={"source": source}))["camera"]
+    assert (found.ok, found.needed) == (False, True)
+    assert "no frame within 3 s" in found.found
+    assert "secret" not in found.found
+
+
+@pytest.mark.broker
+def test_the_broker_is_asked(tmp_path: Path, any_broker: RealBroker) -> None:
+    mqtt = {"host": any_broker.host, "port": any_broker.port}
+    assert around(configured(tmp_path, mqtt=mqtt))["broker"].found == f"127.0.0.1 port {any_broker.port}: connected"
+
+
+def test_a_broker_that_is_not_there_and_one_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings, "_BROKER_S", 1.0)
+    gone = around(configured(tmp_path, mqtt={"host": "127.0.0.1", "port": free_port()}))["broker"]
+    assert (gone.ok, gone.needed) == (False, True)
+    assert "Connection refused" in gone.found
+    with silent_server() as port:
+        mute = around(configured(tmp_path, mqtt={"host": "127.0.0.1", "port": port}))["broker"]
+    assert mute.found.endswith("no answer to CONNECT")
+
+
+def test_a_password_file_that_is_gone(tmp_path: Path) -> None:
+    mqtt = {"host": "127.0.0.1", "username": "me", "password_file": "gone"}
+    assert "No such file" in around(configured(tmp_path, mqtt=mqtt))["broker"].found
+
+
+def test_without_a_configuration_the_cameras_are_listed(tmp_path: Path) -> None:
+    assert by_name(examine_unconfigured(tmp_path))["cameras"].found == "none"
+    lay_down({"dev/video0": "", "dev/video1": "", "tmp/argus_socket": ""}, tmp_path)
+    (cameras,) = examine_unconfigured(tmp_path)
+    assert cameras.found == "v4l2:/dev/video0, v4l2:/dev/video1, csi: through nvargus-daemon"
+
+
+def test_a_state_directory_on_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(configured(tmp_path))
+    state = by_name(examine_machine(tmp_path, config))["state directory"]
+    assert state.ok
+    real = os.statvfs(tmp_path)
+    monkeypatch.setattr(machine.os, "statvfs", lambda _: os.statvfs_result((*real[:8], os.ST_RDONLY, real[9])))
+    state = by_name(examine_machine(tmp_path, config))["state directory"]
+    assert (state.ok, state.needed) == (False, True)
+    assert "read-only" in state.found
+
+
+def test_a_configuration_with_errors_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = configured(tmp_path, threads="many")
+    assert main(["doctor", "-c", str(path), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    (finding,) = [each for each in told["findings"] if each["name"] == "configuration"]
+    assert "threads: expected integer" in finding["found"]
+    assert not finding["ok"]
+
+
+def test_a_backend_that_is_asked_for_is_needed(tmp_path: Path) -> None:
+    path = configured(tmp_path, backend="tensorrt")
+    found = by_name(examine(path))
+    assert found["backend tensorrt"].needed
+    assert found["backend tensorrt"].ok or not healthy(examine(path))
+
+
+# ---- the service
+
+
+@pytest.fixture
+def unit(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("agent.doctor.installed.unit_text", lambda _: "[Service]\nas shipped\n")
+    return "[Service]\nas shipped\n"
+
+
+def test_a_service_that_is_not_installed(tmp_path: Path) -> None:
+    (finding,) = examine_service(tmp_path)
+    assert (finding.found, finding.remedy) == ("not installed", "sudo tared install-service")
+
+
+@pytest.mark.parametrize("changed", ["", "Nice=5\n"])
+def test_a_unit_that_differs_is_told(tmp_path: Path, unit: str, changed: str) -> None:
+    lay_down({str(UNIT_PATH): unit + changed, str(CONFIG_PATH): "model: x"}, tmp_path)
+    found = by_name(examine_service(tmp_path))
+    assert found["service"].ok == (not changed)
+    assert ("--dry-run" in found["service"].remedy) == bool(changed)
+    assert found["service state"].found == "no systemd runs here"
+
+
+def test_a_group_that_is_missing_is_named(tmp_path: Path, unit: str) -> None:
+    """systemd ends with 216/GROUP."""
+    text = unit + "SupplementaryGroups=video render\n"
+    lay_down({str(UNIT_PATH): text, str(CONFIG_PATH): "", "etc/group": "root:x:0:\nvideo:x:44:\n"}, tmp_path)
+    service = by_name(examine_service(tmp_path))["service"]
+    assert service.found.startswith("no group render, ")
+    assert service.remedy == "sudo groupadd --system render"
+
+
+def test_systemd_is_asked_for_its_state(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay_down(
+        {str(UNIT_PATH): unit, str(CONFIG_PATH): "", "bin/systemctl": "#!/bin/sh\necho failed\nexit 3\n"}, tmp_path
+    )
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    program = tmp_path / "bin/systemctl"
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    state = by_name(examine_service(tmp_path))["service state"]
+    assert (state.ok, state.found) == (False, "failed")
+    assert "journalctl -u tared" in state.remedy

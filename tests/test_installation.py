@@ -1,0 +1,194 @@
+"""`tared install-service`: what it writes, what it leaves alone, and that an installed wheel has all it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import yaml
+from test_systemd import DROP_IN, UNIT, read_unit
+
+from agent import installation
+from agent.cli import main
+from agent.config import load_config
+from agent.errors import AgentError
+from agent.installation import CONFIG_PATH, DROP_IN_PATH, UNIT_PATH, Step, plan_install, plan_uninstall, unit_text
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = Path("etc/systemd/system/multi-user.target.wants/tared.service")
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place of its own for the programs, as a virtual environment in /opt is."""
+    scripts = tmp_path / "opt/tared/.venv/bin"
+    scripts.mkdir(parents=True)
+    (scripts / "tared").touch()
+    real = sysconfig.get_path
+    monkeypatch.setattr(
+        installation.sysconfig, "get_path", lambda name: str(scripts) if name == "scripts" else real(name)
+    )
+    monkeypatch.setattr(installation, "_PRIVATE", (tmp_path / "home",))
+    return scripts
+
+
+def install(root: Path, *arguments: str) -> None:
+    assert main(["install-service", "--root", str(root), *arguments]) == 0
+
+
+@pytest.mark.usefixtures("venv")
+def test_it_installs_what_ships_with_its_own_path_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
+    install(tmp_path)
+    unit = (tmp_path / UNIT_PATH).read_text()
+    assert "ExecStart=/opt/tared/.venv/bin/tared run -c /etc/tared/config.yaml\n" in unit
+    assert unit == UNIT.read_text()  # which is written for just that place
+    assert os.readlink(tmp_path / LINK) == "/etc/systemd/system/tared.service"
+    for path in (UNIT_PATH, CONFIG_PATH):
+        assert (tmp_path / path).stat().st_mode & 0o777 == 0o644
+        assert (tmp_path / path).parent.stat().st_mode & 0o777 == 0o755
+    assert not (tmp_path / DROP_IN_PATH).exists()
+    assert not any(step.changes for step in plan_install(tmp_path, hardened=False, now=False))
+
+
+@pytest.mark.usefixtures("venv")
+def test_a_users_configuration_stays(tmp_path: Path) -> None:
+    (tmp_path / CONFIG_PATH).parent.mkdir(parents=True)
+    (tmp_path / CONFIG_PATH).write_text("mine")
+    install(tmp_path)
+    install(tmp_path, "--uninstall")
+    assert (tmp_path / CONFIG_PATH).read_text() == "mine"
+
+
+@pytest.mark.usefixtures("venv")
+def test_a_dry_run_tells_and_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install(tmp_path, "--dry-run", "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert told["changed"]
+    assert [step["action"] for step in told["steps"]] == ["write", "write", "link"]
+    assert not (tmp_path / "etc").exists()
+
+
+@pytest.mark.usefixtures("venv")
+def test_uninstalling_leaves_nothing_of_ours_but_the_configuration(tmp_path: Path) -> None:
+    install(tmp_path, "--jit-hardened")
+    assert (tmp_path / DROP_IN_PATH).read_text() == DROP_IN.read_text()
+    install(tmp_path, "--uninstall")
+    left = [path.relative_to(tmp_path) for path in (tmp_path / "etc").rglob("*") if not path.is_dir()]
+    assert left == [CONFIG_PATH]
+    assert not any(step.changes for step in plan_uninstall(tmp_path))
+
+
+@pytest.mark.usefixtures("venv")
+def test_a_link_to_a_source_tree_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    """As `systemctl enable /opt/tared/systemd/tared.service` makes it."""
+    (tmp_path / "source").write_text("of the source tree")
+    (tmp_path / UNIT_PATH).parent.mkdir(parents=True)
+    (tmp_path / UNIT_PATH).symlink_to(tmp_path / "source")
+    install(tmp_path)
+    assert (tmp_path / "source").read_text() == "of the source tree"
+    assert not (tmp_path / UNIT_PATH).is_symlink()
+
+
+def test_where_systemd_runs_it_is_told(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `systemctl` in place of one: this machine's own is none of a test's."""
+    calls = tmp_path / "calls"
+    (venv / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    (venv / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(venv), prepend=os.pathsep)
+    monkeypatch.setattr(installation, "_running", lambda _: True)
+    install(tmp_path, "--now")
+    install(tmp_path, "--uninstall")
+    assert calls.read_text().splitlines() == [
+        "daemon-reload", "enable tared.service", "restart tared.service",
+        "disable --now tared.service", "daemon-reload",
+    ]  # fmt: skip
+
+
+def test_a_systemctl_that_fails_is_told(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (venv / "systemctl").write_text("#!/bin/sh\necho 'it is masked' >&2\nexit 1\n")
+    (venv / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(venv), prepend=os.pathsep)
+    with pytest.raises(AgentError, match=r"service\.systemctl: 'systemctl restart' ended with 1: it is masked"):
+        installation.carry_out([Step("run", "systemctl restart", command=("systemctl", "restart"))])
+    assert tmp_path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user cannot be become without being root")
+def test_without_being_root_it_says_so() -> None:
+    # Imported beforehand: the other user may have no right to read this environment.
+    source = """
+import os, sys
+import agent.console, agent.installation
+from agent.cli import main
+os.setuid(65534)
+sys.exit(main())
+"""
+    command = [sys.executable, "-c", source, "install-service", "--uninstall"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: service.root: user id 65534; expected root; sudo ")
+
+
+def test_what_a_service_cannot_see_is_refused(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "_PRIVATE", (venv.parent,))
+    with pytest.raises(AgentError, match=r"service\.home: .*in /opt/tared"):
+        unit_text()
+    (venv / "tared").unlink()
+    with pytest.raises(AgentError, match=r"service\.program"):
+        unit_text(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [("/a/b", "/a/b"), ("/a b/c", '"/a b/c"'), ("/100%/$x", "/100%%/$$x"), ('/a"b', '"/a\\"b"')],
+)
+def test_paths_are_words_of_a_units_command_line(path: str, word: str) -> None:
+    assert installation._word(Path(path)) == word
+
+
+def test_the_first_configuration_is_one(tmp_path: Path) -> None:
+    """With the two things filled in that it asks for."""
+    text = (ROOT / "systemd/config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text)
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump({"path": "m.onnx", "task": "raw"}))
+    config = load_config(tmp_path / "config.yaml")
+    assert config.camera.source == "v4l2:/dev/video0"
+    assert read_unit()["ExecStart"].endswith(f" -c /{CONFIG_PATH}")
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path) -> None:
+    """In an environment without the source tree; its dependencies are those of this one."""
+    source = tmp_path / "source"
+    kept = ("agent", "calibrate", "engines", "fleet", "systemd", "pyproject.toml", "README.md", "LICENSE")
+    source.mkdir()
+    for name in kept:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(source)], check=True, timeout=240)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
+    python = tmp_path / "venv/bin/python"
+    subprocess.run([*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True, timeout=240)
+    # A path configuration file: this environment's packages come after the venv's own.
+    own = sysconfig.get_path("purelib")
+    (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
+    (site / "others.pth").write_text(own)
+    shared = tmp_path / "venv/share/tared/systemd"
+    assert {path.name for path in shared.iterdir()} == {"tared.service", "tared.service.d", "config.yaml"}
+    # The interpreter of the tests may lie in a home, which a service could not see.
+    program = "import sys, agent.installation; agent.installation._PRIVATE = (); from agent.cli import main; main()"
+    root = tmp_path / "root"
+    environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
+    command = [str(python), "-c", program, "install-service", "--root", str(root), "--jit-hardened"]
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=120)
+    assert f"ExecStart={tmp_path}/venv/bin/tared run" in (root / UNIT_PATH).read_text()
+    assert (root / DROP_IN_PATH).read_text() == DROP_IN.read_text()
+    assert (root / CONFIG_PATH).exists()

@@ -1,0 +1,84 @@
+"""The operator's commands to the engines: to another regime, and with another loss; no frame is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from test_raising_operations import Desk, desk
+
+from agent.commands import Report
+from agent.errors import CommandError
+from agent.orders import Orders
+from agent.requests import RecalibrateArgs, SwitchArgs
+
+__all__ = ["desk"]  # the fixture
+
+
+def order(at: Desk, op: str, args: Any) -> None:
+    handlers = Orders(at.operations, at.service, at.operations._pipeline).handlers
+    handlers[op](args, Report("c1", at.results.append))
+
+
+def knows(at: Desk, monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
+    monkeypatch.setattr(type(at.operations._in_service), "regimes", regimes)
+
+
+def refusal(at: Desk, regime: str) -> str:
+    with pytest.raises(CommandError) as caught:
+        order(at, "switch", SwitchArgs(regime=regime))
+    assert at.service.serving.id == at.raised.id
+    return str(caught.value)
+
+
+def test_an_operator_switches_to_a_regime_that_is_known(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = desk(raised_serves=True)
+    knows(at, monkeypatch, at.raised.id, at.int8.id)
+    order(at, "switch", SwitchArgs(regime=at.int8.id))
+    assert at.results[0].status == "ACCEPTED"
+    (job,) = at.operations._desk._journal.records()
+    assert (job.trigger, job.request["op"], job.artefact) == ("switch", "switch", at.int8.id)
+    assert job.command_ids == ("c1",)
+    assert not at.operations._restraint.may_switch, "no other by itself at once"
+
+
+def test_to_what_is_unknown_or_serves_there_is_no_switch(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = desk(raised_serves=True)
+    assert "no regime 'night'; expected none is known yet" in refusal(at, "night")
+    knows(at, monkeypatch, at.raised.id)
+    assert "this regime serves" in refusal(at, at.raised.id)
+    assert f"expected {at.raised.id}" in refusal(at, at.int8.id)
+
+
+def test_a_recalibration_with_a_loss_of_its_own_is_judged_by_it(desk: Callable[..., Desk]) -> None:
+    at = desk(max_loss=0.25)
+    order(at, "recalibrate", RecalibrateArgs(max_loss=0.75))
+    jobs = at.operations._jobs
+    assert jobs.job is not None
+    assert jobs._job_request(jobs.job, 8).max_loss == 0.75
+    at.cancel()
+    order(at, "recalibrate", RecalibrateArgs())
+    assert jobs.job is not None
+    assert jobs._job_request(jobs.job, 8).max_loss == 0.25
+
+
+def test_what_is_set_is_what_the_next_job_goes_by(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    config = at.operations.config
+    at.operations.configure(
+        config.model_copy(
+            update={"recalibration": config.recalibration.model_copy(update={"max_loss": 0.5, "automatic": False})}
+        )
+    )
+    assert at.operations.stopped_by == "recalibration.automatic"
+    order(at, "recalibrate", RecalibrateArgs())
+    jobs = at.operations._jobs
+    assert jobs.job is not None
+    assert jobs._job_request(jobs.job, 8).max_loss == 0.5
+    for reader in (at.operations._occasions, jobs, at.operations._exchange, at.operations._news):
+        assert reader.config.recalibration.max_loss == 0.5

@@ -1,0 +1,118 @@
+"""What is said to a board on its own topics, and what it says back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import RealBroker, eventually, on_the_air
+from device import TOPICS, Device, payload
+
+from agent.authority import Authority
+from agent.command_log import CommandLog
+from agent.commands_config import CommandsConfig
+from agent.config import Config
+from agent.link import MqttLink
+from agent.messages import Birth
+from agent.model_delivery import ModelDelivery
+from agent.model_spec import ModelSpec
+from agent.publishing import Message
+from agent.releases import Releases
+from agent.remote import Remote
+from agent.reporting import Reporter
+from agent.requests import Reported
+from agent.settings import Settings
+from agent.signing import Signer, new_key
+
+
+class Board:
+    """Its end of the link, as the supervisor has it. keys: whether it has an operator's."""
+
+    def __init__(self, folder: Path, link: MqttLink, keys: bool) -> None:
+        private, public, _ = new_key(folder / "ann")
+        self.signer = Signer(private)
+        commands = CommandsConfig(operator_keys=(public,) if keys else ())
+        authority = Authority(commands, TOPICS, not keys, lambda: True)
+        model = ModelSpec(path=folder / "model.onnx", task="raw")
+        config = Config(model=model, camera={"source": "v4l2:/dev/video0"}, state_dir=folder)
+        reporter = Reporter(link, Birth(agent_version="0"))
+        path = folder / "settings.json"
+        self.settings = Settings(config, path, authority.trusts, lambda _: self.remote.report(), reporter.error)
+        releases = Releases(authority, folder / "releases.json")
+        delivery = ModelDelivery(folder / "incoming", model.path, False, 0, releases, lambda _: None)
+        handlers = Device().handlers()
+        self.remote = Remote(link, folder, handlers, self.settings, delivery, authority, reporter)
+
+
+@pytest.fixture
+def link(mosquitto: RealBroker) -> Iterator[MqttLink]:
+    with on_the_air(mosquitto.endpoint, TOPICS, Birth(agent_version="0")) as link:
+        yield link
+
+
+@pytest.mark.broker
+def test_what_was_not_admitted_leaves_the_retained_report_alone(
+    tmp_path: Path, link: MqttLink, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    board, sent = Board(tmp_path, link, keys=True), list[Reported]()
+    monkeypatch.setattr(link, "send", sent.append)  # of retained ones the broker only gets the newest
+
+    def desired(version: int, signed: bool, **values: Any) -> Message:
+        document = {"version": version, "values": values, "to": "fleet/board", "expires": time.time() + 60.0}
+        return Message(TOPICS.desired, json.dumps(board.signer.sign(document) if signed else document).encode())
+
+    for message in (
+        desired(3, False, log_level="debug"),
+        Message(TOPICS.desired, b"no document"),
+        desired(1, True, log_level="debug"),
+        desired(2, True, threads=4),
+    ):
+        link.desired.put(message)
+    board.remote.tick()
+    assert [(each.version, each.error.code if each.error else "") for each in sent] == [(1, ""), (1, "command.set")]
+    assert caplog.text.count("desired=not_admitted") == 2
+
+
+@pytest.mark.broker
+def test_a_document_that_holds_has_not_expired(
+    tmp_path: Path, link: MqttLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is retained, and comes again with every connection."""
+    board = Board(tmp_path, link, keys=True)
+    document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board", "expires": time.time() + 60.0}
+    link.desired.put(Message(TOPICS.desired, json.dumps(board.signer.sign(document)).encode()))
+    board.remote.tick()
+    late = board.signer.sign({**document, "expires": time.time() - 1.0})
+    link.desired.put(Message(TOPICS.desired, json.dumps(late).encode(), retain=True))
+    board.remote.tick()
+    assert board.settings.version == 1
+    assert "desired=" not in caplog.text
+
+
+@pytest.mark.broker
+def test_what_the_broker_has_is_written_in_batches(
+    tmp_path: Path, link: MqttLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick must not be as long as the backlog, nor a transaction be for one row."""
+    board, batches = Board(tmp_path, link, keys=False), list[int]()
+    delivered = CommandLog.delivered
+
+    def counted(journal: CommandLog, ids: list[str]) -> None:
+        batches.append(len(ids))
+        delivered(journal, ids)
+
+    monkeypatch.setattr(CommandLog, "delivered", counted)
+    now = time.time()
+    link.inbox.put(Message(TOPICS.command, payload(op="cancel", issued=now, expires=now + 60.0)))
+    board.remote.tick()
+    eventually(lambda: link.answered.qsize() == 1)
+    for number in range(149):
+        link.answered.put(f"x{number}")
+    for _ in range(3):
+        board.remote.tick()
+    assert batches == [100, 50]
+    assert CommandLog(tmp_path / "commands.sqlite", lambda error: pytest.fail(str(error))).undelivered() == []

@@ -1,0 +1,73 @@
+"""Results on the topic that a sender names (MQTT 5), and on none that could do harm."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from brokers import RealBroker, eventually, on_the_air
+from device import TOPICS, Device
+
+from agent.commands import CommandDesk, Reply
+from agent.messages import Birth
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.requests import CommandResult
+from agent.results import Results
+from agent.topics import Topics
+from fleet.operator import new_command
+
+ANSWERS = "operators/ann"
+
+
+def asked(broker: RealBroker, reply_to: str, listens: str) -> list[tuple[str, bytes | None]]:
+    """The statuses, with their correlation, that came on the topic `listens` until the end of a command."""
+    command = new_command("status", {}, time.time())
+    own = TOPICS.result(command.id)
+    heard: list[tuple[str, bytes | None]] = []
+    with (
+        on_the_air(broker.endpoint, TOPICS, Birth(agent_version="0")) as link,
+        MqttClient(broker.endpoint, "ann", subscriptions=[listens.format(own=own), "end"]) as ann,
+    ):
+        desk = CommandDesk(Device().handlers(), link.send, reply=link.reply)
+        assert ann.wait_connected(10.0)
+        eventually(lambda: link.connected)
+        question = Message(TOPICS.command, command.to_json(), reply_to=reply_to.format(own=own), correlation=b"\x007")
+        ann.publish(question)
+        message = link.inbox.get(timeout=10.0)
+        assert message.reply_to is not None
+        desk.receive(message.payload, time.time(), reply=Reply(message.reply_to, message.correlation))
+        link.reply(Reply("end"), CommandResult(id=command.id, status="SUCCEEDED"))
+        ann.inboxes["end"].get(timeout=10.0)
+        inbox = ann.inboxes[listens.format(own=own)]
+        while not inbox.empty():
+            message = inbox.get()
+            heard.append((CommandResult.from_json(message.payload).status, message.correlation))
+    return heard
+
+
+@pytest.mark.broker
+def test_an_answer_comes_where_its_sender_wants_it_with_what_it_gave_along(mosquitto: RealBroker) -> None:
+    assert asked(mosquitto, ANSWERS, ANSWERS) == [("ACCEPTED", b"\x007"), ("SUCCEEDED", b"\x007")]
+
+
+@pytest.mark.broker
+def test_on_the_commands_own_topic_too(mosquitto: RealBroker) -> None:
+    heard = asked(mosquitto, "{own}", "{own}")
+    assert ("SUCCEEDED", b"\x007") in heard
+    assert ("SUCCEEDED", None) in heard
+
+
+def test_a_house_of_another_name_is_written_to_by_nobody_else() -> None:
+    results = Results(TOPICS, "smart/house")
+    for topic in ("smart/house/device/x/config", "homeassistant/device/x/config", "smart/houses"):
+        results.add_reply(Reply(topic), CommandResult(id="c1", status="SUCCEEDED"))
+    message = results.take()
+    assert message is not None
+    assert (message.topic, len(results)) == ("smart/houses", 0)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("topic", [Topics("fleet", "other").command, TOPICS.ack, "homeassistant/device/x/config"])
+def test_where_it_would_be_taken_for_something_else_it_does_not_come(mosquitto: RealBroker, topic: str) -> None:
+    assert asked(mosquitto, topic, topic) == []

@@ -1,0 +1,204 @@
+"""What operators set at run time, the documents `desired` and `reported`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device import NOW, TOPICS
+
+from agent.authority import Authority
+from agent.commands import Mandate
+from agent.commands_config import CommandsConfig
+from agent.config import Config, RecalibrationConfig
+from agent.errors import AgentError
+from agent.model_spec import ModelSpec
+from agent.remote import admit_desired, check_expiry, parse_desired
+from agent.settings import LIVE, Settings
+from agent.signing import Signer, new_key
+
+Make = Callable[..., Settings]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    model = ModelSpec(path=tmp_path / "model.onnx", task="raw")
+    return Config(model=model, camera={"source": "v4l2:/dev/video0"}, state_dir=tmp_path)
+
+
+@pytest.fixture
+def make(config: Config, tmp_path: Path) -> Make:
+    def settings(
+        changes: list[Config] | None = None, trusts: Callable[[str], bool] = lambda _: True, of: Config = config
+    ) -> Settings:
+        on_change = changes.append if changes is not None else lambda _: None
+        return Settings(of, tmp_path / "settings.json", trusts, on_change, lambda error: pytest.fail(str(error)))
+
+    return settings
+
+
+def refusal(settings: Settings, values: dict[str, Any], version: int = 9) -> str:
+    before = settings.config
+    with pytest.raises(AgentError) as caught:
+        settings.set(values, Mandate(version))
+    assert settings.config == before
+    return caught.value.code
+
+
+def test_what_is_set_holds_and_is_there_after_a_restart(make: Make) -> None:
+    changes: list[Config] = []
+    settings = make(changes)
+    settings.set({"recalibration.max_loss": 0.25, "mqtt.telemetry_period_s": 60}, Mandate(3))
+    assert [each.recalibration.max_loss for each in changes] == [0.25]
+    for each in (settings, make()):
+        assert each.config.recalibration == RecalibrationConfig(max_loss=0.25)
+        assert each.config.mqtt.telemetry_period_s == 60.0
+        reported = each.reported()
+        assert reported.version == 3
+        assert set(reported.values) == set(LIVE)
+        assert reported.values["recalibration.max_loss"] == 0.25
+
+
+def test_one_more_is_added_and_null_is_what_the_file_says(make: Make, config: Config) -> None:
+    settings = make()
+    settings.set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Mandate(1))
+    settings.set({"recalibration.automatic": False}, Mandate(2))
+    settings.set({"recalibration.max_loss": None}, Mandate(3))
+    for each in (settings, make()):
+        assert each.config.recalibration.max_loss == config.recalibration.max_loss
+        assert not each.config.recalibration.automatic
+        assert each.config.log_level == "debug"
+
+
+def test_a_whole_document_leaves_nothing_else(make: Make, config: Config) -> None:
+    settings = make()
+    settings.set({"recalibration.max_loss": 0.25}, Mandate(1))
+    settings.set({"log_level": "debug"}, Mandate(2), whole=True)
+    assert settings.config == config.model_copy(update={"log_level": "debug"})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"recalibration.max_loss": 2},
+        {"recalibration.max_loss": "much"},
+        {"recalibration.max_loss": [0.1]},
+        {"mqtt.telemetry_period_s": 0},
+        {"mqtt.telemetry_period_s": 0.4},
+        {"mqtt.telemetry_period_s": 3601},
+        {"log_level": "loud"},
+        {"mqtt.host": "broker.example.com"},
+        {"privacy.snapshot": True},
+        {"commands.unsigned": "allow"},
+        {"recalibration": {}},
+        {"recalibration.max_loss.x": 1},
+        {"": 1},
+        {"recalibration.max_loss": 0.2, "state_dir": "/"},
+    ],
+)
+def test_what_cannot_be_set_changes_nothing(make: Make, values: dict[str, Any]) -> None:
+    assert refusal(make(), values) == "command.set"
+    assert make().version == 0
+
+
+def test_an_old_document_is_no_way_back(make: Make) -> None:
+    settings = make()
+    settings.set({"recalibration.max_loss": 0.25}, Mandate(5))
+    for each in (settings, make()):
+        for version in (1, 5):
+            assert refusal(each, {"recalibration.max_loss": 0.9}, version) == "command.version"
+
+
+def test_what_a_stolen_key_has_said_does_not_block_the_next(make: Make) -> None:
+    make(trusts={"stolen", "new"}.__contains__).set({"log_level": "error"}, Mandate(2**53 - 1, "stolen"))
+    settings = make(trusts={"new"}.__contains__)
+    assert settings.version == 0
+    settings.set({"log_level": "info"}, Mandate(1, "new"))
+    assert settings.version == 1
+
+
+def test_what_a_key_has_set_goes_with_the_key_and_what_others_have_set_stays(make: Make, config: Config) -> None:
+    both = make(trusts={"honest", "stolen"}.__contains__)
+    both.set({"log_level": "debug"}, Mandate(5, "honest"))
+    both.set({"recalibration.automatic": False}, Mandate(9, "stolen"))
+    for _ in range(2):
+        settings = make(trusts={"honest"}.__contains__)
+        assert settings.config == config.model_copy(update={"log_level": "debug"})
+        assert settings.version == 5
+        with pytest.raises(AgentError, match=r"command\.version"):
+            settings.set({"log_level": "info"}, Mandate(5, "honest"))
+
+
+def test_a_period_of_config_yaml_is_not_bounded_by_what_may_be_set(make: Make, config: Config) -> None:
+    fast = config.model_copy(update={"mqtt": config.mqtt.model_copy(update={"telemetry_period_s": 0.1})})
+    settings = make(of=fast)
+    settings.set({"log_level": "debug"}, Mandate(1))
+    assert settings.config.mqtt.telemetry_period_s == 0.1
+
+
+def test_a_disk_that_refuses_changes_nothing(make: Make, tmp_path: Path) -> None:
+    settings = make()
+    (tmp_path / "settings.json").mkdir()
+    assert refusal(settings, {"log_level": "debug"}) == "settings.write"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"schema": 1, "version": "x", "key": "", "values": {}}', b"\xff"])
+def test_what_cannot_be_read_is_as_if_nothing_had_been_set(
+    make: Make, config: Config, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "settings.json").write_bytes(content)
+    assert (make().config, make().version) == (config, 0)
+
+
+def test_a_value_that_does_not_fit_any_more_is_told_of_and_the_others_hold(
+    make: Make, config: Config, tmp_path: Path
+) -> None:
+    make().set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Mandate(1))
+    path, errors = tmp_path / "settings.json", list[AgentError]()
+    path.write_text(path.read_text().replace("0.25", "25"))
+    settings = Settings(config, path, lambda _: True, lambda _: None, errors.append)
+    assert [error.code for error in errors] == ["command.set"]
+    assert settings.config == config.model_copy(update={"log_level": "debug"})
+
+
+def test_the_file_of_a_newer_tared_is_left_alone(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text('{"schema": 2}')
+    with pytest.raises(AgentError, match=r"settings\.schema"):
+        make()
+
+
+class Signed:
+    def __init__(self, folder: Path) -> None:
+        self.signer = Signer(new_key(folder / "ann")[0])
+        self.authority = Authority(CommandsConfig(operator_keys=[folder / "ann.pub"]), TOPICS, False, lambda: True)
+
+    def parse(self, now: float = NOW, **document: Any) -> str:
+        """The code of the refusal, empty where there is none."""
+        try:
+            admitted = admit_desired(json.dumps(document).encode(), self.authority)
+            check_expiry(parse_desired(*admitted), now, self.authority)
+        except AgentError as error:
+            return error.code
+        return ""
+
+
+def test_a_desired_document_is_signed_where_commands_are(tmp_path: Path) -> None:
+    signed = Signed(tmp_path)
+    document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board"}
+    assert signed.parse(**document) == "command.unsigned"
+    assert signed.parse(**signed.signer.sign(document)) == "message.invalid", "it does not say until when"
+    document["expires"] = NOW + 1.0
+    assert signed.parse(**signed.signer.sign(document)) == ""
+    assert signed.parse(**{**signed.signer.sign(document), "version": 2}) == "command.signature"
+    assert signed.parse(**signed.signer.sign({**document, "to": "fleet/other"})) == "command.target"
+    assert signed.parse(NOW + 1.0, **signed.signer.sign(document)) == "command.expired"
+
+
+def test_a_signed_command_is_no_desired_document(tmp_path: Path) -> None:
+    signed = Signed(tmp_path)
+    command = {"id": "c", "op": "set", "args": {"values": {}}, "issued": NOW, "expires": NOW + 9, "version": 1}
+    assert signed.parse(**signed.signer.sign({**command, "to": "fleet/board"})) == "message.invalid"
+    assert signed.parse(**signed.signer.sign({**command, "values": {}, "to": "fleet/board"})) == "message.invalid"

@@ -1,0 +1,188 @@
+"""Signatures over canonical JSON: what they cover, and what no spelling can change."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rfc8785
+
+from agent.errors import ConfigError
+from agent.signing import Keyring, Signer, canonical, new_key
+from agent.wire import MessageError, read_object
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Signer:
+    return Signer(new_key(tmp_path / "ann")[0])
+
+
+@pytest.fixture
+def keyring(tmp_path: Path, signer: Signer) -> Keyring:  # noqa: ARG001  it makes the key
+    return Keyring([tmp_path / "ann.pub"])
+
+
+# RFC 8785, 3.2.2: its sample, with the output of 3.2.3.
+SAMPLE = r"""{"numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],
+ "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/", "literals": [null, true, false]}"""
+CANONICAL_SAMPLE = bytes.fromhex(
+    "7b226c69746572616c73223a5b6e756c6c2c747275652c66616c73655d2c226e756d62657273223a5b3333333333333333332e33333333333"
+    "3332c31652b33302c342e352c302e3030322c31652d32375d2c22737472696e67223a22e282ac245c75303030665c6e4127425c225c5c5c5c"
+    "5c222f227d"
+)
+# RFC 8785, 3.2.3: the order of keys by UTF-16 code units, in which the grinning face comes before U+FB33.
+KEYS = ["\r", "1", "\u0080", "\u00f6", "\u20ac", "\U0001f600", "\ufb33"]
+# RFC 8785, appendix B: bits of a double, and how it is written.
+NUMBERS = {
+    0x0000000000000000: "0",
+    0x8000000000000000: "0",
+    0x0000000000000001: "5e-324",
+    0x8000000000000001: "-5e-324",
+    0x7FEFFFFFFFFFFFFF: "1.7976931348623157e+308",
+    0xFFEFFFFFFFFFFFFF: "-1.7976931348623157e+308",
+    0x4340000000000000: "9007199254740992",
+    0xC340000000000000: "-9007199254740992",
+    0x4430000000000000: "295147905179352830000",
+    0x44B52D02C7E14AF5: "9.999999999999997e+22",
+    0x44B52D02C7E14AF6: "1e+23",
+    0x44B52D02C7E14AF7: "1.0000000000000001e+23",
+    0x444B1AE4D6E2EF4E: "999999999999999700000",
+    0x444B1AE4D6E2EF4F: "999999999999999900000",
+    0x444B1AE4D6E2EF50: "1e+21",
+    0x3EB0C6F7A0B5ED8C: "9.999999999999997e-7",
+    0x3EB0C6F7A0B5ED8D: "0.000001",
+    0x41B3DE4355555553: "333333333.3333332",
+    0x41B3DE4355555554: "333333333.33333325",
+    0x41B3DE4355555555: "333333333.3333333",
+    0x41B3DE4355555556: "333333333.3333334",
+    0x41B3DE4355555557: "333333333.33333343",
+    0xBECBF647612F3696: "-0.0000033333333333333333",
+    0x43143FF3C1CB0959: "1424953923781206.2",
+}
+
+
+def test_the_canonical_form_is_that_of_the_rfc() -> None:
+    assert canonical(json.loads(SAMPLE)) == CANONICAL_SAMPLE
+    assert list(json.loads(canonical(dict.fromkeys(reversed(KEYS), 0)))) == KEYS
+
+
+@pytest.mark.parametrize(("bits", "written"), NUMBERS.items(), ids=NUMBERS.values())
+def test_numbers_are_written_as_the_rfc_does(bits: int, written: str) -> None:
+    (number,) = struct.unpack(">d", bits.to_bytes(8, "big"))
+    assert rfc8785.dumps(number).decode() == written
+
+
+def as_sent(signer: Signer, **fields: Any) -> bytes:
+    return json.dumps(signer.sign(fields)).encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "spelt"),
+    [
+        (b'"n": 100', b'"n": 1e2'),
+        (b'"n": 100', b'"n": 100.0'),
+        (b'"a": "\\u00e9"', b'"a": "\xc3\xa9"'),
+        (b'{"n": 100, "a"', b'{ "a"'),
+    ],
+)
+def test_another_spelling_of_the_same_is_signed_too(
+    signer: Signer, keyring: Keyring, sent: bytes, spelt: bytes
+) -> None:
+    payload = as_sent(signer, n=100, a="\u00e9")
+    other = payload.replace(sent, spelt)
+    assert other != payload
+    if b'"n"' not in other:
+        other = other.removesuffix(b"}") + b', "n": 100}'
+    assert keyring.signer(read_object(other)) is not None
+
+
+@pytest.mark.parametrize(
+    ("signed", "forged"),
+    [
+        (b'"n": 100', b'"n": 101'),
+        (b'"n": 100', b'"n": "100"'),
+        (b'"n": 100', b'"n": 1e23'),
+        (b'"n": 100', b'"n": 9007199254740993'),  # no double holds it: nobody can tell what was signed
+        (b'"n": 100', b'"n": 100, "m": null'),
+        (b'"a": "\\u00e9"', b'"a": "e\xcc\x81"'),  # looks the same: RFC 8785 does not normalise
+    ],
+)
+def test_anything_else_is_not(signer: Signer, keyring: Keyring, signed: bytes, forged: bytes) -> None:
+    payload = as_sent(signer, n=100, a="\u00e9")
+    assert keyring.signer(read_object(payload)) in keyring.ids
+    other = payload.replace(signed, forged)
+    assert other != payload
+    assert keyring.signer(read_object(other)) is None
+
+
+def test_a_key_that_appears_twice_is_refused_before_anybody_asks_which(signer: Signer) -> None:
+    with pytest.raises(MessageError, match="twice"):
+        read_object(as_sent(signer, op="status").replace(b'"op"', b'"op": "rollback", "op"'))
+
+
+@pytest.mark.parametrize(
+    "signature", [None, 7, "", "AAAA", "\u00e9", "=" * 88, base64.b64encode(bytes(64)).decode(), []]
+)
+def test_what_is_no_signature_is_none(keyring: Keyring, signature: object) -> None:
+    assert keyring.signer({"op": "status", "signature": signature}) is None
+
+
+def test_a_signature_of_another_document_is_none(signer: Signer, keyring: Keyring) -> None:
+    signature = signer.sign({"id": "a"})["signature"]
+    assert keyring.signer({"id": "a", "signature": signature}) is not None
+    assert keyring.signer({"id": "b", "signature": signature}) is None
+
+
+def test_a_private_key_is_for_its_owner_alone_and_never_written_over(tmp_path: Path) -> None:
+    private, public, identity = new_key(tmp_path / "ann")
+    assert (private.name, public.name) == ("ann.key", "ann.pub")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert Keyring([public]).ids == {identity}
+    before = private.read_bytes()
+    with pytest.raises(ConfigError, match=r"key\.exists"):
+        new_key(tmp_path / "ann")
+    assert private.read_bytes() == before
+    private.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"key\.mode.*640.*chmod 600"):
+        Signer(private)
+
+
+def test_a_public_key_cannot_sign_and_a_private_one_is_none_to_check_with(tmp_path: Path) -> None:
+    private, public, _ = new_key(tmp_path / "ann")
+    public.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"key\.unreadable"):
+        Signer(public)
+    with pytest.raises(ConfigError, match=r"key\.unreadable"):
+        Keyring([private])
+    with pytest.raises(ConfigError, match=r"key\.unreadable.*No such file"):
+        Keyring([tmp_path / "nobody.pub"])
+
+
+def test_a_file_may_hold_several_keys_and_each_counts(tmp_path: Path) -> None:
+    """As the one file that systemd hands over as a credential."""
+    made = [new_key(tmp_path / name) for name in ("ann", "bob")]
+    both = tmp_path / "operator-keys"
+    both.write_bytes(b"Ann and Bob\n" + b"\n# and\n".join(public.read_bytes() for _, public, _ in made))
+    keyring = Keyring([both])
+    assert keyring.ids == {identity for _, _, identity in made}
+    assert [keyring.signer(Signer(private).sign({"a": 1})) for private, _, _ in made] == [each[2] for each in made]
+    both.write_bytes(both.read_bytes()[:-30])
+    with pytest.raises(ConfigError, match=r"key\.unreadable"):
+        Keyring([both])
+
+
+def test_keys_are_those_of_openssl(tmp_path: Path) -> None:
+    private, public, _ = new_key(tmp_path / "ann")
+    shown = subprocess.run(["openssl", "pkey", "-in", private, "-pubout"], check=True, capture_output=True)
+    assert shown.stdout == public.read_bytes()
+    theirs = tmp_path / "theirs.pem"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "rsa", "-out", theirs], check=True, capture_output=True)
+    theirs.chmod(0o600)
+    with pytest.raises(ConfigError, match="another kind"):
+        Signer(theirs)

@@ -1,0 +1,240 @@
+"""The daemon under systemd itself, in the whole sandbox of its unit: it serves, calibrates, hangs, and serves again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from brokers import RealBroker, Watcher
+from systemd_machine import Machine, sandbox_of_this_interpreter, why_not
+from test_service_manager import DRIVER
+from test_systemd import DROP_IN, UNIT
+from worlds import FIRST_COMMIT, make_world
+
+from agent.topics import Topics
+
+ROOT = Path(__file__).resolve().parents[1]
+WATCHDOG_S, ABORT_S, RESTART_S = 4.0, 1.0, 0.5
+KEY = "of the artefacts, 32 bytes long.."
+
+# In the sandbox, before the daemon: what that asks of the system, and what it must not get.
+PROBE = """
+import ctypes, errno, os, socket
+from pathlib import Path
+
+import psutil
+
+from engines.seal import find_key
+
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.adjtimex(ctypes.create_string_buffer(208)) >= 0  # whether the clock is synchronised
+assert socket.getaddrinfo("localhost", 1883)
+assert psutil.virtual_memory().available > 0 and psutil.cpu_times().user > 0
+assert list(Path("/sys/class").iterdir()) and Path("/proc/sys/kernel/random/boot_id").read_text()
+assert find_key() == {key!r}
+assert Path(os.environ["CREDENTIALS_DIRECTORY"], "tared-mqtt-password").read_text() == "none"
+for folder in (os.environ["STATE_DIRECTORY"], os.environ["PYCUDA_CACHE_DIR"], "/tmp", "/dev/shm"):
+    Path(folder, "probe").write_text("")
+    Path(folder, "probe").unlink()
+
+
+def refused(code, attempt):
+    try:
+        attempt()
+    except OSError as error:
+        assert error.errno in code, error
+    else:
+        raise AssertionError(attempt)
+
+
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+refused((errno.EROFS, errno.EACCES), lambda: Path("/etc/tared-probe").write_text(""))
+refused((errno.EPERM,), lambda: os.mknod("/tmp/device", 0o20600, os.makedev(1, 1)))
+refused((errno.EPERM,), lambda: call("unshare", 0x10000000))
+refused((errno.EPERM,), lambda: os.setuid(0))
+refused((errno.EPERM,), lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, None))
+refused((errno.EAFNOSUPPORT,), lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+refused((errno.EPERM, errno.EACCES), lambda: open("/dev/kmsg"))
+"""
+
+# What the test changes of the unit: where the program and its world are, and times that a test can wait for. And a look
+# with root's rights, for which only the device policy counts, at what that leaves.
+FOR_TEST = """[Service]
+ExecStart=
+ExecStartPre=+/bin/sh -c "exec 2> /dev/null; ! head -c 1 < /dev/kmsg && head -c 1 < /dev/urandom"
+ExecStartPre={python} /run/world/probe.py
+ExecStart={python} /run/world/driver.py /run/switches /run/world/clip.avi run -c /run/world/config.yaml
+BindReadOnlyPaths={world}:/run/world
+BindPaths={switches}:/run/switches
+{sandbox}BindReadOnlyPaths={root}:/run/source
+Environment=PYTHONPATH=/run/source PYTHONDONTWRITEBYTECODE=1
+SupplementaryGroups=
+SupplementaryGroups=video
+LoadCredential=tared-artefact-key:{world}/key
+StandardError=append:{log}
+WatchdogSec={watchdog_s}
+TimeoutAbortSec={abort_s}
+RestartSec={restart_s}
+"""
+
+
+@dataclass
+class Service:
+    """tared.service on a machine of its own. `log` is what the daemon says."""
+
+    machine: Machine
+    log: Path
+    switches: Path
+
+    def said(self, pattern: str) -> list[str]:
+        return re.findall(pattern, self.log.read_text()) if self.log.exists() else []
+
+    def wait(self, holds: object, limit_s: float = 90.0) -> None:
+        assert callable(holds)
+        self.machine.eventually(holds, limit_s, self.log)
+
+    @property
+    def restarts(self) -> int:
+        return int(self.machine.property("tared.service", "NRestarts"))
+
+
+@pytest.fixture(params=["as it ships", pytest.param("jit-hardened", marks=pytest.mark.trial)])
+def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBroker) -> Iterator[Service]:
+    if reason := why_not():
+        pytest.skip(f"systemd cannot run here: {reason}")
+    Path("/dev/kmsg").open("rb").close()  # what the policy denies can be had without it
+    folders = {name: tmp_path / name for name in ("units", "switches", "world")}
+    for folder in folders.values():
+        folder.mkdir(mode=0o755)
+    folders["switches"].chmod(0o777)
+    world = make_world(folders["world"], lambda _: 0.3, 20.0, camera={"source": "rtsp://camera"})
+    del world.config["state_dir"]
+    world.config["mqtt"] = {"host": "localhost", "port": any_broker.port, "device": "board"}
+    (world.folder / "config.yaml").write_text(yaml.safe_dump(world.config))
+    (world.folder / "driver.py").write_text(DRIVER)
+    (world.folder / "probe.py").write_text(PROBE.format(key=KEY.encode()))
+    (world.folder / "key").write_text(KEY)
+    drop_ins = folders["units"] / "tared.service.d"
+    drop_ins.mkdir()
+    shutil.copy(UNIT, folders["units"])
+    if request.param == "jit-hardened":
+        shutil.copy(DROP_IN, drop_ins)
+    text = FOR_TEST.format(
+        python=sys.executable,
+        root=ROOT,
+        log=tmp_path / "log",
+        sandbox=sandbox_of_this_interpreter(),
+        watchdog_s=WATCHDOG_S,
+        abort_s=ABORT_S,
+        restart_s=RESTART_S,
+        **folders,
+    )
+    (drop_ins / "test.conf").write_text(text)
+    with Machine(folders["units"], tmp_path / "systemd.log") as machine:
+        yield Service(machine, tmp_path / "log", folders["switches"])
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_it_serves_calibrates_hangs_and_serves_again(service: Service, any_broker: RealBroker) -> None:
+    with Watcher(any_broker.endpoint) as watcher:
+        started = service.machine.systemctl("start", "tared.service")
+        assert started.returncode == 0, started.stderr + service.log.read_text()
+        main = psutil.Process(_outside())
+        child = _child(service, main)
+        assert (child.nice(), child.ionice().ioclass) == (10, psutil.IOPRIO_CLASS_IDLE)
+        assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
+        service.wait(lambda: service.said(FIRST_COMMIT))  # through the child, the store and its signature
+        status = watcher.expect(Topics("default", "board").status, state="online")  # localhost was looked up
+        assert status["session"]
+    assert main.uids().real not in (0, os.getuid())
+    assert _status(main, "CapEff") == _status(main, "CapBnd") == "0000000000000000"
+    assert (_status(main, "NoNewPrivs"), _status(main, "Seccomp")) == ("1", "2")
+    assert not service.said("EPERM|Operation not permitted|Traceback")
+
+    hang = service.switches / "hang"
+    hang.touch()
+    service.wait(lambda: not hang.exists())
+    hung_s = time.monotonic()
+    service.wait(lambda: not main.is_running() or main.status() == psutil.STATUS_ZOMBIE)
+    # What systemd takes to notice, to kill where SIGABRT is not enough, and this machine.
+    assert time.monotonic() - hung_s < WATCHDOG_S + ABORT_S + 1.0
+    before = len(service.said("serving: .* INT8"))
+    service.wait(lambda: service.restarts == 1)
+    service.wait(lambda: service.machine.property("tared.service", "SubState") == "running")
+    assert service.said("in infer")  # which thread hung, by its stack
+    (engine,) = service.said("event=commit artefact='(\\w+)'")
+    service.wait(lambda: len(service.said(f"serving: .* INT8 {engine[:6]}")) > before)  # from its state directory
+    assert not service.said("event=error code='(?:artefact|store)")
+    assert service.machine.systemctl("stop", "tared.service").returncode == 0
+    assert service.machine.property("tared.service", "Result") == "success"
+
+
+@pytest.mark.slow
+def test_the_journal_has_priorities(tmp_path: Path) -> None:
+    """Each line its own, and none of it in the text."""
+    if reason := why_not():
+        pytest.skip(f"systemd cannot run here: {reason}")
+    for name in ("units", "world"):
+        (tmp_path / name).mkdir(mode=0o755)
+    source = "from agent.console import complain, set_up_logging; set_up_logging('info')\nimport logging\n"
+    (tmp_path / "world/say.py").write_text(f"{source}logging.warning('hot')\nlogging.info('calm')\ncomplain('over')\n")
+    unit = f"""[Service]
+Type=oneshot
+ExecStart={sys.executable} {tmp_path}/world/say.py
+Environment=PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1
+"""
+    (tmp_path / "units/saying.service").write_text(unit)
+    with Machine(tmp_path / "units", tmp_path / "systemd.log") as machine:
+        assert machine.systemctl("start", "saying.service").returncode == 0
+        told: dict[str, str] = {}
+
+        def complete() -> bool:
+            lines = machine.run("journalctl", "-u", "saying", "-o", "json").stdout.splitlines()
+            told.update({each["MESSAGE"]: each["PRIORITY"] for each in map(json.loads, lines)})
+            return "over" in told
+
+        machine.eventually(complete)
+    said = ("level=WARNING at=root hot", "level=INFO at=root calm", "over")
+    assert [told[text] for text in said] == ["4", "6", "3"]
+
+
+def _outside() -> int:
+    """The service's main process by its id out here: the one that runs its driver."""
+    (pid,) = [
+        each.pid
+        for each in psutil.process_iter(["cmdline", "uids"])
+        if "/run/world/driver.py" in (each.info["cmdline"] or []) and each.info["uids"].real != 0
+    ]
+    return pid
+
+
+def _child(service: Service, main: psutil.Process) -> psutil.Process:
+    """The first job's process, once it has made itself small."""
+    found: list[psutil.Process] = []
+
+    def find() -> bool:
+        found[:] = [each for each in main.children() if each.is_running() and each.nice() == 10]
+        return bool(found)
+
+    service.wait(find)
+    return found[0]
+
+
+def _status(process: psutil.Process, key: str) -> str:
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    return re.findall(rf"^{key}:\s*(\S+)$", text, re.MULTILINE)[0]

@@ -1,0 +1,237 @@
+"""TLS towards a real broker: who is believed, who is refused and in which words, and that nothing waits unread."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import random
+import ssl
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from brokers import PROTOCOLS, Mosquitto, Watcher, eventually, on_the_air, report, running_mosquitto
+from certificates import Authority, Pair
+from fake_broker import FakeBroker, admit, publish
+
+from agent.backoff import Backoff
+from agent.endpoint import Endpoint, Protocol
+from agent.errors import ConfigError
+from agent.messages import Birth
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.tls import TlsFiles
+from agent.topics import Topics
+
+TOPICS = Topics("fleet", "board")
+BIRTH = Birth(agent_version="1.2.3")
+SELDOM = 3600.0  # seconds
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("no_thread_left")]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@contextlib.contextmanager
+def tls_broker(folder: Path, authority: Authority, served: Pair, *settings: str) -> Iterator[Mosquitto]:
+    """A mosquitto that shows this certificate, and knows the clients of this authority."""
+    files = f"cafile {authority.file}", f"certfile {served.certificate}", f"keyfile {served.key}"
+    with running_mosquitto(folder, *files, *settings) as broker:
+        yield broker
+
+
+@contextlib.contextmanager
+def tried(endpoint: Endpoint) -> Iterator[MqttClient]:
+    """A client that tries once."""
+    with MqttClient(endpoint, "us", backoff=Backoff(SELDOM, SELDOM, random.Random(7))) as client:
+        yield client
+        client.close(timeout_s=0.0)
+
+
+def refused(endpoint: Endpoint, words: str) -> None:
+    """Fails unless the first attempt ends with an error of which these are parts."""
+    with tried(endpoint) as client:
+        eventually(lambda: client.outcome not in ("not tried yet", "no answer to CONNECT"))
+        assert not client.connected
+        for part in words.split(" ... "):
+            assert part in client.outcome
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values())
+def test_a_board_reports_and_obeys(tmp_path: Path, authority: Authority, protocol: Protocol) -> None:
+    tls = TlsFiles(ca_file=authority.file)
+    with tls_broker(tmp_path, authority, authority.issue("broker")) as broker:
+        endpoint = replace(broker.endpoint, tls=tls, protocol=protocol)
+        with Watcher(endpoint) as watcher, on_the_air(endpoint, TOPICS, BIRTH) as link:
+            for _ in range(80):
+                report(link)
+            assert [watcher.expect(TOPICS.event)["seq"] for _ in range(80)] == list(range(1, 81))
+            with MqttClient(endpoint, "operator") as operator:
+                for number in range(50):
+                    operator.publish(Message(TOPICS.command, bytes(2000) + bytes([number])))
+                assert [link.inbox.get(timeout=10.0).payload[-1] for _ in range(50)] == list(range(50))
+
+
+def test_what_tls_has_read_ahead_does_not_wait(authority: Authority) -> None:
+    served = authority.issue("broker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(served.certificate, served.key)
+    with FakeBroker("5", context) as broker:
+        endpoint = replace(broker.endpoint, tls=TlsFiles(ca_file=authority.file))
+        with MqttClient(endpoint, "us", subscriptions=["t"]) as client, broker.connection() as connection:
+            admit(connection, b"\1", b"")
+            connection.sendall(b"".join(publish("t", bytes([number]), b"") for number in range(20)))  # one record
+            eventually(lambda: client.inbox.qsize() == 20, 5.0)  # a look each second would take 20 s
+            client.close(timeout_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("certificate", "host", "words"),
+    [
+        pytest.param(
+            {"days": (-3.0, -1.0)},
+            "127.0.0.1",
+            "certificate has expired ... set the clock of this machine",
+            id="expired",
+        ),
+        pytest.param({"days": (1.0, 2.0)}, "127.0.0.1", "certificate is not yet valid ... set the clock", id="too-new"),
+        pytest.param(
+            {"hosts": ["broker.example"]}, "localhost", "not valid for 'localhost' ... set mqtt.host", id="other-name"
+        ),
+        pytest.param(
+            {"hosts": ["localhost"]}, "127.0.0.1", "not valid for '127.0.0.1' ... subjectAltName", id="other-address"
+        ),
+    ],
+)
+def test_a_certificate_that_is_not_for_here_and_now_is_refused(
+    tmp_path: Path, authority: Authority, certificate: dict[str, tuple[float, float]], host: str, words: str
+) -> None:
+    served = authority.issue("wrong", **certificate)
+    with tls_broker(tmp_path, authority, served) as broker:
+        endpoint = replace(broker.endpoint, host=host, tls=TlsFiles(ca_file=authority.file))
+        refused(endpoint, "broker.tls: the broker's certificate is refused ... " + words)
+
+
+def test_a_broker_of_another_ca_is_refused_until_the_ca_is_corrected(
+    tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    ca_file = tmp_path / "ca.pem"
+    for trusted in (None, Authority(tmp_path, "another CA").file, Authority(tmp_path).file):  # the last of equal name
+        with tls_broker(tmp_path, authority, authority.issue("broker")) as broker:
+            tls = TlsFiles(ca_file=trusted)
+            refused(replace(broker.endpoint, tls=tls), "certificate is refused ... set mqtt.tls.ca_file to the CA")
+    caplog.clear()
+    ca_file.write_bytes(Authority(tmp_path, "a third CA").file.read_bytes())
+    with tls_broker(tmp_path, authority, authority.issue("broker")) as broker:
+        endpoint = replace(broker.endpoint, tls=TlsFiles(ca_file=ca_file))
+        with MqttClient(endpoint, "us", backoff=Backoff(0.05, 0.2)) as client:
+            eventually(lambda: "mqtt=down" in caplog.text)
+            ca_file.write_bytes(authority.file.read_bytes())
+            assert client.wait_connected(10.0)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_broker_that_wants_to_know_us(
+    tmp_path: Path, authority: Authority, version: ssl.TLSVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context_of = TlsFiles.context
+
+    def context(files: TlsFiles) -> ssl.SSLContext:
+        made = context_of(files)
+        made.maximum_version = version
+        return made
+
+    monkeypatch.setattr(TlsFiles, "context", context)
+    stranger = Authority(tmp_path, "another CA").issue("stranger")
+    mine, old = authority.issue("board-7"), authority.issue("old", days=(-3.0, -1.0))
+    both = tmp_path / "both.pem"
+    both.write_bytes(mine.certificate.read_bytes() + mine.key.read_bytes())
+    demands = "require_certificate true", "use_identity_as_username true"
+    with tls_broker(tmp_path, authority, authority.issue("broker"), *demands) as broker:
+
+        def endpoint(certificate: Path | None = None, key: Path | None = None) -> Endpoint:
+            files = TlsFiles(ca_file=authority.file, cert_file=certificate, key_file=key)
+            return replace(broker.endpoint, tls=files)
+
+        for known in (endpoint(mine.certificate, mine.key), endpoint(both)):
+            with tried(known) as client:
+                assert client.wait_connected(10.0), client.outcome
+        refused(endpoint(), "certificate of ours ... mqtt.tls.cert_file and key_file")
+        refused(endpoint(stranger.certificate, stranger.key), "does not know the CA of our certificate ... signed by")
+        refused(endpoint(old.certificate, old.key), "finds our certificate expired ... renew mqtt.tls.cert_file")
+
+
+def test_a_name_and_a_password(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))  # as systemd does
+    (tmp_path / "broker-password").write_text("s3cret\n")
+    (tmp_path / "wrong").write_text("secret\n")
+    (tmp_path / "users").write_text(user("board-7", "s3cret"))
+    demands = "allow_anonymous false", f"password_file {tmp_path / 'users'}"
+    with tls_broker(tmp_path, authority, authority.issue("broker"), *demands) as broker:
+        endpoint = replace(broker.endpoint, tls=TlsFiles(ca_file=authority.file), username="board-7")
+        with tried(replace(endpoint, password_file=Path("credential:broker-password"))) as client:
+            assert client.wait_connected(10.0), client.outcome
+        for wrong in (replace(endpoint, password_file=Path("credential:wrong")), replace(endpoint, username=None)):
+            with tried(wrong) as client:
+                eventually(lambda: client.outcome == "refused: Not authorized")
+
+
+def user(name: str, password: str) -> str:
+    """A line of mosquitto's password file: PBKDF2 with SHA-512."""
+    salt = os.urandom(12)
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101)
+    return f"{name}:$7$101${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}\n"
+
+
+def test_plain_text_for_a_port_that_wants_tls(tmp_path: Path, authority: Authority) -> None:
+    with tls_broker(tmp_path, authority, authority.issue("broker")) as broker:
+        refused(broker.endpoint, "the connection was lost ... a port for TLS wants mqtt.tls")
+
+
+def test_tls_for_a_port_that_is_plain(tmp_path: Path, authority: Authority) -> None:
+    with running_mosquitto(tmp_path) as broker:
+        endpoint = replace(broker.endpoint, tls=TlsFiles(ca_file=authority.file))
+        refused(endpoint, "broker.tls: no TLS on this port ... leave mqtt.tls out")
+
+
+@pytest.mark.parametrize("fault", ["wrong-ca", "plain-to-tls", "tls-to-plain", "no-certificate"])
+def test_after_each_failure_the_next_attempt_is_drawn_later(
+    tmp_path: Path, authority: Authority, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backoff, ceilings = Backoff(0.001, 0.004), []
+    monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
+    draw = backoff.next_s
+    monkeypatch.setattr(backoff, "next_s", lambda: ceilings.append(backoff._ceiling_s) or draw())
+    tls = None if fault == "plain-to-tls" else TlsFiles(ca_file=None if fault == "wrong-ca" else authority.file)
+    demands = ["require_certificate true"] if fault == "no-certificate" else []
+    with contextlib.ExitStack() as stack:
+        if fault == "tls-to-plain":
+            broker = stack.enter_context(running_mosquitto(tmp_path))
+        else:
+            broker = stack.enter_context(tls_broker(tmp_path, authority, authority.issue("broker"), *demands))
+        with MqttClient(replace(broker.endpoint, tls=tls), "us", backoff=backoff):
+            eventually(lambda: ceilings[:5] == [0.001, 0.002, 0.004, 0.004, 0.004])
+
+
+def test_files_that_cannot_be_used_are_told_before_anything_is_tried(tmp_path: Path, authority: Authority) -> None:
+    mine, other = authority.issue("mine"), authority.issue("other")
+    locked = authority.issue("locked", password=b"s3cret")
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no certificate")
+    wrong = [
+        (TlsFiles(ca_file=tmp_path / "none"), r"mqtt\.tls: .*/none: No such file .* correct mqtt\.tls\.ca_file"),
+        (TlsFiles(ca_file=tmp_path), r"mqtt\.tls: .*: not a regular file"),
+        (TlsFiles(ca_file=garbage), r"mqtt\.tls: .*/garbage\.pem: NO_CERTIFICATE_OR_CRL_FOUND"),
+        (TlsFiles(cert_file=garbage), r"mqtt\.tls: .*/garbage\.pem"),
+        (TlsFiles(cert_file=mine.certificate, key_file=other.key), r"mqtt\.tls: .* KEY_VALUES_MISMATCH"),
+        (TlsFiles(cert_file=locked.certificate, key_file=locked.key), r"locked\.key is encrypted with a password"),
+        (TlsFiles(ca_file=Path("credential:ca")), r"config\.credential: .* LoadCredential=ca:FILE"),
+    ]
+    for files, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            MqttClient(Endpoint("127.0.0.1", 1, tls=files), "us")

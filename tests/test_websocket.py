@@ -1,0 +1,95 @@
+"""MQTT over websockets, where a firewall lets nothing else through: the same as over TCP, and told apart from it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from brokers import PROTOCOLS, Mosquitto, Watcher, eventually, free_port, on_the_air, report, running_mosquitto
+from certificates import Authority
+
+from agent.backoff import Backoff
+from agent.endpoint import Endpoint, Protocol
+from agent.messages import Birth
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.tls import TlsFiles
+from agent.topics import Topics
+
+TOPICS = Topics("fleet", "board")
+BIRTH = Birth(agent_version="1.2.3")
+pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("no_thread_left")]
+# paho leaves the socket of a refused handshake to Python, which closes it with the exception.
+left_to_python = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+def beside() -> list[str]:
+    """A listener for TCP: mosquitto 2.0 does not start with one for websockets alone (its issue 2578)."""
+    return [f"listener {free_port()} 127.0.0.1"]
+
+
+@pytest.fixture(name="listener", params=["plain", "tls"])
+def websocket_listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Mosquitto, Endpoint]]:
+    """A mosquitto that listens for websockets, and how to reach it."""
+    settings, tls = ["protocol websockets"], None
+    if request.param == "tls":
+        authority = Authority(tmp_path)
+        served = authority.issue("broker")
+        settings += [f"cafile {authority.file}", f"certfile {served.certificate}", f"keyfile {served.key}"]
+        tls = TlsFiles(ca_file=authority.file)
+    with running_mosquitto(tmp_path, *settings, *beside()) as broker:
+        yield broker, replace(broker.endpoint, transport="websockets", tls=tls)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS.values())
+def test_a_board_reports_and_obeys(listener: tuple[Mosquitto, Endpoint], protocol: Protocol) -> None:
+    endpoint = replace(listener[1], protocol=protocol)
+    with Watcher(endpoint) as watcher, on_the_air(endpoint, TOPICS, BIRTH) as link:
+        for _ in range(80):
+            report(link)
+        assert [watcher.expect(TOPICS.event)["seq"] for _ in range(80)] == list(range(1, 81))
+        with MqttClient(endpoint, "operator") as operator:
+            for number in range(50):
+                operator.publish(Message(TOPICS.command, bytes(2000) + bytes([number])))
+            assert [link.inbox.get(timeout=10.0).payload[-1] for _ in range(50)] == list(range(50))
+
+
+def test_a_long_message_passes_whole(listener: tuple[Mosquitto, Endpoint]) -> None:
+    sent = random.Random(7).randbytes(60_000)
+    with MqttClient(listener[1], "hearer", subscriptions=["t"]) as hearer, MqttClient(listener[1], "us") as speaker:
+        assert hearer.wait_connected(10.0)
+        speaker.publish(Message("t", sent))
+        assert hearer.inbox.get(timeout=10.0).payload == sent
+
+
+def test_a_killed_broker_is_found_again(listener: tuple[Mosquitto, Endpoint]) -> None:
+    broker, endpoint = listener
+    with on_the_air(endpoint, TOPICS, BIRTH) as link:
+        eventually(lambda: link.connected)
+        broker.stop()
+        eventually(lambda: not link.connected)
+        broker.start()
+        with Watcher(endpoint) as watcher:
+            watcher.retained(TOPICS.status)
+            assert watcher.retained(TOPICS.birth)["agent_version"] == "1.2.3"
+
+
+@left_to_python
+def test_a_websocket_to_a_port_for_tcp_is_told(tmp_path: Path) -> None:
+    with running_mosquitto(tmp_path) as broker:
+        told(replace(broker.endpoint, transport="websockets"), "broker.websocket: no websocket at /mqtt of port")
+
+
+def test_tcp_to_a_port_for_websockets_is_told(tmp_path: Path) -> None:
+    with running_mosquitto(tmp_path, "protocol websockets", *beside()) as broker:
+        told(broker.endpoint, "broker.port: a port for HTTP; expected one for MQTT; set mqtt.transport: websockets")
+
+
+def told(endpoint: Endpoint, words: str) -> None:
+    seldom = Backoff(3600.0, 3600.0, random.Random(7))
+    with MqttClient(endpoint, "us", backoff=seldom) as client:
+        eventually(lambda: client.outcome.startswith(words))
+        client.close(timeout_s=0.0)
