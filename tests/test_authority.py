@@ -146,6 +146,21 @@ def test_a_replay_to_a_board_that_has_lost_its_log_does_nothing(board: Board) ->
     assert board.receive(board.order(id="c2", issued=NOW + 1.0), NOW + 9.0) == ("SUCCEEDED", "")
 
 
+@pytest.mark.parametrize("bound", [None, b"damaged"])
+def test_where_nobody_knows_how_old_the_lost_log_was_it_is_as_old_as_this_start(
+    board: Board, bound: bytes | None
+) -> None:
+    order = board.order(expires=NOW + DAY_S)
+    board.receive(order)
+    (board.folder / "commands.sqlite").write_bytes(b"no database at all")
+    (board.folder / "commands.json").unlink()
+    if bound is not None:
+        (board.folder / "commands.json").write_bytes(bound)
+    CommandLog(board.folder / "commands.sqlite", lambda _: None)
+    board.restart()
+    assert board.receive(order, NOW + 9.0) == ("REJECTED", "command.forgotten")
+
+
 def test_a_replay_after_the_clock_has_jumped_ahead_and_back_does_nothing(board: Board) -> None:
     order = board.order(expires=NOW + 29 * DAY_S)
     board.receive(order)
