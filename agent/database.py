@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +51,21 @@ class Database:
     @contextmanager
     def transaction(self, what: str) -> Iterator[sqlite3.Connection]:
         """On a connection of its own; whatever is raised inside undoes it. Raises AgentError as `connect`."""
-        with self.translated(what), closing(self.connect(what)) as db:
-            db.execute("BEGIN IMMEDIATE" if what == "write" else "BEGIN")
+        with closing(self.connect(what)) as db, self.begun(db, what):
             yield db
-            db.execute("COMMIT")
+
+    @contextmanager
+    def begun(self, db: sqlite3.Connection, what: str = "write") -> Iterator[None]:
+        """A transaction on this connection, as `transaction`."""
+        with self.translated(what):
+            db.execute("BEGIN IMMEDIATE" if what == "write" else "BEGIN")
+            try:
+                yield
+                db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # a damaged file may refuse that, too
+                    db.execute("ROLLBACK")
+                raise
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -106,7 +105,7 @@ class OutboxStore:
             return []
 
     def _write(self, work: Work, last: Key, again: bool) -> None:
-        with self._transaction(self._rows.db):
+        with self._database.begun(self._rows.db):
             self._set_dates()
             self._rows.keep_fact("epoch", self.epoch)
             self._rows.add(work.rows)
@@ -175,7 +174,7 @@ class OutboxStore:
         try:
             db = self._open()
             try:
-                with self._transaction(db):
+                with self._database.begun(db):
                     self._rows.copy_to(Rows(db))
             except BaseException:
                 db.close()
@@ -209,15 +208,3 @@ class OutboxStore:
         if error.code != self._told:
             self._told = error.code
             self._on_error(error)
-
-    @contextmanager
-    def _transaction(self, db: sqlite3.Connection) -> Iterator[None]:
-        with self._database.translated("write"):
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    db.execute("ROLLBACK")
-                raise

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,7 +97,7 @@ class Reports:
             (*each.stream.key, each.seq, each.kind, each.ts, each.document) for each in news if isinstance(each, Report)
         ]
         gaps = [(*each.stream.key, each.first, each.last, each.kind, each.n) for each in news if isinstance(each, Gap)]
-        with self._transaction():
+        with self._database.begun(self._db):
             self._db.executemany("INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)", reports)
             for *stream, first, last, _, _ in gaps:  # a board's gaps grow together: the last word counts
                 within = "first >= ? AND last <= ? AND (first > ? OR last < ?)"
@@ -149,18 +147,6 @@ class Reports:
             if len(found) < _WALKED_AT_ONCE:
                 return
             after = found[-1][0]
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._database.translated("write"):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
 
 
 def _through(upto: int, numbers: Iterable[int], gaps: Sequence[tuple[int, int]]) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import statistics
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from brokers import RealBroker
 from test_memory_daemon import PLAYER, TOPICS, living
 from worlds import make_world
 
+from agent.command_log import MOST_ROWS, CommandLog
 from agent.job_journal import JobJournal
 from agent.job_states import JobState
+from agent.requests import CommandResult
 from fleet.operator import new_command, send
 
 JOBS = 200
@@ -63,6 +67,22 @@ def fill(journal: JobJournal) -> None:
             journal.enter(f"{number:012x}", state, result={"artefact": 16 * "0", "fidelity": 1.0})
 
 
+def fill_log(path: Path) -> None:
+    """With as many commands as are remembered: all carried out, and expired."""
+    log, hour_ago = CommandLog(path, lambda error: pytest.fail(str(error))), time.time() - 3600.0
+    log.accept("c", "d" * 64, hour_ago, hour_ago - 60.0)
+    with closing(sqlite3.connect(path)) as db:
+        done = CommandResult(id="c" * 32, status="SUCCEEDED", result={"artefact": 16 * "0", "fidelity": 1.0})
+        row = hour_ago, hour_ago - 60.0, done.to_json().decode()
+        db.execute("DELETE FROM commands")
+        db.executemany(
+            "INSERT INTO commands (id, digest, expires_wall, received_wall, result, final, delivered) "
+            "VALUES (?, ?, ?, ?, ?, 1, 1)",
+            [(f"{number:032x}", 64 * "d", *row) for number in range(MOST_ROWS)],
+        )
+        db.commit()
+
+
 def test_two_hundred_recalibrations_leave_nothing_behind(
     tmp_path: Path, any_broker: RealBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +104,7 @@ def test_two_hundred_recalibrations_leave_nothing_behind(
     scene.write_text(str(world.folder / "clip.avi"))
     world.state_dir.mkdir(parents=True)
     fill(JobJournal(world.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error))))
+    fill_log(world.state_dir / "commands.sqlite")
     found: list[Footprint] = []
     with living(world, scene, any_broker, "endurance", period_s=1.0, alert_period_s=0.02) as life:
         life.wait(lambda: life.said("step='COMMITTED'"))

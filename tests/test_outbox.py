@@ -35,6 +35,19 @@ def opened(folder: Path, **config: Any) -> Iterator[Outbox]:
         yield outbox
 
 
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What the disk waits for until the test sets it."""
+    event, commit = threading.Event(), outbox_store.OutboxStore.commit
+
+    def slowly(store: Any, *work: Any) -> None:
+        assert event.wait(20.0)
+        commit(store, *work)
+
+    monkeypatch.setattr(outbox_store.OutboxStore, "commit", slowly)
+    return event
+
+
 def put(outbox: Outbox, count: int, kind: str = "alarm", rank: int = ALARM, size: int = 0) -> None:
     for _ in range(count):
         outbox.put(kind, rank, lambda epoch, seq: json.dumps({"epoch": epoch, "seq": seq, "x": "x" * size}).encode())
@@ -93,14 +106,7 @@ def test_what_was_not_sent_comes_after_a_restart_first_and_in_its_order(tmp_path
     ]
 
 
-def test_nothing_is_sent_that_is_not_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written, commit = threading.Event(), outbox_store.OutboxStore.commit
-
-    def slowly(store: Any, *work: Any) -> None:
-        assert written.wait(20.0)
-        commit(store, *work)
-
-    monkeypatch.setattr(outbox_store.OutboxStore, "commit", slowly)
+def test_nothing_is_sent_that_is_not_on_the_disk(tmp_path: Path, written: threading.Event) -> None:
     with opened(tmp_path) as outbox:
         put(outbox, 1)
         for _ in range(50):
@@ -386,16 +392,9 @@ def test_while_the_disk_is_full_memory_stands_in_and_then_the_disk_has_it(
 
 
 def test_where_the_writing_takes_minutes_memory_is_bounded_and_what_is_lost_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: threading.Event
 ) -> None:
     monkeypatch.setattr(outbox_module, "_MOST_PENDING", 10)
-    written, commit = threading.Event(), outbox_store.OutboxStore.commit
-
-    def slowly(store: Any, *work: Any) -> None:
-        assert written.wait(20.0)
-        commit(store, *work)
-
-    monkeypatch.setattr(outbox_store.OutboxStore, "commit", slowly)
     with opened(tmp_path) as outbox:
         put(outbox, 1)
         eventually(lambda: not outbox._work)  # it is being written
