@@ -144,6 +144,8 @@ def _link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLi
     with ExitStack() as stack:
         if mqtt.host is not None:
             endpoint = mqtt.endpoint()
+            if mqtt.password_file is not None and mqtt.tls is None and not is_loopback(mqtt.host):
+                say("warning: the broker's password goes over the network as it is; set mqtt.tls")
         else:
             try:
                 broker = stack.enter_context(EmbeddedBroker())

@@ -127,3 +127,14 @@ def test_what_the_operator_rolled_back_does_not_return_by_itself(tmp_path: Path,
             watcher.expect(TOPICS.telemetry)
         kinds = [json.loads(m.payload).get("kind") for m in watcher.seen if m.topic == TOPICS.event]
         assert kinds.count("swap") == 2
+
+
+@pytest.mark.parametrize(("tls", "warned"), [(None, 1), ({}, 0)])
+def test_a_password_that_crosses_the_network_as_it_is_is_warned_of(
+    tmp_path: Path, tls: dict[str, str] | None, warned: int
+) -> None:
+    (tmp_path / "password").write_text("hush-hush\n")
+    broker = {"host": "broker.invalid", "username": "me", "password_file": "password", "tls": tls}
+    _, errors = steady(tmp_path, 4.0, mqtt=broker).run("--frames", "5")
+    assert errors.count("warning: the broker's password") == warned
+    assert "hush-hush" not in errors
