@@ -13,12 +13,14 @@ class Allowance:
         self._left = per_s
         self._counted_s = time.monotonic()
 
-    def take(self) -> bool:
+    @property
+    def has_one(self) -> bool:
         """Whether one more is allowed now."""
         now = time.monotonic()
         self._left = min(self._per_s, self._left + (now - self._counted_s) * self._per_s)
         self._counted_s = now
-        if self._left < 1.0:
-            return False
+        return self._left >= 1.0
+
+    def spend(self) -> None:
+        """That one."""
         self._left -= 1.0
-        return True

@@ -13,38 +13,26 @@ import math
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent.acknowledging import Acknowledgements, Heard
 from agent.allowance import Allowance
 from agent.errors import AgentError
-from agent.messages import Dropped
 from agent.mqtt_config import OutboxConfig
-from agent.outbox_rows import ALARM, NEWS, SAMPLE, Key, Row, Run
+from agent.outbox_rows import ALARM, NEWS, SAMPLE, Key, Row
 from agent.outbox_store import OutboxStore, Work
 from agent.publishing import Message
+from agent.sending import START, Sending
 from agent.topics import Topics
 from agent.wire import MAX_PAYLOAD_BYTES
 
-TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
-_WINDOW = 200  # of what is due, so many are in memory
 _MOST_PENDING = 5000  # not yet on the disk: where it does not answer for minutes, what comes then is dropped
 _NEWS_WAIT_S = 1.0  # for what else is to be written
 _SILENCE_S = 60.0  # in which the collector does not confirm the oldest row, until all is sent again; doubles
 _HOLE_S = 2.0  # between that and the next time, where the collector lets know that it misses something
 _LONGEST_SILENCE_S = 3600.0
-_START: Key = (0, 0)  # before every number
-
-
-@dataclass
-class _Parcel:
-    """What the broker is being sent, in so many messages that it has not acknowledged yet."""
-
-    content: Row | Run
-    messages: int
 
 
 class Outbox:
@@ -60,7 +48,6 @@ class Outbox:
         self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self.on_due: Callable[[], None] = lambda: None  # called by the writing thread once there is more to take
-        self._topics = topics
         self._config = config
         self._store = OutboxStore(path, config, self.errors.put)
         self.epoch = self._store.epoch
@@ -71,12 +58,7 @@ class Outbox:
         self._committed_s = time.monotonic()
         self._again = False  # what is unconfirmed is due once more, from the oldest on
         self._closing = False
-        self._window: deque[Row | Run] = deque()
-        self._all_in_window = False
-        self._opened: deque[Message] = deque()  # of one parcel, what is still to be taken
-        self._parcels: dict[int, _Parcel] = {}  # by the id of their messages
-        self._runs: set[tuple[int, int, int]] = set()  # that this connection has been given
-        self._furthest = _START  # greatest number that was ever taken
+        self._sending = Sending(topics)
         self._allowance = Allowance(config.backlog_per_s)
         self._acknowledgements = Acknowledgements()
         self._confirmed: dict[int, int] = {}  # by epoch: up to these numbers, some of which the broker may not have yet
@@ -99,8 +81,7 @@ class Outbox:
 
     def __len__(self) -> int:
         with self._changed:
-            unseen = 0 if self._all_in_window else 1  # at least
-            return len(self._work.rows) + len(self._window) + len(self._opened) + unseen
+            return len(self._work.rows) + len(self._sending)
 
     @property
     def dropped(self) -> Counter[str]:
@@ -129,10 +110,11 @@ class Outbox:
     def acknowledge(self, epoch: int, upto: int) -> None:
         """A collector has everything of the epoch up to this number; of what was never sent nobody can have it."""
         with self._changed:
-            if epoch == self._furthest[0]:
-                upto = min(upto, self._furthest[1])
-            if epoch > self._furthest[0]:
+            epoch_sent, sent = self._sending.furthest
+            if epoch > epoch_sent:
                 return
+            if epoch == epoch_sent:
+                upto = min(upto, sent)
             heard = self._acknowledgements.hear(epoch, upto, time.monotonic())
             if heard is Heard.NEWS:
                 self._confirmed[epoch] = upto
@@ -151,61 +133,42 @@ class Outbox:
 
     def take(self) -> Message | None:
         with self._changed:
-            if not self._opened:
-                if not self._window or not self._allowance.take():
-                    return None
-                self._open(self._window.popleft())
-                if len(self._window) < _WINDOW // 2 and not self._all_in_window:
-                    self._changed.notify()
-            return self._opened.popleft()
+            if self._sending.begins and not self._allowance.has_one:
+                return None
+            begins, message = self._sending.begins, self._sending.take()
+            if message is not None and begins:
+                self._allowance.spend()
+            if self._sending.is_low:
+                self._changed.notify()
+            return message
 
     def delivered(self, message: Message) -> None:
         with self._changed:
-            parcel = self._parcels.pop(id(message), None)
-            if parcel is not None:
-                parcel.messages -= 1
-                if not parcel.messages:
-                    self._work.delivered.append(parcel.content)
-                    self._write_within(self._config.commit_s)
+            arrived = self._sending.delivered(message)
+            if arrived is not None:
+                self._work.delivered.append(arrived)
+                self._write_within(self._config.commit_s)
                 self._settle()
 
     def refused(self, message: Message, for_good: bool) -> None:
         """For good: it will never arrive, and is counted among what was dropped. Else it is due again in a while."""
         with self._changed:
-            parcel = self._parcels.pop(id(message), None)
-            if parcel is None:
-                return
-            if for_good and isinstance(parcel.content, Row):
-                self._work.refused.append(parcel.content)
+            refused = self._sending.refused(message)
+            if for_good and isinstance(refused, Row):
+                self._work.refused.append(refused)
                 self._write_within(self._config.commit_s)
-            else:
+            elif refused is not None:
                 self._again_at = min(self._again_at, time.monotonic() + self._silence_s)
                 self._changed.notify()
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """With the next connection all that was not acknowledged is due anyway."""
 
-    def _open(self, content: Row | Run) -> None:
-        """Turn the window's first into the messages that tell it."""
-        if isinstance(content, Run):
-            told = [
-                Message(self._topics.event, _told(content, kind, n).to_json()) for kind, n in content.counts.items()
-            ]
-        else:
-            topic = self._topics.telemetry if content.kind == TELEMETRY else self._topics.event
-            told = [Message(topic, content.payload)]
-        parcel = _Parcel(content, len(told))
-        self._parcels.update({id(message): parcel for message in told})
-        self._opened.extend(told)
-        if isinstance(content, Row):
-            self._furthest = max(self._furthest, content.key)
-
     def _settle(self) -> None:
         """Forget what a collector has confirmed, as far as the broker has, too: who acknowledges what is still on its
         way to the broker has not seen it."""
         for epoch, upto in list(self._confirmed.items()):
-            rows = [parcel.content for parcel in self._parcels.values() if isinstance(parcel.content, Row)]
-            settled = min([upto, *(row.seq - 1 for row in rows if row.epoch == epoch)])
+            settled = self._sending.arrived(epoch, upto)
             if settled == upto:
                 del self._confirmed[epoch]
             self._work.acks[epoch] = max(settled, self._work.acks.get(epoch, 0))
@@ -222,11 +185,7 @@ class Outbox:
         self._again = True
         self._resent_s = time.monotonic()
         self._again_at = self._resent_s + self._silence_s if self._store.asks_collector else math.inf
-        self._window.clear()
-        self._opened.clear()
-        self._parcels.clear()
-        self._runs.clear()
-        self._all_in_window = False
+        self._sending.begin()
         self._write_within(0.0)
 
     def _run(self) -> None:
@@ -236,7 +195,7 @@ class Outbox:
             self.error = error
 
     def _work_on(self) -> None:
-        cursor = _START
+        cursor = START
         while True:
             with self._changed:
                 while not self._has_work() and self._changed.wait(self._patience_s()):
@@ -248,36 +207,32 @@ class Outbox:
                 closing, again, work = self._closing, self._again, self._work
                 writes = closing or again or time.monotonic() >= self._write_at
                 if writes:
-                    self._all_in_window = self._all_in_window and not work.rows  # until these are, they still wait
+                    self._sending.complete = self._sending.complete and not work.rows  # until these are there
                     self._work, self._again, self._write_at = Work(), False, math.inf
                     self._committed_s = time.monotonic()
                 last = self.epoch, self._seq
-                room = _WINDOW - len(self._window)
+                room = self._sending.room
             if writes and (work or again):
                 self._commit(work, last, again)
             if closing:
                 return
             if again:
-                cursor = _START
+                cursor = START
             cursor = self._fill(cursor, room)
 
     def _fill(self, cursor: Key, room: int) -> Key:
-        """The window, with what is due after the cursor; where it has come to."""
+        """Hand over what is due after the cursor; where that has come to."""
         rows, runs = self._store.due(cursor, room), self._store.due_runs()
         with self._changed:
             if self._again:
                 return cursor
-            news = [run for run in runs if run.ends not in self._runs]
-            self._runs.update(run.ends for run in news)
-            self._window.extend(sorted([*rows, *news], key=lambda each: each.key))
-            self._all_in_window = len(rows) < room
-        if rows or news:
+            news = self._sending.add(rows, runs, complete=len(rows) < room)
+        if news:
             self.on_due()
         return rows[-1].key if rows else cursor
 
     def _has_work(self) -> bool:
-        low = not self._all_in_window and len(self._window) < _WINDOW // 2
-        return self._closing or low or time.monotonic() >= self._write_at
+        return self._closing or self._sending.is_low or time.monotonic() >= self._write_at
 
     def _patience_s(self) -> float:
         """Until there may be something to do that nobody tells."""
@@ -293,7 +248,3 @@ class Outbox:
             if self._store.returned:
                 self._store.returned = False
                 self._send_again()
-
-
-def _told(run: Run, kind: str, n: int) -> Dropped:
-    return Dropped.model_validate({"epoch": run.epoch, "from": run.first, "to": run.last, "kind": kind, "n": n})

@@ -11,8 +11,8 @@ from pydantic import JsonValue
 from agent.health import health
 from agent.link import MqttLink
 from agent.messages import Birth, CameraTelemetry, Event, Telemetry
-from agent.outbox import TELEMETRY
 from agent.outbox_rows import ALARM, NEWS, SAMPLE
+from agent.sending import TELEMETRY
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__name__)

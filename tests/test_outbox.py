@@ -19,9 +19,10 @@ from agent import acknowledging, outbox_store
 from agent import outbox as outbox_module
 from agent.errors import AgentError
 from agent.mqtt_config import OutboxConfig
-from agent.outbox import TELEMETRY, Outbox
+from agent.outbox import Outbox
 from agent.outbox_rows import ALARM, NEWS, SAMPLE
 from agent.publishing import Message
+from agent.sending import TELEMETRY, WINDOW
 from agent.topics import Topics
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -191,8 +192,8 @@ def test_a_collector_that_falls_silent_is_sent_it_again(tmp_path: Path, monkeypa
 
 def test_more_than_the_window_holds_comes_in_order(tmp_path: Path) -> None:
     with opened(tmp_path) as outbox:
-        put(outbox, 3 * outbox_module._WINDOW)
-        assert numbers(taken(outbox, 3 * outbox_module._WINDOW)) == list(range(1, 3 * outbox_module._WINDOW + 1))
+        put(outbox, 3 * WINDOW)
+        assert numbers(taken(outbox, 3 * WINDOW)) == list(range(1, 3 * WINDOW + 1))
         eventually(lambda: len(outbox) == 0)
 
 
