@@ -30,7 +30,7 @@ from agent.wire import MAX_PAYLOAD_BYTES
 
 _MOST_PENDING = 5000  # not yet on the disk: where it does not answer for minutes, what comes then is dropped
 _NEWS_WAIT_S = 1.0  # for what else is to be written
-_SILENCE_S = 60.0  # in which the collector does not confirm the oldest row, until all is sent again; doubles
+_SILENCE_S = 10.0  # in which a collector does not confirm the oldest row, until all is sent again; doubles
 _HOLE_S = 2.0  # between that and the next time, where the collector lets know that it misses something
 _LONGEST_SILENCE_S = 3600.0
 
@@ -116,9 +116,12 @@ class Outbox:
             if epoch == epoch_sent:
                 upto = min(upto, sent)
             heard = self._acknowledgements.hear(epoch, upto, time.monotonic())
-            if heard is Heard.NEWS:
+            if heard is Heard.NEWS:  # there is a collector again; what else it has, it will say soon
                 self._confirmed[epoch] = upto
                 self._settle()
+                self._silence_s = _SILENCE_S
+                self._again_at = min(self._again_at, time.monotonic() + _SILENCE_S)
+                self._changed.notify()
                 return
             self._again_at = min(self._again_at, self._resent_s + self._hole_s)
             if heard is Heard.LACKING:
@@ -242,7 +245,9 @@ class Outbox:
         oldest = self._store.oldest
         self._store.commit(work, last, again)
         with self._changed:
-            if self._store.oldest != oldest and self._store.asks_collector:
+            if self._store.oldest is None:
+                self._again_at = math.inf
+            elif self._store.oldest != oldest and self._store.asks_collector:
                 self._silence_s, self._hole_s = _SILENCE_S, _HOLE_S
                 self._again_at = time.monotonic() + _SILENCE_S
             if self._store.returned:

@@ -190,6 +190,19 @@ def test_a_collector_that_falls_silent_is_sent_it_again(tmp_path: Path, monkeypa
         eventually(lambda: stored(tmp_path) == [])
 
 
+def test_a_collector_that_comes_back_is_sent_soon_what_it_has_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "_SILENCE_S", 0.2)
+    with opened(tmp_path, confirm="collector") as outbox:
+        outbox._silence_s = 3600.0  # nobody has answered for hours
+        outbox.renew()
+        put(outbox, 3)
+        taken(outbox, 3)
+        outbox.acknowledge(outbox.epoch, 1)  # which it says at its start: it has heard of no more
+        assert numbers(taken(outbox, 2)) == [2, 3]
+
+
 def test_more_than_the_window_holds_comes_in_order(tmp_path: Path) -> None:
     with opened(tmp_path) as outbox:
         put(outbox, 3 * WINDOW)
