@@ -37,8 +37,8 @@ _MIGRATIONS = (
     CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
     """,
 )
-# One fsync for a commit, and what is committed survives a power cut; the log does not stay large.
-_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "journal_size_limit = 1000000")
+# One fsync for a commit, and what is committed survives a power cut; the log stays small.
+_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 100", "journal_size_limit = 1000000")
 _DROPPED_AT_ONCE = 20  # rows, before it is looked again what all takes
 _COLUMNS = {"rows": "epoch, seq, kind, rank, wall, sent, payload", "runs": "epoch, first, last, counts, sent"}
 
