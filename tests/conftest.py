@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from agent.console import ConsoleHandler
 
 pytest_plugins = ["bench", "brokers", "job_bench", "job_worlds", "lab", "plan_bench", "trial_bench", "trt_world"]
 
@@ -48,3 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first: at the end two workers then share what is short."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """What a command of the command line, called in this process, has made of the log is undone."""
+    root = logging.getLogger()
+    before = root.level, [each for each in root.handlers if isinstance(each, ConsoleHandler)]
+    yield
+    root.setLevel(before[0])
+    for handler in [each for each in root.handlers if isinstance(each, ConsoleHandler) and each not in before[1]]:
+        root.removeHandler(handler)

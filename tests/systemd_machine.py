@@ -141,11 +141,13 @@ class Machine:
 
 
 def sandbox_of_this_interpreter() -> str:
-    """What a unit has to say so that the Python of the tests is seen under ProtectHome, where it lies in a home."""
-    base = Path(sys.base_prefix).resolve()
-    if not base.is_relative_to("/root") and not base.is_relative_to("/home"):
-        return ""
-    return f"ProtectHome=tmpfs\nBindReadOnlyPaths={base}\n"
+    """What a unit has to say so that the Python of the tests is seen under ProtectHome and PrivateTmp, where it lies in
+    a home, or its environment in /tmp."""
+    base, prefix = Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()
+    lines = [f"BindReadOnlyPaths={prefix}\n"] if prefix.is_relative_to("/tmp") else []
+    if base.is_relative_to("/root") or base.is_relative_to("/home"):
+        lines.append(f"ProtectHome=tmpfs\nBindReadOnlyPaths={base}\n")
+    return "".join(lines)
 
 
 def _cgroup() -> Path | None:

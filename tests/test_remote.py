@@ -29,6 +29,10 @@ from agent.settings import Settings
 from agent.signing import Signer, new_key
 
 
+def never_tried(_: object) -> None:
+    pytest.fail("no model was delivered")
+
+
 class Board:
     """Its end of the link, as the supervisor has it. keys: whether it has an operator's."""
 
@@ -43,7 +47,7 @@ class Board:
         path = folder / "settings.json"
         self.settings = Settings(config, path, authority.trusts, lambda _: self.remote.report(), reporter.error)
         releases = Releases(authority, folder / "releases.json")
-        delivery = ModelDelivery(folder / "incoming", model.path, False, 0, releases, lambda _: None)
+        delivery = ModelDelivery(folder / "incoming", model.path, False, 0, releases, lambda _: None, never_tried)
         handlers = Device().handlers()
         self.remote = Remote(link, folder, handlers, self.settings, delivery, authority, reporter)
 
