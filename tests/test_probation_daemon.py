@@ -175,7 +175,7 @@ def test_a_slow_first_inference_is_forgiven_and_what_a_signal_ends_leaves_the_st
     assert not (camera.world.state_dir / "current").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_what_a_power_cut_ends_starts_with_the_calibrated_engine_before_and_counts(tmp_path: Path) -> None:
     camera = Camera(tmp_path, frames=40, seconds=1.0)
     said = []

@@ -33,6 +33,7 @@ def planned(lab: Lab, name: str, frames: str, *more: object, calibrated_on: str,
     return evidence
 
 
+@pytest.mark.trial
 def test_resnet20_is_int8_as_a_whole_and_keeps_its_accuracy(lab: Lab) -> None:
     evidence = planned(lab, "resnet20", CIFAR_TRAIN, "--max-loss", 0.05, calibrated_on=CIFAR_TRAIN, count=500)
     assert all(group["precision"] == "int8" for group in evidence["groups"])
@@ -48,6 +49,7 @@ def test_resnet20_is_int8_as_a_whole_and_keeps_its_accuracy(lab: Lab) -> None:
     assert scores[0] - scores[1] <= 0.004
 
 
+@pytest.mark.trial
 def test_ultraface_keeps_its_decoding_float_without_being_told(lab: Lab) -> None:
     frames = ASL.format("walk")
     evidence = planned(lab, "ultraface", frames, "--max-loss", 0.1, calibrated_on=ASL.format("again"), count=64)

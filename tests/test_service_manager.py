@@ -166,7 +166,7 @@ def test_a_camera_that_is_away_does_not_trip_the_watchdog(installed: Installed) 
     assert len(manager.lives) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_a_start_may_take_as_long_as_its_builder_moves(installed: Installed) -> None:
     slow, start_s = installed.switch("slow"), 12.0
     with installed.keep(watchdog_s=WATCHDOG_S, start_s=start_s) as manager:
@@ -179,7 +179,7 @@ def test_a_start_may_take_as_long_as_its_builder_moves(installed: Installed) -> 
     assert len(manager.lives) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_a_start_that_stands_still_is_ended_and_tried_again(installed: Installed) -> None:
     stuck, start_s = installed.switch("stuck"), 8.0
     with installed.keep(watchdog_s=WATCHDOG_S, start_s=start_s, stop_s=2.0) as manager:
