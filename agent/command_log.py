@@ -51,7 +51,7 @@ class CommandLog:
         self._owed: dict[str, CommandResult] = {}  # ends that the disk refused
         self._delivered: set[str] = set()  # ids whose end the broker has, not yet written
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._bound = ReplayBound(path.with_suffix(".json"), path.exists(), on_error)
+        self._bound = ReplayBound(path.with_suffix(".json"), not _is_missing(path), on_error)
         try:
             self._check()
         except AgentError as error:
@@ -126,7 +126,7 @@ class CommandLog:
     @contextmanager
     def _transaction(self, what: str) -> Iterator[sqlite3.Connection]:
         """Of the database, which begins a log anew where there is none, or a damaged one."""
-        if not self._database.path.exists():
+        if _is_missing(self._database.path):
             self._bound.log_lost()
         try:
             with self._database.transaction(what) as db:
@@ -183,6 +183,17 @@ class CommandLog:
         if not sound:
             self._bound.log_lost()
             raise self._database.set_aside("it does not hold what a log of commands holds")
+
+
+def _is_missing(path: Path) -> bool:
+    """Not where nobody may look: it may be there."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _remove(db: sqlite3.Connection, which: str, parameters: tuple[float, float]) -> tuple[int, float]:
