@@ -29,7 +29,7 @@ from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
 from agent.outcome import Emit, Outcome
 from agent.raising import RaisedPlan, Raising, Scene
-from agent.verdict import MIN_TELLING, Limits
+from agent.verdict import MIN_TELLING, NO_WORSE, RAISED_GAIN, Limits
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
@@ -117,7 +117,7 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
         backend,
         request.serving,
         held_out,
-        Limits(request.max_loss, request.max_slowdown),
+        Limits(request.max_loss, request.max_slowdown, -NO_WORSE if request.raising is None else RAISED_GAIN),
         state,
         {"calibration": calibration.id, "source": request.source},
         lambda error: _end(emit, error),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class Judge:
         serves = read_artefact(Path(self.serving), find_key()).manifest["inputs"].get("plan", {}).get("floats", ())
         more = self.model.plan.floats.keys() - set(serves)
         slowdown = self.limits.max_slowdown
-        return Limits(self.limits.max_loss, max(slowdown, MORE_FLOAT_SLOWDOWN) if more else slowdown)
+        return replace(self.limits, max_slowdown=max(slowdown, MORE_FLOAT_SLOWDOWN) if more else slowdown)
 
     def _hangs(self, limit_s: float) -> None:
         error = AgentError(

@@ -15,6 +15,8 @@ from calibrate.paired import gain_bounds
 
 MIN_TELLING = 4  # held-out frames with something on them, without which nothing speaks for a candidate
 NO_WORSE = 0.01  # of fidelity: a candidate may be this much below the engine in service, by chance
+# Of fidelity, for one whose precision was raised for it: a few frames easy for both do not speak for layers left float.
+RAISED_GAIN = 0.01
 # Times the latency of what serves, for a candidate with more layers float: its fidelity is what is wanted, and INT8 has
 # twice the peak rate of FP16, so that layers left float make no engine slower than this.
 MORE_FLOAT_SLOWDOWN = 2.0
@@ -28,10 +30,11 @@ _NOTICED_MS = 0.25  # a difference that no frame at 1000 Hz would notice is none
 @dataclass(frozen=True)
 class Limits:
     """max_loss: largest 1 - mean fidelity at which a candidate is good, whatever serves now. max_slowdown: its latency
-    may be so many times that of the engine in service."""
+    may be so many times that of the engine in service. least_gain: of mean fidelity over it, on the same frames."""
 
     max_loss: float
     max_slowdown: float
+    least_gain: float = -NO_WORSE
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class Verdict:
 def decide(comparison: Comparison, limits: Limits, label: Callable[[int], str] = str) -> Verdict:
     """Accept a candidate whose outputs are sound, that confuses no classes newly, is not too slow, and faithful.
 
-    With no engine in service it must keep max_loss, and its latency is told and not judged. With one, it must not be
-    worse, and keep max_loss or be better with 95 % confidence. Frames on which neither engine nor reference found
+    With no engine in service it must keep max_loss, and its latency is told and not judged. With one, it must have the
+    least gain, and keep max_loss or be better with 95 % confidence. Frames on which neither engine nor reference found
     anything agree without telling anything: they are counted apart, and MIN_TELLING others asked. label: from a class
     to its name.
     """
@@ -99,7 +102,7 @@ def decide(comparison: Comparison, limits: Limits, label: Callable[[int], str] =
         fidelity = f"loss {1.0 - means[0]:.3f} {told}, at most {limits.max_loss} is asked"
     else:
         better = telling >= MIN_TELLING and low > 0.0
-        faithful = better or (keeps and means[0] - means[1] >= -NO_WORSE)
+        faithful = better or (keeps and means[0] - means[1] >= limits.least_gain)
         fidelity = f"fidelity {means[0]:.3f} against {means[1]:.3f} in service {told}"
     failed["fidelity"] = "" if faithful else fidelity
     objections = {test: words for test, words in failed.items() if words}

@@ -9,7 +9,7 @@ import pytest
 
 from agent.comparison import Comparison
 from agent.misreading import Misreading
-from agent.verdict import MIN_TELLING, Limits, Verdict, decide
+from agent.verdict import MIN_TELLING, RAISED_GAIN, Limits, Verdict, decide
 
 NOISE = np.tile([0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02], 4)
 CLASSES = 10
@@ -41,6 +41,10 @@ def verdict(comparison: Comparison, max_loss: float = 0.1, max_slowdown: float =
     return decide(comparison, Limits(max_loss, max_slowdown))
 
 
+def raised(candidate: Sequence[float], serving: Sequence[float]) -> bool:
+    return decide(seen(candidate, serving), Limits(0.1, 1.25, RAISED_GAIN)).accepted
+
+
 def accepted(candidate: Sequence[float], serving: Sequence[float] | None) -> bool:
     return verdict(seen(candidate, serving)).accepted
 
@@ -61,6 +65,12 @@ def test_one_that_loses_too_much_must_be_clearly_better() -> None:
     assert accepted(around(0.70), around(0.40))
     assert not accepted(around(0.70), around(0.70))
     assert not accepted(around(0.70)[:8], around(0.40)[:8]), "eight frames of any distribution show no gain of 0.3"
+
+
+def test_raised_precision_has_to_gain_something_also_where_the_frames_are_easy() -> None:
+    assert not raised([0.0] + [1.0] * 15, [0.0] + [1.0] * 15)
+    assert raised([1.0] * 16, [0.0] + [1.0] * 15)
+    assert raised(around(0.70), around(0.40))
 
 
 def test_empty_frames_prove_nothing() -> None:
