@@ -22,24 +22,27 @@ def add_service(commands: Any) -> None:
         "--root", type=Path, default=Path("/"), metavar="DIR", help="of an image, instead of this machine"
     )
     install.add_argument("--now", action="store_true", help="start the service too")
-    install.add_argument(
-        "--jit-hardened", action="store_true", help="with the drop-in that may not suit CUDA (systemd/tared.service.d)"
+    drop_ins = install.add_argument_group("additions to the unit, see systemd/tared.service.d; what is there stays")
+    drop_ins.add_argument("--csi", action="store_true", help="for csi cameras: sees, and restarts with, nvargus-daemon")
+    drop_ins.add_argument(
+        "--jit-hardened", action="store_true", help="no code that is made as it runs; may not suit CUDA"
     )
     doctor = command(commands, "doctor", _doctor, "what this machine has, what is missing, and the remedy")
     doctor.add_argument("-c", "--config", type=Path, metavar="FILE", help="also what this config.yaml asks for")
 
 
 def _install(options: argparse.Namespace) -> int:
-    from agent.installation import CONFIG_PATH, carry_out, need_root, plan_install, plan_uninstall
+    from agent.installation import CONFIG_PATH, DROP_INS, carry_out, need_root, plan_install, plan_uninstall
 
     if not options.dry_run:
         need_root(options.root)
     if options.uninstall:
         steps = plan_uninstall(options.root)
     else:
-        steps = plan_install(options.root, options.jit_hardened, options.now)
+        wanted = {"csi.conf": options.csi, "jit-hardened.conf": options.jit_hardened}
+        steps = plan_install(options.root, [name for name in DROP_INS if wanted[name]], options.now)
     if not options.dry_run:
-        carry_out(steps)
+        carry_out(steps, options.root)
     if options.json:
         told = [{"action": step.action, "what": step.what} for step in steps]
         print(json.dumps({"dry_run": options.dry_run, "changed": any(step.changes for step in steps), "steps": told}))

@@ -14,7 +14,8 @@ from agent.errors import AgentError
 
 UNIT = "tared.service"
 UNIT_PATH = Path("etc/systemd/system") / UNIT
-DROP_IN_PATH = Path("etc/systemd/system/tared.service.d/jit-hardened.conf")
+DROP_INS_PATH = Path("etc/systemd/system/tared.service.d")
+DROP_INS = ("csi.conf", "jit-hardened.conf")  # by systemd.unit(5) each adds to the unit what not every board suits
 CONFIG_PATH = Path("etc/tared/config.yaml")
 _LINK_PATH = Path("etc/systemd/system/multi-user.target.wants") / UNIT
 _BOOTED = Path("/run/systemd/system")  # sd_booted(3)
@@ -67,14 +68,14 @@ def unit_text(root: Path = Path("/")) -> str:
     return "".join(f"ExecStart={_word(path)} run -c /{CONFIG_PATH}\n" if _starts(line) else line for line in lines)
 
 
-def plan_install(root: Path, hardened: bool, now: bool) -> list[Step]:
+def plan_install(root: Path, drop_ins: Sequence[str] = (), now: bool = False) -> list[Step]:
     """What is still to be done until the service is installed under `root`; a second time that is nothing.
 
-    A config.yaml that is there is the user's, and stays. Raises AgentError as `unit_text` and `shipped`.
+    drop_ins: of DROP_INS. A config.yaml that is there is the user's, and stays. Raises AgentError as `unit_text` and
+    `shipped`.
     """
     steps = [_written(root / UNIT_PATH, unit_text(root))]
-    if hardened:
-        steps.append(_written(root / DROP_IN_PATH, shipped(f"{UNIT}.d/{DROP_IN_PATH.name}")))
+    steps += [_written(root / DROP_INS_PATH / name, shipped(f"{UNIT}.d/{name}")) for name in drop_ins]
     config = root / CONFIG_PATH
     steps.append(Step("keep", str(config)) if config.exists() else _written(config, shipped("config.yaml")))
     link = root / _LINK_PATH
@@ -90,18 +91,20 @@ def plan_install(root: Path, hardened: bool, now: bool) -> list[Step]:
 def plan_uninstall(root: Path) -> list[Step]:
     """What is to be taken away. Configuration and state are the user's, and stay."""
     running = _running(root)
-    there = [path for path in (_LINK_PATH, DROP_IN_PATH, UNIT_PATH) if os.path.lexists(root / path)]
+    ours = (_LINK_PATH, *(DROP_INS_PATH / name for name in DROP_INS), UNIT_PATH)
+    there = [path for path in ours if os.path.lexists(root / path)]
     steps = [Step("remove", str(root / path)) for path in there]
     if running and steps:
         steps = [_run("disable", "--now", UNIT), *steps, _run("daemon-reload")]
     return [*steps, *(Step("keep", str(path)) for path in (root / CONFIG_PATH.parent,) if path.exists())]
 
 
-def carry_out(steps: Sequence[Step]) -> None:
-    """Do it. Raises AgentError (`service.write`, `service.systemctl`) at the first step that fails."""
+def carry_out(steps: Sequence[Step], root: Path) -> None:
+    """Do it. Raises AgentError (`service.write`, `service.systemctl`, `service.outside` for what a link in an image
+    would have written outside of `root`) at the first step that fails."""
     try:
         for step in steps:
-            _carry_out(step)
+            _carry_out(step, root.resolve())
     except OSError as error:
         found = f"{error.filename}: {error.strerror}"
         raise AgentError("service.write", found, "a writable system", "check the disk, and that you are root") from None
@@ -113,11 +116,13 @@ def need_root(root: Path) -> None:
         raise AgentError("service.root", f"user id {os.geteuid()}", "root", "sudo tared install-service")
 
 
-def _carry_out(step: Step) -> None:
+def _carry_out(step: Step, root: Path) -> None:
     path = Path(step.what)
+    if step.action != "run" and not path.parent.resolve().is_relative_to(root):
+        found = f"{path.parent}, a link to {path.parent.resolve()}"
+        raise AgentError("service.outside", found, f"a folder in {root}", "make its links relative")
     if step.action in ("write", "link"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.chmod(0o755)  # whatever the umask: the service, a user of its own, reads what lies here
+        _make_folder(path.parent)
         new = path.with_name(f".{path.name}.new")
         new.unlink(missing_ok=True)
         if step.action == "link":
@@ -133,6 +138,14 @@ def _carry_out(step: Step) -> None:
         if done.returncode != 0:
             found = f"'{step.what}' ended with {done.returncode}: {' '.join(done.stderr.split())}"
             raise AgentError("service.systemctl", found, "success", "see journalctl -u tared")
+
+
+def _make_folder(path: Path) -> None:
+    """Readable whatever the umask: the service, a user of its own, reads what lies here. One that is there stays so."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir()
+        path.chmod(0o755)
 
 
 def _written(path: Path, content: str) -> Step:

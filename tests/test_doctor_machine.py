@@ -26,7 +26,7 @@ from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.gpu import _driver
 from agent.doctor.installed import examine_service
 from agent.doctor.machine import examine_machine
-from agent.installation import CONFIG_PATH, UNIT_PATH
+from agent.installation import CONFIG_PATH, DROP_INS_PATH, UNIT_PATH
 
 DPKG = """Package: nvidia-jetpack-dev
 Status: install ok installed
@@ -256,6 +256,24 @@ def test_a_unit_that_differs_is_told(tmp_path: Path, unit: str, changed: str) ->
     assert found["service"].ok == (not changed)
     assert ("--dry-run" in found["service"].remedy) == bool(changed)
     assert found["service state"].found == "no systemd runs here"
+
+
+def test_a_configuration_that_the_service_cannot_read_is_told(tmp_path: Path, unit: str) -> None:
+    lay_down({str(UNIT_PATH): unit, str(CONFIG_PATH): "model: x"}, tmp_path)
+    for path, mode, remedy in (
+        (tmp_path / CONFIG_PATH, 0o600, "o+r"),
+        ((tmp_path / CONFIG_PATH).parent, 0o700, "o+rx"),
+    ):
+        path.chmod(mode)
+        assert by_name(examine_service(tmp_path))["service"].remedy == f"sudo chmod {remedy} {path}"
+
+
+def test_a_csi_camera_needs_its_addition_to_the_unit(tmp_path: Path, unit: str) -> None:
+    files = {str(UNIT_PATH): unit, str(CONFIG_PATH): "model: x"}
+    lay_down(files, tmp_path)
+    assert by_name(examine_service(tmp_path, csi=True))["service"].remedy == "sudo tared install-service --csi"
+    lay_down({str(DROP_INS_PATH / "csi.conf"): ""}, tmp_path)
+    assert by_name(examine_service(tmp_path, csi=True))["service"].ok
 
 
 def test_a_group_that_is_missing_is_named(tmp_path: Path, unit: str) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_systemd import DROP_IN, UNIT, read_unit
+from test_systemd import DROP_IN, DROP_INS, UNIT, read_unit
 
 from agent import installation
 from agent.cli import main
 from agent.config import load_config
 from agent.errors import AgentError
-from agent.installation import CONFIG_PATH, DROP_IN_PATH, UNIT_PATH, Step, plan_install, plan_uninstall, unit_text
+from agent.installation import CONFIG_PATH, DROP_INS_PATH, UNIT_PATH, Step, plan_install, plan_uninstall, unit_text
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = Path("etc/systemd/system/multi-user.target.wants/tared.service")
@@ -52,8 +52,8 @@ def test_it_installs_what_ships_with_its_own_path_and_a_second_time_changes_noth
     for path in (UNIT_PATH, CONFIG_PATH):
         assert (tmp_path / path).stat().st_mode & 0o777 == 0o644
         assert (tmp_path / path).parent.stat().st_mode & 0o777 == 0o755
-    assert not (tmp_path / DROP_IN_PATH).exists()
-    assert not any(step.changes for step in plan_install(tmp_path, hardened=False, now=False))
+    assert not (tmp_path / DROP_INS_PATH).exists()
+    assert not any(step.changes for step in plan_install(tmp_path))
 
 
 @pytest.mark.usefixtures("venv")
@@ -76,8 +76,11 @@ def test_a_dry_run_tells_and_does_nothing(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.usefixtures("venv")
 def test_uninstalling_leaves_nothing_of_ours_but_the_configuration(tmp_path: Path) -> None:
-    install(tmp_path, "--jit-hardened")
-    assert (tmp_path / DROP_IN_PATH).read_text() == DROP_IN.read_text()
+    install(tmp_path, "--jit-hardened", "--csi")
+    laid_down = sorted((tmp_path / DROP_INS_PATH).iterdir())
+    assert [(path.name, path.read_text()) for path in laid_down] == [
+        (path.name, path.read_text()) for path in sorted(DROP_INS.iterdir())
+    ]
     install(tmp_path, "--uninstall")
     left = [path.relative_to(tmp_path) for path in (tmp_path / "etc").rglob("*") if not path.is_dir()]
     assert left == [CONFIG_PATH]
@@ -93,6 +96,25 @@ def test_a_link_to_a_source_tree_is_replaced_and_not_written_through(tmp_path: P
     install(tmp_path)
     assert (tmp_path / "source").read_text() == "of the source tree"
     assert not (tmp_path / UNIT_PATH).is_symlink()
+
+
+@pytest.mark.usefixtures("venv")
+def test_in_an_image_nothing_is_written_through_a_link_to_this_machine(tmp_path: Path) -> None:
+    root, outside = tmp_path / "opt", tmp_path / "this_machine"
+    outside.mkdir()
+    (root / "etc").symlink_to(outside)
+    with pytest.raises(AgentError, match=r"service\.outside: .*make its links relative"):
+        installation.carry_out(plan_install(root), root)
+    assert not list(outside.iterdir())
+
+
+@pytest.mark.usefixtures("venv")
+def test_folders_that_are_there_keep_their_mode(tmp_path: Path) -> None:
+    folder = (tmp_path / CONFIG_PATH).parent
+    folder.mkdir(parents=True)
+    folder.chmod(0o700)
+    install(tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_where_systemd_runs_it_is_told(tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +137,7 @@ def test_a_systemctl_that_fails_is_told(tmp_path: Path, venv: Path, monkeypatch:
     (venv / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(venv), prepend=os.pathsep)
     with pytest.raises(AgentError, match=r"service\.systemctl: 'systemctl restart' ended with 1: it is masked"):
-        installation.carry_out([Step("run", "systemctl restart", command=("systemctl", "restart"))])
-    assert tmp_path.exists()
+        installation.carry_out([Step("run", "systemctl restart", command=("systemctl", "restart"))], tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user cannot be become without being root")
@@ -190,5 +211,6 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path) -> None:
     command = [str(python), "-c", program, "install-service", "--root", str(root), "--jit-hardened"]
     subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=120)
     assert f"ExecStart={tmp_path}/venv/bin/tared run" in (root / UNIT_PATH).read_text()
-    assert (root / DROP_IN_PATH).read_text() == DROP_IN.read_text()
+    (drop_in,) = (root / DROP_INS_PATH).iterdir()
+    assert drop_in.read_text() == DROP_IN.read_text()
     assert (root / CONFIG_PATH).exists()

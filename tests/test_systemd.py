@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,20 +18,22 @@ from agent import camera, capture, child, pipeline
 from agent.connection import CONNECT_TIMEOUT_S
 from agent.credentials import located
 from agent.errors import ConfigError
+from agent.installation import DROP_INS as DROP_IN_NAMES
 from agent.link import MqttLink
 from engines.seal import CREDENTIAL, find_key
 
 ROOT = Path(__file__).resolve().parents[1]
 UNIT = ROOT / "systemd" / "tared.service"
-DROP_IN = ROOT / "systemd" / "tared.service.d" / "jit-hardened.conf"
+DROP_INS = ROOT / "systemd" / "tared.service.d"
+DROP_IN = DROP_INS / "jit-hardened.conf"
 MAX_EXPOSURE = 2.0  # of 10, by systemd-analyze
 
 
-def read_unit(section: str = "Service") -> configparser.SectionProxy:
-    """A section of the unit."""
+def read_unit(section: str = "Service", path: Path = UNIT) -> configparser.SectionProxy:
+    """A section of the unit, or of a drop-in."""
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the case of keys
-    unit.read(UNIT)
+    unit.read(path)
     return unit[section]
 
 
@@ -45,26 +48,28 @@ def systemd_analyze() -> str:
     return program
 
 
-def installed(folder: Path, hardened: bool) -> Path:
-    """The unit in a folder, with a program that is there, and the drop-in where it is wanted."""
+def installed(folder: Path, drop_ins: Sequence[str]) -> Path:
+    """The unit in a folder, with a program that is there, and the drop-ins that are wanted."""
     (folder / "tared.service").write_text(UNIT.read_text().replace("/opt/tared/.venv/bin/tared", sys.executable))
-    if hardened:
-        (folder / "tared.service.d").mkdir()
-        shutil.copy(DROP_IN, folder / "tared.service.d")
+    (folder / "tared.service.d").mkdir()
+    for name in drop_ins:
+        shutil.copy(DROP_INS / name, folder / "tared.service.d")
     return folder / "tared.service"
 
 
-@pytest.mark.parametrize("hardened", [False, True])
-def test_systemd_accepts_the_unit(tmp_path: Path, systemd_analyze: str, hardened: bool) -> None:
-    command = [systemd_analyze, "verify", "--man=no", str(installed(tmp_path, hardened))]
+@pytest.mark.parametrize("drop_ins", [(), DROP_IN_NAMES])
+def test_systemd_accepts_the_unit(tmp_path: Path, systemd_analyze: str, drop_ins: Sequence[str]) -> None:
+    command = [systemd_analyze, "verify", "--man=no", str(installed(tmp_path, drop_ins))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "tared" not in done.stderr, done.stderr
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("hardened", [False, True])
-def test_systemd_finds_little_to_say_against_its_security(tmp_path: Path, systemd_analyze: str, hardened: bool) -> None:
-    unit = installed(tmp_path, hardened)
+@pytest.mark.parametrize("drop_ins", [(), *((name,) for name in DROP_IN_NAMES)])
+def test_systemd_finds_little_to_say_against_its_security(
+    tmp_path: Path, systemd_analyze: str, drop_ins: Sequence[str]
+) -> None:
+    unit = installed(tmp_path, drop_ins)
     command = [systemd_analyze, "security", "--offline=true", f"--threshold={MAX_EXPOSURE * 10:.0f}", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout  # which is 1 above the threshold
@@ -78,10 +83,12 @@ def test_the_security_check_can_fail(tmp_path: Path, systemd_analyze: str) -> No
     assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 1
 
 
-def test_the_drop_in_is_off() -> None:
-    """In the source tree and in a wheel systemd looks for none; `tared install-service` writes it when asked."""
+def test_the_drop_ins_are_off() -> None:
+    """In the source tree and in a wheel systemd looks for none; `tared install-service` writes them when asked."""
+    assert sorted(path.name for path in DROP_INS.iterdir()) == sorted(DROP_IN_NAMES)
     assert "MemoryDenyWriteExecute" not in read_unit()
     assert "MemoryDenyWriteExecute=yes" in DROP_IN.read_text()
+    assert "nvargus" not in "".join(line for line in UNIT.read_text().splitlines() if not line.startswith("#"))
 
 
 def test_a_camera_that_is_away_for_a_day_does_not_use_up_the_starts() -> None:
@@ -131,9 +138,9 @@ def test_systemd_waits_as_long_as_the_daemon_takes_to_end() -> None:
 def test_the_camera_daemons_socket_is_seen_in_the_private_tmp() -> None:
     """What else it takes on a board nobody has tried; see systemd.exec(5) for the minus."""
     assert read_unit()["DynamicUser"] == read_unit()["PrivateTmp"] == "yes"
-    assert read_unit()["BindPaths"] == "-/tmp/argus_socket"
-    assert read_unit("Unit")["PartOf"] == "nvargus-daemon.service"
-    assert "nvargus-daemon.service" in read_unit("Unit")["After"].split()
+    csi = DROP_INS / "csi.conf"
+    assert read_unit("Service", csi)["BindPaths"] == "-/tmp/argus_socket"
+    assert read_unit("Unit", csi)["PartOf"] == read_unit("Unit", csi)["After"] == "nvargus-daemon.service"
 
 
 def test_without_a_key_file_the_unit_hands_over_what_is_read_as_no_key(

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agent.camera import parse_source
 from agent.config import Config, load_config
 from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.finding import Finding
@@ -39,7 +40,7 @@ def examine(config_path: Path | None = None, root: Path = Path("/")) -> list[Fin
         *examine_software(),
         *examine_gpu(root, wants_gpu),
         *(examine_configured(config) if config is not None else examine_unconfigured(root)),
-        *examine_service(root),
+        *examine_service(root, csi=config is not None and parse_source(config.camera.source).kind == "csi"),
     ]
 
 

@@ -9,26 +9,29 @@ from pathlib import Path
 
 from agent.doctor.finding import Finding, read
 from agent.errors import AgentError
-from agent.installation import CONFIG_PATH, UNIT, UNIT_PATH, unit_text
+from agent.installation import CONFIG_PATH, DROP_INS_PATH, UNIT, UNIT_PATH, unit_text
 
 _ASK_S = 10.0
 
 
-def examine_service(root: Path) -> list[Finding]:
-    """The unit under `root`, and where its systemd runs, what that says of it."""
-    installed = _unit(root)
+def examine_service(root: Path, csi: bool = False) -> list[Finding]:
+    """The unit under `root`, and where its systemd runs, what that says of it. csi: whether its camera is one."""
+    installed = _unit(root, csi)
     if not installed.ok and not (root / UNIT_PATH).exists():
         return [installed]
     return [installed, _state(root)]
 
 
-def _unit(root: Path) -> Finding:
+def _unit(root: Path, csi: bool) -> Finding:
     path = root / UNIT_PATH
     remedy = "sudo tared install-service"
     if not path.exists():
         return Finding("service", "not installed", False, False, remedy)
     if not (root / CONFIG_PATH).exists():
         return Finding("service", f"no {root / CONFIG_PATH}", False, False, remedy)
+    if hidden := _hidden(root):
+        found = f"{hidden} is not for everyone, as the user that it runs as"
+        return Finding("service", found, False, False, f"sudo chmod o+{'rx' if hidden.is_dir() else 'r'} {hidden}")
     if lacking := sorted(_groups(read(path)) - _known_groups(root)):
         found = f"no group {', '.join(lacking)}, which systemd wants to start it"
         return Finding("service", found, False, False, f"sudo groupadd --system {lacking[0]}")
@@ -36,8 +39,18 @@ def _unit(root: Path) -> Finding:
         same = read(path) == unit_text(root).strip()
     except AgentError as error:
         return Finding("service", error.found, False, False, error.remedy)
+    if csi and not (root / DROP_INS_PATH / "csi.conf").exists():
+        found = "without its addition for csi cameras, does not see nvargus-daemon"
+        return Finding("service", found, False, False, f"{remedy} --csi")
     found = f"{path}, {'as it ships' if same else 'not as this tared ships it'}"
     return Finding("service", found, same, False, "" if same else f"{remedy}; --dry-run shows what would change")
+
+
+def _hidden(root: Path) -> Path | None:
+    """Of the configuration and its folder, what nobody but its owner and group may read."""
+    folder, file = (root / CONFIG_PATH).parent, root / CONFIG_PATH
+    closed = (path for path, need in ((folder, 0o005), (file, 0o004)) if path.stat().st_mode & need != need)
+    return next(closed, None)
 
 
 def _groups(unit: str) -> set[str]:
