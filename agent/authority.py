@@ -35,6 +35,7 @@ class Authority:
         self._synchronised = synchronised
         self.operators = Keyring(config.operator_keys)
         self.releases = Keyring(config.release_keys)
+        self.product = config.product
         if both := self.operators.ids & self.releases.ids:
             found = f"key {min(both)} among operator_keys and release_keys"
             remedy = "make one for each with 'tared keys new', and keep them apart"

@@ -25,6 +25,7 @@ def add_keys(commands: Any) -> None:
     release.add_argument("--key", type=Path, required=True, help="a release key")
     release.add_argument("--version", type=number(int, 1, 2**53 - 1), required=True, help="boards take none below it")
     release.add_argument("--expires", type=number(float, 0.001, 3650.0), default=90.0, metavar="DAYS", help="(90)")
+    release.add_argument("--product", help="for boards of this commands.product; else for those that name none")
     release.add_argument("-o", "--output", type=Path, default=Path("release.json"), metavar="FILE")
 
 
@@ -49,6 +50,7 @@ def _release(options: argparse.Namespace) -> int:
         issued=now,
         expires=now + options.expires * _DAY_S,
         name=options.model.name,
+        product=options.product,
     )
     statement = signer.sign(release.model_dump(exclude_none=True))
     try:

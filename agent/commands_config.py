@@ -6,15 +6,19 @@ import ipaddress
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from agent.credentials import FileOrCredential, based
 from agent.schema import Strict
 
 
 class CommandsConfig(Strict):
-    """Whose word counts. unsigned: None refuses where there are keys, and from a broker on another machine."""
+    """Whose word counts. product: what releases have to name. unsigned: None refuses where there are keys, and from a
+    broker on another machine."""
 
     operator_keys: tuple[FileOrCredential, ...] = ()
     release_keys: tuple[FileOrCredential, ...] = ()
+    product: str | None = Field(default=None, min_length=1, max_length=256)
     unsigned: Literal["refuse", "allow"] | None = None
     clock: Literal["synchronised", "trusted"] = "synchronised"
 

@@ -39,9 +39,9 @@ class Releases:
     def check(self, args: ModelArgs, now: float) -> tuple[Release, str] | None:
         """The release that allows this model, and the id of its key; None where no keys are asked for.
 
-        now: Unix time in seconds. Raises CommandError: `command.release` for one that is missing, of another model, by
-        another key or expired, `command.rollback` for one of a lower version than any that was taken up before by a
-        key that is still trusted; AgentError (`releases.damaged`).
+        now: Unix time in seconds. Raises CommandError: `command.release` for one that is missing, of another model or
+        product, by another key or expired, `command.rollback` for one of a lower version than any that was taken up
+        before by a key that is still trusted; AgentError (`releases.damaged`).
         """
         if self._authority is None or not self._authority.guarded:
             return None
@@ -56,6 +56,14 @@ class Releases:
         if (release.sha256, release.size) != (args.sha256, args.size):
             found = f"the release of {release.sha256[:12]}, {release.size} bytes"
             raise CommandError("command.release", found, f"of {args.sha256[:12]}, {args.size} bytes", "send its own")
+        if release.product != self._authority.product:
+            found, expected = (
+                f"a release for {'boards of ' + name if name else 'boards without a product'}"
+                for name in (release.product, self._authority.product)
+            )
+            raise CommandError(
+                "command.release", found, expected, "see commands.product, and 'tared release --product'"
+            )
         if not release.issued <= release.expires or now >= release.expires:
             found = f"a release that expired {now - release.expires:.0f} s ago"
             raise CommandError("command.release", found, "one that is valid", "sign it anew with 'tared release'")

@@ -193,7 +193,8 @@ class Reported(Document):
 
 
 class Release(Strict):
-    """What a release key says may run: one content of a model's file; versions rise, times are Unix seconds."""
+    """What a release key says may run: one content of a model's file, on the boards of a product, or on those of none;
+    versions rise, times are Unix seconds."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -204,6 +205,7 @@ class Release(Strict):
     issued: float
     expires: float
     name: str | None = Field(default=None, max_length=256)
+    product: str | None = Field(default=None, max_length=256)
     signature: str | None = None
 
 

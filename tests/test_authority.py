@@ -306,6 +306,17 @@ def test_a_release_of_another_model_is_none_of_this(board: Board, releases: Call
     assert refusal(releases(), forged) == "command.release"
 
 
+def test_a_release_for_other_boards_brings_no_model(board: Board, tmp_path: Path) -> None:
+    """The mix-and-match attack: the model of another product, validly signed by the maker of both."""
+    gates = Releases(Board(tmp_path, product="gate").authority, tmp_path / "releases.json")
+    others = Releases(board.authority, tmp_path / "releases.json")
+    for product, takes, refuses in (("gate", gates, others), (None, others, gates)):
+        release = board.keys["rel"].sign(statement(**({"product": product} if product else {})))
+        assert takes.check(ModelArgs(sha256=SHA, size=10, release=release), NOW)
+        assert refusal(refuses, release) == "command.release"
+    assert refusal(gates, board.keys["rel"].sign(statement(product="door"))) == "command.release"
+
+
 def test_an_expired_release_brings_no_model(board: Board, releases: Callable[[], Releases]) -> None:
     """The freeze attack on what may run: a release is good for as long as its maker said."""
     assert refusal(releases(), board.keys["rel"].sign(statement()), NOW + 60.0) == "command.release"

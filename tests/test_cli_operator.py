@@ -36,12 +36,23 @@ def test_keys_are_made_and_sign_a_release(tmp_path: Path, capsys: pytest.Capture
     assert stat.S_IMODE(Path(made["private"]).stat().st_mode) == 0o600
     model, statement = tmp_path / "model.onnx", tmp_path / "release.json"
     model.write_bytes(b"a model")
-    arguments = ["release", str(model), "--key", made["private"], "--version", "3", "--expires", "2"]
+    arguments = [
+        "release",
+        str(model),
+        "--key",
+        made["private"],
+        "--version",
+        "3",
+        "--expires",
+        "2",
+        "--product",
+        "gate",
+    ]
     assert main([*arguments, "-o", str(statement)]) == 0
     document = json.loads(statement.read_text())
     assert Keyring([Path(made["public"])]).signer(document) == made["id"]
     release = Release.model_validate(document)
-    assert (release.size, release.version, release.name) == (7, 3, "model.onnx")
+    assert (release.size, release.version, release.name, release.product) == (7, 3, "model.onnx", "gate")
     assert release.expires - release.issued == pytest.approx(2 * 86_400.0)
 
 
