@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agent.mailbox import Mailbox
 from agent.messages import Birth
 from agent.publishing import Message
 from agent.topics import Topics
+from engines.files import replace_files
 
 log = logging.getLogger(__name__)
 
@@ -95,49 +97,63 @@ _RECALIBRATE = (
 )
 
 
-class Discovery:
+class Discovery(Mailbox):
     """What is said to Home Assistant with every connection, and again whenever it is born.
 
-    note: a file that remembers the topic under which the board was announced, so that it can be taken back, also after
-    another name or prefix, or once it is switched off. button: whether to offer one that recalibrates; only where
-    commands need no signature, for Home Assistant makes none.
+    note: a file that remembers the topics under which the board was announced, so that what is no more can be taken
+    back: after another name or prefix, or once it is switched off. They are kept until the broker has that. button:
+    whether to offer one that recalibrates; only where commands need no signature, for Home Assistant makes none.
     """
 
     def __init__(
         self, topics: Topics, camera: str, birth: Birth, note: Path, *, enabled: bool, prefix: str, button: bool
     ) -> None:
+        super().__init__()
         self._note = note
         self._announcement: Message | None = None
         self.prefix = prefix
         self.births = f"{prefix}/status" if enabled else ""
+        announced = self._noted()
         if enabled:
             identity = device_id(topics)
             document = describe(topics, identity, camera, birth, button)
             payload = json.dumps(document, separators=(",", ":")).encode()
-            self._announcement = Message(f"{prefix}/device/{identity}/config", payload, qos=1, retain=True)
-
-    def greeting(self) -> list[Message]:
-        """To be published now, in this order: what takes an earlier announcement back, and the announcement."""
-        announced = self._noted()
+            self._announcement = Message(f"{prefix}/device/{identity}/config", payload, retain=True)
         topic = self._announcement.topic if self._announcement is not None else ""
-        taken_back = [Message(announced, b"", qos=1, retain=True)] if announced not in ("", topic) else []
-        if announced != topic:
-            self._remember(topic)
-        return [*taken_back, *([self._announcement] if self._announcement is not None else [])]
+        for old in announced:
+            if old != topic:
+                self.put(Message(old, b"", retain=True))
+        if topic and topic not in announced:
+            announced.append(topic)
+            self._remember(announced)
+        self._announced = announced
+        self.present()
 
-    def _noted(self) -> str:
+    def present(self) -> None:
+        """Home Assistant may not know the board, or no more."""
+        if self._announcement is not None:
+            self.put(self._announcement)
+
+    def delivered(self, message: Message) -> None:
+        """What was taken back is forgotten: another board may be announced there from now on."""
+        if message is not self._announcement:
+            self.forget(message.topic)
+            self._announced.remove(message.topic)
+            self._remember(self._announced)
+
+    def _noted(self) -> list[str]:
         try:
-            return self._note.read_text(encoding="utf-8").strip()
+            return list(dict.fromkeys(self._note.read_text(encoding="utf-8").splitlines()))
         except FileNotFoundError:
-            return ""
+            return []
         except (OSError, UnicodeDecodeError) as error:
             log.warning("home_assistant=note_unreadable error=%r", str(error))
-            return ""
+            return []
 
-    def _remember(self, topic: str) -> None:
+    def _remember(self, topics: list[str]) -> None:
         try:
-            if topic:
-                self._note.write_text(f"{topic}\n", encoding="utf-8")
+            if topics:
+                replace_files({self._note: "".join(f"{topic}\n" for topic in topics).encode()})
             else:
                 self._note.unlink(missing_ok=True)
         except OSError as error:  # a disk that is full or read-only: Home Assistant shows the board all the same

@@ -63,7 +63,7 @@ class MqttLink:
             will=self._will,
             greet=self._greet,
             backoff=backoff,
-            sources=[self._results, outbox],
+            sources=[*([discovery] if discovery is not None else []), self._results, outbox],
         )
         outbox.on_due = self._client.wake
         self.send(birth)
@@ -142,12 +142,13 @@ class MqttLink:
 
     def answer_births(self) -> None:
         """Present the device to every Home Assistant that was started since; the supervisor calls it now and then."""
-        if not self._births:
+        if self._discovery is None or not self._births:
             return
         with suppress(queue.Empty):
             while True:
                 if self._client.inboxes[self._births].get_nowait().payload == BORN:
-                    self._present()
+                    self._discovery.present()
+                    self._client.wake()
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Say `stopping`, deliver what is queued for at most `timeout_s`, say `offline`, disconnect."""
@@ -163,11 +164,6 @@ class MqttLink:
     def _greet(self) -> None:
         with self._lock:
             self._client.publish(self._status(self._state))
-        self._present()
-
-    def _present(self) -> None:
-        for message in self._discovery.greeting() if self._discovery is not None else ():
-            self._client.publish(message)
 
     def _status(self, state: DeviceState) -> Message:
         status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=time.time())

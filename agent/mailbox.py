@@ -42,6 +42,12 @@ class Mailbox:
                 self._news.append(message)
                 self._trim()
 
+    def forget(self, topic: str) -> None:
+        """This state is none any more."""
+        with self._lock:
+            self._state.pop(topic, None)
+            self._due.pop(topic, None)
+
     def take(self) -> Message | None:
         """The next message to publish, state before news; None when nothing waits."""
         with self._lock:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from brokers import RealBroker, eventually
+from brokers import RealBroker, eventually, free_port
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from worlds import make_world
 
@@ -269,3 +269,18 @@ def test_renamed_it_leaves_no_ghost(board: Board) -> None:
     renamed = Topics("default", "gate")
     with board.link(topics=renamed):
         eventually(lambda: board.retained() == [f"homeassistant/device/{device_id(renamed)}/config"])
+
+
+@pytest.mark.broker
+def test_what_no_broker_has_heard_is_still_to_be_taken_back(board: Board) -> None:
+    """Switched off while the broker was away, renamed before it was back."""
+    with board.link():
+        eventually(board.retained)
+    away = Board(Endpoint("127.0.0.1", free_port()), board._note)
+    with away.link(enabled=False) as link:
+        eventually(lambda: link.outcome != "not tried yet")
+    renamed = Topics("default", "gate")
+    there = f"homeassistant/device/{device_id(renamed)}/config"
+    with board.link(topics=renamed):
+        eventually(lambda: board.retained() == [there])
+        eventually(lambda: board._note.read_text().split() == [there])
