@@ -13,10 +13,10 @@ from agent.contact_sheet import MOST, Thumbnail
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.fidelity import is_empty
+from agent.luma_grid import LumaGrid
 from agent.sampling import Collection, Reservoir
 from agent.selection import TAKEN, Selection
 from agent.selection_report import SelectionReport
-from agent.signature import Signature
 from engines.backend import Observation
 
 
@@ -43,12 +43,12 @@ class ChosenFrames:
         self, frame: Frame, tensor: NDArray[np.float32], seen: Observation, reference: Prediction, hurried: bool
     ) -> None:
         """Take an observed frame, its network input (1, C, H, W) and what the reference says of it, if it is chosen."""
-        signature = Signature.of(frame.image)
-        if self._selection.consider(frame.ts, signature, shown_classes(reference), hurried or self._hurried) != TAKEN:
+        grid = LumaGrid.of(frame.image)
+        if self._selection.consider(frame.ts, grid, shown_classes(reference), hurried or self._hurried) != TAKEN:
             return
         self.collection.add(tensor, seen.histograms, telling=not is_empty(reference))
         if self._thumbnails is not None:
-            self._thumbnails.offer(lambda: Thumbnail.of(frame.ts, signature.brightness, frame.image))
+            self._thumbnails.offer(lambda: Thumbnail.of(frame.ts, grid.brightness, frame.image))
 
     def report(self, name_of: Callable[[int], str]) -> SelectionReport:
         """How it stands. name_of: from a class id to its label."""

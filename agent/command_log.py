@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agent.database import Database
 from agent.errors import AgentError
+from agent.publishing import Reply
 from agent.replay_bound import ReplayBound
 from agent.requests import CommandResult
 from agent.wire import MessageError
@@ -28,6 +29,10 @@ _MIGRATIONS = (
         delivered INTEGER NOT NULL DEFAULT 0
     );
     CREATE INDEX undelivered ON commands (delivered) WHERE delivered = 0;
+    """,
+    """
+    ALTER TABLE commands ADD COLUMN reply_topic TEXT;
+    ALTER TABLE commands ADD COLUMN reply_correlation BLOB;
     """,
 )
 _PRAGMAS = ("synchronous = EXTRA",)  # with a rollback journal FULL may lose the last commit
@@ -59,16 +64,26 @@ class CommandLog:
                 raise
             on_error(error)
 
-    def accept(self, command_id: str, digest: str, expires: float, now: float, issued: float | None = None) -> None:
+    def accept(
+        self,
+        command_id: str,
+        digest: str,
+        expires: float,
+        now: float,
+        issued: float | None = None,
+        reply: Reply | None = None,
+    ) -> None:
         """Before a command is carried out; durable when this returns.
 
-        digest: of what was asked. expires, now, issued: Unix times in seconds; issued: of a signed one. Raises
+        digest: of what was asked. expires, now, issued: Unix times in seconds; issued: of a signed one. reply: where
+        its end is wanted too, after a restart as well. Raises
         AgentError: `command.log` where the disk refuses, `command.full` where all that are remembered are still valid,
         so that none may be forgotten, `command.forgotten` for a signed one that may have been carried out.
         """
         accepted = CommandResult(id=command_id, status="ACCEPTED")
-        row = (command_id, digest, expires, now, accepted.to_json().decode())
-        columns = "id, digest, expires_wall, received_wall, result, final"
+        back = (reply.topic, reply.correlation) if reply is not None else (None, None)
+        row = (command_id, digest, expires, now, accepted.to_json().decode(), *back)
+        columns = "id, digest, expires_wall, received_wall, result, reply_topic, reply_correlation, final"
         try:
             with self._transaction("write") as db:
                 if issued is not None:
@@ -77,7 +92,7 @@ class CommandLog:
                 forgotten = self._forget(db, now)
                 if issued is not None or forgotten:
                     self._bound.note(min(issued or 0.0, expires), forgotten)
-                db.execute(f"INSERT INTO commands ({columns}) VALUES (?, ?, ?, ?, ?, 0)", row)
+                db.execute(f"INSERT INTO commands ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
         except AgentError as error:
             if error.code in ("command.full", "command.forgotten"):
                 raise
@@ -108,20 +123,24 @@ class CommandLog:
 
     def unfinished(self) -> list[str]:
         """Ids of commands that were accepted and have no end, the newest last."""
-        return [result.id for result in self._select("final = 0")]
+        return [result.id for result, _ in self._select("final = 0")]
 
-    def undelivered(self) -> list[CommandResult]:
-        """Final results that the broker may not have, the newest last."""
+    def undelivered(self) -> list[tuple[CommandResult, Reply | None]]:
+        """Final results that the broker may not have, and where they are wanted too, the newest last."""
         return self._select("final = 1 AND delivered = 0")
 
-    def _select(self, which: str) -> list[CommandResult]:
+    def _select(self, which: str) -> list[tuple[CommandResult, Reply | None]]:
         """Those of a log that can be read: it was told of when it was opened."""
         try:
             with self._transaction("read") as db:
-                rows = db.execute(f"SELECT result FROM commands WHERE {which} ORDER BY number").fetchall()
+                columns = "result, reply_topic, reply_correlation"
+                rows = db.execute(f"SELECT {columns} FROM commands WHERE {which} ORDER BY number").fetchall()
         except AgentError:
             return []
-        return [CommandResult.from_json(row[0].encode()) for row in rows]
+        return [
+            (CommandResult.from_json(result.encode()), Reply(topic, correlation) if topic is not None else None)
+            for result, topic, correlation in rows
+        ]
 
     @contextmanager
     def _transaction(self, what: str) -> Iterator[sqlite3.Connection]:

@@ -15,15 +15,13 @@ from agent.authority import Authority
 from agent.command_log import CommandLog
 from agent.errors import AgentError
 from agent.parsing import CommandRefused, Received, parse_command
+from agent.publishing import Reply
 from agent.requests import OPS, READS, CommandResult, Failure
-from agent.topics import MAX_TOPIC_BYTES
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__name__)
 
 INTERRUPTED = "command.interrupted"
-
-MAX_CORRELATION_BYTES = 256  # of what a sender wants back with each result
 
 Publish = Callable[[CommandResult], None]
 
@@ -34,19 +32,6 @@ class Mandate:
 
     version: int = 1
     key: str = ""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """Where the sender of a command wants its results too, and what they are to carry (MQTT 5)."""
-
-    topic: str
-    correlation: bytes | None = None
-
-    @property
-    def fits(self) -> bool:
-        """Whether it is short enough to be kept beside a command."""
-        return len(self.topic.encode()) <= MAX_TOPIC_BYTES and len(self.correlation or b"") <= MAX_CORRELATION_BYTES
 
 
 class Report:
@@ -131,7 +116,9 @@ class CommandDesk:
         if self._journal is not None:
             for command_id in self._journal.unfinished():
                 self._journal.end(ends.get(command_id) or _interrupted(command_id))
-            told |= {result.id: result for result in self._journal.undelivered()}
+            for result, reply in self._journal.undelivered():
+                self._note_reply(result.id, reply)
+                told[result.id] = result
         for result in told.values():
             self._send(result)
 
@@ -167,7 +154,8 @@ class CommandDesk:
         if self._journal is not None and command.op not in READS:
             try:
                 issued = command.issued if received.key else None
-                self._journal.accept(command.id, received.digest, command.expires, now, issued)
+                kept = reply if reply is not None and reply.fits else None
+                self._journal.accept(command.id, received.digest, command.expires, now, issued, kept)
             except AgentError as error:
                 raise _refused(error, command.id) from None
             publish = self._send_durably

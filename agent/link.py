@@ -11,12 +11,11 @@ from pathlib import Path
 from types import TracebackType
 
 from agent.backoff import Backoff
-from agent.commands import Reply
 from agent.home_assistant import BORN, Discovery
 from agent.messages import Birth, DeviceState, Status
 from agent.mqtt import Endpoint, MqttClient
 from agent.outbox import Outbox
-from agent.publishing import Message
+from agent.publishing import Message, Reply
 from agent.requests import CommandResult, Reported
 from agent.results import Results
 from agent.topics import HOUSE, Topics

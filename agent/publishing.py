@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from agent.topics import MAX_TOPIC_BYTES
+
+_MAX_CORRELATION_BYTES = 256  # of what a sender wants back with each result
+
 
 @dataclass(frozen=True)
 class Message:
@@ -22,6 +26,19 @@ class Message:
     expires_s: int | None = None
     reply_to: str | None = None
     correlation: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Where the sender of a command wants its results too, and what they are to carry (MQTT 5)."""
+
+    topic: str
+    correlation: bytes | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is short enough to be kept beside a command."""
+        return len(self.topic.encode()) <= MAX_TOPIC_BYTES and len(self.correlation or b"") <= _MAX_CORRELATION_BYTES
 
 
 class Source(Protocol):

@@ -1,4 +1,4 @@
-"""What is said to the board over MQTT, commands and the document `desired`, and who may say it. The supervisor's."""
+"""What is said to the board over MQTT: commands, the document `desired`, labels, acks. The supervisor's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from pydantic import ValidationError
 
 from agent.authority import Authority
 from agent.command_log import CommandLog
-from agent.commands import CommandDesk, Handler, Mandate, Reply
+from agent.commands import CommandDesk, Handler, Mandate
 from agent.errors import AgentError, CommandError
+from agent.labels import LabelsDesk
 from agent.link import MqttLink
+from agent.messages import Ack
 from agent.model_delivery import ModelDelivery
+from agent.outbox import Outbox
+from agent.publishing import Reply
 from agent.reporting import Reporter
 from agent.requests import CommandResult, Desired
 from agent.settings import Settings
@@ -25,7 +29,7 @@ from agent.wire import MessageError, problems, read_object
 
 log = logging.getLogger(__name__)
 
-_MESSAGES_PER_TICK = 20  # of each kind: a flood of commands must not hold up the watchdog
+_MESSAGES_PER_TICK = 20  # of each kind: a flood of them must not hold up the watchdog
 _CHUNKS_PER_TICK = 100
 _ANSWERED_PER_TICK = 100
 
@@ -46,12 +50,14 @@ class Remote:
         handlers: Mapping[str, Handler],
         settings: Settings,
         delivery: ModelDelivery,
+        labels: LabelsDesk,
         authority: Authority | None,
         reporter: Reporter,
     ) -> None:
         self._link = link
         self._settings = settings
         self._delivery = delivery
+        self._labels = labels
         self._authority = authority
         self._reporter = reporter
         self._journal = CommandLog(state_dir / "commands.sqlite", reporter.error)
@@ -67,7 +73,7 @@ class Remote:
         self._link.send(self._settings.reported())
 
     def tick(self) -> None:
-        """Take what came."""
+        """Take what came. Raises what has ended the thread of the outbox."""
         for message in _up_to(_MESSAGES_PER_TICK, self._link.inbox):
             reply = Reply(message.reply_to, message.correlation) if message.reply_to is not None else None
             self._desk.receive(message.payload, time.time(), message.retain, reply)
@@ -78,10 +84,28 @@ class Remote:
         self._delivery.tick()
         if answered := list(_up_to(_ANSWERED_PER_TICK, self._link.answered)):
             self._journal.delivered(answered)
+        for message in _up_to(_MESSAGES_PER_TICK, self._link.labels):
+            self._labels.receive(message.payload, time.monotonic(), message.retain)
+        self._take_acks(self._link.outbox)
+        self._link.answer_births()
 
     def stop(self, reason: str) -> None:
         """The run ends: nothing may be written any more for a command that came in it."""
         self._delivery.end(reason)
+
+    def _take_acks(self, outbox: Outbox) -> None:
+        """Of the fleet's collector; and what there is to tell of the disk that keeps what it has not collected."""
+        for message in _up_to(_MESSAGES_PER_TICK, self._link.acks):
+            try:
+                ack = Ack.from_json(message.payload)
+            except MessageError as error:
+                log.warning("ack=unreadable error=%r", str(error))
+                continue
+            outbox.acknowledge(ack.epoch, ack.upto)
+        while not outbox.errors.empty():
+            self._reporter.error(outbox.errors.get_nowait())
+        if outbox.error is not None:
+            raise outbox.error
 
     def _take_desired(self, payload: bytes) -> None:
         if not payload:  # somebody has cleared the retained document: what was set stays

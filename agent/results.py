@@ -5,9 +5,8 @@ from __future__ import annotations
 import queue
 from dataclasses import dataclass
 
-from agent.commands import Reply
 from agent.mailbox import Mailbox
-from agent.publishing import Message
+from agent.publishing import Message, Reply
 from agent.requests import CommandResult
 from agent.topics import HOUSE, Topics, may_reply_to
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.luma_grid import COLUMNS, NEAR, ROWS, Luma, LumaGrid
 from agent.sampling import HELD_OUT_EVERY
-from agent.signature import COLUMNS, NEAR, ROWS, Luma, Signature
 
 BRIGHTNESS_BINS = 8  # over [0, 255]
 TAKEN, DUPLICATE, EARLY, BRIGHTNESS, CLASS = "taken", "duplicate", "early", "brightness", "class"
@@ -76,14 +76,14 @@ class Selection:
         bins = tuple(self._brightness[place] for place in range(BRIGHTNESS_BINS))
         return SelectionCounts(self._outcomes.total(), dict(self._outcomes), self._span_s, bins, dict(self._classes))
 
-    def consider(self, ts: float, signature: Signature, classes: Collection[int], hurried: bool = False) -> str:
+    def consider(self, ts: float, grid: LumaGrid, classes: Collection[int], hurried: bool = False) -> str:
         """TAKEN, or why a frame of capture time `ts` is not. classes: those that the reference sees on it."""
         self._pass_time(ts)
-        light = min(int(signature.brightness * BRIGHTNESS_BINS / 256.0), BRIGHTNESS_BINS - 1)
+        light = min(int(grid.brightness * BRIGHTNESS_BINS / 256.0), BRIGHTNESS_BINS - 1)
         shown = self._known(classes)
-        outcome = self._judge(signature, light, shown, hurried)
+        outcome = self._judge(grid, light, shown, hurried)
         if outcome == TAKEN:
-            self._recent[self._outcomes[TAKEN] % _REMEMBERED] = signature.luma
+            self._recent[self._outcomes[TAKEN] % _REMEMBERED] = grid.luma
             self._due -= 1.0
             self._brightness[light] += 1
             self._classes.update(shown)
@@ -99,13 +99,13 @@ class Selection:
         within_s = max(self._within_s, self._span_s) if complete else self._within_s
         self._due = min(self._due + passed_s * self._needed / within_s, _BEHIND)
 
-    def _judge(self, signature: Signature, light: int, shown: Collection[int], hurried: bool) -> str:
+    def _judge(self, grid: LumaGrid, light: int, shown: Collection[int], hurried: bool) -> str:
         if self._due >= 1.0:
             return TAKEN
         if not hurried and self._due <= -_AHEAD * self._needed:
             return EARLY
         recent = self._recent[: self._outcomes[TAKEN]]
-        nearest = int(signature.distances(recent).min(initial=255))
+        nearest = int(grid.distances(recent).min(initial=255))
         if hurried:
             return TAKEN if nearest else DUPLICATE
         if nearest < NEAR:

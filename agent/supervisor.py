@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from agent.interrupted import Past
 from agent.job import MODEL
 from agent.labels import LabelsDesk
 from agent.link import MqttLink
-from agent.messages import Ack, Birth
+from agent.messages import Birth
 from agent.model import Model
 from agent.model_delivery import ModelDelivery
 from agent.model_watch import ModelWatch
@@ -37,16 +36,12 @@ from agent.settings import Settings
 from agent.signals import handling_signals
 from agent.starting import RuntimeJob, Starting
 from agent.summary import RunSummary
-from agent.wire import MessageError
 from calibrate.errors import TaredError
 from engines.backend import Backend
 from engines.seal import find_key
 from engines.store import Store
 
-log = logging.getLogger(__name__)
-
 _TICK_S = 0.1
-_MESSAGES_PER_TICK = 20  # of each kind: a flood of labels must not hold up the watchdog
 
 
 class Supervisor:
@@ -108,6 +103,8 @@ class Supervisor:
         self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
         concluded = past.conclude(content)
         self._rolled_back = concluded.rolled_back
+        self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
+        self._recorded_labels = labels
         self._remote: Remote | None = None
         if link is not None:
             releases = Releases(authority, config.state_dir / "releases.json")
@@ -128,10 +125,10 @@ class Supervisor:
                 **Orders(self._operations, self._service, self._pipeline, delivery).handlers,
                 **board_orders.handlers,
             }
-            self._remote = Remote(link, config.state_dir, handlers, settings, delivery, authority, reporter)
+            self._remote = Remote(
+                link, config.state_dir, handlers, settings, delivery, self._labels_desk, authority, reporter
+            )
             self._remote.recall(past.known, concluded.news)
-        self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
-        self._recorded_labels = labels
         length = source_length(source)
         self._total = min(length or frame_limit, frame_limit or length or 0) or None
 
@@ -210,39 +207,14 @@ class Supervisor:
         self._labels_desk.tick(time.monotonic())
 
     def _run_posted(self) -> None:
-        """Wait a tick for functions from other threads, run them, and take the commands and labels that came."""
+        """Wait a tick for functions from other threads, run them, and take what came from the broker."""
         with suppress(queue.Empty):
             function = self._posted.get(timeout=_TICK_S)
             while True:
                 function()
                 function = self._posted.get_nowait()
-        if self._link is None:
-            return
         if self._remote is not None:
             self._remote.tick()
-        with suppress(queue.Empty):
-            for _ in range(_MESSAGES_PER_TICK):
-                message = self._link.labels.get_nowait()
-                self._labels_desk.receive(message.payload, time.monotonic(), message.retain)
-        self._take_acks(self._link)
-        self._link.answer_births()
-
-    def _take_acks(self, link: MqttLink) -> None:
-        """Of the fleet's collector; and what there is to tell of the disk that keeps what it has not collected."""
-        with suppress(queue.Empty):
-            for _ in range(_MESSAGES_PER_TICK):
-                message = link.acks.get_nowait()
-                try:
-                    ack = Ack.from_json(message.payload)
-                except MessageError as error:
-                    log.warning("ack=unreadable error=%r", str(error))
-                    continue
-                link.outbox.acknowledge(ack.epoch, ack.upto)
-        with suppress(queue.Empty):
-            while True:
-                self._reporter.error(link.outbox.errors.get_nowait())
-        if link.outbox.error is not None:
-            raise link.outbox.error
 
     def _on_camera(self, error: CameraError | None) -> None:
         if error is not None:

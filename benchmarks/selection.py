@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from agent.camera import parse_source, read_images
 from agent.chosen_frames import shown_classes
 from agent.fidelity import fidelity, sqnr_db
+from agent.luma_grid import LumaGrid
 from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
 from agent.sampling import Collection
 from agent.selection import TAKEN, Selection
-from agent.signature import Signature
 from agent.vision import VisionTask
 from benchmarks.models import DATA, MODELS
 from benchmarks.report import Section, add_output_option, publish
@@ -64,7 +64,7 @@ def contenders(offered: Sequence[Image], sizes: Sequence[int], classes: Sequence
         chosen = [
             number
             for number, image in enumerate(offered)
-            if selection.consider(number / OFFERED_PER_S, Signature.of(image), classes[number]) == TAKEN
+            if selection.consider(number / OFFERED_PER_S, LumaGrid.of(image), classes[number]) == TAKEN
         ][:size]
         evenly = np.linspace(0, len(offered) - 1, size).round().astype(int).tolist()
         for name, numbers in ((CHOSEN, chosen), (EVENLY, evenly), (FIRST, range(size))):

@@ -13,9 +13,10 @@ from device import NOW, TOPICS, Device
 from agent.authority import Authority
 from agent.clock import is_synchronised
 from agent.command_log import CommandLog
-from agent.commands import CommandDesk, Reply
+from agent.commands import CommandDesk
 from agent.commands_config import CommandsConfig, is_loopback
 from agent.errors import AgentError, CommandError, ConfigError
+from agent.publishing import Reply
 from agent.releases import Releases
 from agent.requests import CommandResult, ModelArgs
 from agent.signing import Signer, new_key

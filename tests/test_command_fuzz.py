@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from agent.authority import Authority
 from agent.command_log import CommandLog
-from agent.commands import CommandDesk, Reply
+from agent.commands import CommandDesk
 from agent.commands_config import CommandsConfig
 from agent.errors import AgentError
 from agent.messages import Ack
+from agent.publishing import Reply
 from agent.remote import admit_desired, parse_desired
 from agent.requests import OPS, CommandResult
 from agent.signing import new_key

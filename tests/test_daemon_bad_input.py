@@ -145,6 +145,7 @@ def recalibrate_while_full(
     assert current_id(world) != serving
 
 
+@pytest.mark.trial
 @pytest.mark.broker
 def test_a_child_that_finds_the_disk_full_costs_the_job_and_the_engine_serves_on(
     tmp_path: Path, any_broker: RealBroker
@@ -163,6 +164,7 @@ def test_a_child_that_finds_the_disk_full_costs_the_job_and_the_engine_serves_on
         )
 
 
+@pytest.mark.trial
 @pytest.mark.broker
 def test_a_full_file_system_costs_the_job_and_the_engine_serves_on(tmp_path: Path, any_broker: RealBroker) -> None:
     world = night(tmp_path, any_broker)

@@ -85,6 +85,7 @@ def test_a_store_that_cannot_be_changed_does_not_stop_the_new_engine(tmp_path: P
     assert len(summary["swaps"]) == 1
 
 
+@pytest.mark.trial
 @pytest.mark.broker
 def test_a_cancelled_job_gives_the_observer_its_pace_back(tmp_path: Path, any_broker: RealBroker) -> None:
     mqtt = {"host": any_broker.host, "port": any_broker.port}
@@ -113,6 +114,7 @@ def observed_now(watcher: Watcher, wait_s: float = 0.0) -> int:
     return int(sample["cameras"]["camera"]["fidelity"]["n"])
 
 
+@pytest.mark.trial
 @pytest.mark.broker
 def test_what_the_operator_rolled_back_does_not_return_by_itself(tmp_path: Path, any_broker: RealBroker) -> None:
     mqtt = {"host": any_broker.host, "port": any_broker.port}

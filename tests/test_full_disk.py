@@ -86,6 +86,7 @@ def test_a_full_disk_costs_the_command_and_with_room_again_the_next_one_succeeds
         assert not [path for path in disk.rglob(".*") if path.suffix in (".new", ".gone")]
 
 
+@pytest.mark.trial
 def test_a_store_that_turns_read_only_costs_the_command_and_the_next_start_serves_what_lies_there(
     tmp_path: Path, any_broker: RealBroker
 ) -> None:

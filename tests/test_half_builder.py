@@ -145,6 +145,7 @@ def test_a_map_beyond_float16_is_computed_in_float32(precision: str, target: str
     assert assert_built_as_written(graph, built) == expected
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("model_name", MODELS)
 def test_real_models_are_built_as_written(model_name: str, shared_data: Path) -> None:
     model = master(shared_data / f"{model_name}_fp32.onnx")

@@ -43,7 +43,7 @@ def expected(states: list[str], state: str, moment: str) -> str:
     return states[place] if place >= 0 else ""
 
 
-@pytest.mark.parametrize(("state", "moment"), cases(RECALIBRATION, ("BUILDING", AFTER), ("COMMITTED", BEFORE)))
+@pytest.mark.parametrize(("state", "moment"), cases(RECALIBRATION, ("COMMITTED", BEFORE)))
 def test_a_recalibration_by_command(case: Case, start_s: float, state: str, moment: str) -> None:
     known, before = len(case.records("command")), case.current
     with case.living("first", at_write(moment, state, "command")) as first:

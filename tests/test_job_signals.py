@@ -15,8 +15,7 @@ from worlds import World
 
 from agent.job_states import JobState
 
-trial = pytest.mark.trial
-pytestmark = [pytest.mark.slow, pytest.mark.broker, pytest.mark.usefixtures("quick_repeats")]
+pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.usefixtures("quick_repeats")]
 
 CANCELLED, COMMITTED = JobState.CANCELLED, JobState.COMMITTED
 # By the state in which it comes: those in which the job may end.
@@ -29,7 +28,6 @@ ENDS = {
     "PROBATION": {CANCELLED, COMMITTED},  # as it comes before the candidate's first answer, or after it
     "COMMITTED": {COMMITTED},
 }
-DEFAULT = ("BUILDING", "COMMITTED")
 
 
 def check_ended(case: Case, life: Life, trigger: str, ends: set[JobState], before: str) -> None:
@@ -45,7 +43,7 @@ def check_ended(case: Case, life: Life, trigger: str, ends: set[JobState], befor
     case.check_store()
 
 
-@pytest.mark.parametrize("state", [pytest.param(state, marks=[] if state in DEFAULT else trial) for state in ENDS])
+@pytest.mark.parametrize("state", ENDS)
 def test_in_a_state_on_the_way(case: Case, state: str) -> None:
     before = case.current
     with case.living("only", at_write("after", state, "command", signal.SIGTERM)) as life:
@@ -60,7 +58,6 @@ def test_in_a_state_on_the_way(case: Case, state: str) -> None:
         assert result.error.code == "recalibration.cancelled"
 
 
-@trial
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "ROLLED_BACK"])
 def test_at_an_end(case: Case, state: str) -> None:
     """CANCELLED: a second SIGTERM, while the first one's work is done."""
@@ -84,7 +81,6 @@ def test_at_an_end(case: Case, state: str) -> None:
     assert case.outcome(command).status == "FAILED"
 
 
-@trial
 def test_while_precision_is_raised(any_broker: RealBroker, low: World, tmp_path: Path) -> None:
     with in_world(copied(low, tmp_path / "world", any_broker), any_broker) as case:
         before = case.current

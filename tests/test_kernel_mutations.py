@@ -133,7 +133,7 @@ def verdicts() -> dict[str, Future[str]]:
     return futures
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_is_found(verdicts: dict[str, Future[str]], mutation: Mutation) -> None:
     if mutation.name not in verdicts:
@@ -142,7 +142,9 @@ def test_is_found(verdicts: dict[str, Future[str]], mutation: Mutation) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", [PLAIN, SHUFFLED, THREAD, ADDRESS], ids=str)
+@pytest.mark.parametrize(
+    "check", [PLAIN, SHUFFLED, *(pytest.param(each, marks=pytest.mark.trial) for each in (THREAD, ADDRESS))], ids=str
+)
 def test_the_kernels_themselves_are_clean(check: tuple[str, int]) -> None:
     if COMPILER is None or (check[0] and not sanitizer_runtime(check[0])):
         pytest.skip(f"no C++ compiler with the sanitizer '{check[0]}': install g++, or set CXX")

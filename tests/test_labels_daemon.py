@@ -111,6 +111,7 @@ def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
         assert accuracy["low"] <= 0.75 <= accuracy["high"]
 
 
+@pytest.mark.trial
 @pytest.mark.broker
 def test_bad_labels_are_told_once_and_the_video_goes_on(
     tmp_path: Path, any_broker: RealBroker, calibrated: tuple[World, list[str]]

@@ -8,7 +8,7 @@ import pytest
 from brokers import RealBroker
 from troubled_board import Board, calibrated_board, check_artefacts, copied, serves_on, show, stop
 
-pytestmark = [pytest.mark.slow, pytest.mark.broker]
+pytestmark = [pytest.mark.trial, pytest.mark.broker]
 
 UNWRITABLE, UNREADABLE = 0o500, 0o000
 
@@ -22,11 +22,11 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory, module_broker: RealBrok
     ("folder", "mode", "code"),
     [
         (".", UNWRITABLE, "journal.write"),
-        pytest.param(".", UNREADABLE, "artefact.unreadable", marks=pytest.mark.trial),
-        pytest.param("artefacts", UNWRITABLE, "artefact.write", marks=pytest.mark.trial),
-        pytest.param("artefacts", UNREADABLE, "artefact.unreadable", marks=pytest.mark.trial),
-        pytest.param("jobs", UNWRITABLE, "recalibration.disk", marks=pytest.mark.trial),
-        pytest.param("jobs.sqlite", 0o400, "journal.write", marks=pytest.mark.trial),
+        (".", UNREADABLE, "artefact.unreadable"),
+        ("artefacts", UNWRITABLE, "artefact.write"),
+        ("artefacts", UNREADABLE, "artefact.unreadable"),
+        ("jobs", UNWRITABLE, "recalibration.disk"),
+        ("jobs.sqlite", 0o400, "journal.write"),
     ],
 )
 def test_rights_that_are_lost_during_a_job_cost_that_job(

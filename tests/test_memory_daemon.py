@@ -181,7 +181,7 @@ def at_rest(life: Life) -> dict[str, Any]:
     return known
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.broker
 def test_a_daemon_that_was_killed_in_a_warning_has_lost_no_block_that_was_over(place: Place) -> None:
     place.world.config["drift"]["false_alarms_per_30d"] = 1e-100  # no alarm, in which the evidence would stand still
@@ -198,7 +198,7 @@ def test_a_daemon_that_was_killed_in_a_warning_has_lost_no_block_that_was_over(p
     assert after["e_value"] == before["e_value"] > 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.broker
 def test_what_a_killed_daemon_had_found_goes_on(place: Place) -> None:
     world = place.world

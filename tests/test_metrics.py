@@ -244,7 +244,7 @@ def test_fastestdet_unclipped_has_the_published_baseline(shared_data: Path) -> N
     assert by_threshold.mean() == pytest.approx(0.1874, abs=FIGURE)
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_yolox_on_coco(shared_data: Path) -> None:
     path = shared_data / "det_yolox_nano_416_coco80_fp32.onnx"
     spec = ModelSpec(path=path, task="detect", decoder="yolox", iou_threshold=0.5)
@@ -254,7 +254,7 @@ def test_yolox_on_coco(shared_data: Path) -> None:
     assert result.scores["map"] == pytest.approx(0.3339, abs=5e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_resnet20_on_cifar(shared_data: Path) -> None:
     path = shared_data / "cls_resnet20_cifar10_fp32.onnx"
     spec = ModelSpec(

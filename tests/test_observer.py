@@ -19,12 +19,12 @@ from agent.budget import ObservationBudget
 from agent.capture import Frame
 from agent.config import Config
 from agent.findings import Served
+from agent.luma_grid import LumaGrid
 from agent.model import Model, open_model
 from agent.model_spec import ModelSpec
 from agent.observer import PREPARING, ObserverThread, OpenObserver
 from agent.schema import validate
 from agent.selection import Selection
-from agent.signature import Signature
 from calibrate.errors import TaredError
 from engines.backend import Array, EngineError, Observation, Observer, Progress, open_backend
 from engines.kernels import DeviceError
@@ -274,7 +274,7 @@ def test_the_default_budget_lets_a_day_of_calibrations_be_collected_in_time(benc
     budget = ObserverThread(lambda _: bench.observer(), bench.model.spec, config, bench.told.append)._budget
     budget.set_pace(alert=True)
     needed, number = config.calibration.frames * 4 / 3, 0
-    still = Signature.of(np.full((8, 8, 3), 128, np.uint8))
+    still = LumaGrid.of(np.full((8, 8, 3), 128, np.uint8))
     for _ in range(3):
         selection, began = Selection(config.calibration.frames, config.calibration.within_s), number
         while selection.counts.taken < needed:

@@ -54,6 +54,7 @@ def check_under(artefact: Artefact | None, plan: PrecisionPlan) -> None:
     assert 0.0 < artefact.manifest["int8_macs_share"] < 1.0
 
 
+@pytest.mark.trial
 def test_a_plan_survives_recalibration_and_rollback(tmp_path: Path, plan: PrecisionPlan) -> None:
     world_under(tmp_path / "world", plan).run(until=FIRST_COMMIT)
     world = world_under(tmp_path / "world", plan, light=1.0)

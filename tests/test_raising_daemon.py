@@ -83,6 +83,7 @@ def test_low_fidelity_is_told_once_and_raises_precision(story: Story) -> None:
     assert 0.0 < artefact.manifest["int8_macs_share"] < 1.0
 
 
+@pytest.mark.trial
 def test_a_restart_serves_it_and_a_recalibration_goes_on_under_its_plan(story: Story, tmp_path: Path) -> None:
     world = story.copy(story.raised, tmp_path)
     before = built(world.state_dir)

@@ -21,7 +21,7 @@ from agent.vision import VisionTask
 from engines.backend import BackendOptions, open_backend
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_resnet20_in_int8_is_within_half_a_point_of_float(lab: Lab) -> None:
     scores = [tared("evaluate", target, "--dataset", lab.data / CIFAR_TEST) for target in targets(lab, "resnet20")]
     assert [score["images"] for score in scores] == [3000, 3000]
@@ -29,7 +29,7 @@ def test_resnet20_in_int8_is_within_half_a_point_of_float(lab: Lab) -> None:
     assert scores[1]["top1"] >= scores[0]["top1"] - 0.005
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_fastestdet_finds_on_coco_what_its_authors_model_finds(lab: Lab) -> None:
     scores = [tared("evaluate", target, "--dataset", lab.data / COCO) for target in targets(lab, "fastestdet")]
     assert [score["images"] for score in scores] == [128, 128]
@@ -70,7 +70,7 @@ def test_ultraface_in_int8_agrees_with_float_on_clips_it_was_not_calibrated_on(l
         assert np.mean([agreement.value for agreement in agreements]) >= 0.95
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_yolox_nano_builds_and_runs_in_int8(lab: Lab) -> None:
     score = tared("evaluate", lab.spec("yolox_nano"), "--dataset", lab.data / COCO)
     assert score["map50"] == pytest.approx(0.5195, abs=0.01)

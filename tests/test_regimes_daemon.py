@@ -28,7 +28,7 @@ def known(world: World) -> Sequence[str]:
     return [regime["artefact"] for regime in book["regimes"]]
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_the_second_night_is_no_news_and_a_damaged_regime_no_end(tmp_path: Path) -> None:
     first, _ = in_light(tmp_path, NIGHT).run(until=LEARNT)
     (night,) = (swap["artefact"] for swap in first["swaps"])

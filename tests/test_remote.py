@@ -12,10 +12,12 @@ import pytest
 from brokers import RealBroker, eventually, on_the_air
 from device import TOPICS, Device, payload
 
+from agent.accuracy import LiveAccuracy
 from agent.authority import Authority
 from agent.command_log import CommandLog
 from agent.commands_config import CommandsConfig
 from agent.config import Config
+from agent.labels import LabelsDesk
 from agent.link import MqttLink
 from agent.messages import Birth
 from agent.model_delivery import ModelDelivery
@@ -48,8 +50,9 @@ class Board:
         self.settings = Settings(config, path, authority.trusts, lambda _: self.remote.report(), reporter.error)
         releases = Releases(authority, folder / "releases.json")
         delivery = ModelDelivery(folder / "incoming", model.path, False, 0, releases, lambda _: None, never_tried)
+        labels = LabelsDesk("front", model, LiveAccuracy(model.task), lambda error, _: pytest.fail(str(error)))
         handlers = Device().handlers()
-        self.remote = Remote(link, folder, handlers, self.settings, delivery, authority, reporter)
+        self.remote = Remote(link, folder, handlers, self.settings, delivery, labels, authority, reporter)
 
 
 @pytest.fixture

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from brokers import RealBroker, eventually, on_the_air
-from device import TOPICS, Device
+from device import NOW, TOPICS, Device
 
-from agent.commands import CommandDesk, Reply
+from agent.command_log import CommandLog
+from agent.commands import CommandDesk
 from agent.messages import Birth
 from agent.mqtt import MqttClient
-from agent.publishing import Message
+from agent.publishing import Message, Reply
 from agent.requests import CommandResult
 from agent.results import Results
 from agent.topics import Topics
@@ -56,6 +58,25 @@ def test_on_the_commands_own_topic_too(mosquitto: RealBroker) -> None:
     heard = asked(mosquitto, "{own}", "{own}")
     assert ("SUCCEEDED", b"\x007") in heard
     assert ("SUCCEEDED", None) in heard
+
+
+def test_after_a_restart_too(tmp_path: Path) -> None:
+    """Of a command that was under way when the process was killed."""
+    first, heard = desk_of(tmp_path)
+    command = new_command("recalibrate", {}, NOW)
+    first.receive(command.to_json(), NOW, reply=Reply(ANSWERS, b"7"))
+    assert [result.status for _, result in heard] == ["ACCEPTED"]
+    second, heard = desk_of(tmp_path)
+    second.recall([], [])
+    assert [(reply, result.status) for reply, result in heard] == [(Reply(ANSWERS, b"7"), "FAILED")]
+
+
+def desk_of(folder: Path) -> tuple[CommandDesk, list[tuple[Reply, CommandResult]]]:
+    """A desk of a process of its own, and what it answers where its senders want it."""
+    heard: list[tuple[Reply, CommandResult]] = []
+    log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
+    desk = CommandDesk(Device().handlers(), lambda _: None, journal=log, reply=lambda *answered: heard.append(answered))
+    return desk, heard
 
 
 def test_a_house_of_another_name_is_written_to_by_nobody_else() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.luma_grid import COLUMNS, ROWS, LumaGrid
 from agent.selection import (
     BRIGHTNESS,
     CLASS,
@@ -19,33 +20,32 @@ from agent.selection import (
     TAKEN,
     Selection,
 )
-from agent.signature import COLUMNS, ROWS, Signature
 
 FRAMES, WITHIN_S, ALERT_S = 96, 60.0, 0.2
 NEEDED = FRAMES * 4 // 3
-Look = Callable[[int], tuple[Signature, Collection[int]]]
+Look = Callable[[int], tuple[LumaGrid, Collection[int]]]
 
 
-def looks(level: float, seed: int = 0, contrast: float = 40.0) -> Signature:
+def looks(level: float, seed: int = 0, contrast: float = 40.0) -> LumaGrid:
     """A frame of mean brightness `level` that is like no other of another seed."""
     around = np.random.default_rng(seed).uniform(-contrast, contrast, (ROWS, COLUMNS))
-    return Signature(np.clip(level + around - around.mean(), 0.0, 255.0).astype(np.uint8))
+    return LumaGrid(np.clip(level + around - around.mean(), 0.0, 255.0).astype(np.uint8))
 
 
 STILL = looks(100.0)
 
 
-def still(number: int) -> tuple[Signature, Collection[int]]:
+def still(number: int) -> tuple[LumaGrid, Collection[int]]:
     """Nothing but a camera's noise."""
     noise = np.random.default_rng(number).integers(0, 3, (ROWS, COLUMNS))
-    return Signature((STILL.luma + noise).astype(np.uint8)), ()
+    return LumaGrid((STILL.luma + noise).astype(np.uint8)), ()
 
 
-def identical(_: int) -> tuple[Signature, Collection[int]]:
+def identical(_: int) -> tuple[LumaGrid, Collection[int]]:
     return STILL, ()
 
 
-def lively(number: int) -> tuple[Signature, Collection[int]]:
+def lively(number: int) -> tuple[LumaGrid, Collection[int]]:
     return looks(100.0, number), ()
 
 
@@ -82,8 +82,8 @@ def test_no_mixture_of_scenes_starves_it(seed: int) -> None:
     for _ in range(round((WITHIN_S + 1.0) / ALERT_S)):
         scene = int(rng.integers(5)) if rng.uniform() < lasting else scene
         ts += ALERT_S
-        signature = looks(levels[scene], int(rng.integers(3)))
-        taken += selection.consider(ts, signature, classes[scene].tolist()) == TAKEN
+        grid = looks(levels[scene], int(rng.integers(3)))
+        taken += selection.consider(ts, grid, classes[scene].tolist()) == TAKEN
     assert taken >= NEEDED
 
 

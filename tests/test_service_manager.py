@@ -151,7 +151,7 @@ def test_a_hung_inference_is_ended_within_the_watchdogs_time_and_serves_again(in
     assert manager.refused == 0
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_a_camera_that_is_away_does_not_trip_the_watchdog(installed: Installed) -> None:
     with installed.keep(watchdog_s=WATCHDOG_S) as manager:
         manager.wait(lambda: manager.life.pings > 3)

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from agent.camera import parse_source, read_images
-from agent.signature import COLUMNS, NEAR, ROWS, Signature
+from agent.luma_grid import COLUMNS, NEAR, ROWS, LumaGrid
 
 Image = NDArray[np.uint8]
 
@@ -28,7 +28,7 @@ def noisy(image: Image, deviation: float, rng: np.random.Generator) -> Image:
 
 
 def distance(one: Image, other: Image) -> int:
-    return int(Signature.of(one).distances(Signature.of(other).luma[None])[0])
+    return int(LumaGrid.of(one).distances(LumaGrid.of(other).luma[None])[0])
 
 
 @pytest.mark.parametrize("deviation", [2.0, 5.0, 10.0])
@@ -61,16 +61,16 @@ def test_an_object_of_a_cell_is_something_new_wherever_it_stands(size: tuple[int
 def test_a_scene_in_another_light_is_something_new() -> None:
     image = backdrop()
     assert distance(image, (image * 0.8).astype(np.uint8)) >= NEAR
-    assert Signature.of((image * 0.8).astype(np.uint8)).brightness == pytest.approx(
-        0.8 * Signature.of(image).brightness, abs=1
+    assert LumaGrid.of((image * 0.8).astype(np.uint8)).brightness == pytest.approx(
+        0.8 * LumaGrid.of(image).brightness, abs=1
     )
 
 
 @pytest.mark.parametrize("size", [(1, 1), (8, 8), (16, 400), (30, 31)])
-def test_frames_of_few_pixels_have_a_signature(size: tuple[int, int]) -> None:
+def test_frames_of_few_pixels_have_a_grid(size: tuple[int, int]) -> None:
     image = np.full((*size, 3), 200, np.uint8)
-    assert Signature.of(image).luma.shape == (ROWS, COLUMNS)
-    assert Signature.of(image).brightness == 200.0
+    assert LumaGrid.of(image).luma.shape == (ROWS, COLUMNS)
+    assert LumaGrid.of(image).brightness == 200.0
 
 
 def clip(data: Path, name: str, frames: int) -> list[Image]:

@@ -11,20 +11,20 @@ ROWS, COLUMNS = 24, 32
 _SAMPLES = 4  # pixels a side that a cell is the mean of, however large the frame
 # Luma steps of 255 by which a cell may differ in two frames that show the same. White noise of a standard deviation of
 # 10, a camera at night, moves the worst of all cells by less in 99 of 100 pairs; an object as large as a cell that is
-# 60 brighter or darker than what is behind it moves one by 15 wherever it stands. Clips: tests/test_signature.py.
+# 60 brighter or darker than what is behind it moves one by 15 wherever it stands. Clips: tests/test_luma_grid.py.
 NEAR = 12
 
 Luma = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
-class Signature:
+class LumaGrid:
     """luma: uint8 (24, 32), of the parts of a frame. brightness: their mean, in [0, 255]."""
 
     luma: Luma
 
     @classmethod
-    def of(cls, image: NDArray[np.uint8]) -> Signature:
+    def of(cls, image: NDArray[np.uint8]) -> LumaGrid:
         """A frame, BGR uint8 (H, W, 3), of any size: a quarter of a millisecond, for it looks at 12288 pixels only."""
         rows, columns = (_places(parts, size) for parts, size in zip((ROWS, COLUMNS), image.shape[:2], strict=True))
         pixels = image[rows][:, columns].astype(np.uint32)
