@@ -19,6 +19,9 @@ import pytest
 from brokers import Mosquitto, RealBroker, eventually
 from cutting_proxy import CuttingProxy
 
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.topics import Topics
 from fleet.reports import Reports
 
 TESTS = Path(__file__).parent
@@ -79,6 +82,11 @@ class Board:
         assert committed.keys() - arrived.keys() <= {epoch for epoch, last in committed.items() if last == 0}
         return sum(map(len, arrived.values()))
 
+    def arrivals(self) -> list[tuple[int, int]]:
+        """Epoch and number of each row, as they came to the collector for the first time."""
+        with closing(sqlite3.connect(self.folder / processes.COLLECTED)) as db:
+            return db.execute("SELECT epoch, seq FROM reports ORDER BY rowid").fetchall()
+
 
 @pytest.fixture
 def lasting(tmp_path: Path) -> Iterator[RealBroker]:
@@ -88,6 +96,18 @@ def lasting(tmp_path: Path) -> Iterator[RealBroker]:
     broker.start()
     yield broker
     broker.stop()
+
+
+def heard_by_the_collector(broker: RealBroker) -> None:
+    """From now on it is: it answers a board that comes online. What nobody hears a broker drops."""
+    board = Topics("fleet", "another")
+    with MqttClient(broker.endpoint, "another", subscriptions=[board.ack]) as client:
+
+        def is_answered() -> bool:
+            client.publish(Message(board.status, b"{}"))
+            return not client.inbox.empty()
+
+        eventually(is_answered)
 
 
 def killed(folder: Path, broker: RealBroker, kills: int, seed: int) -> int:
@@ -134,6 +154,7 @@ def test_whatever_the_network_does_nothing_is_lost(tmp_path: Path, lasting: Real
         board = Board(tmp_path, proxy.port, lasting.port)
         try:
             board.start("collector")
+            heard_by_the_collector(lasting)
             board.start("device")
             for _ in range(5):
                 eventually(proxy.carries)
@@ -141,5 +162,6 @@ def test_whatever_the_network_does_nothing_is_lost(tmp_path: Path, lasting: Real
                 proxy.trouble(trouble, rng)
             board.settle()
             assert board.check() > 100
+            assert board.arrivals() == sorted(board.arrivals()), "a broker that lives keeps the order they are sent in"
         finally:
             board.end()
