@@ -205,6 +205,19 @@ def report(link: MqttLink, kind: str = "alarm") -> None:
     link.outbox.put(kind, NEWS, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=0.0, kind=kind).to_json())
 
 
+def check_board_reports_and_obeys(endpoint: Endpoint) -> None:
+    """Over this transport: 80 alarms one way, 50 commands of 2 kB the other, more than one read has room for."""
+    topics = Topics("fleet", "board")
+    with Watcher(endpoint) as watcher, on_the_air(endpoint, topics, Birth(agent_version="1.2.3")) as link:
+        for _ in range(80):
+            report(link)
+        assert [watcher.expect(topics.event)["seq"] for _ in range(80)] == list(range(1, 81))
+        with MqttClient(endpoint, "operator") as operator:
+            for number in range(50):
+                operator.publish(Message(topics.command, bytes(2000) + bytes([number])))
+            assert [link.inbox.get(timeout=10.0).payload[-1] for _ in range(50)] == list(range(50))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _ran:
         terminalreporter.write_line("MQTT brokers tested against: " + ", ".join(sorted(_ran)))

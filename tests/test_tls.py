@@ -13,21 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from brokers import PROTOCOLS, Mosquitto, Watcher, eventually, on_the_air, report, running_mosquitto
+from brokers import (
+    PROTOCOLS,
+    Mosquitto,
+    check_board_reports_and_obeys,
+    eventually,
+    running_mosquitto,
+)
 from certificates import Authority, Pair
 from fake_broker import FakeBroker, admit, publish
 
 from agent.backoff import Backoff
 from agent.endpoint import Endpoint, Protocol
 from agent.errors import ConfigError
-from agent.messages import Birth
 from agent.mqtt import MqttClient
-from agent.publishing import Message
 from agent.tls import TlsFiles
-from agent.topics import Topics
 
-TOPICS = Topics("fleet", "board")
-BIRTH = Birth(agent_version="1.2.3")
 SELDOM = 3600.0  # seconds
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("no_thread_left")]
 
@@ -66,15 +67,7 @@ def refused(endpoint: Endpoint, words: str) -> None:
 def test_a_board_reports_and_obeys(tmp_path: Path, authority: Authority, protocol: Protocol) -> None:
     tls = TlsFiles(ca_file=authority.file)
     with tls_broker(tmp_path, authority, authority.issue("broker")) as broker:
-        endpoint = replace(broker.endpoint, tls=tls, protocol=protocol)
-        with Watcher(endpoint) as watcher, on_the_air(endpoint, TOPICS, BIRTH) as link:
-            for _ in range(80):
-                report(link)
-            assert [watcher.expect(TOPICS.event)["seq"] for _ in range(80)] == list(range(1, 81))
-            with MqttClient(endpoint, "operator") as operator:
-                for number in range(50):
-                    operator.publish(Message(TOPICS.command, bytes(2000) + bytes([number])))
-                assert [link.inbox.get(timeout=10.0).payload[-1] for _ in range(50)] == list(range(50))
+        check_board_reports_and_obeys(replace(broker.endpoint, tls=tls, protocol=protocol))
 
 
 def test_what_tls_has_read_ahead_does_not_wait(authority: Authority) -> None:

@@ -8,7 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from brokers import PROTOCOLS, Mosquitto, Watcher, eventually, free_port, on_the_air, report, running_mosquitto
+from brokers import (
+    PROTOCOLS,
+    Mosquitto,
+    Watcher,
+    check_board_reports_and_obeys,
+    eventually,
+    free_port,
+    on_the_air,
+    running_mosquitto,
+)
 from certificates import Authority
 
 from agent.backoff import Backoff
@@ -46,15 +55,7 @@ def websocket_listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterat
 
 @pytest.mark.parametrize("protocol", PROTOCOLS.values())
 def test_a_board_reports_and_obeys(listener: tuple[Mosquitto, Endpoint], protocol: Protocol) -> None:
-    endpoint = replace(listener[1], protocol=protocol)
-    with Watcher(endpoint) as watcher, on_the_air(endpoint, TOPICS, BIRTH) as link:
-        for _ in range(80):
-            report(link)
-        assert [watcher.expect(TOPICS.event)["seq"] for _ in range(80)] == list(range(1, 81))
-        with MqttClient(endpoint, "operator") as operator:
-            for number in range(50):
-                operator.publish(Message(TOPICS.command, bytes(2000) + bytes([number])))
-            assert [link.inbox.get(timeout=10.0).payload[-1] for _ in range(50)] == list(range(50))
+    check_board_reports_and_obeys(replace(listener[1], protocol=protocol))
 
 
 def test_a_long_message_passes_whole(listener: tuple[Mosquitto, Endpoint]) -> None:
