@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 _MESSAGES_PER_TICK = 20  # of each kind: a flood of them must not hold up the watchdog
 _CHUNKS_PER_TICK = 100
 _ANSWERED_PER_TICK = 100
+_PASSING = ("command.clock", "settings.write")  # for which `desired` is refused, and tried again: it is retained,
+_AGAIN_S = 5.0  # and else would come with the next connection only
 
 T = TypeVar("T")
 
@@ -57,6 +59,8 @@ class Remote:
         self._link = link
         self._settings = settings
         self._delivery = delivery
+        self._postponed: bytes | None = None  # the newest `desired` that was admitted, and may be taken later
+        self._postponed_until = 0.0  # monotonic
         self._labels = labels
         self._authority = authority
         self._reporter = reporter
@@ -79,6 +83,8 @@ class Remote:
             self._desk.receive(message.payload, time.time(), message.retain, reply)
         for message in _up_to(_MESSAGES_PER_TICK, self._link.desired):
             self._take_desired(message.payload)
+        if self._postponed is not None and time.monotonic() >= self._postponed_until:
+            self._take_desired(self._postponed)
         for message in _up_to(_CHUNKS_PER_TICK, self._link.model_chunks):
             self._delivery.receive(message.topic, message.payload)
         self._delivery.tick()
@@ -115,6 +121,7 @@ class Remote:
         except AgentError as error:  # anybody may have written it: `reported` is for those who have a say
             log.warning("desired=not_admitted error=%r", str(error))
             return
+        again, self._postponed = payload == self._postponed, None
         try:
             desired = parse_desired(document, key)
             if desired.version == self._settings.version:  # it is retained, and comes with every connection
@@ -122,8 +129,11 @@ class Remote:
             check_expiry(desired, time.time(), self._authority)
             self._settings.set(desired.values, Mandate(desired.version, key), whole=True)
         except AgentError as error:
-            log.warning("desired=refused error=%r", str(error))
-            self._link.send(self._settings.reported(error))
+            if error.code in _PASSING:
+                self._postponed, self._postponed_until = payload, time.monotonic() + _AGAIN_S
+            if not again:
+                log.warning("desired=refused error=%r", str(error))
+                self._link.send(self._settings.reported(error))
 
 
 def admit_desired(payload: bytes, authority: Authority | None) -> tuple[dict[str, Any], str]:

@@ -27,6 +27,9 @@ from agent.wire import MessageError
 REPEAT_S = 2.0
 _MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)
 
+_DOUBTED_FOR = 3  # times REPEAT_S: for the answer to our own command, where what was refused may be another's
+_UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
+
 log = logging.getLogger(__name__)
 
 
@@ -97,7 +100,8 @@ def send(
 
     It is sent again whenever REPEAT_S passed in silence: that is how it reaches a device that was away, and
     how a result that was lost comes once more. A device that works answers each time, so only one that is
-    gone is silent. Raises AgentError (`broker.unreachable`), CommandError (`command.no_answer`) after
+    gone is silent. A refusal of what nobody has signed, or another, ends no signed command before that was sent once
+    more. Raises AgentError (`broker.unreachable`), CommandError (`command.no_answer`) after
     `silence_s`; an answer that is no result counts for nothing.
     """
     client_id = f"tared-operator-{uuid.uuid4().hex}"
@@ -110,26 +114,52 @@ def send(
             found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
             remedy = "check that it runs, its address, user name and password"
             raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
-        client.publish(_message(topics, command, payload))
-        latest: CommandResult | None = None
-        heard_at = time.monotonic()
-        while latest is None or not latest.final:
-            try:
-                result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
-            except (queue.Empty, MessageError) as error:
-                if time.monotonic() - heard_at > silence_s:
-                    raise _no_answer(topics, latest, silence_s) from None
-                if isinstance(error, MessageError):  # whoever sends such does not end what the device is at
-                    log.warning("result=unreadable id=%s error=%r", command.id, str(error))
-                else:
-                    client.publish(_message(topics, command, payload))
-                continue
-            heard_at = time.monotonic()
+        latest = None
+        for result in _answers(client, topics, command, payload, silence_s, signer is not None):
             if model is not None and result.step == RECEIVING:
                 _send_chunks(client, topics, command, model, result)
             if result != latest:
                 latest = result
                 yield result
+
+
+def _answers(
+    client: MqttClient, topics: Topics, command: Command, payload: bytes, silence_s: float, signed: bool
+) -> Iterator[CommandResult]:
+    """All results, as often as they come, up to the final one. Raises CommandError as `send`."""
+    latest: CommandResult | None = None
+    doubted: CommandResult | None = None
+    heard_at = asked_at = doubted_at = time.monotonic()
+    client.publish(_message(topics, command, payload))
+    while latest is None or not latest.final:
+        now = time.monotonic()
+        if doubted is not None and now - doubted_at > _DOUBTED_FOR * REPEAT_S:
+            yield doubted
+            return
+        if now - heard_at > silence_s:
+            raise _no_answer(topics, latest, silence_s)
+        if now - max(asked_at, heard_at) >= REPEAT_S:
+            client.publish(_message(topics, command, payload))
+            asked_at = now
+        try:
+            result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
+        except queue.Empty:
+            continue
+        except MessageError as error:  # whoever sends such does not end what the device is at
+            log.warning("result=unreadable id=%s error=%r", command.id, str(error))
+            continue
+        if signed and _may_be_of_anybodys(result):
+            if doubted is None:  # the device is there: it will answer ours too
+                doubted, doubted_at = result, time.monotonic()
+                client.publish(_message(topics, command, payload))
+            continue
+        latest, doubted, heard_at = result, None, time.monotonic()
+        yield result
+
+
+def _may_be_of_anybodys(result: CommandResult) -> bool:
+    """Whether it refuses what may not be our command: nobody's word is needed to be refused under its id."""
+    return result.error is not None and result.error.code.startswith(_UNPROVEN)
 
 
 def _message(topics: Topics, command: Command, payload: bytes) -> Message:
@@ -162,5 +192,5 @@ def _json(text: Any) -> Any:
 def _no_answer(topics: Topics, latest: CommandResult | None, silence_s: float) -> CommandError:
     said = "no answer" if latest is None else f"nothing after {latest.status}"
     found = f"{said} from {topics.fleet}/{topics.device} for {silence_s:.0f} s"
-    remedy = f"see whether it is online: mosquitto_sub -v -t '{topics.status}'"
+    remedy = f"see whether it is online: 'tared watch {topics.device}', with the same options for the broker"
     return CommandError("command.no_answer", found, "a result", remedy)

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from agent.link import MqttLink
 from agent.messages import Birth
 from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
-from agent.requests import Command, CommandResult, RecalibrateArgs
+from agent.requests import Command, CommandResult, Failure, RecalibrateArgs
+from agent.signing import Signer, new_key
 from agent.wire import MAX_PAYLOAD_BYTES
 from fleet import operator
 
@@ -167,7 +169,7 @@ def test_a_silent_device_is_named(any_broker: RealBroker) -> None:
     command = operator.new_command("status", {}, time.time())
     with pytest.raises(CommandError, match=r"command\.no_answer: no answer from fleet/board") as caught:
         list(send(any_broker.endpoint, command, silence_s=0.3))
-    assert TOPICS.status in caught.value.remedy
+    assert "tared watch board" in caught.value.remedy
 
 
 def test_an_operator_without_a_broker_is_told_why() -> None:
@@ -206,8 +208,8 @@ class Stranger:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def heard(self) -> Message:
-        return self._client.inboxes[TOPICS.command].get(timeout=10.0)
+    def heard(self, within_s: float = 10.0) -> Message:
+        return self._client.inboxes[TOPICS.command].get(timeout=within_s)
 
     def chunks(self) -> int:
         return self._client.inboxes[TOPICS.model_chunks].qsize()
@@ -251,6 +253,54 @@ def test_what_a_stranger_says_ends_no_command(mosquitto: RealBroker, tmp_path: P
         sender.join()
         eventually(lambda: stranger.chunks() == 1)
     assert results[-1].status == "SUCCEEDED"
+
+
+def refused(command: Command, code: str) -> bytes:
+    error = Failure(code=code, message="refused")
+    return CommandResult(id=command.id, status="REJECTED", error=error).to_json()
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("quick_repeats")
+@pytest.mark.parametrize("code", ["command.unsigned", "command.signature", "message.malformed"])
+def test_a_refusal_that_anybody_can_provoke_ends_no_signed_command(
+    mosquitto: RealBroker, tmp_path: Path, code: str
+) -> None:
+    """Who publishes its id with other words has it refused, whether the device has seen the true one yet or not."""
+    signer = Signer(new_key(tmp_path / "ann")[0])
+    command = operator.new_command("status", {}, time.time(), to=TOPICS)
+    results: list[CommandResult] = []
+    sending = operator.send(mosquitto.endpoint, TOPICS, command, 10.0, signer)
+    sender = threading.Thread(target=lambda: results.extend(sending))
+    with Stranger(mosquitto.endpoint) as stranger:
+        sender.start()
+        stranger.heard()
+        for _ in range(3):
+            stranger.say(command, refused(command, code))
+        stranger.heard()
+        stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
+        sender.join()
+    assert [result.status for result in results] == ["SUCCEEDED"]
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("quick_repeats")
+def test_a_device_that_knows_another_key_is_believed_in_the_end(mosquitto: RealBroker, tmp_path: Path) -> None:
+    signer = Signer(new_key(tmp_path / "ann")[0])
+    command = operator.new_command("status", {}, time.time(), to=TOPICS)
+    results: list[CommandResult] = []
+    sending = operator.send(mosquitto.endpoint, TOPICS, command, 10.0, signer)
+    sender = threading.Thread(target=lambda: results.extend(sending))
+    with Stranger(mosquitto.endpoint) as stranger:
+        sender.start()
+        while sender.is_alive():
+            with suppress(queue.Empty):
+                stranger.heard(0.1)
+                stranger.say(command, refused(command, "command.signature"))
+        sender.join()
+    (result,) = results
+    assert result.error is not None
+    assert result.error.code == "command.signature"
 
 
 @pytest.mark.broker

@@ -12,6 +12,7 @@ import pytest
 from brokers import RealBroker, eventually, on_the_air
 from device import TOPICS, Device, payload
 
+from agent import remote
 from agent.accuracy import LiveAccuracy
 from agent.authority import Authority
 from agent.command_log import CommandLog
@@ -26,7 +27,7 @@ from agent.publishing import Message
 from agent.releases import Releases
 from agent.remote import Remote
 from agent.reporting import Reporter
-from agent.requests import Reported
+from agent.requests import CommandResult, Reported
 from agent.settings import Settings
 from agent.signing import Signer, new_key
 
@@ -39,10 +40,11 @@ class Board:
     """Its end of the link, as the supervisor has it. keys: whether it has an operator's."""
 
     def __init__(self, folder: Path, link: MqttLink, keys: bool) -> None:
+        self.synchronised = True
         private, public, _ = new_key(folder / "ann")
         self.signer = Signer(private)
         commands = CommandsConfig(operator_keys=(public,) if keys else ())
-        authority = Authority(commands, TOPICS, not keys, lambda: True)
+        authority = Authority(commands, TOPICS, not keys, lambda: self.synchronised)
         model = ModelSpec(path=folder / "model.onnx", task="raw")
         config = Config(model=model, camera={"source": "v4l2:/dev/video0"}, state_dir=folder)
         reporter = Reporter(link, Birth(agent_version="0"))
@@ -113,13 +115,46 @@ def test_what_the_broker_has_is_written_in_batches(
         delivered(journal, ids)
 
     monkeypatch.setattr(CommandLog, "delivered", counted)
-    now = time.time()
-    link.inbox.put(Message(TOPICS.command, payload(op="cancel", issued=now, expires=now + 60.0)))
-    board.remote.tick()
-    eventually(lambda: link.answered.qsize() == 1)
-    for number in range(149):
+    for number in range(150):
         link.answered.put(f"x{number}")
     for _ in range(3):
         board.remote.tick()
     assert batches == [100, 50]
-    assert CommandLog(tmp_path / "commands.sqlite", lambda error: pytest.fail(str(error))).undelivered() == []
+
+
+@pytest.mark.broker
+def test_what_the_broker_has_need_not_be_told_again(tmp_path: Path, link: MqttLink) -> None:
+    board = Board(tmp_path, link, keys=False)
+    log = CommandLog(tmp_path / "commands.sqlite", lambda error: pytest.fail(str(error)))
+    now = time.time()
+    log.accept("c0", "digest", now + 60.0, now)
+    log.end(CommandResult(id="c0", status="SUCCEEDED"))
+    link.inbox.put(Message(TOPICS.command, payload(op="cancel", issued=now, expires=now + 60.0)))
+
+    def is_noted() -> bool:
+        board.remote.tick()
+        return [result.id for result, _ in log.undelivered()] == ["c0"]
+
+    eventually(is_noted)
+
+
+@pytest.mark.broker
+def test_a_document_that_came_before_the_board_knew_the_time_is_taken_once_it_does(
+    tmp_path: Path, link: MqttLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board without a clock of its own: the broker is there ten seconds before the time server has answered."""
+    monkeypatch.setattr(remote, "_AGAIN_S", 0.0)
+    board, sent = Board(tmp_path, link, keys=True), list[Reported]()
+    monkeypatch.setattr(link, "send", sent.append)
+    board.synchronised = False
+    document = {"version": 1, "values": {"log_level": "debug"}, "to": "fleet/board", "expires": time.time() + 60.0}
+    link.desired.put(Message(TOPICS.desired, json.dumps(board.signer.sign(document)).encode(), retain=True))
+    for _ in range(3):
+        board.remote.tick()
+    link.desired.put(Message(TOPICS.desired, json.dumps({**document, "values": {}}).encode()))  # nobody signed it
+    board.remote.tick()
+    assert [each.error.code if each.error else "" for each in sent] == ["command.clock"]
+    board.synchronised = True
+    for _ in range(3):
+        board.remote.tick()
+    assert [(each.version, each.error) for each in sent[1:]] == [(1, None)]
