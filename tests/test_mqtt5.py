@@ -1,56 +1,26 @@
-"""MQTT 5 where the broker speaks it: what it adds, which limits it sets; and how a broker without it is found out."""
+"""MQTT 5 where the broker speaks it: what it adds, and which limits it sets."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
 import signal
-import socket
-import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from brokers import Amqtt, RealBroker, Watcher, eventually, on_the_air, report, running_mosquitto
+from brokers import RealBroker, Watcher, eventually, on_the_air, report, running_mosquitto
 from child_link import child_on_the_air
+from device import TOPICS
 from fake_broker import FakeBroker, admit, packet_from, publish
+from mqtt_clients import connected, impatient, told
 
-from agent import connection as connection_module
-from agent.backoff import Backoff
-from agent.endpoint import Endpoint, Protocol
+from agent.endpoint import Protocol
 from agent.messages import Birth
-from agent.mqtt import MqttClient
-from agent.mqtt5 import Negotiation, packet_bytes
+from agent.mqtt5 import packet_bytes
 from agent.publishing import Message
-from agent.topics import Topics
 
-TOPICS = Topics("fleet", "board")
 BIRTH = Birth(agent_version="1.2.3")
 pytestmark = pytest.mark.usefixtures("no_thread_left")
-SELDOM = 3600.0  # seconds: a client that waits for its backoff fails the test
-
-
-def client_of(endpoint: Endpoint, *subscriptions: str, name: str = "") -> MqttClient:
-    return MqttClient(endpoint, name or uuid.uuid4().hex, subscriptions=subscriptions, backoff=Backoff(0.05, 0.2))
-
-
-@contextlib.contextmanager
-def connected(endpoint: Endpoint, *subscriptions: str, name: str = "") -> Iterator[MqttClient]:
-    with client_of(endpoint, *subscriptions, name=name) as client:
-        assert client.wait_connected(10.0), client.outcome
-        yield client
-
-
-def impatient(endpoint: Endpoint) -> MqttClient:
-    """A client that is connected at once or never."""
-    return MqttClient(endpoint, "us", subscriptions=["t"], backoff=Backoff(SELDOM, SELDOM, random.Random(7)))
-
-
-def told(caplog: pytest.LogCaptureFixture, start: str) -> list[str]:
-    messages = [record.getMessage() for record in caplog.records]
-    return [message for message in messages if message.startswith(start)]
 
 
 @pytest.mark.broker
@@ -256,132 +226,3 @@ def test_what_the_broker_refuses_to_take_stays_in_the_outbox() -> None:
                 packet_id = 3 + len(TOPICS.event)
                 connection.sendall(bytes([0x40, 2 + len(code)]) + event[packet_id : packet_id + 2] + code)
         link.close(timeout_s=0.0)
-
-
-# A broker that does not speak it.
-
-
-def hang_up(connection: socket.socket) -> None:
-    connection.shutdown(socket.SHUT_RDWR)
-
-
-def say(answer: str) -> Callable[[socket.socket], None]:
-    return lambda connection: connection.sendall(bytes.fromhex(answer))
-
-
-def keep_silent(connection: socket.socket) -> None:
-    with contextlib.suppress(ConnectionError):
-        connection.recv(1)  # until the client gives up
-
-
-ANSWERS = [
-    pytest.param(say("20020001"), id="refuses-in-3.1.1"),
-    pytest.param(say("2003008400"), id="refuses-in-5"),
-    pytest.param(say("20020000"), id="takes-it-for-3.1.1"),
-    pytest.param(say("20020005"), id="not-authorized-in-3.1.1"),
-    pytest.param(hang_up, id="hangs-up"),
-    pytest.param(keep_silent, id="silent"),
-]
-
-
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_a_broker_without_mqtt_5_gets_3_at_once(
-    answer: Callable[[socket.socket], None],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 1.0)
-    with (
-        FakeBroker("auto") as broker,
-        impatient(broker.endpoint) as client,
-        broker.introduction() as (connection, level),
-    ):
-        assert level == 5
-        answer(connection)
-        with broker.introduction() as (second, level):
-            assert level == 4
-            admit(second, b"\1")
-            assert client.wait_connected(10.0)
-            client.close(timeout_s=0.0)
-    assert len(told(caplog, "mqtt=fallback")) == 1
-    assert not told(caplog, "mqtt=down")
-
-
-@pytest.fixture(name="amqtt")
-def unknown_amqtt() -> Iterator[Endpoint]:
-    """An amqtt, for clients that do not know which version it speaks."""
-    pytest.importorskip("amqtt", reason="pip install 'tared[demo]'")
-    broker = Amqtt()
-    broker.start()
-    yield replace(broker.endpoint, protocol="auto")
-    broker.stop()
-
-
-@pytest.mark.broker
-def test_amqtt_refuses_an_operator_at_once(amqtt: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    with impatient(amqtt) as client:
-        assert client.wait_connected(3.0)
-    assert "Unsupported protocol version" in told(caplog, "mqtt=fallback")[0]
-
-
-@pytest.mark.broker
-def test_amqtt_keeps_a_board_waiting(
-    amqtt: Endpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 1.0)
-    with on_the_air(amqtt, TOPICS, BIRTH) as link:
-        eventually(lambda: link.connected)
-    assert "broker.silent" in told(caplog, "mqtt=fallback")[0]
-    assert told(caplog, "mqtt=up")[0].endswith("protocol=3.1.1")
-
-
-def test_a_version_that_is_asked_for_by_name_is_all_that_is_tried() -> None:
-    with FakeBroker("5") as broker, impatient(broker.endpoint) as client, broker.connection() as connection:
-        connection.sendall(bytes.fromhex("20020001"))
-        eventually(lambda: client.outcome == "refused: Unsupported protocol version; set mqtt.protocol: auto")
-
-
-def test_a_broker_that_refuses_us_by_mqtt_5_is_not_asked_again_by_3(caplog: pytest.LogCaptureFixture) -> None:
-    with FakeBroker("auto") as broker, impatient(broker.endpoint) as client, broker.connection() as connection:
-        reason = b"\x1f\x00\x04no\x07!"  # a reason string, with what a terminal rings at
-        connection.sendall(bytes([0x20, 3 + len(reason), 0, 0x87, len(reason)]) + reason)
-        eventually(lambda: client.outcome == r"refused: Not authorized ('no\x07!')")
-    assert len(told(caplog, "mqtt=down")) == 1
-
-
-def test_a_refused_version_is_not_asked_for_again() -> None:
-    negotiation = Negotiation("auto")
-    negotiation.learn("refused", admitted=False)
-    assert (negotiation.version, negotiation.fell_back) == ("3.1.1", True)
-    negotiation.learn("silence", admitted=False)
-    assert (negotiation.version, negotiation.fell_back) == ("3.1.1", False)
-
-
-def test_silence_has_to_be_explained_twice_by_the_version() -> None:
-    negotiation = Negotiation("auto")
-    for wins in (0, 1, 0, 2):
-        assert negotiation.version == "5"
-        negotiation.learn("silence", admitted=False)
-        assert (negotiation.version, negotiation.fell_back) == ("3.1.1", True)
-        negotiation.learn("spoken" if wins else "silence", admitted=wins > 0)
-        assert not negotiation.fell_back
-    assert negotiation.version == "3.1.1"
-
-
-def test_a_broker_that_has_spoken_mqtt_5_may_fall_silent() -> None:
-    negotiation = Negotiation("auto")
-    negotiation.learn("spoken", admitted=True)
-    for _ in range(3):
-        negotiation.learn("silence", admitted=False)
-        assert (negotiation.version, negotiation.fell_back) == ("5", False)
-    negotiation.learn("refused", admitted=False)  # another broker, at the same address
-    assert (negotiation.version, negotiation.fell_back) == ("3.1.1", True)
-
-
-def test_a_failure_that_the_version_has_no_part_in_changes_nothing() -> None:
-    negotiation = Negotiation("auto")
-    negotiation.learn("unasked", admitted=False)
-    assert (negotiation.version, negotiation.fell_back) == ("5", False)

@@ -1,0 +1,174 @@
+"""An exchange of one engine for another, with all that it tells and asks kept in lists."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from worlds import SPEC
+
+from agent.capture import Frame
+from agent.change import Cause
+from agent.config import Config
+from agent.errors import AgentError
+from agent.exchange import Exchange, Witnesses
+from agent.findings import ObserverState, Served
+from agent.messages import Birth
+from agent.pipeline import Pipeline
+from agent.probation import Record
+from agent.reporting import Reporter
+from agent.schema import validate
+from agent.service import Loaded, Service
+from agent.summary import RunSummary
+from agent.trial import TrialEvents
+from agent.verdict import Verdict
+from calibrate.errors import TaredError
+from calibrate.evidence import Interval
+from engines.backend import EngineError
+
+UNKNOWN, BAD = Interval(0.0, -1.0, 1.0, 0), Interval(-0.4, -0.6, -0.2, 30)
+VERDICT = Verdict(True, "", 32, 0, 0.95, 0.9, 0.0, 0.0, 1.0, 1.0, 1.0)
+IMAGE = np.zeros((2, 2, 3), np.uint8)
+REFUSES = EngineError("store.write", "no space left", "a writable store", "check the disk")
+
+
+class Told(list[Any]):
+    """A JobObserver that keeps what it hears; `journal` is what it answers to a probation."""
+
+    journal: AgentError | None = None
+
+    def progress(self, step: str, _percent: int) -> None:
+        self.append(("progress", step))
+
+    def probation(self, artefact_id: str) -> None:
+        if self.journal is not None:
+            raise self.journal
+        self.append(("probation", artefact_id))
+
+    def succeed(self, result: dict[str, Any]) -> None:
+        self.append(("succeed", result["artefact"]))
+
+    def fail(self, error: TaredError) -> None:
+        self.append(("fail", error.code))
+
+    def roll_back(self, error: TaredError) -> None:
+        self.append(("roll_back", error.code))
+
+
+class Loop:
+    """Of the frame path: what it was asked for; `on_trial` is false once it has gone back by itself."""
+
+    on_trial = True
+    keeping = False
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def keep(self) -> bool:
+        self.asked.append("keep")
+        return self.on_trial
+
+    def go_back(self, error: AgentError) -> bool:
+        self.asked.append(error.code)
+        return self.on_trial
+
+
+@dataclass
+class Bench:
+    """An exchange of engine `old` for engine `new`."""
+
+    exchange: Exchange
+    record: Record
+    pipeline: Any
+    loop: Loop
+    summary: RunSummary
+    events: list[tuple[str, dict[str, Any]]]
+    served: list[tuple[str | None, float]]
+    rolled_back: list[str]
+    rejected: list[tuple[str, str]]  # artefact, reason
+    committed: list[str]
+    disk: list[TaredError]  # what it refuses next, with
+    closed: list[str] = field(default_factory=list)
+    report: Told = field(default_factory=Told)
+    frames: int = 0
+
+    def start(self, trigger: str = "alarm", name: str = "new") -> TrialEvents | None:
+        """What the frame path would tell, None where it has no trial."""
+        artefact = SimpleNamespace(id=name, path=Path(name))
+        engine = SimpleNamespace(close=lambda: self.closed.append(name))
+        loaded = cast(Loaded, SimpleNamespace(artefact=artefact, engine=engine))
+        self.pipeline.trial = None
+        self.exchange.start(loaded, Cause(trigger, time.monotonic(), self.report, VERDICT))
+        return cast("TrialEvents | None", self.pipeline.trial)
+
+    def live(self, trigger: str = "alarm") -> TrialEvents:
+        trial = self.start(trigger)
+        assert trial is not None
+        self.answer(1)
+        trial.live(1.0, 0)
+        return trial
+
+    def answer(self, count: int, name: str = "new", inferred_s: float = 0.01) -> None:
+        for _ in range(count):
+            self.frames += 1
+            frame = Frame(self.frames, self.frames / 10.0, 0, IMAGE)
+            self.record.add(Served(frame, name, {}, 0, inferred_s))
+
+    def tick(self, gain: Interval = UNKNOWN, drift: str = "calm") -> None:
+        state = SimpleNamespace(gain=gain, drift=SimpleNamespace(state=drift))
+        self.exchange.tick(cast(ObserverState, state))
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    content = {
+        "model": {**SPEC, "path": tmp_path / "model.onnx"},
+        "camera": {"source": "clip.avi"},
+        "state_dir": tmp_path,
+        "probation": {"frames": 20, "seconds": 1.0},
+    }
+    config = validate(Config, content, "test")
+    reporter = Reporter(None, Birth(agent_version="0"))
+    events: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append((kind, detail)))
+    loop, record, committed, disk = Loop(), Record(live=False), list[str](), list[TaredError]()
+    pipeline = SimpleNamespace(loop=loop, record=record, error=None, last_ts=7.0, dropped=0, trial=None)
+    pipeline.observer = SimpleNamespace(state=lambda: SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, drift=None))
+    pipeline.try_out = lambda _id, _engine, told: setattr(pipeline, "trial", told)
+    service = SimpleNamespace(serving=SimpleNamespace(id="old"), degraded=False)
+
+    def commit(loaded: Loaded) -> None:
+        if disk:
+            raise disk.pop(0)
+        committed.append(loaded.artefact.id)
+
+    def reject(artefact: Any, rollback: dict[str, Any]) -> None:
+        assert report == [("probation", "new")] * (rollback["reason"] != "journal.write")  # its end is not written yet
+        rejected.append((artefact.id, rollback["reason"]))
+        raise REFUSES
+
+    service.commit, service.reject = commit, reject
+    summary = RunSummary("old")
+    served: list[tuple[str | None, float]] = []
+    rolled_back: list[str] = []
+    rejected, report = list[tuple[str, str]](), Told()
+    exchange = Exchange(
+        config,
+        cast(Service, service),
+        cast(Pipeline, pipeline),
+        reporter,
+        summary,
+        lambda function: function(),
+        Witnesses(lambda loaded, ts: served.append((loaded.artefact.id if loaded else None, ts)), rolled_back.append),
+    )
+    return Bench(
+        exchange, record, pipeline, loop, summary, events, served, rolled_back, rejected, committed, disk, report=report
+    )

@@ -1,0 +1,33 @@
+"""Clients of a broker, patient and impatient, and what the log told of them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from agent.backoff import Backoff
+from agent.endpoint import Endpoint
+from agent.mqtt import MqttClient
+
+SELDOM = 3600.0  # seconds: a client that waits for its backoff fails the test
+
+
+@contextlib.contextmanager
+def connected(endpoint: Endpoint, *subscriptions: str) -> Iterator[MqttClient]:
+    with MqttClient(endpoint, uuid.uuid4().hex, subscriptions=subscriptions, backoff=Backoff(0.05, 0.2)) as client:
+        assert client.wait_connected(10.0), client.outcome
+        yield client
+
+
+def impatient(endpoint: Endpoint) -> MqttClient:
+    """A client that is connected at once or never."""
+    return MqttClient(endpoint, "us", subscriptions=["t"], backoff=Backoff(SELDOM, SELDOM, random.Random(7)))
+
+
+def told(caplog: pytest.LogCaptureFixture, start: str) -> list[str]:
+    messages = [record.getMessage() for record in caplog.records]
+    return [message for message in messages if message.startswith(start)]
