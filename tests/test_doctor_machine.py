@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,9 +23,7 @@ from agent.doctor import Finding, examine, healthy, machine
 from agent.doctor import configured as surroundings
 from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.gpu import _driver
-from agent.doctor.installed import examine_service
 from agent.doctor.machine import examine_machine
-from agent.installation import CONFIG_PATH, DROP_INS_PATH, UNIT_PATH
 
 DPKG = """Package: nvidia-jetpack-dev
 Status: install ok installed
@@ -233,66 +230,3 @@ def test_a_backend_that_is_asked_for_is_needed(tmp_path: Path) -> None:
     found = by_name(examine(path))
     assert found["backend tensorrt"].needed
     assert found["backend tensorrt"].ok or not healthy(examine(path))
-
-
-# ---- the service
-
-
-@pytest.fixture
-def unit(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("agent.doctor.installed.unit_text", lambda _: "[Service]\nas shipped\n")
-    return "[Service]\nas shipped\n"
-
-
-def test_a_service_that_is_not_installed(tmp_path: Path) -> None:
-    (finding,) = examine_service(tmp_path)
-    assert (finding.found, finding.remedy) == ("not installed", "sudo tared install-service")
-
-
-@pytest.mark.parametrize("changed", ["", "Nice=5\n"])
-def test_a_unit_that_differs_is_told(tmp_path: Path, unit: str, changed: str) -> None:
-    lay_down({str(UNIT_PATH): unit + changed, str(CONFIG_PATH): "model: x"}, tmp_path)
-    found = by_name(examine_service(tmp_path))
-    assert found["service"].ok == (not changed)
-    assert ("--dry-run" in found["service"].remedy) == bool(changed)
-    assert found["service state"].found == "no systemd runs here"
-
-
-def test_a_configuration_that_the_service_cannot_read_is_told(tmp_path: Path, unit: str) -> None:
-    lay_down({str(UNIT_PATH): unit, str(CONFIG_PATH): "model: x"}, tmp_path)
-    for path, mode, remedy in (
-        (tmp_path / CONFIG_PATH, 0o600, "o+r"),
-        ((tmp_path / CONFIG_PATH).parent, 0o700, "o+rx"),
-    ):
-        path.chmod(mode)
-        assert by_name(examine_service(tmp_path))["service"].remedy == f"sudo chmod {remedy} {path}"
-
-
-def test_a_csi_camera_needs_its_addition_to_the_unit(tmp_path: Path, unit: str) -> None:
-    files = {str(UNIT_PATH): unit, str(CONFIG_PATH): "model: x"}
-    lay_down(files, tmp_path)
-    assert by_name(examine_service(tmp_path, csi=True))["service"].remedy == "sudo tared install-service --csi"
-    lay_down({str(DROP_INS_PATH / "csi.conf"): ""}, tmp_path)
-    assert by_name(examine_service(tmp_path, csi=True))["service"].ok
-
-
-def test_a_group_that_is_missing_is_named(tmp_path: Path, unit: str) -> None:
-    """systemd ends with 216/GROUP."""
-    text = unit + "SupplementaryGroups=video render\n"
-    lay_down({str(UNIT_PATH): text, str(CONFIG_PATH): "", "etc/group": "root:x:0:\nvideo:x:44:\n"}, tmp_path)
-    service = by_name(examine_service(tmp_path))["service"]
-    assert service.found.startswith("no group render, ")
-    assert service.remedy == "sudo groupadd --system render"
-
-
-def test_systemd_is_asked_for_its_state(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay_down(
-        {str(UNIT_PATH): unit, str(CONFIG_PATH): "", "bin/systemctl": "#!/bin/sh\necho failed\nexit 3\n"}, tmp_path
-    )
-    (tmp_path / "run/systemd/system").mkdir(parents=True)
-    program = tmp_path / "bin/systemctl"
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    state = by_name(examine_service(tmp_path))["service state"]
-    assert (state.ok, state.found) == (False, "failed")
-    assert "journalctl -u tared" in state.remedy

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agent.camera import parse_source
 from agent.config import Config, load_config
+from agent.doctor.as_service import as_the_service, is_the_services
 from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.finding import Finding
 from agent.doctor.gpu import examine_gpu
@@ -22,8 +24,15 @@ __all__ = ["Finding", "as_dict", "examine", "healthy"]
 def examine(config_path: Path | None = None, root: Path = Path("/")) -> list[Finding]:
     """Look at everything the daemon uses; with a configuration also at all that it names, for real and within seconds.
 
-    root: where the machine's file system starts.
+    The configuration of the installed service is looked at as the service sees it. root: where the machine's file
+    system starts.
     """
+    service = is_the_services(config_path, root)
+    with as_the_service(root) if service else nullcontext():
+        return _examine(config_path, root, service)
+
+
+def _examine(config_path: Path | None, root: Path, service: bool) -> list[Finding]:
     findings: list[Finding] = []
     config: Config | None = None
     if config_path is not None:
@@ -36,10 +45,10 @@ def examine(config_path: Path | None = None, root: Path = Path("/")) -> list[Fin
     wants_gpu = config is not None and config.backend == "tensorrt"
     return [
         *findings,
-        *examine_machine(root, config),
+        *examine_machine(root, config, service),
         *examine_software(),
         *examine_gpu(root, wants_gpu),
-        *(examine_configured(config) if config is not None else examine_unconfigured(root)),
+        *(examine_configured(config, service) if config is not None else examine_unconfigured(root)),
         *examine_service(root, csi=config is not None and parse_source(config.camera.source).kind == "csi"),
     ]
 

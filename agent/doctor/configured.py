@@ -9,19 +9,22 @@ import sys
 import uuid
 from pathlib import Path
 
+from agent.authority import Authority
 from agent.camera import parse_source
+from agent.commands_config import is_loopback
 from agent.config import Config
 from agent.doctor.finding import Finding
-from agent.errors import AgentError, CameraError
+from agent.errors import AgentError, CameraError, ConfigError
 from agent.mqtt import MqttClient
+from agent.topics import Topics
 
 _FRAME_S = 15.0  # a stream's own limits are 5 s to open and 5 s for a frame
 _BROKER_S = 8.0
 
 
-def examine_configured(config: Config) -> list[Finding]:
-    """Try them."""
-    return [_camera(config.camera.source), _broker(config)]
+def examine_configured(config: Config, service: bool = False) -> list[Finding]:
+    """Try them. service: for the installed one, some of whose files only root may read."""
+    return [_camera(config.camera.source), _broker(config, service), _keys(config, service)]
 
 
 def examine_unconfigured(root: Path) -> list[Finding]:
@@ -64,7 +67,28 @@ def _camera(text: str) -> Finding:
     return Finding("camera", f"{shown}: {told['width']} x {told['height']} in {told['seconds']:.1f} s", True, True)
 
 
-def _broker(config: Config) -> Finding:
+def _keys(config: Config, service: bool) -> Finding:
+    """Without those that it is told of the daemon does not start."""
+    topics = Topics(config.mqtt.fleet, config.mqtt.device)
+    try:
+        authority = Authority(config.commands, topics, is_loopback(config.mqtt.host))
+    except ConfigError as error:
+        return _withheld("keys", error, service)
+    found = f"{len(authority.operators)} of operators, {len(authority.releases)} of releases"
+    remedy = 'see README, "Whose word counts"' if authority.warning else ""
+    return Finding("keys", authority.warning or found, not authority.warning, False, remedy)
+
+
+def _withheld(name: str, error: AgentError, service: bool) -> Finding:
+    """Of a file that could not be read: what root alone may read is no fault."""
+    if service and os.geteuid() != 0:
+        return Finding(
+            name, f"for root to see: {error.found}", False, False, "sudo tared doctor, with the same options"
+        )
+    return Finding(name, error.found, False, True, error.remedy)
+
+
+def _broker(config: Config, service: bool) -> Finding:
     mqtt = config.mqtt
     if mqtt.host is None:
         return Finding("broker", "an embedded one: mqtt.host is null", True, False)
@@ -74,6 +98,8 @@ def _broker(config: Config) -> Finding:
         with MqttClient(mqtt.endpoint(), f"tared-doctor-{uuid.uuid4().hex[:8]}") as client:
             connected = client.wait_connected(_BROKER_S)
             outcome = client.outcome
+    except ConfigError as error:
+        return _withheld("broker", error, service)
     except AgentError as error:
         return Finding("broker", error.found, False, True, error.remedy)
     remedy = "" if connected else "correct mqtt in the configuration, or see the broker's log"

@@ -66,7 +66,11 @@ def _state(root: Path) -> Finding:
     if systemctl is None or not (root / "run/systemd/system").is_dir():
         return Finding("service state", "no systemd runs here", False, False, "tared run -c config.yaml, under another")
     command = [systemctl, "is-active", UNIT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except subprocess.TimeoutExpired:
+        found = f"systemd did not answer within {_ASK_S:.0f} s"
+        return Finding("service state", found, False, False, "see journalctl -b, and whether the disk still answers")
     state = done.stdout.strip() or done.stderr.strip() or "unknown"
     remedy = "systemctl start tared; journalctl -u tared says why it ended"
     return Finding("service state", state, state == "active", False, "" if state == "active" else remedy)

@@ -20,8 +20,9 @@ _MIN_FREE_BYTES = 1 << 30
 _OLDEST_L4T = 36  # JetPack 6; the one before has TensorRT 8
 
 
-def examine_machine(root: Path, config: Config | None) -> list[Finding]:
-    """Look at the machine under `root`; config: where the state is to lie, and what a job must find to spare."""
+def examine_machine(root: Path, config: Config | None, service: bool = False) -> list[Finding]:
+    """Look at the machine under `root`; config: where the state is to lie, and what a job must find to spare. service:
+    whether it is that of the installed one, for which systemd makes the state directory."""
     state = BoardState(root)
     jetson = state.read().jetson
     return [
@@ -31,7 +32,7 @@ def examine_machine(root: Path, config: Config | None) -> list[Finding]:
         _clock(),
         _headroom(state, config.recalibration.headroom if config else HeadroomConfig()),
         _memory(),
-        *_disk(config),
+        *_disk(config, service),
     ]
 
 
@@ -96,10 +97,10 @@ def _memory() -> Finding:
     return Finding("memory available", gib(available), available >= _MIN_FREE_BYTES, True, remedy)
 
 
-def _disk(config: Config | None) -> list[Finding]:
+def _disk(config: Config | None, service: bool) -> list[Finding]:
     """The file system that state_dir is on, or is going to be."""
     folder = config.state_dir if config else Path()
-    while not folder.exists():
+    while not _is_seen(folder):
         folder = folder.absolute().parent
     free = shutil.disk_usage(folder).free
     reserve = (config.store if config else StoreConfig()).reserve_bytes
@@ -108,8 +109,16 @@ def _disk(config: Config | None) -> list[Finding]:
     findings = [Finding("disk free", gib(free), free >= least, True, "" if free >= least else remedy)]
     if config is not None:
         read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-        writable = not read_only and os.access(folder, os.W_OK)
+        writable = not read_only and (service or os.access(folder, os.W_OK))
         found = f"{folder}: {'writable' if writable else 'read-only' if read_only else 'not writable by this user'}"
         remedy = "mount it writable, correct state_dir, or ask as the user that the daemon runs as"
         findings.append(Finding("state directory", found, writable, True, "" if writable else remedy))
     return findings
+
+
+def _is_seen(folder: Path) -> bool:
+    """Whether it is there, and this user may know."""
+    try:
+        return folder.exists()
+    except PermissionError:  # the service's own lies where root alone looks
+        return False
