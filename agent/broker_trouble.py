@@ -28,7 +28,8 @@ def said(reason: object, properties: object) -> str:
     text = getattr(properties, "ReasonString", "")
     told = f"{reason} ({text[:200]!a})" if text else str(reason)
     if str(reason) == _TAKEN_OVER:
-        told += "; another client has our name: do two boards have the same mqtt.fleet and mqtt.device?"
+        told += "; another client has our name: do two boards have the same mqtt.fleet and mqtt.device, or two "
+        told += "collectors the same --client-id?"
     return told
 
 

@@ -27,6 +27,7 @@ from engines.trace import start_tracing
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141  # 128 + SIGPIPE, as shells have it
 EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: for Restart=on-failure, which takes 0 for the end
 
 
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"error: {error}")
     except TaredError as error:
         return _fail("error: " + " ".join(str(error).split()))
+    except BrokenPipeError:  # whoever read our stdout has gone, as `head` does; nor could its buffer be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

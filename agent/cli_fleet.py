@@ -63,13 +63,23 @@ def endpoint_from(options: argparse.Namespace) -> Endpoint:
     """The broker that `add_broker_options` was told of. Raises ConfigError for a configuration that is none."""
     names = ("host", "port", "username", "password_file")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    endpoint = _mqtt_config(options).endpoint()
-    return replace(endpoint, tls=_tls(options, endpoint.tls), **given)
+    configured = _mqtt_config(options).endpoint()
+    endpoint = replace(configured, tls=_tls(options, configured.tls), **given)
+    if endpoint.exposes_password:
+        from agent.console import say
+
+        say("warning: the broker's password goes over the network as it is; use --tls, or --ca-file")
+    return endpoint
 
 
 def fleet_from(options: argparse.Namespace) -> str:
-    """The fleet whose devices are meant. Raises ConfigError for a configuration that is none."""
-    return _mqtt_config(options).fleet if options.fleet is None else options.fleet
+    """The fleet whose devices are meant. Raises ConfigError for a configuration that is none, and a name that is none
+    (`mqtt.name`)."""
+    if options.fleet is None:
+        return _mqtt_config(options).fleet
+    from agent.topics import Topics
+
+    return Topics(options.fleet, "any").fleet
 
 
 def _mqtt_config(options: argparse.Namespace) -> MqttConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Literal
 
@@ -34,13 +33,3 @@ class PrivacyConfig(Strict):
     """What of the pictures may leave the board."""
 
     snapshot: bool = False
-
-
-def is_loopback(host: str | None) -> bool:
-    """Whether only this machine reaches the broker there, by its address; None is the embedded one."""
-    if host is None or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name that a resolver could lead anywhere
-        return False

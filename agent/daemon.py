@@ -10,10 +10,10 @@ from agent.accuracy import Truth
 from agent.authority import Authority
 from agent.broker import EmbeddedBroker
 from agent.camera import parse_source, source_seconds
-from agent.commands_config import is_loopback
 from agent.config import Config
 from agent.console import say
 from agent.detections import LabelledBoxes
+from agent.endpoint import is_loopback
 from agent.errors import AgentError, ConfigError
 from agent.health import notify_service_manager
 from agent.home_assistant import Discovery
@@ -144,7 +144,7 @@ def _link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLi
     with ExitStack() as stack:
         if mqtt.host is not None:
             endpoint = mqtt.endpoint()
-            if mqtt.password_file is not None and mqtt.tls is None and not is_loopback(mqtt.host):
+            if endpoint.exposes_password:
                 say("warning: the broker's password goes over the network as it is; set mqtt.tls")
         else:
             try:

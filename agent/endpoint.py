@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,6 +34,11 @@ class Endpoint:
     protocol: Protocol = "auto"
     will_delay_s: int = 20
 
+    @property
+    def exposes_password(self) -> bool:
+        """Whether it goes over a network as it is."""
+        return self.password_file is not None and self.tls is None and not is_loopback(self.host)
+
     def password(self) -> str | None:
         """The first line of the password file. Raises ConfigError (`mqtt.password`, `config.credential`)."""
         if self.password_file is None:
@@ -42,3 +48,13 @@ class Endpoint:
         except (OSError, UnicodeDecodeError) as error:
             remedy = "correct mqtt.password_file, or its permissions"
             raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine reaches the broker there, by its address; None is the embedded one."""
+    if host is None or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name that a resolver could lead anywhere
+        return False

@@ -72,8 +72,17 @@ def plan_install(root: Path, drop_ins: Sequence[str] = (), now: bool = False) ->
     """What is still to be done until the service is installed under `root`; a second time that is nothing.
 
     drop_ins: of DROP_INS. A config.yaml that is there is the user's, and stays. Raises AgentError as `unit_text` and
-    `shipped`.
+    `shipped`, and `service.unreadable`.
     """
+    try:
+        return _plan_install(root, drop_ins, now)
+    except OSError as error:
+        found = f"{error.filename}: {error.strerror}"
+        expected, remedy = "what is installed, to compare", "sudo tared install-service, with the same options"
+        raise AgentError("service.unreadable", found, expected, remedy) from error
+
+
+def _plan_install(root: Path, drop_ins: Sequence[str], now: bool) -> list[Step]:
     steps = [_written(root / UNIT_PATH, unit_text(root))]
     steps += [_written(root / DROP_INS_PATH / name, shipped(f"{UNIT}.d/{name}")) for name in drop_ins]
     config = root / CONFIG_PATH
@@ -149,7 +158,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _written(path: Path, content: str) -> Step:
-    same = path.is_file() and not path.is_symlink() and path.read_text(encoding="utf-8") == content
+    same = path.is_file() and not path.is_symlink() and path.read_bytes() == content.encode()
     return Step("keep" if same else "write", str(path), content)
 
 

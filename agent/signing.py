@@ -46,15 +46,19 @@ def new_key(name: Path) -> tuple[Path, Path, str]:
     )
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     paths = name.with_name(f"{name.name}.key"), name.with_name(f"{name.name}.pub")
-    for path, content, mode in zip(paths, (private, public), (0o600, 0o644), strict=True):
-        try:
+    made: list[Path] = []
+    try:
+        for path, content, mode in zip(paths, (private, public), (0o600, 0o644), strict=True):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        except FileExistsError:
+            made.append(path)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+    except OSError as error:
+        for each in made:  # neither is of use without the other
+            each.unlink()
+        if isinstance(error, FileExistsError):
             raise ConfigError("key.exists", f"{path} is there", "a new name", "remove it, or choose another") from None
-        except OSError as error:
-            raise ConfigError("key.write", f"{path}: {error.strerror}", "a writable folder", "choose one") from error
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+        raise ConfigError("key.write", f"{path}: {error.strerror}", "a writable folder", "choose one") from error
     return *paths, key_id(key.public_key())
 
 

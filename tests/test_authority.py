@@ -13,7 +13,7 @@ from device import NOW
 from agent.clock import is_synchronised
 from agent.command_log import CommandLog
 from agent.commands import CommandDesk
-from agent.commands_config import is_loopback
+from agent.endpoint import is_loopback
 from agent.errors import ConfigError
 from agent.publishing import Reply
 from agent.requests import CommandResult

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 from bench import COMMAND_LINE
-from brokers import on_the_air, running_mosquitto
+from brokers import RealBroker, eventually, on_the_air, report, running_mosquitto
 from certificates import Authority
 
 from agent.cli_fleet import add_broker_options, endpoint_from, fleet_from
@@ -82,6 +83,44 @@ def test_tls_by_an_option() -> None:
     assert endpoint_from(options("--ca-file", "ca.pem")).tls == TlsFiles(ca_file=Path("ca.pem"))
     with pytest.raises(ConfigError, match="key_file: expected cert_file beside it"):
         endpoint_from(options("--key-file", "key.pem"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--host", "broker.example"), True),
+        (("--host", "broker.example", "--tls"), False),
+        (("--host", "127.0.0.1"), False),
+    ],
+)
+def test_a_password_that_everybody_could_read_is_warned_of(
+    arguments: tuple[str, ...], told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint_from(options(*arguments, "--username", "me", "--password-file", "p"))
+    assert ("goes over the network as it is" in " ".join(capsys.readouterr().err.split())) == told
+
+
+@pytest.mark.broker
+def test_whoever_reads_what_is_watched_may_leave(any_broker: RealBroker) -> None:
+    """As `head -1` does."""
+    command = [*COMMAND_LINE, "watch", "--port", str(any_broker.port)]
+    pipe = subprocess.PIPE
+    with (
+        on_the_air(any_broker.endpoint, Topics("default", "board"), Birth(agent_version="0")) as link,
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as watching,
+    ):
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        assert json.loads(watching.stdout.readline())["device"] == "board"
+        watching.stdout.close()
+
+        def has_ended() -> bool:
+            report(link)
+            return watching.poll() is not None
+
+        eventually(has_ended)
+        assert watching.stderr.read() == ""
+        assert watching.returncode == 141
 
 
 def send(port: int, *arguments: object) -> str:

@@ -56,10 +56,19 @@ def test_keys_are_made_and_sign_a_release(tmp_path: Path, capsys: pytest.Capture
     assert release.expires - release.issued == pytest.approx(2 * 86_400.0)
 
 
+def test_a_key_that_cannot_have_its_other_half_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bob.pub").write_text("of another bob")
+    assert main(["keys", "new", str(tmp_path / "bob")]) == 2
+    assert "key.exists" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["bob.pub"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
         (["keys", "new", "{}/maker"], "key.exists"),
+        (["watch", "--fleet", "#"], "mqtt.name"),
+        (["send", "board", "status", "--fleet", "a/b"], "mqtt.name"),
         (["release", "{}/model.onnx", "--key", "{}/maker.pub", "--version", "1"], "key.mode"),
         (["release", "{}/none.onnx", "--key", "{}/maker.key", "--version", "1"], "command.args"),
         (["release", "{}/model.onnx", "--key", "{}/maker.key", "--version", "0"], "cli.arguments"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from boards import lay_down
 from test_systemd import DROP_IN, DROP_INS, UNIT, read_unit
 
 from agent import installation
@@ -72,6 +74,32 @@ def test_a_dry_run_tells_and_does_nothing(tmp_path: Path, capsys: pytest.Capture
     assert told["changed"]
     assert [step["action"] for step in told["steps"]] == ["write", "write", "link"]
     assert not (tmp_path / "etc").exists()
+
+
+@pytest.mark.usefixtures("venv")
+@pytest.mark.parametrize("path", [UNIT_PATH, CONFIG_PATH])
+def test_what_cannot_be_compared_is_told(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path)
+
+    def refused(self: Path, *_: object, **__: object) -> bool:
+        if self == tmp_path / path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return True
+
+    for question in ("is_file", "exists"):
+        monkeypatch.setattr(Path, question, refused)
+    assert main(["install-service", "--root", str(tmp_path), "--dry-run"]) == 2
+    assert "service.unreadable" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("venv")
+def test_a_unit_that_is_no_text_is_replaced(tmp_path: Path) -> None:
+    lay_down({str(UNIT_PATH): ""}, tmp_path)
+    (tmp_path / UNIT_PATH).write_bytes(b"\xff\xfe")
+    install(tmp_path)
+    assert (tmp_path / UNIT_PATH).read_text() == UNIT.read_text()
 
 
 @pytest.mark.usefixtures("venv")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from agent.authority import Authority
 from agent.camera import parse_source
-from agent.commands_config import is_loopback
 from agent.config import Config
 from agent.doctor.finding import Finding
+from agent.endpoint import is_loopback
 from agent.errors import AgentError, CameraError, ConfigError
 from agent.mqtt import MqttClient
 from agent.topics import Topics
