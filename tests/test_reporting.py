@@ -1,0 +1,70 @@
+"""What is reported has its rank: what an operator has to know is there when an outbox was full for a week."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from brokers import eventually
+from device import TOPICS
+
+from agent import outbox as outbox_module
+from agent.errors import AgentError
+from agent.link import MqttLink
+from agent.messages import Birth
+from agent.mqtt_config import OutboxConfig
+from agent.outbox import Outbox
+from agent.reporting import Reporter
+
+NEWS = "job"
+
+
+def left_of(folder: Path, kinds: list[str]) -> Counter[str]:
+    """What an outbox with room for a few hundred keeps of these, each reported once, and of far more news and samples
+    that came later, by kind."""
+    path = folder / "outbox.sqlite"
+    with Outbox(path, TOPICS, OutboxConfig(bytes=100_000, commit_s=0.05, confirm="collector")) as outbox:
+        reporter = Reporter(cast(MqttLink, SimpleNamespace(outbox=outbox, drops={})), Birth(agent_version="0"))
+        for kind in kinds:
+            if kind == "error":
+                reporter.error(AgentError("store.write", "a full disk", "room", "make some"))
+            else:
+                reporter.event(kind)
+        for number in range(2000):
+            reporter.event(NEWS, step=f"{number}")
+            reporter.telemetry({})
+    with closing(sqlite3.connect(path)) as db:
+        return Counter(dict(db.execute("SELECT kind, count(*) FROM rows GROUP BY kind").fetchall()))
+
+
+def test_alarms_outlive_a_flood_of_news_and_samples_and_news_do_not(tmp_path: Path) -> None:
+    alarms = ["alarm", "error", "fidelity", "view", "swap", "commit", "rollback"]
+    left = left_of(tmp_path, [*alarms, "regime"])
+    assert [kind for kind in alarms if left[kind] != 1] == []
+    assert left["regime"] == 0
+    assert left["telemetry"] < left[NEWS] < 2000
+
+
+def test_an_alarm_is_on_the_disk_before_a_sample_that_came_earlier_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "_NEWS_WAIT_S", 60.0)
+    path = tmp_path / "outbox.sqlite"
+
+    def kept() -> int:
+        with closing(sqlite3.connect(path)) as db:
+            (rows,) = db.execute("SELECT count(*) FROM rows").fetchone()
+            return int(rows)
+
+    with Outbox(path, TOPICS, OutboxConfig(commit_s=60.0)) as outbox:
+        reporter = Reporter(cast(MqttLink, SimpleNamespace(outbox=outbox, drops={})), Birth(agent_version="0"))
+        reporter.telemetry({})
+        before = outbox._committed_s
+        reporter.event("alarm")
+        eventually(lambda: outbox._committed_s > before, 5.0)
+        assert kept() == 2
