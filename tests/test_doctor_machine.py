@@ -225,6 +225,12 @@ def test_a_configuration_with_errors_is_a_finding(tmp_path: Path, capsys: pytest
     assert not finding["ok"]
 
 
+def test_a_camera_that_is_not_there_is_one_finding_of_many(tmp_path: Path) -> None:
+    found = by_name(examine(configured(tmp_path, camera={"source": "v4l2:/dev/video99"})))
+    assert found["camera"].found == "no /dev/video99"
+    assert "service" in found
+
+
 def test_a_backend_that_is_asked_for_is_needed(tmp_path: Path) -> None:
     path = configured(tmp_path, backend="tensorrt")
     found = by_name(examine(path))

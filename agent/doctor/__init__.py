@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent.camera import parse_source
 from agent.config import Config, load_config
 from agent.doctor.as_service import as_the_service, is_the_services
 from agent.doctor.configured import examine_configured, examine_unconfigured
@@ -49,7 +48,7 @@ def _examine(config_path: Path | None, root: Path, service: bool) -> list[Findin
         *examine_software(),
         *examine_gpu(root, wants_gpu),
         *(examine_configured(config, service) if config is not None else examine_unconfigured(root)),
-        *examine_service(root, csi=config is not None and parse_source(config.camera.source).kind == "csi"),
+        *examine_service(root, csi=config is not None and config.camera.source.startswith("csi:")),
     ]
 
 
