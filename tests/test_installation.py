@@ -172,7 +172,7 @@ def test_a_systemctl_that_fails_is_told(tmp_path: Path, venv: Path, monkeypatch:
 def test_without_being_root_it_says_so() -> None:
     # Imported beforehand: the other user may have no right to read this environment.
     source = """
-import os, sys
+import locale, os, sys
 import agent.console, agent.installation
 from agent.cli import main
 os.setuid(65534)

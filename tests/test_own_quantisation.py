@@ -67,6 +67,10 @@ def test_an_int32_bias_becomes_the_same_float(scale: NDArray[np.float32], zero: 
     zeros = n.constant(np.full(np.shape(scale), zero, np.int32))
     bias = n.node("DequantizeLinear", integers, n.constant(scale), zeros, axis=0)
     model = n.model(n.node("Conv", n.int8("image"), n.stored((4, 4, 3, 3)), bias))
+    try:
+        run(model, image(model))
+    except EngineError:  # as 1.23, the last one for Python 3.10, does
+        pytest.skip("this ONNX Runtime takes no int32 with a zero point, though ONNX has it")
     master = prepare(model, run)
     np.testing.assert_array_equal(*(run(m, image(model))["t4"] for m in (model, master)))
     assert {t.data_type for t in master.graph.initializer} == {TensorProto.FLOAT, TensorProto.INT8}

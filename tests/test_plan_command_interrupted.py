@@ -58,7 +58,7 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(
     rng = random.Random(number)
     known = 0
     for _ in range(2):
-        moment = [str(number), str(rng.randint(1, 25)), str(rng.uniform(1e-4, 5e-3))]
+        moment = [str(int(number)), str(rng.randint(1, 25)), str(rng.uniform(1e-4, 5e-3))]
         command = [sys.executable, "-c", STOPPED, *moment, *bench.arguments(*limits)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (code, "")
