@@ -11,7 +11,7 @@ from agent.accuracy import Truth
 from agent.authority import Authority
 from agent.board_orders import BoardOrders, set_log_level
 from agent.cadence import Cadence
-from agent.camera import parse_source, source_length
+from agent.camera import source_length
 from agent.config import Config
 from agent.console import Task, progress
 from agent.errors import CameraError
@@ -34,6 +34,7 @@ from agent.reporting import Reporter
 from agent.service import Service
 from agent.settings import Settings
 from agent.signals import handling_signals
+from agent.source import parse_source
 from agent.starting import RuntimeJob, Starting
 from agent.summary import RunSummary
 from calibrate.errors import TaredError
@@ -185,6 +186,7 @@ class Supervisor:
                 break
             self._run_posted()
             self._take_labels()
+            self._pipeline.look()
             state = self._pipeline.observer.state()
             self._operations.tick(state)
             if self._operations.new_model.usable:
