@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 from brokers import eventually
 from mjpeg_server import MjpegServer
+from worlds import make_world
 
 from agent.backoff import Backoff
 from agent.capture import CaptureThread, FrameSlot
@@ -136,3 +138,23 @@ def test_cameras_are_told_from_files_by_their_names(text: str, live: bool) -> No
 def test_a_pipeline_without_an_end_is_refused() -> None:
     with pytest.raises(CameraError, match=r"camera\.source: .*appsink"):
         parse_source("gst:rtspsrc location=rtsp://a:secret@b ! fakesink")
+
+
+@pytest.mark.slow
+def test_the_daemon_serves_it_and_tells_of_its_silence(tmp_path: Path) -> None:
+    with MjpegServer(fps=20.0) as server:
+        world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": server.url, "silence_s": 0.5})
+
+        def trouble() -> None:
+            eventually(lambda: server.clients > 0, 60.0)
+            time.sleep(1.0)
+            server.silent = True
+            time.sleep(1.5)
+            server.silent = False
+
+        thread = threading.Thread(target=trouble)
+        thread.start()
+        summary, said = world.run(until="state='back'")
+        thread.join()
+    assert "code='camera.lost'" in said
+    assert summary["frames"] > 0
