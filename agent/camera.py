@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ _set_log_level(2)  # LOG_LEVEL_ERROR, which only the newer ones name
 Image = NDArray[np.uint8]
 
 _TIMEOUT_MS = 5000  # for a stream to open: RTSP waits for a key frame
+_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+_OPENING = threading.Lock()
 _ASSUMED_FPS = 10.0  # of a file that does not say
 _IMAGE_PERIOD_S = 0.1  # capture time between the images of a folder or zip, which carry none
 
@@ -64,7 +67,7 @@ def _open_capture(source: Source, silence_s: float) -> Any:
     elif source.kind in ("rtsp", "http"):
         silence_ms = round(1000.0 * silence_s)
         timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, silence_ms]
-        capture = cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, timeouts)
+        capture = _open_stream(source, timeouts)
     else:
         capture = cv2.VideoCapture(source.location, cv2.CAP_FFMPEG)
     if not capture.isOpened():
@@ -75,6 +78,18 @@ def _open_capture(source: Source, silence_s: float) -> Any:
             "check that it plays elsewhere, and that its codec is supported",
         )
     return capture
+
+
+def _open_stream(source: Source, timeouts: list[int]) -> Any:
+    """OpenCV takes FFmpeg's options from the environment alone, as it opens a stream; its user's own stand."""
+    with _OPENING:
+        if _OPTIONS in os.environ:
+            return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, timeouts)
+        os.environ[_OPTIONS] = f"rtsp_transport;{source.transport}"
+        try:
+            return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, timeouts)
+        finally:
+            del os.environ[_OPTIONS]
 
 
 def _csi_pipeline(sensor: str) -> str:

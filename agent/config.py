@@ -14,7 +14,7 @@ from agent.commands_config import CommandsConfig, PrivacyConfig
 from agent.model_spec import Finite, ModelSpec, rebase
 from agent.mqtt_config import MqttConfig
 from agent.schema import Strict, read_yaml, validate
-from agent.source import is_live
+from agent.source import Transport, is_live
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.backend import BackendOptions
@@ -54,6 +54,7 @@ class CameraConfig(Strict):
     source: str
     policy: Literal["auto", "freshest", "every-frame"] = "auto"
     speed: Finite = Field(default=1.0, ge=0.0)
+    transport: Transport = "tcp"
     silence_s: Finite = Field(default=2.0, ge=0.2, le=60.0)
     labels: Path | None = None
 

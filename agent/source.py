@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from agent.errors import CameraError
 
@@ -18,13 +19,16 @@ _SCHEMES = {
     "gst": "gst",
 }
 
+Transport = Literal["tcp", "udp"]
+
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed SRC argument: `kind` is video, images, v4l2, csi, rtsp, http or gst."""
+    """A parsed SRC argument: `kind` is video, images, v4l2, csi, rtsp, http or gst. transport: of rtsp."""
 
     kind: str
     location: str
+    transport: Transport = "tcp"
 
     @property
     def shown(self) -> str:

@@ -6,6 +6,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from agent.accuracy import Truth
 from agent.authority import Authority
@@ -71,7 +72,7 @@ class Supervisor:
         self._link = link
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop_reason = ""
-        source = parse_source(config.camera.source)
+        source = replace(parse_source(config.camera.source), transport=config.camera.transport)
         reporter = self._reporter = Reporter(link, birth)
         trusts = authority.trusts if authority is not None else lambda _key: True
         settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)
