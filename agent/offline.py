@@ -60,7 +60,7 @@ def run_calibrate(
             tensor, _ = task.preprocess(image)
             collection.add(tensor, observer.observe(tensor).histograms)
             bar.update(collection.frames)
-    calibration = calibrate(model, collection.histograms, method, collection.frames, Path(source.location).name)
+    calibration = calibrate(model, collection.histograms, method, collection.frames, Path(source.shown).name)
     save_calibration(calibration, output)
     return {
         "tensors": len(calibration.amax),

@@ -64,7 +64,7 @@ def run_plan(
     rules = read_rules(model.spec.precision, model.master, model.placement)
     builder = Builder(model, calibration, backend)
     planner = Planner(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
-    held_out = calibration.source != Path(source.location).name
+    held_out = calibration.source != Path(source.shown).name
     if not planner.is_decided:
         say(planner.split.told)
         if not held_out:
