@@ -15,14 +15,14 @@ BIN := $(VENV)/bin
 SAMPLE := var/sample
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test trials check soak sanitize lock clean broker systemd bindings wheelhouse gpu-check
+.PHONY: run test trials check soak sanitize lock clean broker rtsp systemd bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@rm -rf var/state  # every run of the sample starts on a blank board
 	@$(BIN)/tared run -c config.yaml
 
-test: $(VENV)/.test broker systemd bindings
+test: $(VENV)/.test broker rtsp systemd bindings
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.test
@@ -59,6 +59,14 @@ broker:
 	@command -v mosquitto >/dev/null || [ -x /usr/sbin/mosquitto ] || \
 	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y mosquitto mosquitto-clients >/dev/null; } || \
 	  echo "mosquitto is not installed and cannot be: the broker tests run on amqtt"
+
+# An RTSP camera for the tests: GStreamer's own server, for the system's Python.
+rtsp:
+	@/usr/bin/python3 -c "import gi; gi.require_version('GstRtspServer', '1.0')" 2>/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends python3-gi \
+	    gir1.2-gst-rtsp-server-1.0 gstreamer1.0-plugins-base gstreamer1.0-plugins-good gstreamer1.0-plugins-bad \
+	    gstreamer1.0-plugins-ugly >/dev/null; } || \
+	  echo "GStreamer's RTSP server is not installed and cannot be: the tests of RTSP are skipped"
 
 # systemd-analyze judges the unit, and systemd runs it where a test may have namespaces of its own.
 systemd:

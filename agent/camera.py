@@ -1,12 +1,11 @@
-"""Where images come from: files, folders and zips of images, V4L2, CSI and RTSP cameras, all as one stream."""
+"""Where images come from: files, folders and zips of images, V4L2, CSI, RTSP and MJPEG cameras, all as one stream."""
 
 from __future__ import annotations
 
 import os
-import re
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from agent.errors import CameraError
 from agent.images import ImageFiles
+from agent.source import Source
 
 # What OpenCV and FFmpeg have to say of a source becomes a CameraError.
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
@@ -24,82 +24,50 @@ _set_log_level(2)  # LOG_LEVEL_ERROR, which only the newer ones name
 
 Image = NDArray[np.uint8]
 
-_TIMEOUT_MS = 5000  # for a stream to open, and for its next frame
+_TIMEOUT_MS = 5000  # for a stream to open: RTSP waits for a key frame
+_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+_OPENING = threading.Lock()
 _ASSUMED_FPS = 10.0  # of a file that does not say
 _IMAGE_PERIOD_S = 0.1  # capture time between the images of a folder or zip, which carry none
 
 
-@dataclass(frozen=True)
-class Source:
-    """A parsed SRC argument: `kind` is video, images, v4l2, csi or rtsp."""
-
-    kind: str
-    location: str
-
-    @property
-    def shown(self) -> str:
-        """The location as it may appear in logs and messages: without a user name and password."""
-        return re.sub(r"//[^/@]*@", "//", self.location)
-
-    @property
-    def live(self) -> bool:
-        return self.kind in ("v4l2", "csi", "rtsp")
-
-
-def parse_source(text: str) -> Source:
-    """Understand `v4l2:/dev/video0`, `csi:0`, `rtsp://...`, or the path of a video, or of a folder or zip of images.
-
-    Raises CameraError (`camera.missing`) when a file or device is not there.
-    """
-    scheme, _, rest = text.partition(":")
-    if scheme in ("rtsp", "rtsps"):
-        return Source("rtsp", text)
-    if scheme == "csi":
-        if not rest.isdigit():
-            raise CameraError("camera.source", f"source '{text}'", "csi:N with a sensor number", "e.g. csi:0")
-        return Source("csi", rest)
-    path = Path(rest if scheme == "v4l2" else text)
-    if not path.exists():
-        raise CameraError("camera.missing", f"no {path}", "a video, images or a camera there", "check the source")
-    if scheme == "v4l2":
-        return Source("v4l2", rest)
-    return Source("images" if path.is_dir() or path.suffix.lower() == ".zip" else "video", text)
-
-
-def read_images(source: Source) -> Iterator[tuple[float, Image]]:
+def read_images(source: Source, silence_s: float = 2.0) -> Iterator[tuple[float, Image]]:
     """Yield (capture time, image) until the source ends.
 
-    Raises CameraError: `camera.open` when nothing can be read, `camera.empty` when a file has no frame,
-    `camera.lost` when a camera stops delivering, `images.*` for a bad folder or zip.
+    silence_s: after which a camera on the network has stopped delivering. Raises CameraError: `camera.open` when
+    nothing can be read, `camera.empty` when a file has no frame, `camera.lost` when a camera stops delivering,
+    `images.*` for a bad folder or zip.
     """
     if source.kind == "images":
         files = ImageFiles(Path(source.location), CameraError)
         for index, name in enumerate(files.names):
             yield index * _IMAGE_PERIOD_S, files.read(name)
         return
-    capture = _open_capture(source)
+    capture = _open_capture(source, silence_s)
     try:
         yield from _read_live(capture, source) if source.live else _read_file(capture, source)
     finally:
         capture.release()
 
 
-def _open_capture(source: Source) -> Any:
-    if source.kind == "csi":
+def _open_capture(source: Source, silence_s: float) -> Any:
+    if source.kind in ("csi", "gst"):
         if not has_gstreamer():
             raise CameraError(
                 "camera.gstreamer",
                 "an OpenCV without GStreamer, as PyPI ships it",
-                "JetPack's own OpenCV for csi cameras",
+                "JetPack's own OpenCV for csi cameras and pipelines",
                 "create the venv with --system-site-packages and without opencv-python-headless",
             )
-        capture = cv2.VideoCapture(_csi_pipeline(source.location), cv2.CAP_GSTREAMER)
+        pipeline = _csi_pipeline(source.location) if source.kind == "csi" else source.location
+        capture = cv2.VideoCapture(pipeline, cv2.CAP_GSTREAMER)
     elif source.kind == "v4l2":
         capture = cv2.VideoCapture(source.location, cv2.CAP_V4L2)
         capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)
-    elif source.kind == "rtsp":
-        timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, _TIMEOUT_MS]
-        capture = cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, timeouts)
+    elif source.kind in ("rtsp", "http"):
+        silence_ms = round(1000.0 * silence_s)
+        timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, silence_ms]
+        capture = _open_stream(source, timeouts)
     else:
         capture = cv2.VideoCapture(source.location, cv2.CAP_FFMPEG)
     if not capture.isOpened():
@@ -110,6 +78,18 @@ def _open_capture(source: Source) -> Any:
             "check that it plays elsewhere, and that its codec is supported",
         )
     return capture
+
+
+def _open_stream(source: Source, timeouts: list[int]) -> Any:
+    """OpenCV takes FFmpeg's options from the environment alone, as it opens a stream; its user's own stand."""
+    with _OPENING:
+        if _OPTIONS in os.environ:
+            return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, timeouts)
+        os.environ[_OPTIONS] = f"rtsp_transport;{source.transport}"
+        try:
+            return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, timeouts)
+        finally:
+            del os.environ[_OPTIONS]
 
 
 def _csi_pipeline(sensor: str) -> str:
@@ -142,7 +122,7 @@ def _read_live(capture: Any, source: Source) -> Iterator[tuple[float, Image]]:
 
 
 def has_gstreamer() -> bool:
-    """Whether this OpenCV was built with GStreamer, which csi cameras need."""
+    """Whether this OpenCV was built with GStreamer, which csi cameras and pipelines need."""
     lines = (line.split() for line in cv2.getBuildInformation().splitlines())
     return any(words[:2] == ["GStreamer:", "YES"] for words in lines)
 

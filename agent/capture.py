@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.backoff import Backoff
-from agent.camera import Image, Source, read_images
+from agent.camera import Image, read_images
 from agent.errors import CameraError
+from agent.source import Source
 from engines.trace import spanned
 
 
@@ -83,8 +84,9 @@ class CaptureThread(threading.Thread):
 
     speed: how many media seconds of a file pass per second; 0 reads as fast as frames are taken.
     limit: stop after that many frames; 0 reads all.
-    A live camera that is lost is reopened with jittered backoff, for ever; `on_change` hears of it once, with the
-    error, and once with None when frames come again. Whatever else ends the stream early is kept in `error`.
+    silence_s: a camera that has delivered nothing for so long is lost. It is reopened with jittered backoff, for ever;
+    `on_change` hears of it once, with the error, and once with None when frames come again. Whatever else ends the
+    stream early is kept in `error`.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class CaptureThread(threading.Thread):
         speed: float,
         limit: int,
         on_change: Callable[[CameraError | None], None],
+        silence_s: float = 2.0,
     ) -> None:
         super().__init__(name="capture", daemon=True)
         self._source = source
@@ -101,13 +104,16 @@ class CaptureThread(threading.Thread):
         self._speed = speed
         self._limit = limit
         self._on_change = on_change
+        self._silence_s = silence_s
+        self._waits_since_s: float | None = None  # monotonic, for the next frame; not for the first one
+        self._telling = threading.Lock()
         self._halt = threading.Event()
         self._count = 0
         self._lost = False
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        backoff = Backoff(first_s=0.2, cap_s=5.0)
+        backoff = Backoff(first_s=0.2, cap_s=2.0)
         try:
             while not self._halt.is_set():
                 try:
@@ -129,10 +135,20 @@ class CaptureThread(threading.Thread):
         self._halt.set()
         self._slot.close()
 
+    def look(self) -> None:
+        """Whether the camera has fallen silent, by another thread's clock: what reads it may hang in its driver."""
+        since_s = self._waits_since_s
+        if not self._source.live or since_s is None or self._halt.is_set():
+            return
+        silent_s = time.monotonic() - since_s
+        if silent_s > self._silence_s:
+            found = f"nothing from {self._source.shown} for {silent_s:.1f} s"
+            self._tell(CameraError("camera.silent", found, "frames", "check the camera, its cable and its network"))
+
     def _pump(self, backoff: Backoff) -> None:
         started = time.monotonic()
         first_ts: float | None = None
-        for ts, image in spanned("capture", read_images(self._source)):
+        for ts, image in spanned("capture", read_images(self._source, self._silence_s)):
             backoff.reset()
             self._tell(None)
             first_ts = ts if first_ts is None else first_ts
@@ -140,13 +156,16 @@ class CaptureThread(threading.Thread):
                 self._halt.wait(max(0.0, started + (ts - first_ts) / self._speed - time.monotonic()))
             if self._halt.is_set():
                 return
+            self._waits_since_s = None
             self._slot.put(Frame(self._count, ts, time.monotonic_ns(), image))
+            self._waits_since_s = time.monotonic()
             self._count += 1
             if self._limit and self._count >= self._limit:
                 return
 
     def _tell(self, error: CameraError | None) -> None:
         """Tell of a change only: a camera that stays away would fill every log and queue."""
-        if self._lost != (error is not None):
-            self._lost = error is not None
-            self._on_change(error)
+        with self._telling:
+            if self._lost != (error is not None):
+                self._lost = error is not None
+                self._on_change(error)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the commands import what they need when they run: `tared se
 _WIDE = 180  # columns of a table that is piped on
 MAX_LOSS = "the loss, 1 - mean fidelity, that you accept (0.02)"
 MAX_CONFUSION = "the share of a class that may be taken for one other (0.1)"
-SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..."
+SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
 
 
 def add_offline(commands: Any) -> None:

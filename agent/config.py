@@ -14,6 +14,7 @@ from agent.commands_config import CommandsConfig, PrivacyConfig
 from agent.model_spec import Finite, ModelSpec, rebase
 from agent.mqtt_config import MqttConfig
 from agent.schema import Strict, read_yaml, validate
+from agent.source import Transport, is_live
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.backend import BackendOptions
@@ -53,6 +54,8 @@ class CameraConfig(Strict):
     source: str
     policy: Literal["auto", "freshest", "every-frame"] = "auto"
     speed: Finite = Field(default=1.0, ge=0.0)
+    transport: Transport = "tcp"
+    silence_s: Finite = Field(default=2.0, ge=0.2, le=60.0)
     labels: Path | None = None
 
 
@@ -204,8 +207,7 @@ def load_config(path: Path) -> Config:
 def _absolute(config: Config, base: Path) -> Config:
     """The same configuration with its relative paths taken from `base`."""
     camera = config.camera
-    live = camera.source.startswith(("v4l2:", "csi:", "rtsp:", "rtsps:"))
-    source = camera.source if live else str(base / camera.source)
+    source = camera.source if is_live(camera.source) else str(base / camera.source)
     labels = base / camera.labels if camera.labels else None
     return config.model_copy(
         update={

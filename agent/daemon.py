@@ -9,7 +9,7 @@ from importlib.metadata import version
 from agent.accuracy import Truth
 from agent.authority import Authority
 from agent.broker import EmbeddedBroker
-from agent.camera import parse_source, source_seconds
+from agent.camera import source_seconds
 from agent.config import Config
 from agent.console import say
 from agent.detections import LabelledBoxes
@@ -28,6 +28,7 @@ from agent.owning import owning
 from agent.readings import Moment
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
+from agent.source import parse_source
 from agent.summary import RunSummary
 from agent.supervisor import Supervisor
 from agent.topics import Topics

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from agent.build import build_artefact
-from agent.camera import Image, Source, parse_source, read_images, source_length
+from agent.camera import Image, read_images, source_length
 from agent.console import Task, progress, say
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
@@ -29,6 +29,7 @@ from agent.model import calibrate, open_model, read_plan, slower_here
 from agent.model_spec import ModelSpec, load_model_spec
 from agent.preprocess import Geometry
 from agent.sampling import Collection
+from agent.source import Source, parse_source
 from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
 from calibrate.plan import ALL_INT8
@@ -59,7 +60,7 @@ def run_calibrate(
             tensor, _ = task.preprocess(image)
             collection.add(tensor, observer.observe(tensor).histograms)
             bar.update(collection.frames)
-    calibration = calibrate(model, collection.histograms, method, collection.frames, Path(source.location).name)
+    calibration = calibrate(model, collection.histograms, method, collection.frames, Path(source.shown).name)
     save_calibration(calibration, output)
     return {
         "tensors": len(calibration.amax),

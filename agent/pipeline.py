@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 from agent.accuracy import LiveAccuracy
-from agent.camera import Source
 from agent.capture import CaptureThread, Frame, FrameSlot
 from agent.config import Config
 from agent.errors import AgentError, CameraError
@@ -16,6 +15,7 @@ from agent.loop import FrameLoop
 from agent.model import Model
 from agent.observer import ObserverThread
 from agent.probation import Record, deadline_s
+from agent.source import Source
 from agent.telemetry import LoopMeter
 from agent.trial import CheckedTask, Trial, TrialEvents, WitnessTask
 from agent.vision import VisionTask
@@ -72,7 +72,8 @@ class Pipeline:
         self.accuracy = LiveAccuracy(model.spec.task)
         sinks = [self._count, self.record.add, self.observer.offer, self.accuracy.answered]
         self.loop = FrameLoop(self._slot, engine_id, engine, task, sinks)
-        self._capture = CaptureThread(source, self._slot, config.camera.speed, frame_limit, on_camera)
+        camera = config.camera
+        self._capture = CaptureThread(source, self._slot, camera.speed, frame_limit, on_camera, camera.silence_s)
 
     @property
     def running(self) -> bool:
@@ -89,6 +90,10 @@ class Pipeline:
         """Changes as long as nothing hangs: with every frame that is served; while a live camera is lost and the loop
         waits for its frames, with every attempt to have it back."""
         return self.served, self._slot.dropped["reconnect"] if self._slot.awaited else 0
+
+    def look(self) -> None:
+        """Whether the camera has fallen silent; `on_camera` hears of it."""
+        self._capture.look()
 
     @property
     def dropped(self) -> int:

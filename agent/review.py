@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from agent.camera import Image, Source, read_images
+from agent.camera import Image, read_images
 from agent.console import progress
 from agent.detections import Detections, LabelledBoxes
 from agent.errors import DatasetError
 from agent.fidelity import MatchCounts, count_matches, fidelity
 from agent.model import Model
+from agent.source import Source
 from agent.vision import VisionTask
 from engines.artefact import Artefact
 from engines.backend import Backend

@@ -6,12 +6,13 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from agent.accuracy import Truth
 from agent.authority import Authority
 from agent.board_orders import BoardOrders, set_log_level
 from agent.cadence import Cadence
-from agent.camera import parse_source, source_length
+from agent.camera import source_length
 from agent.config import Config
 from agent.console import Task, progress
 from agent.errors import CameraError
@@ -34,6 +35,7 @@ from agent.reporting import Reporter
 from agent.service import Service
 from agent.settings import Settings
 from agent.signals import handling_signals
+from agent.source import parse_source
 from agent.starting import RuntimeJob, Starting
 from agent.summary import RunSummary
 from calibrate.errors import TaredError
@@ -70,7 +72,7 @@ class Supervisor:
         self._link = link
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop_reason = ""
-        source = parse_source(config.camera.source)
+        source = replace(parse_source(config.camera.source), transport=config.camera.transport)
         reporter = self._reporter = Reporter(link, birth)
         trusts = authority.trusts if authority is not None else lambda _key: True
         settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)
@@ -185,6 +187,7 @@ class Supervisor:
                 break
             self._run_posted()
             self._take_labels()
+            self._pipeline.look()
             state = self._pipeline.observer.state()
             self._operations.tick(state)
             if self._operations.new_model.usable:

@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agent.budget import ObservationBudget
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
 from agent.config import DriftConfig, RegimesConfig
 from agent.drift import DriftMonitor, Regime
+from agent.source import parse_source
 from benchmarks.corruption import Image
 from benchmarks.drift_rungs import CLIPS, LAYOUT, Ladder
 from benchmarks.drift_signals import OURS, OWN

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
 from agent.config import DriftConfig, RegimesConfig
 from agent.detections import Detections
 from agent.drift import DriftMonitor, Regime
@@ -19,6 +19,7 @@ from agent.fidelity import MatchCounts, count_matches, fidelity
 from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
 from agent.planning.what_if import WhatIf
+from agent.source import parse_source
 from agent.vision import VisionTask
 from agent.weights import tap_weights
 from benchmarks.corruption import CONDITIONS, SEVERITIES, Image, corrupt

@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
 from agent.model import Model, open_model
 from agent.model_spec import ModelSpec
 from agent.sampling import Collection
+from agent.source import parse_source
 from agent.vision import VisionTask
 from calibrate.histogram import AbsHistogram
 from engines.backend import Backend

@@ -15,12 +15,13 @@ import onnxruntime as ort
 import yaml
 from numpy.typing import NDArray
 
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
 from agent.decode import Prediction
 from agent.fidelity import fidelity
 from agent.metrics import evaluate
 from agent.model import open_model
 from agent.model_spec import load_model_spec
+from agent.source import parse_source
 from agent.vision import VisionTask
 from benchmarks.engines import take_turns
 from benchmarks.models import DATA, MODELS

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
 from agent.chosen_frames import shown_classes
 from agent.fidelity import fidelity, sqnr_db
 from agent.luma_grid import LumaGrid
@@ -29,6 +29,7 @@ from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
 from agent.sampling import Collection
 from agent.selection import TAKEN, Selection
+from agent.source import parse_source
 from agent.vision import VisionTask
 from benchmarks.models import DATA, MODELS
 from benchmarks.report import Section, add_output_option, publish

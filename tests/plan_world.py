@@ -16,7 +16,6 @@ from onnx import ModelProto
 from worlds import FPS, SPEC, make_world
 from zoo import Net
 
-from agent.camera import parse_source
 from agent.journal import Journal
 from agent.model import open_model
 from agent.model_spec import load_model_spec
@@ -26,6 +25,7 @@ from agent.planning.found import PlanOptions
 from agent.planning.held_out import RandomFrames
 from agent.planning.search import Planner
 from agent.precision import read_rules
+from agent.source import parse_source
 from engines.backend import Backend, Progress, open_backend
 from engines.calibration import load_calibration
 

@@ -13,9 +13,10 @@ import cv2
 import numpy as np
 import pytest
 
-from agent.camera import Source, parse_source, read_images, source_length, source_seconds
+from agent.camera import read_images, source_length, source_seconds
 from agent.capture import CaptureThread, Frame, FrameSlot
 from agent.errors import CameraError
+from agent.source import Source, parse_source
 
 COUNT = 12
 
@@ -173,7 +174,7 @@ def test_capture_keeps_the_error_that_ended_a_file(tmp_path: Path) -> None:
 
 
 def test_whatever_ends_a_stream_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Source) -> list[tuple[float, np.ndarray]]:
+    def broken(*_: object) -> list[tuple[float, np.ndarray]]:
         raise cv2.error("out of memory")
 
     monkeypatch.setattr("agent.capture.read_images", broken)
@@ -185,6 +186,9 @@ def test_whatever_ends_a_stream_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_source_is_shown_without_its_password() -> None:
     source = parse_source("rtsp://admin:secret@10.0.0.7:554/stream1")
     assert source.shown == "rtsp://10.0.0.7:554/stream1"
+    assert parse_source("http://10.0.0.7/video.cgi?user=admin&pwd=secret").shown == "http://10.0.0.7/video.cgi?..."
+    pipeline = "gst:rtspsrc location=rtsp://admin:secret@10.0.0.7/s?token=secret ! decodebin ! appsink"
+    assert parse_source(pipeline).shown == "rtspsrc location=rtsp://10.0.0.7/s?... ! decodebin ! appsink"
 
 
 def test_capture_can_be_stopped_while_it_waits_for_a_reader(video: Path) -> None:
@@ -211,7 +215,7 @@ def test_a_lost_camera_is_opened_again_and_told_of_once(monkeypatch: pytest.Monk
     attempts = threading.Semaphore(0)
     changes: list[CameraError | None] = []
 
-    def away_twice(_: Source) -> Iterator[tuple[float, np.ndarray]]:
+    def away_twice(*_: object) -> Iterator[tuple[float, np.ndarray]]:
         attempts.release()
         if len(changes) < 3 and not slot.dropped["reconnect"] % 3 == 2:
             raise CameraError("camera.lost", "x stopped", "frames", "check")

@@ -11,10 +11,11 @@ import cv2
 import numpy as np
 import pytest
 
-from agent.camera import Image, Source, parse_source, read_images, source_length
+from agent.camera import Image, read_images, source_length
 from agent.errors import CameraError
 from agent.planning import held_out
 from agent.planning.held_out import RandomFrames
+from agent.source import Source, parse_source
 
 COUNT = 23
 

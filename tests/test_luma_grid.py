@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
 from agent.luma_grid import COLUMNS, NEAR, ROWS, LumaGrid
+from agent.source import parse_source
 
 Image = NDArray[np.uint8]
 

@@ -8,11 +8,12 @@ from itertools import islice
 import pytest
 from lab import COCO, Lab
 
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
 from agent.model import calibrate, open_model
 from agent.model_spec import load_model_spec
 from agent.planning.what_if import WhatIf
 from agent.raising import RaisedPlan, Raising, Scene
+from agent.source import parse_source
 from agent.vision import VisionTask
 from calibrate.histogram import AbsHistogram, merge_into
 from engines.backend import open_backend, silent

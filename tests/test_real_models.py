@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from lab import ASL, CIFAR_TEST, COCO, FACES, PERSON, STREET, Lab, tared
 
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
 from agent.detections import Detections, LabelledBoxes, match
 from agent.fidelity import Fidelity, fidelity
 from agent.offline import open_engine
+from agent.source import parse_source
 from agent.vision import VisionTask
 from engines.backend import BackendOptions, open_backend
 

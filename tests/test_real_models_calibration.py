@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from lab import CIFAR_TRAIN, PERSON, Lab
 
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
 from agent.model import open_model
 from agent.model_spec import load_model_spec
+from agent.source import parse_source
 from agent.vision import VisionTask
 from calibrate.histogram import AbsHistogram, merge
 from engines.backend import BackendOptions, open_backend

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent.camera import Source, parse_source
 from agent.journal import Journal
 from agent.model_spec import ModelSpec
 from agent.planning import certificate
 from agent.planning.certificate import Certifier
 from agent.planning.held_out import RandomFrames
 from agent.planning.trial import Terms, Trial
+from agent.source import Source, parse_source
 from engines.backend import Array, TensorSpec
 
 CLASSES = 10

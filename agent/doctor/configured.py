@@ -10,12 +10,12 @@ import uuid
 from pathlib import Path
 
 from agent.authority import Authority
-from agent.camera import parse_source
 from agent.config import Config
 from agent.doctor.finding import Finding
 from agent.endpoint import is_loopback
 from agent.errors import AgentError, CameraError, ConfigError
 from agent.mqtt import MqttClient
+from agent.source import parse_source
 from agent.topics import Topics
 
 _FRAME_S = 15.0  # a stream's own limits are 5 s to open and 5 s for a frame

@@ -6,7 +6,8 @@ import json
 import sys
 import time
 
-from agent.camera import parse_source, read_images
+from agent.camera import read_images
+from agent.source import parse_source
 from calibrate.errors import TaredError
 
 

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from agent.camera import Source, parse_source
 from agent.console import progress, say
 from agent.errors import AgentError, DatasetError
 from agent.journal import Journal
@@ -24,6 +23,7 @@ from agent.planning.held_out import RandomFrames
 from agent.planning.result import planned, summary
 from agent.planning.search import Planner
 from agent.precision import read_rules
+from agent.source import Source, parse_source
 from calibrate.errors import CalibrationError
 from calibrate.plan import PrecisionPlan
 from engines.artefact import fingerprint
@@ -64,7 +64,7 @@ def run_plan(
     rules = read_rules(model.spec.precision, model.master, model.placement)
     builder = Builder(model, calibration, backend)
     planner = Planner(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
-    held_out = calibration.source != Path(source.location).name
+    held_out = calibration.source != Path(source.shown).name
     if not planner.is_decided:
         say(planner.split.told)
         if not held_out:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.camera import Image, Source, read_images
+from agent.camera import Image, read_images
 from agent.errors import CameraError
 from agent.images import ImageFiles
 from agent.sampling import Clock
+from agent.source import Source
 
 _LIVE_PERIOD_S = 1.0  # between the frames of a camera, as observe.period_s: neighbours in time say the same
 

@@ -1,0 +1,70 @@
+"""An MJPEG camera on loopback: multipart/x-mixed-replace over HTTP, as cheap cameras have it, that can misbehave."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+import cv2
+import numpy as np
+
+_HEADER = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+
+
+class MjpegServer:
+    """A context manager. fps: of each client. `silent` keeps the next frames back; `hang_up_after` ends each connection
+    after so many."""
+
+    def __init__(self, fps: float = 50.0) -> None:
+        self.silent = False
+        self.hang_up_after = 0
+        self.clients = 0
+        self._period_s = 1.0 / fps
+        self._closing = threading.Event()
+        camera = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                camera.clients += 1
+                self.send_response(200)
+                self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+                self.end_headers()
+                camera._stream(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=lambda: self._server.serve_forever(0.05))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/video.mjpg"
+
+    def __enter__(self) -> MjpegServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _stream(self, client: BaseHTTPRequestHandler) -> None:
+        number = 0
+        try:
+            while not self._closing.wait(self._period_s):
+                if self.silent:
+                    continue
+                content = cv2.imencode(".jpg", np.full((48, 64, 3), number * 10 % 250, np.uint8))[1].tobytes()
+                client.wfile.write(_HEADER % len(content) + content + b"\r\n")
+                number += 1
+                if number == self.hang_up_after:
+                    return
+        except OSError:  # whoever watched has gone
+            pass

@@ -1,0 +1,158 @@
+"""A camera on the network that falls silent, hangs up and comes back: real sockets, a real decoder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from brokers import eventually
+from mjpeg_server import MjpegServer
+from worlds import make_world
+
+from agent.backoff import Backoff
+from agent.capture import CaptureThread, FrameSlot
+from agent.errors import CameraError
+from agent.source import is_live, parse_source
+
+
+class Watched:
+    """A capture thread on a camera; `changes` is what was told of it."""
+
+    def __init__(self, url: str, silence_s: float = 2.0) -> None:
+        self.changes: list[tuple[float, CameraError | None]] = []
+        self.slot = FrameSlot(keep_every=False)
+        self.thread = CaptureThread(parse_source(url), self.slot, 1.0, 0, self._tell, silence_s)
+
+    def _tell(self, error: CameraError | None) -> None:
+        self.changes.append((time.monotonic(), error))
+
+    def __enter__(self) -> Watched:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.stop()
+        self.thread.join(10.0)
+        assert not self.thread.is_alive()
+        assert self.thread.error is None
+
+    def frame(self) -> float:
+        """When the next frame came."""
+        assert self.slot.get() is not None
+        return time.monotonic()
+
+    @property
+    def lost(self) -> bool:
+        """As the supervisor asks, several times a second."""
+        self.thread.look()
+        return bool(self.changes) and self.changes[-1][1] is not None
+
+
+@pytest.fixture
+def camera() -> Iterator[MjpegServer]:
+    with MjpegServer() as server:
+        yield server
+
+
+def test_a_camera_that_falls_silent_is_lost_within_two_seconds_and_back_within_five(camera: MjpegServer) -> None:
+    with Watched(camera.url) as watched:
+        silent_at = watched.frame()
+        camera.silent = True
+        eventually(lambda: watched.lost, 10.0)
+        lost_at, error = watched.changes[-1]
+        assert isinstance(error, CameraError)
+        assert 1.5 < lost_at - silent_at < 3.0
+        time.sleep(0.5)
+        back_at = time.monotonic()
+        camera.silent = False
+        eventually(lambda: not watched.lost, 10.0)
+        assert watched.frame() - back_at < 5.0
+        assert [error is None for _, error in watched.changes] == [False, True]
+
+
+def test_one_that_hangs_in_its_driver_is_told_of_by_another_threads_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+
+    def hangs(*_: object) -> Iterator[tuple[float, object]]:
+        yield 0.0, None
+        released.wait(30.0)
+        yield 1.0, None
+        released.wait(30.0)
+
+    monkeypatch.setattr("agent.capture.read_images", hangs)
+    with Watched("http://user:secret@camera/x?token=secret", silence_s=0.2) as watched:
+        watched.frame()
+
+        eventually(lambda: watched.lost)
+        error = watched.changes[-1][1]
+        assert error is not None
+        assert error.code == "camera.silent"
+        assert "secret" not in str(error)
+        released.set()
+        watched.frame()
+        eventually(lambda: not watched.lost)
+
+
+@pytest.mark.trial
+def test_a_thousand_reconnects_leave_nothing_behind(camera: MjpegServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backoff, "next_s", lambda _: 0.001)
+    camera.hang_up_after = 1
+    process = psutil.Process()
+
+    def held() -> tuple[int, int, int]:
+        return process.memory_info().rss, process.num_fds(), threading.active_count()
+
+    with Watched(camera.url) as watched:
+        eventually(lambda: camera.clients > 300, 60.0)
+        before = held()
+        eventually(lambda: camera.clients > 1300, 120.0)
+        after = held()
+        assert watched.slot.dropped["reconnect"] > 1000
+    assert after[0] < 1.02 * before[0]
+    assert after[1] <= before[1] + 4  # of connections that the server is about to end
+    assert after[2] <= before[2] + 4
+
+
+@pytest.mark.parametrize(
+    ("text", "live"),
+    [
+        ("rtsps://x", True),
+        ("https://x/y", True),
+        ("gst:videotestsrc ! appsink", True),
+        ("csi:0", True),
+        ("v4l2:/dev/video0", True),
+        ("clip.mp4", False),
+        ("/a/b.zip", False),
+    ],
+)
+def test_cameras_are_told_from_files_by_their_names(text: str, live: bool) -> None:
+    assert is_live(text) is live
+
+
+def test_a_pipeline_without_an_end_is_refused() -> None:
+    with pytest.raises(CameraError, match=r"camera\.source: .*appsink"):
+        parse_source("gst:rtspsrc location=rtsp://a:secret@b ! fakesink")
+
+
+@pytest.mark.slow
+def test_the_daemon_serves_it_and_tells_of_its_silence(tmp_path: Path) -> None:
+    with MjpegServer(fps=20.0) as server:
+        world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": server.url, "silence_s": 0.5})
+
+        def trouble() -> None:
+            eventually(lambda: server.clients > 0, 60.0)
+            time.sleep(1.0)
+            server.silent = True
+            time.sleep(1.5)
+            server.silent = False
+
+        thread = threading.Thread(target=trouble)
+        thread.start()
+        summary, said = world.run(until="state='back'")
+        thread.join()
+    assert "code='camera.lost'" in said
+    assert summary["frames"] > 0

@@ -1,0 +1,113 @@
+"""An RTSP camera that stalls, dies and comes back, by GStreamer's RTSP server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import psutil
+import pytest
+from brokers import eventually, free_port
+from test_live_camera import Watched
+
+from agent.camera import read_images
+from agent.source import Transport, parse_source
+
+SERVER = Path(__file__).with_name("rtsp_server.py")
+PYTHON = "/usr/bin/python3"  # the one that Debian's packages are for
+ASKED = "import gi; gi.require_version('GstRtspServer', '1.0'); from gi.repository import GstRtspServer"
+pytestmark = pytest.mark.slow
+
+
+class RtspCamera:
+    """`url`, while it runs."""
+
+    def __init__(self, codec: str = "h264") -> None:
+        self.port = free_port()
+        self.url = f"rtsp://127.0.0.1:{self.port}/camera"
+        self._codec = codec
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        with subprocess.Popen([PYTHON, str(SERVER), str(self.port), self._codec]) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _gstreamer() -> None:
+    """TARED_REQUIRE_RTSP=1 turns its absence into a failure."""
+    done = subprocess.run([PYTHON, "-c", ASKED], capture_output=True, check=False) if shutil.which(PYTHON) else None
+    if done is None or done.returncode != 0:
+        message = "no RTSP server of GStreamer: apt-get install gir1.2-gst-rtsp-server-1.0, see `make rtsp`"
+        if os.environ.get("TARED_REQUIRE_RTSP") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+def read(url: str, transport: Transport, count: int) -> tuple[int, int]:
+    """The height and width of the last of so many frames, read while the server comes up."""
+    source = replace(parse_source(url), transport=transport)
+    shapes: list[tuple[int, ...]] = []
+
+    def is_read() -> bool:
+        try:
+            shapes.extend(image.shape for _, image in islice(read_images(source), count))
+        except Exception:
+            time.sleep(0.1)
+            return False
+        return True
+
+    eventually(is_read, 30.0)
+    return shapes[-1][0], shapes[-1][1]
+
+
+@pytest.mark.parametrize("codec", ["h264", "h265"])
+def test_both_codecs_are_read(codec: str) -> None:
+    camera = RtspCamera(codec)
+    with camera.running():
+        assert read(camera.url, "tcp", 10) == (240, 320)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+def test_it_comes_by_the_transport_that_is_asked_for(transport: Transport) -> None:
+    camera = RtspCamera()
+    with camera.running():
+        read(camera.url, "tcp", 1)
+        frames = read_images(replace(parse_source(camera.url), transport=transport))
+        for _ in islice(frames, 5):
+            pass
+        assert bool(psutil.Process().net_connections("udp")) == (transport == "udp")
+        frames.close()  # type: ignore[attr-defined]  # it is a generator, which holds the stream open
+
+
+def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_five_after_its_return() -> None:
+    camera = RtspCamera()
+    with camera.running() as process, Watched(camera.url) as watched:
+        eventually(lambda: watched.slot.get() is not None, 30.0)
+        eventually(lambda: not watched.lost, 10.0)
+        process.send_signal(signal.SIGSTOP)
+        stalled_at = time.monotonic()
+        eventually(lambda: watched.lost, 10.0)
+        assert watched.changes[-1][0] - stalled_at < 3.0
+        process.kill()
+        process.wait()
+        with camera.running():
+            eventually(lambda: _listens(camera.port))
+            back_at = time.monotonic()
+            eventually(lambda: not watched.lost, 15.0)
+            assert watched.changes[-1][0] - back_at < 5.0
+
+
+def _listens(port: int) -> bool:
+    return any(each.laddr.port == port and each.status == "LISTEN" for each in psutil.net_connections("tcp"))
