@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.errors import CameraError
+from agent.framing import Framing
 from agent.images import ImageFiles
 from agent.source import Source
 
@@ -27,17 +29,39 @@ Image = NDArray[np.uint8]
 _TIMEOUT_MS = 5000  # for a stream to open: RTSP waits for a key frame
 _OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 _OPENING = threading.Lock()
+_MASKED = (114, 114, 114)  # BGR: as much as nothing at all, and what letterboxes are padded with
 _ASSUMED_FPS = 10.0  # of a file that does not say
 _IMAGE_PERIOD_S = 0.1  # capture time between the images of a folder or zip, which carry none
 
 
 def read_images(source: Source, silence_s: float = 2.0) -> Iterator[tuple[float, Image]]:
-    """Yield (capture time, image) until the source ends.
+    """Yield (capture time, image) until the source ends, each as the source's framing has it.
 
     silence_s: after which a camera on the network has stopped delivering. Raises CameraError: `camera.open` when
     nothing can be read, `camera.empty` when a file has no frame, `camera.lost` when a camera stops delivering,
     `images.*` for a bad folder or zip.
     """
+    for ts, image in _read(source, silence_s):
+        yield ts, framed(image, source.framing)
+
+
+def framed(image: Image, framing: Framing) -> Image:
+    """The frame, BGR uint8 (H, W, 3), that a picture becomes.
+
+    Masks are filled in the picture itself: nobody else has it, and nobody is to.
+    """
+    height, width = image.shape[:2]
+    for mask in framing.masks:  # one by one: where two overlap, fillPoly would leave a hole
+        cv2.fillPoly(image, [np.round(np.array(mask) * (width, height)).astype(np.int32)], _MASKED)
+    if framing.region is None:
+        return image
+    left, top, right, bottom = np.round(np.array(framing.region) * (width, height, width, height)).astype(int).tolist()
+    left, top = min(left, width - 1), min(top, height - 1)  # of a sliver that rounds to nothing a pixel is left
+    region = image[top : max(bottom, top + 1), left : max(right, left + 1)]
+    return np.ascontiguousarray(region)  # as runtimes want it
+
+
+def _read(source: Source, silence_s: float) -> Iterator[tuple[float, Image]]:
     if source.kind == "images":
         files = ImageFiles(Path(source.location), CameraError)
         for index, name in enumerate(files.names):
@@ -45,7 +69,7 @@ def read_images(source: Source, silence_s: float = 2.0) -> Iterator[tuple[float,
         return
     capture = _open_capture(source, silence_s)
     try:
-        yield from _read_live(capture, source) if source.live else _read_file(capture, source)
+        yield from _read_live(capture, source, silence_s) if source.live else _read_file(capture, source)
     finally:
         capture.release()
 
@@ -113,11 +137,16 @@ def _read_file(capture: Any, source: Source) -> Iterator[tuple[float, Image]]:
         raise CameraError("camera.empty", f"no frame in {source.shown}", "at least one", "check the file")
 
 
-def _read_live(capture: Any, source: Source) -> Iterator[tuple[float, Image]]:
+def _read_live(capture: Any, source: Source, silence_s: float) -> Iterator[tuple[float, Image]]:
+    """A read that took as long as silence is no frame of now: at a timeout FFmpeg gives what its decoder still held,
+    one frame for each of its threads. The first one may take its time: cameras start."""
+    longest_s = math.inf
     while True:
+        began_s = time.monotonic()
         ok, image = capture.read()
-        if not ok:
+        if not ok or time.monotonic() - began_s >= longest_s:
             raise CameraError("camera.lost", f"{source.shown} stopped", "frames", "check the camera and its cable")
+        longest_s = silence_s
         yield time.time(), image
 
 

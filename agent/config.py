@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from agent.commands_config import CommandsConfig, PrivacyConfig
+from agent.framing import Framing, Polygon, Region
 from agent.model_spec import Finite, ModelSpec, rebase
 from agent.mqtt_config import MqttConfig
 from agent.schema import Strict, read_yaml, validate
-from agent.source import Transport, is_live
+from agent.source import Source, Transport, is_live, parse_source
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.backend import BackendOptions
@@ -57,6 +59,12 @@ class CameraConfig(Strict):
     transport: Transport = "tcp"
     silence_s: Finite = Field(default=2.0, ge=0.2, le=60.0)
     labels: Path | None = None
+    region: Region | None = None
+    masks: tuple[Polygon, ...] = ()
+
+    def opened(self) -> Source:
+        """What is read, and how. Raises CameraError as `parse_source`."""
+        return replace(parse_source(self.source), transport=self.transport, framing=Framing(self.region, self.masks))
 
 
 class ObserveConfig(Strict):

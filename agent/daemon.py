@@ -28,7 +28,6 @@ from agent.owning import owning
 from agent.readings import Moment
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
-from agent.source import parse_source
 from agent.summary import RunSummary
 from agent.supervisor import Supervisor
 from agent.topics import Topics
@@ -88,7 +87,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
         artefacts = [read_artefact(config.state_dir / "artefacts" / identity, find_key()) for identity in ids]
         try:
             with closing(Panel(model, backend, artefacts)) as panel:
-                summary.accuracy = review(panel, parse_source(config.camera.source), boxes, summary.periods())
+                summary.accuracy = review(panel, config.camera.opened(), boxes, summary.periods())
         except TaredError as error:
             say(f"no review: {error}")  # the run itself was good, and its summary is still to be told
     return summary
@@ -105,7 +104,7 @@ def _authority(config: Config) -> Authority:
 
 def _fitted(config: Config) -> Config:
     """A recording that is shorter than collecting takes has a quarter of its time to collect in. Raises CameraError."""
-    seconds = source_seconds(parse_source(config.camera.source))
+    seconds = source_seconds(config.camera.opened())
     if seconds is None or seconds <= 0.0:
         return config
     within_s = min(config.calibration.within_s, _COLLECTED_WITHIN * seconds)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent.errors import CameraError
+from agent.framing import WHOLE, Framing
 
 _SCHEMES = {
     "rtsp": "rtsp",
@@ -24,11 +25,15 @@ Transport = Literal["tcp", "udp"]
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed SRC argument: `kind` is video, images, v4l2, csi, rtsp, http or gst. transport: of rtsp."""
+    """A parsed SRC argument: `kind` is video, images, v4l2, csi, rtsp, http or gst.
+
+    transport: of rtsp. framing: what every reader sees of each picture.
+    """
 
     kind: str
     location: str
     transport: Transport = "tcp"
+    framing: Framing = WHOLE
 
     @property
     def shown(self) -> str:

@@ -6,7 +6,6 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from agent.accuracy import Truth
 from agent.authority import Authority
@@ -35,7 +34,6 @@ from agent.reporting import Reporter
 from agent.service import Service
 from agent.settings import Settings
 from agent.signals import handling_signals
-from agent.source import parse_source
 from agent.starting import RuntimeJob, Starting
 from agent.summary import RunSummary
 from calibrate.errors import TaredError
@@ -72,7 +70,7 @@ class Supervisor:
         self._link = link
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop_reason = ""
-        source = replace(parse_source(config.camera.source), transport=config.camera.transport)
+        source = config.camera.opened()
         reporter = self._reporter = Reporter(link, birth)
         trusts = authority.trusts if authority is not None else lambda _key: True
         settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)

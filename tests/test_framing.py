@@ -1,0 +1,115 @@
+"""What of a camera's picture anybody gets to see: masks and a region, before anything else has the frame."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_camera import picture
+from worlds import make_world
+
+from agent.camera import framed, read_images
+from agent.config import Config, load_config
+from agent.errors import ConfigError
+from agent.framing import WHOLE, Framing
+from agent.schema import validate
+
+GREY = (114, 114, 114)
+LEFT_HALF = ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0))
+
+
+def noise(height: int, width: int) -> np.ndarray:
+    return np.random.default_rng(7).integers(0, 100, (height, width, 3)).astype(np.uint8)
+
+
+def test_what_is_masked_nobody_sees() -> None:
+    image = noise(48, 64)
+    before = image.copy()
+    frame = framed(image, Framing(masks=[LEFT_HALF]))
+    assert (frame[:, :33] == GREY).all()
+    assert (frame[:, 33:] == before[:, 33:]).all()
+    assert frame is image, "no copy of the whole picture is left anywhere"
+
+
+def test_where_masks_overlap_they_hide_too() -> None:
+    frame = framed(noise(48, 64), Framing(masks=[LEFT_HALF, LEFT_HALF]))
+    assert (frame[:, :32] == GREY).all()
+
+
+def test_masks_are_of_the_whole_picture_and_the_region_is_cut_from_it() -> None:
+    image = noise(48, 64)
+    before = image.copy()
+    frame = framed(image, Framing((0.25, 0.5, 1.0, 1.0), [LEFT_HALF]))
+    assert frame.shape == (24, 48, 3)
+    assert frame.flags.c_contiguous
+    assert (frame[:, :16] == GREY).all()
+    assert (frame[:, 17:] == before[24:, 33:]).all()
+
+
+def test_nothing_asked_nothing_done() -> None:
+    image = noise(8, 8)
+    assert framed(image, WHOLE) is image
+
+
+shares = st.floats(0.0, 1.0)
+
+
+@settings(deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    region=st.tuples(shares, shares, shares, shares).filter(lambda r: r[0] < r[2] and r[1] < r[3]),
+    mask=st.lists(st.tuples(shares, shares), min_size=3, max_size=6),
+)
+def test_whatever_the_region_a_frame_has_pixels(
+    size: tuple[int, int], region: tuple[float, float, float, float], mask: list[tuple[float, float]]
+) -> None:
+    frame = framed(noise(*size), Framing(region, [mask]))
+    assert frame.size > 0
+    assert frame.shape[0] <= size[0]
+    assert frame.shape[1] <= size[1]
+
+
+def test_every_reader_of_a_source_gets_the_frame(tmp_path: Path) -> None:
+    for number in range(2):
+        cv2.imwrite(str(tmp_path / f"{number}.png"), picture(number))
+    content = {"model": {"path": "m.onnx", "task": "raw"}, "camera": {"source": str(tmp_path), "masks": [LEFT_HALF]}}
+    camera = validate(Config, {**content, "camera": {**content["camera"], "region": [0, 0, 1, 0.5]}}, "test").camera
+    frames = [image for _, image in read_images(camera.opened())]
+    assert [image.shape for image in frames] == [(24, 64, 3)] * 2
+    assert all((image[:, :32] == GREY).all() for image in frames)
+
+
+@pytest.mark.parametrize(
+    ("camera", "words"),
+    [
+        ({"region": [0.5, 0.0, 0.5, 1.0]}, r"camera\.region: .*left < right"),
+        ({"region": [0.0, 0.0, 1.0, 2.0]}, r"camera\.region\.3: .*less than or equal to 1"),
+        ({"masks": [[[0, 0], [1, 1]]]}, r"camera\.masks\.0: .*at least 3"),
+    ],
+)
+def test_what_is_no_part_of_a_picture_is_refused(tmp_path: Path, camera: dict[str, object], words: str) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 1.0)
+    world.config["camera"].update(camera)
+    world.command()
+    with pytest.raises(ConfigError, match=words):
+        load_config(tmp_path / "config.yaml")
+
+
+def test_a_configuration_is_read_without_opencv() -> None:
+    source = "import sys, agent.config; assert 'cv2' not in sys.modules"
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_the_daemon_serves_what_is_left_of_the_picture(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 6.0)
+    world.config["camera"].update(region=[0.0, 0.0, 0.5, 1.0], masks=[LEFT_HALF])
+    summary, said = world.run("--frames", "30")
+    assert summary["frames"] == 30
+    assert "error" not in said
