@@ -80,12 +80,10 @@ def test_that_there_is_a_collector_is_known_again_once_the_disk_is_back(disk: Pa
         with away(disk):
             outbox = stack.enter_context(opened(disk))
             assert outbox.errors.get(timeout=5.0).code == "outbox.write"
-            put(outbox, 1)
-            taken(outbox, 1)
         put(outbox, 1)
         eventually(lambda: outbox.epoch in epochs(disk))
-        assert numbers(taken(outbox, 2)) == [2, 2]
-    assert stored(disk) == [(first.epoch, 2, 1), (outbox.epoch, 2, 1)], "no collector has confirmed them"
+        assert numbers(taken(outbox, 2)) == [2, 1]
+    assert stored(disk) == [(first.epoch, 2, 1), (outbox.epoch, 1, 1)], "no collector has confirmed them"
 
 
 def test_a_collector_that_is_heard_of_while_the_disk_is_away_is_waited_for_ever_after(disk: Path) -> None:
