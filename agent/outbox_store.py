@@ -217,10 +217,10 @@ def _epoch_after(known: int) -> int:
     """The epoch of a start: its Unix time, or one more than the greatest that is known where the clock says less. 0:
     none is known.
 
-    Two starts that know of none would share an epoch on a board without a battery for its clock, and a collector would
-    take the second one's rows for those of the first. There it is drawn at random, so that a thousand such starts meet
-    with a chance of 1 in 3000, and below all that is a time since tared exists: whichever epoch follows, by the clock
-    or by counting on from what the disk knows, is later. All of them are exact in JSON.
+    On a board without a battery for its clock all starts that know of none would share an epoch, and a collector would
+    take the rows of the second for those of the first. There it is drawn at random: of a thousand such starts two meet
+    with a chance of 1 in 3000. It is drawn from below 2024, so that what follows is later whichever way it is found,
+    by a clock that was set or counted on from the disk; and it is exact in JSON, as they all are.
     """
     if not known and time.time() < NO_CLOCK_S:
         return 1 + secrets.randbelow(int(NO_CLOCK_S) - 1)

@@ -32,18 +32,22 @@ def test_rows_from_before_the_clock_was_set_get_their_age_by_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
 ) -> None:
     """written: before that, or together with what comes after it."""
-    now = [WRONG]
-    monkeypatch.setattr(outbox_bounds.time, "time", lambda: now[0])
+    ahead = [WRONG - time.monotonic()]
+
+    def now() -> float:
+        return ahead[0] + time.monotonic()
+
+    monkeypatch.setattr(outbox_bounds.time, "time", now)
     monkeypatch.setattr(outbox_bounds, "_AGED_EVERY_S", 0.0)
     with opened(tmp_path, confirm="collector", days=1.0, commit_s=60.0) as outbox:
         put(outbox, 2, TELEMETRY, SAMPLE)
         if written:
             outbox.hurry()
             eventually(lambda: len(walls(tmp_path)) == 2)
-        now[0] += YEAR_S
+        ahead[0] += YEAR_S
         put(outbox, 1)
         eventually(lambda: len(walls(tmp_path)) == 3)
-        assert walls(tmp_path) == pytest.approx([now[0]] * 3, abs=60.0)
+        assert walls(tmp_path) == pytest.approx([now()] * 3, abs=60.0)
         assert outbox.dropped.total() == 0
 
 

@@ -97,6 +97,9 @@ def test_a_range_that_is_on_its_way_is_not_sent_again_for_another(tmp_path: Path
 def test_an_ack_of_a_range_that_comes_last_forgets_it(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put_with_gaps(outbox, 1)
+        put(outbox, 1, size=TOO_LONG)
+        eventually(lambda: not outbox._work)
+        outbox.renew()
         assert first_numbers(taken(outbox, 2)) == [1, 2]
-        outbox.acknowledge(outbox.epoch, 2)
+        outbox.acknowledge(outbox.epoch, 3)
         eventually(lambda: stored_ranges(tmp_path) == 0)

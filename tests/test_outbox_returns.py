@@ -13,6 +13,7 @@ from outbox_bench import numbers, opened, put, taken
 
 from agent import outbox_store
 from agent.outbox_bounds import NO_CLOCK_S
+from agent.outbox_rows import Rows, in_memory
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
@@ -152,6 +153,15 @@ def test_once_the_disk_tells_of_later_epochs_a_later_one_begins_and_nothing_is_s
     assert arrived[6:] == [(outbox.epoch, 1), (outbox.epoch, 2)]
     with opened(disk) as third:
         assert third.epoch == outbox.epoch + 1
+
+
+def test_a_fact_only_grows() -> None:
+    """What memory knows less of than the file does not take it back."""
+    with closing(in_memory()) as db:
+        rows = Rows(db)
+        for value in (0, 7, 3):
+            rows.keep_fact("epoch", value)
+        assert rows.fact("epoch") == 7
 
 
 def test_an_epoch_that_is_later_than_all_on_the_disk_goes_on(disk: Path, now: list[float]) -> None:
