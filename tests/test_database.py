@@ -36,7 +36,7 @@ def refused(error: object) -> None:
     pytest.fail(str(error))
 
 
-def test_what_is_committed_survives_a_power_cut(tmp_path: Path) -> None:
+def test_each_file_is_written_so_that_a_power_cut_takes_no_commit_back(tmp_path: Path) -> None:
     reports, commands = Reports(tmp_path / "fleet"), CommandLog(tmp_path / "commands", refused)
     jobs = JobJournal(tmp_path / "jobs", refused)
     reports.close()
