@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from brokers import RealBroker, Watcher
+from brokers import RealBroker, Watcher, eventually
 from collector_bench import STREAM, alarm, collecting, report
 from device import TOPICS
 
@@ -90,6 +90,6 @@ def test_the_collector_says_what_it_is_and_goes_on(
         board.publish(Message(TOPICS.event, json.dumps(gap).encode()))
         board.publish(alarm(5))
         watcher.expect(TOPICS.ack, epoch=7, upto=5)
-        assert made.counts["report"] == 3
+        eventually(lambda: made.counts["report"] == 3)
     assert "collector=damaged" in caplog.text
     assert "collector=full" not in caplog.text
