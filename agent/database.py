@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -13,6 +14,7 @@ from engines.staging import remove
 
 _PATIENCE_S = 1.0  # with another process that has the file open; the supervisor's watchdog cannot wait for long
 _MOST_DAMAGED = 3  # files that were moved aside
+_COMPANIONS = ("-journal", "-wal", "-shm")  # what SQLite keeps beside a file, under its name
 
 
 @dataclass(frozen=True)
@@ -78,19 +80,30 @@ class Database:
             raise self.refused(what, str(error)) from error
 
     def set_aside(self, found: str) -> AgentError:
-        """Let a damaged file lie beside the new one, for whoever wants to look; what to tell of it."""
-        names = sorted(self.path.parent.glob(f"{self.path.name}.damaged.*"), key=_number)
-        aside = self.path.with_name(f"{self.path.name}.damaged.{_number(names[-1]) + 1 if names else 1}")
+        """Let a damaged file lie beside the new one, for whoever wants to look; what to tell of it.
+
+        What SQLite keeps beside it goes along, under its new name: a write-ahead log may have what nobody has copied
+        into the file yet, a journal what is to be undone in it, and to the new file both would be poison. A connection
+        that still has it open may be closed then, and is of no other use.
+        """
+        numbers = sorted({_number(path) for path in self.path.parent.glob(f"{self.path.name}.damaged.*")} - {0})
+        aside = self._aside(numbers[-1] + 1 if numbers else 1)
         try:
-            for oldest in names[: len(names) + 1 - _MOST_DAMAGED]:
-                remove(oldest)
+            for oldest in numbers[: len(numbers) + 1 - _MOST_DAMAGED]:
+                for ending in ("", *_COMPANIONS):
+                    with suppress(FileNotFoundError):
+                        remove(_beside(self._aside(oldest), ending))
             self.path.replace(aside)
-            for companion in ("journal", "wal", "shm"):  # to another file they would be poison
-                self.path.with_name(f"{self.path.name}-{companion}").unlink(missing_ok=True)
+            for companion in _COMPANIONS:
+                with suppress(FileNotFoundError):
+                    _beside(self.path, companion).replace(_beside(aside, companion))
         except OSError as error:
             found, aside = f"{found}; it cannot be moved: {error.strerror}", self.path
         remedy = f"check the disk; a new one is begun, and {self.loss}"
         return AgentError(f"{self.name}.damaged", f"{aside}: {found}", f"{self.holds}, as it was written", remedy)
+
+    def _aside(self, number: int) -> Path:
+        return _beside(self.path, f".damaged.{number}")
 
     def refused(self, what: str, found: str) -> AgentError:
         """What to tell of a file that cannot be read, or written."""
@@ -114,6 +127,11 @@ class Database:
             db.executescript(f"BEGIN IMMEDIATE; {self.migrations[number]} PRAGMA user_version = {number + 1}; COMMIT;")
 
 
+def _beside(path: Path, companion: str) -> Path:
+    return path.with_name(f"{path.name}{companion}")
+
+
 def _number(path: Path) -> int:
-    suffix = path.suffix[1:]
-    return int(suffix) if suffix.isdecimal() else 0
+    """Of a file that was moved aside, or of what went along with it; 0 for a stranger's."""
+    found = re.fullmatch(rf".*\.damaged\.(\d+)(?:{'|'.join(_COMPANIONS)})?", path.name)
+    return int(found[1]) if found is not None else 0

@@ -21,10 +21,11 @@ from agent.acknowledging import Acknowledgements, Heard
 from agent.allowance import Allowance
 from agent.errors import AgentError
 from agent.mqtt_config import OutboxConfig
-from agent.outbox_rows import ALARM, NEWS, SAMPLE, Key, Row
+from agent.outbox_rows import ALARM, NEWS, SAMPLE, Row
+from agent.outbox_runs import Key
 from agent.outbox_store import OutboxStore, Work
 from agent.publishing import Message
-from agent.sending import START, Sending
+from agent.sending import Sending
 from agent.topics import Topics
 from agent.wire import MAX_PAYLOAD_BYTES
 
@@ -64,7 +65,9 @@ class Outbox:
         self._confirmed: dict[int, int] = {}  # by epoch: up to these numbers, some of which the broker may not have yet
         self._hole_s = _HOLE_S
         self._resent_s = time.monotonic()
-        self._silence_s = _SILENCE_S
+        # A collector's word waits for up to `commit_s` until it is written; until then it would be taken for silent.
+        self._shortest_s = max(_SILENCE_S, 2.0 * config.commit_s)
+        self._silence_s = self._shortest_s
         self._again_at = math.inf  # monotonic
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
 
@@ -116,11 +119,11 @@ class Outbox:
             if epoch == epoch_sent:
                 upto = min(upto, sent)
             heard = self._acknowledgements.hear(epoch, upto, time.monotonic())
+            self._confirmed[epoch] = max(upto, self._confirmed.get(epoch, 0))
+            self._settle()  # also what it has said before: the disk may have refused it
             if heard is Heard.NEWS:  # there is a collector again; what else it has, it will say soon
-                self._confirmed[epoch] = upto
-                self._settle()
-                self._silence_s = _SILENCE_S
-                self._again_at = min(self._again_at, time.monotonic() + _SILENCE_S)
+                self._silence_s = self._shortest_s
+                self._again_at = min(self._again_at, time.monotonic() + self._shortest_s)
                 self._changed.notify()
                 return
             self._again_at = min(self._again_at, self._resent_s + self._hole_s)
@@ -198,7 +201,6 @@ class Outbox:
             self.error = error
 
     def _work_on(self) -> None:
-        cursor = START
         while True:
             with self._changed:
                 while not self._has_work() and self._changed.wait(self._patience_s()):
@@ -219,20 +221,15 @@ class Outbox:
                 self._commit(work, last, again)
             if closing:
                 return
-            if again:
-                cursor = START
-            cursor = self._fill(cursor, room)
+            self._fill(room)
 
-    def _fill(self, cursor: Key, room: int) -> Key:
-        """Hand over what is due after the cursor; where that has come to."""
-        rows, runs = self._store.due(cursor, room), self._store.due_runs()
+    def _fill(self, room: int) -> None:
+        """Hand over the next of what is due."""
+        due = self._store.due(room)
         with self._changed:
-            if self._again:
-                return cursor
-            news = self._sending.add(rows, runs, complete=len(rows) < room)
+            news = not self._again and self._sending.add(due, complete=len(due) < room)
         if news:
             self.on_due()
-        return rows[-1].key if rows else cursor
 
     def _has_work(self) -> bool:
         return self._closing or self._sending.is_low or time.monotonic() >= self._write_at
@@ -248,8 +245,10 @@ class Outbox:
             if self._store.oldest is None:
                 self._again_at = math.inf
             elif self._store.oldest != oldest and self._store.asks_collector:
-                self._silence_s, self._hole_s = _SILENCE_S, _HOLE_S
-                self._again_at = time.monotonic() + _SILENCE_S
+                self._silence_s, self._hole_s = self._shortest_s, _HOLE_S
+                self._again_at = time.monotonic() + self._shortest_s
             if self._store.returned:
                 self._store.returned = False
+                if self.epoch != self._store.epoch:
+                    self.epoch, self._seq = self._store.epoch, 0
                 self._send_again()

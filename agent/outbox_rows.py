@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent.database import Database
+from agent.outbox_runs import Key, Run, Runs
 
 SAMPLE, NEWS, ALARM = range(3)  # ranks: of the lowest is dropped first
 _MIGRATIONS = (
@@ -42,8 +42,6 @@ _PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 10
 _DROPPED_AT_ONCE = 20  # rows, before it is looked again what all takes
 _COLUMNS = {"rows": "epoch, seq, kind, rank, wall, sent, payload", "runs": "epoch, first, last, counts, sent"}
 
-Key = tuple[int, int]  # epoch, seq
-
 
 @dataclass(frozen=True)
 class Row:
@@ -60,24 +58,10 @@ class Row:
     def key(self) -> Key:
         return self.epoch, self.seq
 
-
-@dataclass(frozen=True)
-class Run:
-    """Numbers of an epoch, from first to last, that will not come. counts: how many, by kind."""
-
-    epoch: int
-    first: int
-    last: int
-    counts: Mapping[str, int] = field(default_factory=dict)
-
     @property
-    def key(self) -> Key:
-        return self.epoch, self.first
-
-    @property
-    def ends(self) -> tuple[int, int, int]:
-        """What tells it from what it becomes with a neighbour."""
-        return self.epoch, self.first, self.last
+    def upto(self) -> Key:
+        """The greatest number that is told with it."""
+        return self.key
 
 
 def database(path: Path) -> Database:
@@ -94,10 +78,11 @@ def in_memory() -> sqlite3.Connection:
 
 
 class Rows:
-    """Everything that is asked of the rows; the caller's transactions, and one thread's."""
+    """Everything that is asked of the rows and the `runs` among them; the caller's transactions, and one thread's."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
+        self.runs = Runs(db)
 
     def add(self, rows: Iterable[Row]) -> None:
         """New ones, which nobody has been sent."""
@@ -106,31 +91,23 @@ class Rows:
             "INSERT INTO rows (epoch, seq, kind, rank, wall, sent, payload) VALUES (?, ?, ?, ?, ?, 0, ?)", values
         )
 
-    def due(self, after: Key, limit: int) -> list[Row]:
+    def due(self, after: Key, limit: int) -> list[Row | Run]:
         """What the broker has not acknowledged, with numbers beyond `after`, in their order."""
         found = self.db.execute(
             "SELECT epoch, seq, kind, rank, wall, payload FROM rows "
             "WHERE (epoch, seq) > (?, ?) AND sent = 0 ORDER BY epoch, seq LIMIT ?",
             (*after, limit),
         )
-        return [Row(*values) for values in found]
+        due: list[Row | Run] = [Row(*values) for values in found]
+        return sorted([*due, *self.runs.due(after, limit)], key=lambda each: each.key)[:limit]
 
-    def due_runs(self) -> list[Run]:
-        """All that the broker has not acknowledged; there are few."""
-        found = self.db.execute("SELECT epoch, first, last, counts FROM runs WHERE sent = 0 ORDER BY epoch, first")
-        return [Run(epoch, first, last, json.loads(counts)) for epoch, first, last, counts in found]
-
-    def sent(self, rows: Iterable[Row], runs: Iterable[Run]) -> None:
+    def sent(self, rows: Iterable[Row]) -> None:
         """The broker has acknowledged these."""
         self.db.executemany("UPDATE rows SET sent = 1 WHERE epoch = ? AND seq = ?", [row.key for row in rows])
-        self.db.executemany(
-            "UPDATE runs SET sent = 1 WHERE epoch = ? AND first = ? AND last = ?", [run.ends for run in runs]
-        )
 
-    def gone(self, rows: Iterable[Row], runs: Iterable[Run]) -> None:
+    def gone(self, rows: Iterable[Row]) -> None:
         """These have arrived where they were meant to."""
         self.db.executemany("DELETE FROM rows WHERE epoch = ? AND seq = ?", [row.key for row in rows])
-        self.db.executemany("DELETE FROM runs WHERE epoch = ? AND first = ? AND last = ?", [run.ends for run in runs])
 
     def forget(self, epoch: int, upto: int) -> None:
         """All of an epoch up to a number."""
@@ -199,26 +176,15 @@ class Rows:
         """What is dated before `before_wall` is of `wall`."""
         self.db.execute("UPDATE rows SET wall = ? WHERE wall < ?", (wall, before_wall))
 
-    def add_run(self, epoch: int, first: int, last: int, counts: Mapping[str, int]) -> None:
-        """Numbers that will not come; with their neighbours among the runs they make one."""
-        beside = self.db.execute(
-            "SELECT first, last, counts FROM runs WHERE epoch = ? AND last >= ? AND first <= ?",
-            (epoch, first - 1, last + 1),
-        ).fetchall()
-        total = Counter(counts)
-        for other_first, other_last, other_counts in beside:
-            first, last = min(first, other_first), max(last, other_last)
-            total += Counter(json.loads(other_counts))
-        self.db.executemany("DELETE FROM runs WHERE epoch = ? AND first = ?", [(epoch, run[0]) for run in beside])
-        self.db.execute("INSERT INTO runs VALUES (?, ?, ?, ?, 0)", (epoch, first, last, json.dumps(total)))
-
     def fact(self, name: str) -> int:
         """A number that was kept, 0 where it was not."""
         found = self.db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return int(found[0]) if found is not None else 0
 
     def keep_fact(self, name: str, value: int) -> None:
-        self.db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+        """A number that only grows."""
+        keep = "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
+        self.db.execute(keep, (name, value))
 
     def copy_to(self, other: Rows) -> None:
         """All rows and runs."""
@@ -232,6 +198,6 @@ class Rows:
         dropped: Counter[str] = Counter()
         for epoch, seq, kind in going:
             self.db.execute("DELETE FROM rows WHERE epoch = ? AND seq = ?", (epoch, seq))
-            self.add_run(epoch, seq, seq, {kind: 1})
+            self.runs.add(epoch, seq, seq, {kind: 1})
             dropped[kind] += 1
         return dropped

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from agent.errors import AgentError
 from agent.mqtt_config import OutboxConfig
-from agent.outbox_rows import Key, Row, Rows, Run, database, in_memory
+from agent.outbox_bounds import NO_CLOCK_S, Bounds
+from agent.outbox_rows import Row, Rows, database, in_memory
+from agent.outbox_runs import START, Key, Run
 
 _RETRY_S = 60.0  # until a disk that refused is tried again
-_ROOM = 0.9  # of the bound is left when it is reached, so that not every row after that drops one
-_DAY_S = 86400.0
-_AGED_EVERY_S = 3600.0
-_NO_CLOCK_S = 1_704_067_200.0  # 2024: a board that says less has not heard what time it is
-_CLOCK_JUMP_S = 60.0  # between two commits: somebody has set the clock
 _FORGOTTEN = "forgotten"  # the kind of what only a broker has acknowledged, for a collector that came later
-
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -47,7 +41,12 @@ class Work:
 
 
 class OutboxStore:
-    """One thread's at a time. `dropped` counts by kind what had to go unsent, since the start."""
+    """One thread's at a time.
+
+    epoch: of what is put now; a later one once the disk is back, and tells of a later one. dropped: by kind, how many
+    had to go unsent, since the start. oldest: of what waits to be confirmed. returned: to the disk; what lies there is
+    due again.
+    """
 
     def __init__(self, path: Path, config: OutboxConfig, on_error: Callable[[AgentError], None]) -> None:
         """on_error hears of a disk that refuses, and of a damaged file. Raises AgentError (`outbox.schema`) for one of
@@ -55,36 +54,41 @@ class OutboxStore:
         self._config = config
         self._on_error = on_error
         self._database = database(path)
+        self._bounds = Bounds(config)
         self._told = ""
         self._retry_s = 0.0
-        self._aged_s = 0.0
-        self._clocks = time.time(), time.monotonic()
+        self._at = START  # up to there what is due has been handed out
+        self._behind = START  # and up to there also the runs that have grown since
         self.dropped: Counter[str] = Counter()
+        self.oldest: Key | None = None
+        self.epoch = 0
+        self._is_blind = True  # the disk has not been asked yet which epochs there were
+        self._collected = False
         self._on_disk = False
-        self.returned = False  # to the disk: what lies there is due again
         self._rows = Rows(in_memory())
         self._return_to_disk()
         self.returned = False
-        self.epoch = max(self._rows.fact("epoch"), self._rows.last_epoch(), int(time.time()) - 1) + 1
-        self._collected = self._rows.fact("collected") > 0
-        self.oldest: Key | None = None  # of what waits to be confirmed
+        if self._is_blind:
+            self.epoch = _epoch_after(0)
 
     @property
     def asks_collector(self) -> bool:
         """Whether PUBACK is not enough."""
         return self._config.confirm == "collector" or (self._config.confirm == "auto" and self._collected)
 
-    def due(self, after: Key, limit: int) -> list[Row]:
-        """What the broker has not acknowledged, with numbers beyond `after`, in their order."""
-        return self._read(lambda: self._rows.due(after, limit))
-
-    def due_runs(self) -> list[Run]:
-        """All that the broker has not acknowledged."""
-        return self._read(self._rows.due_runs)
+    def due(self, limit: int) -> list[Row | Run]:
+        """The next of what the broker has not acknowledged, in the order of their numbers; before them runs that have
+        grown among the numbers that were handed out already."""
+        try:
+            with self._database.translated("read"):
+                return self._next(limit) if limit else []
+        except AgentError as error:
+            self._leave_disk(error)
+            return []
 
     def commit(self, work: Work, last: Key, again: bool = False) -> None:
         """Write it, durably if the disk allows. last: the greatest number so far. again: what only a broker has
-        acknowledged is due once more."""
+        acknowledged is due once more, from the oldest on."""
         if not self._on_disk and time.monotonic() >= self._retry_s:
             self._return_to_disk()
         try:
@@ -92,50 +96,59 @@ class OutboxStore:
         except AgentError as error:
             self._leave_disk(error)
             self._write(work, last, again)
+        if again:
+            self._at = self._behind = START
 
     def close(self) -> None:
         self._rows.db.close()
 
-    def _read(self, read: Callable[[], list[T]]) -> list[T]:
-        try:
-            with self._database.translated("read"):
-                return read()
-        except AgentError as error:
-            self._leave_disk(error)
-            return []
+    def _next(self, limit: int) -> list[Row | Run]:
+        runs = self._rows.runs
+        self._behind, runs.grown = min(self._behind, runs.grown or self._at), None
+        late: list[Row | Run] = [*runs.due(self._behind, limit, self._at)]
+        if len(late) == limit:
+            self._behind = late[-1].key
+            return late
+        due = [*late, *self._rows.due(self._at, limit - len(late))]
+        self._at = self._behind = max([self._at, *(each.key for each in due)])
+        return due
 
     def _write(self, work: Work, last: Key, again: bool) -> None:
         with self._database.begun(self._rows.db):
-            self._set_dates()
-            self._rows.keep_fact("epoch", self.epoch)
             self._rows.add(work.rows)
+            self._bounds.set_dates(self._rows)
             for (epoch, seq), kind in work.lost:
-                self._rows.add_run(epoch, seq, seq, {kind: 1})
+                self._rows.runs.add(epoch, seq, seq, {kind: 1})
             self._deliver(work.delivered)
             refused = self._rows.drop(work.refused)
             for epoch, upto in work.acks.items():
                 self._confirm(epoch, upto)
             for epoch, upto in work.lacking.items():
                 self._give_up(epoch, upto, last)
-            dropped = self._bound()
+            dropped = self._bounds.keep(self._rows, self.epoch)
             if again and self.asks_collector:
                 self._rows.unsend()
+            self._keep_facts(self._rows)
             self.oldest = self._rows.oldest_key()
         self.dropped += dropped + refused + Counter(kind for _, kind in work.lost)
+
+    def _keep_facts(self, rows: Rows) -> None:
+        rows.keep_fact("epoch", self.epoch)
+        rows.keep_fact("collected", self._collected)
 
     def _deliver(self, delivered: list[Row | Run]) -> None:
         rows = [each for each in delivered if isinstance(each, Row)]
         runs = [each for each in delivered if isinstance(each, Run)]
         if self.asks_collector:
-            self._rows.sent(rows, runs)
+            self._rows.sent(rows)
+            self._rows.runs.sent(runs)
         else:
-            self._rows.gone(rows, runs)
+            self._rows.gone(rows)
+            self._rows.runs.gone(runs)
 
     def _confirm(self, epoch: int, upto: int) -> None:
         """A collector has all up to this number."""
-        if not self._collected and epoch == self.epoch and upto > 0:
-            self._collected = True
-            self._rows.keep_fact("collected", 1)
+        self._collected = self._collected or (epoch == self.epoch and upto > 0)
         self._rows.forget(epoch, upto)
 
     def _give_up(self, epoch: int, upto: int, last: Key) -> None:
@@ -146,36 +159,14 @@ class OutboxStore:
         if oldest is None and epoch == last[0]:
             oldest = last[1] + 1
         if oldest is not None and upto + 1 < oldest:
-            self._rows.add_run(epoch, upto + 1, oldest - 1, {_FORGOTTEN: oldest - 1 - upto})
-
-    def _bound(self) -> Counter[str]:
-        """Drop what is too much, or too old; by kind."""
-        dropped: Counter[str] = Counter()
-        if time.monotonic() >= self._aged_s:
-            self._aged_s = time.monotonic() + _AGED_EVERY_S
-            if time.time() > _NO_CLOCK_S:  # nobody can say how old it is: it counts from now on
-                self._rows.date(_NO_CLOCK_S, time.time())
-            dropped += self._rows.drop_older(time.time() - self._config.days * _DAY_S)
-        if self._rows.size_bytes() > self._config.bytes:
-            dropped += self._rows.drop_oldest(round(_ROOM * self._config.bytes))
-        return dropped
-
-    def _set_dates(self) -> None:
-        """A board without a battery for its clock starts in 1970, and all it has would seem too old once the clock is
-        set: what is dated before the jump is of as long ago as the board has known since."""
-        wall, monotonic = self._clocks
-        self._clocks = time.time(), time.monotonic()
-        jump_s = (self._clocks[0] - wall) - (self._clocks[1] - monotonic)
-        if jump_s > _CLOCK_JUMP_S:
-            self._rows.redate(wall, jump_s)
+            self._rows.runs.add(epoch, upto + 1, oldest - 1, {_FORGOTTEN: oldest - 1 - upto})
 
     def _return_to_disk(self) -> None:
         """Use the file, with what memory has kept meanwhile; a disk that refuses is tried again later."""
         try:
             db = self._open()
             try:
-                with self._database.begun(db):
-                    self._rows.copy_to(Rows(db))
+                self._take_over(Rows(db))
             except BaseException:
                 db.close()
                 raise
@@ -184,6 +175,18 @@ class OutboxStore:
             return
         self._rows.db.close()
         self._rows, self._on_disk, self.returned, self._told = Rows(db), True, True, ""
+
+    def _take_over(self, file: Rows) -> None:
+        """What the file and memory know holds for both from now on. An epoch that was begun without the file ends where
+        that tells of a later one: what comes would else be numbered before what lies there. Raises AgentError."""
+        with self._database.begun(file.db):
+            known = max(file.fact("epoch"), file.last_epoch())
+            self._rows.copy_to(file)
+            self._collected = self._collected or file.fact("collected") > 0
+            self._keep_facts(file)
+        if self._is_blind and self.epoch <= known:
+            self.epoch = _epoch_after(known)
+        self._is_blind = False
 
     def _open(self) -> sqlite3.Connection:
         """Raises AgentError; a damaged file is told of, and begun anew."""
@@ -208,3 +211,17 @@ class OutboxStore:
         if error.code != self._told:
             self._told = error.code
             self._on_error(error)
+
+
+def _epoch_after(known: int) -> int:
+    """The epoch of a start: its Unix time, or one more than the greatest that is known where the clock says less. 0:
+    none is known.
+
+    On a board without a battery for its clock all starts that know of none would share an epoch, and a collector would
+    take the rows of the second for those of the first. There it is drawn at random: of a thousand such starts two meet
+    with a chance of 1 in 3000. It is drawn from below 2024, so that what follows is later whichever way it is found,
+    by a clock that was set or counted on from the disk; and it is exact in JSON, as they all are.
+    """
+    if not known and time.time() < NO_CLOCK_S:
+        return 1 + secrets.randbelow(int(NO_CLOCK_S) - 1)
+    return max(known + 1, int(time.time()))

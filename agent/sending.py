@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.messages import Dropped
-from agent.outbox_rows import Key, Row, Run
+from agent.outbox_rows import Row
+from agent.outbox_runs import START, Run
 from agent.publishing import Message
 from agent.topics import Topics
 
 TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
 WINDOW = 200  # of what is due, so many are in memory
-START: Key = (0, 0)  # before every number
 
 
 @dataclass
@@ -34,7 +34,6 @@ class Sending:
         self._window: deque[Row | Run] = deque()
         self._opened: deque[Message] = deque()  # of one parcel, what is still to be taken
         self._parcels: dict[int, _Parcel] = {}  # by the id of their messages
-        self._runs: set[tuple[int, int, int]] = set()  # that this connection has been given
 
     def __len__(self) -> int:
         """How many wait, at least."""
@@ -55,16 +54,17 @@ class Sending:
         self._window.clear()
         self._opened.clear()
         self._parcels.clear()
-        self._runs.clear()
         self.complete = False
 
-    def add(self, rows: Sequence[Row], runs: Sequence[Run], complete: bool) -> bool:
-        """What is due next, and all runs that are due; complete: there is no more. Whether any of it is new here."""
-        news = [run for run in runs if run.ends not in self._runs]
-        self._runs.update(run.ends for run in news)
-        self._window.extend(sorted([*rows, *news], key=lambda each: each.key))
+    def add(self, due: Sequence[Row | Run], complete: bool) -> bool:
+        """What is due next, no more than there is room for; complete: there is no more. Whether any of it is new here:
+        a run may be on its way while another of them grows."""
+        here = [*self._window, *(parcel.content for parcel in self._parcels.values())]
+        runs = {each.ends for each in here if isinstance(each, Run)}
+        news = [each for each in due if isinstance(each, Row) or each.ends not in runs]
+        self._window.extend(news)
         self.complete = complete
-        return bool(rows or news)
+        return bool(news)
 
     @property
     def begins(self) -> bool:
@@ -102,7 +102,7 @@ class Sending:
         else:
             topic = self._topics.telemetry if content.kind == TELEMETRY else self._topics.event
             told = [Message(topic, content.payload)]
-            self.furthest = max(self.furthest, content.key)
+        self.furthest = max(self.furthest, content.upto)
         parcel = _Parcel(content, len(told))
         self._parcels.update({id(message): parcel for message in told})
         self._opened.extend(told)

@@ -73,7 +73,8 @@ class Collector:
 
     def _store(self, batch: Sequence[Message], stopping: Callable[[], bool]) -> bool:
         """Take what came; False if it was time to stop before the disk took it: then nothing was acknowledged."""
-        news, arrivals = [], set()
+        news: list[Report | Gap] = []
+        arrivals: set[tuple[str, str]] = set()
         for message in batch:
             _, _, fleet, device, topic = message.topic.split("/")
             try:
@@ -89,17 +90,17 @@ class Collector:
                 news.extend(numbered(fleet, device, message.payload))
         while True:
             try:
-                complete = self._reports.add(news)
+                complete = self._progress(news, arrivals)
                 break
-            except AgentError as error:
-                log.error("collector=full error=%r retry_s=%.0f", str(error), _RETRY_S)
+            except AgentError as error:  # a damaged file is moved aside, and the next attempt begins a new one
+                state = "damaged" if error.code == "fleet.damaged" else "full"
+                log.error("collector=%s error=%r retry_s=%.0f", state, str(error), _RETRY_S)
                 if stopping():
                     return False
                 time.sleep(_RETRY_S)
         for stream, upto in complete.items():
-            self._acknowledge(stream.fleet, stream.device, stream.epoch, upto)
-        for fleet, device in arrivals - {(stream.fleet, stream.device) for stream in complete}:
-            self._acknowledge(fleet, device, *self._reports.latest(fleet, device))
+            ack = Ack(epoch=stream.epoch, upto=upto)
+            self._client.publish(Message(Topics(stream.fleet, stream.device).ack, ack.to_json()))
         self.counts.update("gap" if isinstance(each, Gap) else "report" for each in news)
         return True
 
@@ -107,8 +108,13 @@ class Collector:
         self.counts["refused"] += 1
         log.warning("collector=refused topic=%r error=%r", message.topic, str(error))
 
-    def _acknowledge(self, fleet: str, device: str, epoch: int, upto: int) -> None:
-        self._client.publish(Message(Topics(fleet, device).ack, Ack(epoch=epoch, upto=upto).to_json()))
+    def _progress(self, news: Sequence[Report | Gap], arrivals: set[tuple[str, str]]) -> dict[Stream, int]:
+        """Store what is new; how far the boards are that it is of, and those that came online. Raises AgentError."""
+        complete = self._reports.add(news)
+        for fleet, device in arrivals - {(stream.fleet, stream.device) for stream in complete}:
+            epoch, upto = self._reports.latest(fleet, device)
+            complete[Stream(fleet, device, epoch)] = upto
+        return complete
 
 
 def read(fleet: str, device: str, topic: str, payload: bytes) -> Report | Gap:

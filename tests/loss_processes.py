@@ -23,7 +23,8 @@ from agent.messages import Ack, Birth
 from agent.mqtt import Endpoint
 from agent.mqtt_config import OutboxConfig
 from agent.outbox import Outbox
-from agent.outbox_rows import ALARM, NEWS, SAMPLE, Key
+from agent.outbox_rows import ALARM, NEWS, SAMPLE
+from agent.outbox_runs import Key
 from agent.outbox_store import OutboxStore
 from agent.sending import TELEMETRY
 from agent.topics import Topics

@@ -6,31 +6,23 @@ import json
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bench import fill, small_file_system
 from brokers import RealBroker, Watcher, eventually
+from collector_bench import STREAM, alarm, collecting, report
+from device import TOPICS
 
 from agent.cli import main
 from agent.errors import AgentError
 from agent.mqtt import MqttClient
 from agent.publishing import Message
-from agent.topics import Topics
 from fleet import collector as collector_module
-from fleet.collector import Collector, read
-from fleet.reports import Gap, Report, Reports, Stream
-
-TOPICS = Topics("fleet", "board")
-STREAM = Stream("fleet", "board", 7)
-
-
-def report(seq: int, stream: Stream = STREAM) -> Report:
-    return Report(stream, seq, "alarm", 1.5, json.dumps({"seq": seq}))
+from fleet.collector import read
+from fleet.reports import Gap, Reports, Stream
 
 
 @pytest.fixture
@@ -100,24 +92,6 @@ def test_numbers_of_thousands_are_walked_in_pieces(reports: Reports) -> None:
 def test_what_is_no_report_is_refused(topic: str, payload: bytes, code: str) -> None:
     with pytest.raises(AgentError, match=code.replace(".", r"\.")):
         read("fleet", "board", topic, payload)
-
-
-@contextmanager
-def collecting(broker: RealBroker, path: Path) -> Iterator[Collector]:
-    stopping = threading.Event()
-    made = Collector(broker.endpoint, path)
-    thread = threading.Thread(target=made.run, args=(stopping.is_set,))
-    thread.start()
-    try:
-        yield made
-    finally:
-        stopping.set()
-        thread.join(10.0)
-        assert not thread.is_alive()
-
-
-def alarm(seq: int, **fields: Any) -> Message:
-    return Message(TOPICS.event, json.dumps({"epoch": 7, "seq": seq, "ts": 0.0, "kind": "alarm", **fields}).encode())
 
 
 @pytest.mark.broker

@@ -1,0 +1,41 @@
+"""A collector that runs, and what a board reports to it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from brokers import RealBroker
+from device import TOPICS
+
+from agent.publishing import Message
+from fleet.collector import Collector
+from fleet.reports import Report, Stream
+
+STREAM = Stream("fleet", "board", 7)
+
+
+def report(seq: int, stream: Stream = STREAM) -> Report:
+    return Report(stream, seq, "alarm", 1.5, json.dumps({"seq": seq}))
+
+
+def alarm(seq: int, **fields: Any) -> Message:
+    return Message(TOPICS.event, json.dumps({"epoch": 7, "seq": seq, "ts": 0.0, "kind": "alarm", **fields}).encode())
+
+
+@contextmanager
+def collecting(broker: RealBroker, path: Path) -> Iterator[Collector]:
+    stopping = threading.Event()
+    made = Collector(broker.endpoint, path)
+    thread = threading.Thread(target=made.run, args=(stopping.is_set,))
+    thread.start()
+    try:
+        yield made
+    finally:
+        stopping.set()
+        thread.join(10.0)
+        assert not thread.is_alive()

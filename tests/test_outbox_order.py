@@ -1,0 +1,105 @@
+"""What of the outbox is in memory at a time, and in which order it goes: rows and dropped ranges by their numbers."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import eventually
+from outbox_bench import collect, opened, put, taken
+
+from agent.outbox import Outbox
+from agent.publishing import Message
+from agent.sending import WINDOW
+
+pytestmark = pytest.mark.usefixtures("no_thread_left")
+
+TOO_LONG = 70_000  # for any reader: such a document is dropped, and its number told
+
+
+def first_numbers(documents: list[dict[str, Any]]) -> list[int]:
+    return [document.get("seq") or document["from"] for document in documents]
+
+
+def stored_ranges(folder: Path) -> int:
+    with closing(sqlite3.connect(folder / "outbox.sqlite")) as db:
+        return int(db.execute("SELECT count(*) FROM runs").fetchone()[0])
+
+
+def put_with_gaps(outbox: Outbox, pairs: int) -> None:
+    """A row and a gap, so many times."""
+    for _ in range(pairs):
+        put(outbox, 1)
+        put(outbox, 1, size=TOO_LONG)
+
+
+def test_a_dropped_range_is_told_in_its_place(tmp_path: Path) -> None:
+    with opened(tmp_path, confirm="collector") as outbox:
+        put(outbox, 500)
+        put(outbox, 1, size=TOO_LONG)
+        put(outbox, 99)
+        eventually(lambda: not outbox._work)
+        outbox.renew()
+        documents = taken(outbox, 600)
+        assert first_numbers(documents) == list(range(1, 601))
+        assert "from" in documents[500]
+
+
+def test_however_many_ranges_there_are_memory_holds_a_window_of_them(tmp_path: Path) -> None:
+    pairs = 2 * WINDOW
+    with opened(tmp_path, confirm="collector") as outbox:
+        put_with_gaps(outbox, pairs)
+        for _ in range(3):
+            outbox.renew()
+            eventually(lambda: outbox._sending.room == 0)
+            put(outbox, 1)  # with each commit it is looked for more
+            eventually(lambda: not outbox._work)
+            assert outbox._sending.room == 0
+        outbox.renew()
+        arrived = []
+        for _ in range(2 * pairs + 3):
+            arrived += taken(outbox, 1)
+            assert 0 <= outbox._sending.room <= WINDOW
+        assert first_numbers(arrived) == list(range(1, 2 * pairs + 4))
+
+
+def test_ranges_that_arise_behind_what_was_sent_are_told_on_the_same_connection(tmp_path: Path) -> None:
+    count = 3 * WINDOW
+    with opened(tmp_path, confirm="collector") as outbox:
+        put(outbox, count)
+        messages: list[Message] = []
+        while len(messages) < count:
+            eventually(lambda: collect(outbox, messages))
+        for message in messages:
+            outbox.delivered(message) if json.loads(message.payload)["seq"] % 2 else outbox.refused(message, True)
+        gaps = taken(outbox, count // 2)
+        assert sorted(first_numbers(gaps)) == list(range(2, count + 1, 2))
+        assert outbox.take() is None
+
+
+def test_a_range_that_is_on_its_way_is_not_sent_again_for_another(tmp_path: Path) -> None:
+    with opened(tmp_path, confirm="collector") as outbox:
+        put(outbox, 5)
+        messages: list[Message] = []
+        while len(messages) < 5:
+            eventually(lambda: collect(outbox, messages))
+        outbox.refused(messages[3], for_good=True)
+        assert first_numbers(taken(outbox, 1, deliver=False)) == [4]
+        outbox.refused(messages[1], for_good=True)
+        assert first_numbers(taken(outbox, 1, deliver=False)) == [2]
+        assert outbox.take() is None
+
+
+def test_an_ack_of_a_range_that_comes_last_forgets_it(tmp_path: Path) -> None:
+    with opened(tmp_path, confirm="collector") as outbox:
+        put_with_gaps(outbox, 1)
+        put(outbox, 1, size=TOO_LONG)
+        eventually(lambda: not outbox._work)
+        outbox.renew()
+        assert first_numbers(taken(outbox, 2)) == [1, 2]
+        outbox.acknowledge(outbox.epoch, 3)
+        eventually(lambda: stored_ranges(tmp_path) == 0)

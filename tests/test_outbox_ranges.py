@@ -1,0 +1,103 @@
+"""Dropped ranges are bounded, too: of epochs of which nothing else is left the oldest go, counted."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.mqtt_config import OutboxConfig
+from agent.outbox_rows import ALARM, NEWS, Row
+from agent.outbox_runs import Run
+from agent.outbox_store import OutboxStore, Work
+
+BYTES = 100_000
+FIRST = 1000  # an epoch
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[OutboxStore]:
+    config = OutboxConfig(bytes=BYTES, confirm="collector")
+    with closing(OutboxStore(tmp_path / "outbox.sqlite", config, lambda error: pytest.fail(str(error)))) as store:
+        yield store
+
+
+def row(epoch: int, seq: int, kind: str = "job", rank: int = NEWS, size: int = 300) -> Row:
+    return Row(epoch, seq, kind, rank, time.time(), b"x" * size)
+
+
+def short_epochs(store: OutboxStore, first: int, count: int) -> None:
+    """As many starts without a broker, of one row each."""
+    rows = [row(epoch, 1) for epoch in range(first, first + count)]
+    store.commit(Work(rows=rows), (first + count - 1, 1))
+
+
+def all_due(store: OutboxStore) -> list[Row | Run]:
+    store.commit(Work(), (store.epoch, 0), again=True)
+    return store.due(10**6)
+
+
+def test_after_any_number_of_short_epochs_there_is_room_for_an_alarm(
+    store: OutboxStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for first in range(FIRST, FIRST + 10_000, 1000):
+        short_epochs(store, first, 1000)
+    assert store._rows.size_bytes() <= BYTES
+    store.commit(Work(rows=[row(store.epoch, 1, "alarm", ALARM)]), (store.epoch, 1))
+    due = all_due(store)
+    assert isinstance(due[-1], Row)
+    assert due[-1].kind == "alarm"
+    runs, rows = [each for each in due if isinstance(each, Run)], [each for each in due if isinstance(each, Row)]
+    assert len(rows) > 50, "ranges leave the rows their share"
+    assert [each.epoch for each in due] == [*range(due[0].epoch, FIRST + 10_000), store.epoch]
+    assert runs, "the newest are kept"
+    assert store.dropped["job"] == 10_000 - (len(rows) - 1)
+    assert store.dropped["range"] == due[0].epoch - FIRST
+    assert "outbox=forgotten" in caplog.text
+
+
+def test_a_range_of_an_epoch_that_goes_on_is_kept(store: OutboxStore) -> None:
+    """A collector would miss it for ever, and acknowledge nothing that comes after it."""
+    lost = [((FIRST, 1), "telemetry"), ((store.epoch, 1), "telemetry")]
+    store.commit(Work(rows=[row(FIRST, 2, "alarm", ALARM)], lost=lost), (store.epoch, 1))
+    short_epochs(store, store.epoch + 1, 3000)  # later ones: as on a board whose clock was wrong
+    due = all_due(store)
+    assert due[0] == Run(FIRST, 1, 1, {"telemetry": 1})
+    assert due[1].key == (FIRST, 2)
+    assert due[2] == Run(store.epoch, 1, 1, {"telemetry": 1})
+    assert due[3].epoch > store.epoch + 1, "and what comes next is forgotten"
+    assert store.dropped["range"] > 0
+
+
+def test_ranges_of_one_epoch_become_one(store: OutboxStore) -> None:
+    for first in range(1, 3001, 100):
+        numbers = range(first, first + 100)
+        rows = [row(store.epoch, seq, *(("alarm", ALARM) if seq % 2 else ("job", NEWS))) for seq in numbers]
+        store.commit(Work(rows=rows), (store.epoch, numbers[-1]))
+    assert store._rows.size_bytes() <= BYTES
+    oldest = all_due(store)[0]
+    assert isinstance(oldest, Run)
+    assert oldest.first == 1
+    assert oldest.last > 2000
+    assert sum(oldest.counts.values()) == oldest.last
+    assert "range" not in store.dropped
+
+
+def test_while_the_bound_is_far_no_range_is_forgotten(store: OutboxStore) -> None:
+    lost = [((epoch, 1), "telemetry") for epoch in range(FIRST, FIRST + 500)]
+    store.commit(Work(lost=lost), (store.epoch, 0))
+    assert len(all_due(store)) == 500
+    assert store.dropped == Counter(telemetry=500)
+
+
+def test_memory_that_stands_in_for_the_disk_is_bounded_alike(tmp_path: Path) -> None:
+    config = OutboxConfig(bytes=BYTES, confirm="collector")
+    with closing(OutboxStore(tmp_path / "never there" / "outbox.sqlite", config, lambda _: None)) as store:
+        for first in range(FIRST, FIRST + 5000, 1000):
+            short_epochs(store, first, 1000)
+        assert store._rows.size_bytes() <= BYTES
+        assert not store._on_disk

@@ -1,0 +1,214 @@
+"""The outbox and a disk that is away for a while: what either knew before, and what is heard meanwhile, holds then."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from brokers import eventually
+from outbox_bench import numbers, opened, put, taken
+
+from agent import outbox_store
+from agent.outbox_bounds import NO_CLOCK_S
+from agent.outbox_rows import Rows, in_memory
+
+pytestmark = pytest.mark.usefixtures("no_thread_left")
+
+UNSET, SET = 40.0, 1_800_000_000.0  # of a clock without a battery, before and after it has heard the time
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock says, by its one element."""
+    now = [SET]
+    monkeypatch.setattr(outbox_store.time, "time", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(outbox_store, "_RETRY_S", 0.0)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    return disk
+
+
+@contextmanager
+def away(disk: Path) -> Iterator[None]:
+    """As if it were not mounted."""
+    disk.rename(disk.with_name("away"))
+    yield
+    disk.with_name("away").rename(disk)
+
+
+@contextmanager
+def refusing(disk: Path) -> Iterator[None]:
+    """Somebody else keeps the file to himself."""
+    with closing(sqlite3.connect(disk / "outbox.sqlite", isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        yield
+        db.execute("ROLLBACK")
+
+
+def stored(disk: Path) -> list[tuple[int, int, int]]:
+    """Epoch, number, and whether a broker has it, of each row; none while there is no file."""
+    if not (disk / "outbox.sqlite").exists():
+        return []
+    with closing(sqlite3.connect(f"file:{disk / 'outbox.sqlite'}?mode=ro", uri=True)) as db:
+        if not db.execute("SELECT * FROM sqlite_master").fetchall():
+            return []
+        return db.execute("SELECT epoch, seq, sent FROM rows ORDER BY epoch, seq").fetchall()
+
+
+def epochs(disk: Path) -> set[int]:
+    """Of which something is stored."""
+    return {epoch for epoch, _, _ in stored(disk)}
+
+
+def test_that_there_is_a_collector_is_known_again_once_the_disk_is_back(disk: Path, now: list[float]) -> None:
+    with opened(disk) as first:
+        put(first, 1)
+        taken(first, 1)
+        first.acknowledge(first.epoch, 1)
+        eventually(lambda: first._store.asks_collector)
+        put(first, 1)
+        taken(first, 1)
+    now[0] += 60.0
+    with ExitStack() as stack:
+        with away(disk):
+            outbox = stack.enter_context(opened(disk))
+            assert outbox.errors.get(timeout=5.0).code == "outbox.write"
+        put(outbox, 1)
+        eventually(lambda: outbox.epoch in epochs(disk))
+        assert numbers(taken(outbox, 2)) == [2, 1]
+    assert stored(disk) == [(first.epoch, 2, 1), (outbox.epoch, 1, 1)], "no collector has confirmed them"
+
+
+def test_a_collector_that_is_heard_of_while_the_disk_is_away_is_waited_for_ever_after(disk: Path) -> None:
+    with ExitStack() as stack:
+        with away(disk):
+            outbox = stack.enter_context(opened(disk))
+            put(outbox, 1)
+            taken(outbox, 1)
+            outbox.acknowledge(outbox.epoch, 1)
+            eventually(lambda: outbox._store.asks_collector)
+        put(outbox, 1)
+        eventually(lambda: (outbox.epoch, 2, 0) in stored(disk))
+    with opened(disk) as later:
+        assert numbers(taken(later, 1)) == [2]
+    assert stored(disk) == [(outbox.epoch, 2, 1)], "no collector has confirmed it"
+
+
+def test_starts_without_a_disk_and_without_a_clock_do_not_share_an_epoch(tmp_path: Path, now: list[float]) -> None:
+    now[0] = UNSET
+    seen = set()
+    for _ in range(20):
+        with opened(tmp_path / "never there") as outbox:
+            seen.add(outbox.epoch)
+    assert len(seen) == 20
+    assert max(seen) < NO_CLOCK_S, "what is real Unix time comes after all of them"
+    now[0] = SET
+    with opened(tmp_path / "never there") as outbox:
+        assert outbox.epoch == SET
+
+
+def test_a_file_begun_without_a_clock_shares_no_epoch_with_the_one_it_stands_for(
+    tmp_path: Path, now: list[float]
+) -> None:
+    now[0] = UNSET
+    seen = []
+    for name in ("lost", "new"):
+        (tmp_path / name).mkdir()
+        for _ in range(2):
+            with opened(tmp_path / name) as outbox:
+                put(outbox, 1)
+                seen.append(outbox.epoch)
+    assert len(set(seen)) == 4
+    assert seen[1] == seen[0] + 1
+    assert seen[3] == seen[2] + 1
+
+
+def test_once_the_disk_tells_of_later_epochs_a_later_one_begins_and_nothing_is_stuck(
+    disk: Path, now: list[float]
+) -> None:
+    with opened(disk, confirm="collector") as first:
+        put(first, 2)
+    now[0] = UNSET
+    with ExitStack() as stack:
+        with away(disk):
+            outbox = stack.enter_context(opened(disk, confirm="collector"))
+            blind = outbox.epoch
+            assert blind < first.epoch
+            put(outbox, 3)
+            assert numbers(taken(outbox, 3)) == [1, 2, 3]
+        put(outbox, 1)
+        eventually(lambda: outbox.epoch != blind)
+        put(outbox, 2)
+        arrived = [(document["epoch"], document["seq"]) for document in taken(outbox, 8)]
+    assert outbox.epoch == first.epoch + 1
+    assert arrived[:6] == [(blind, 1), (blind, 2), (blind, 3), (blind, 4), (first.epoch, 1), (first.epoch, 2)]
+    assert arrived[6:] == [(outbox.epoch, 1), (outbox.epoch, 2)]
+    with opened(disk) as third:
+        assert third.epoch == outbox.epoch + 1
+
+
+def test_a_fact_only_grows() -> None:
+    """What memory knows less of than the file does not take it back."""
+    with closing(in_memory()) as db:
+        rows = Rows(db)
+        for value in (0, 7, 3):
+            rows.keep_fact("epoch", value)
+        assert rows.fact("epoch") == 7
+
+
+def test_an_epoch_that_is_later_than_all_on_the_disk_goes_on(disk: Path, now: list[float]) -> None:
+    now[0] = UNSET
+    with opened(disk) as first:
+        put(first, 1)
+    now[0] = SET
+    with ExitStack() as stack:
+        with away(disk):
+            outbox = stack.enter_context(opened(disk))
+            put(outbox, 1)
+            taken(outbox, 1)
+        put(outbox, 1)
+        eventually(lambda: epochs(disk) == {first.epoch, int(SET)})
+        assert outbox.epoch == SET
+    with opened(disk) as third:
+        assert third.epoch == SET + 1
+
+
+def test_an_ack_that_the_disk_refused_counts_when_it_comes_again(disk: Path) -> None:
+    with opened(disk, confirm="collector") as first:
+        put(first, 5)
+    with opened(disk, confirm="collector") as outbox:
+        assert numbers(taken(outbox, 5)) == [1, 2, 3, 4, 5]
+        with refusing(disk):
+            put(outbox, 1)
+            outbox.acknowledge(first.epoch, 5)
+            assert outbox.errors.get(timeout=10.0).code == "outbox.write"
+        eventually(lambda: not outbox._work)
+        put(outbox, 1)
+        eventually(lambda: outbox.epoch in epochs(disk))
+        assert epochs(disk) == {first.epoch, outbox.epoch}, "the ack was lost"
+        outbox.acknowledge(first.epoch, 5)  # as a collector does that is sent them again
+        eventually(lambda: epochs(disk) == {outbox.epoch})
+
+
+def test_an_ack_that_is_heard_while_the_disk_is_away_counts_when_it_comes_again(disk: Path) -> None:
+    with opened(disk, confirm="collector") as first:
+        put(first, 5)
+    with opened(disk, confirm="collector") as outbox:
+        taken(outbox, 5)
+        with refusing(disk):
+            put(outbox, 1)
+            assert outbox.errors.get(timeout=10.0).code == "outbox.write"
+            outbox.acknowledge(first.epoch, 5)
+            eventually(lambda: not outbox._work)
+        put(outbox, 1)
+        eventually(lambda: outbox.epoch in epochs(disk))
+        outbox.acknowledge(first.epoch, 5)
+        eventually(lambda: epochs(disk) == {outbox.epoch})
