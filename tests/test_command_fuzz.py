@@ -155,9 +155,13 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
 
 
 def _in_time(board: Board, content: bytes, retained: bool) -> None:
-    begun_s = time.thread_time()
-    board.take(content, retained)
-    assert time.thread_time() - begun_s < _SLOWEST_S
+    """What takes long takes long again; a collection of all the garbage of a hundred thousand examples does not."""
+    for _ in range(3):
+        begun_s = time.thread_time()
+        board.take(content, retained)
+        if time.thread_time() - begun_s < _SLOWEST_S:
+            return
+    pytest.fail(f"slow: {content[:100]!r}, {len(content)} bytes")
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
