@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent import decoders
+from agent import decoders, grid_decoders
 from agent.decoders import Outputs, Size
 from agent.detections import Detections
 from agent.errors import ConfigError
@@ -31,11 +31,15 @@ Decoder = Callable[[Mapping[str, Array]], list[Prediction]]
 CandidateDecoder = Callable[[Outputs, Size, float], Detections]
 
 BUILTIN: Mapping[str, CandidateDecoder] = {
-    "yolox": decoders.yolox,
+    "yolox": grid_decoders.yolox,
+    "yolov5": decoders.yolov5,
     "yolov8": decoders.yolov8,
     "end2end": decoders.end2end,
     "ssd": decoders.ssd,
     "fastestdet": decoders.fastestdet,
+    "nanodet": grid_decoders.nanodet,
+    "nanodet-plus": grid_decoders.nanodet_plus,
+    "yunet": grid_decoders.yunet,
 }
 _MAX_CANDIDATES = 1000
 

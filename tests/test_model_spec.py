@@ -76,7 +76,7 @@ def test_reports_every_error_at_once(tmp_path: Path) -> None:
     [
         *[("detect", name, True) for name in DECODERS],
         ("detect", "package.module:function", True),
-        ("detect", "yolov5", False),
+        ("detect", "yolov6", False),
         ("detect", "module.function", False),
         ("detect", "a:b:c", False),
         ("detect", None, False),
