@@ -48,9 +48,9 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
     """The function from an engine's outputs by name to one prediction per image of the batch.
 
     `input_shape` is (batch, channels, height, width) and detections come in its pixels. A detector's
-    candidates pass the score threshold, then class-aware suppression at the IoU threshold (decoder
-    `end2end` has done it). A function 'package.module:function' is called as the built-in decoders
-    are: (outputs without batch axis, (height, width), score threshold) -> Detections.
+    candidates pass the score threshold, then suppression at the IoU threshold as the spec's `nms` has it.
+    A function 'package.module:function' is called as the built-in decoders are: (outputs without batch
+    axis, (height, width), score threshold) -> Detections.
 
     Raises ConfigError: a decoder that cannot be imported, or outputs that do not fit the decoder.
     """
@@ -81,9 +81,9 @@ def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
         is_finite = np.isfinite(found.boxes).all(axis=1) & np.isfinite(found.scores)
         found = found[is_finite & (found.scores > spec.score_threshold)]
         found = Detections(boxes=np.clip(found.boxes, -limit, limit), classes=found.classes, scores=found.scores)
-        if spec.decoder == "end2end":
+        if spec.suppression == "none":
             return found
-        return suppress_overlaps(found, spec.iou_threshold, _MAX_CANDIDATES)
+        return suppress_overlaps(found, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
 
     return lambda batch: [detect(image) for image in _images(batch)]
 

@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 from agent.errors import ConfigError
 from agent.schema import Strict, read_yaml, validate
@@ -26,6 +34,7 @@ def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
+Suppression = Literal["per-class", "agnostic", "none"]
 ImageShape = tuple[int, int, int, int]  # (1, channels, height, width)
 Shape = Annotated[tuple[PositiveInt, ...], AfterValidator(_rank_four)]
 
@@ -105,7 +114,8 @@ class PrecisionRules(Strict):
 class ModelSpec(Strict):
     """One model: its ONNX file, its task, its input and how its outputs are decoded.
 
-    Thresholds are fractions; `min_sqnr_db` is what task `raw` asks of an engine's outputs. `reference_accuracy` is the
+    Thresholds are fractions. nms: which overlapping candidates are suppressed; None leaves it to the decoder, see
+    `suppression`. `min_sqnr_db` is what task `raw` asks of an engine's outputs. `reference_accuracy` is the
     owner's word on the float model, for task `classify`.
     """
 
@@ -117,6 +127,7 @@ class ModelSpec(Strict):
     labels: tuple[str, ...] = ()
     score_threshold: Fraction = 0.3
     iou_threshold: Fraction = 0.5
+    nms: Suppression | None = None
     min_sqnr_db: Finite = 20.0
     precision: PrecisionRules = PrecisionRules()
     # Not dumped: no engine depends on it, and a spec's dump is what engines and plans are known by.
@@ -134,6 +145,13 @@ class ModelSpec(Strict):
         elif task not in ("detect", None):
             raise ValueError(f"no decoder for task '{task}'")
         return decoder
+
+    @field_validator("nms")
+    @classmethod
+    def _only_of_detectors(cls, nms: Suppression | None, info: ValidationInfo) -> Suppression | None:
+        if nms is not None and info.data.get("task", "detect") != "detect":
+            raise ValueError("null unless task is 'detect'")
+        return nms
 
     @field_validator("reference_accuracy")
     @classmethod
@@ -155,6 +173,17 @@ class ModelSpec(Strict):
     @classmethod
     def _labels_from_file(cls, labels: object) -> object:
         return _read_labels(Path(labels)) if isinstance(labels, str) else labels
+
+    @model_serializer(mode="wrap")
+    def _without_unsaid(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A dump without an `nms` that nobody gave: engines that were built before the key came keep their ids."""
+        content: dict[str, Any] = dump(self)
+        return {key: value for key, value in content.items() if key != "nms" or value is not None}
+
+    @property
+    def suppression(self) -> Suppression:
+        """Which overlapping candidates are suppressed; unless the spec says so, none for a graph that has done it."""
+        return self.nms or ("none" if self.decoder == "end2end" else "per-class")
 
     def label(self, class_id: int) -> str:
         """The name of a class; its number where the spec names none."""
