@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from agent import decoders, grid_decoders
-from agent.decoders import Outputs, Size
+from agent.decoders import CandidateDecoder, Outputs
 from agent.detections import Detections
 from agent.errors import ConfigError
 from agent.model_spec import ModelSpec
 from agent.nms import suppress_overlaps
+from agent.own_decoder import import_decoder
 from engines.backend import Array, TensorSpec
 
 
@@ -28,7 +28,6 @@ class Classification:
 RawOutputs = Mapping[str, Array]  # the outputs as they are, of a batch of one
 Prediction = Detections | Classification | RawOutputs
 Decoder = Callable[[Mapping[str, Array]], list[Prediction]]
-CandidateDecoder = Callable[[Outputs, Size, float], Detections]
 
 BUILTIN: Mapping[str, CandidateDecoder] = {
     "yolox": grid_decoders.yolox,
@@ -49,8 +48,8 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
 
     `input_shape` is (batch, channels, height, width) and detections come in its pixels. A detector's
     candidates pass the score threshold, then suppression at the IoU threshold as the spec's `nms` has it.
-    A function 'package.module:function' is called as the built-in decoders are: (outputs without batch
-    axis, (height, width), score threshold) -> Detections.
+    An own decoder is called as the built-in ones are: (outputs without batch axis, (height, width), score
+    threshold) -> Detections.
 
     Raises ConfigError: a decoder that cannot be imported, or outputs that do not fit the decoder.
     """
@@ -67,9 +66,9 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
     return decoder
 
 
-def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
+def _open_detector(spec: ModelSpec, size: tuple[int, int]) -> Decoder:
     assert spec.decoder is not None, "the model spec requires a decoder of every detector"
-    candidates_of = BUILTIN.get(spec.decoder) or _import_decoder(spec.decoder)
+    candidates_of = BUILTIN.get(spec.decoder) or import_decoder(spec.decoder)
     limit = np.float32(4 * max(size))
 
     def detect(image: Outputs) -> Detections:
@@ -86,27 +85,6 @@ def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
         return suppress_overlaps(found, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
 
     return lambda batch: [detect(image) for image in _images(batch)]
-
-
-def _import_decoder(name: str) -> CandidateDecoder:
-    module_name, _, function_name = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-    except Exception as error:  # the user's module may raise anything while it is imported
-        raise ConfigError(
-            "decoder.import",
-            f"decoder '{name}' whose module fails to import: {type(error).__name__}: {error}",
-            "an importable module",
-            "install its package, or put its folder on PYTHONPATH",
-        ) from error
-    if not callable(function):
-        raise ConfigError(
-            "decoder.import",
-            f"decoder '{name}', and no function '{function_name}' in module '{module_name}'",
-            "a function (outputs, (height, width), score_threshold) -> agent.detections.Detections",
-            "correct the name after the colon",
-        )
-    return function  # type: ignore[no-any-return]  # its results are checked when it is called
 
 
 def _check_detections(found: object, name: str | None) -> None:

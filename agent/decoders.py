@@ -18,6 +18,7 @@ from engines.backend import Array
 
 Size = tuple[int, int]  # (height, width) of the network input in pixels
 Outputs = Mapping[str, Array]
+CandidateDecoder = Callable[[Outputs, Size, float], Detections]
 
 
 def yolov5(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from agent.errors import ConfigError
+from agent.own_decoder import installed_decoders
 from agent.schema import Strict, read_yaml, validate
 from engines.backend import TensorSpec
 
@@ -139,9 +140,9 @@ class ModelSpec(Strict):
         task = info.data.get("task")
         if decoder is None:
             if task == "detect":
-                raise ValueError(f"{', '.join(DECODERS)} or 'package.module:function' for task 'detect'")
-        elif decoder not in DECODERS and not _DECODER_FUNCTION.fullmatch(decoder):
-            raise ValueError(f"{', '.join(DECODERS)} or 'package.module:function'")
+                raise ValueError(f"{_decoder_names()} for task 'detect'")
+        elif not (decoder in DECODERS or _DECODER_FUNCTION.fullmatch(decoder) or decoder in installed_decoders()):
+            raise ValueError(_decoder_names())
         elif task not in ("detect", None):
             raise ValueError(f"no decoder for task '{task}'")
         return decoder
@@ -264,6 +265,11 @@ def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:
 def load_model_spec(path: Path) -> ModelSpec:
     """Read MODEL.yaml; its paths are relative to it. Raises ConfigError with every error at once."""
     return validate(ModelSpec, rebase(read_yaml(path), path.parent), str(path))
+
+
+def _decoder_names() -> str:
+    installed = [name for name in installed_decoders() if name not in DECODERS]
+    return f"{', '.join([*DECODERS, *installed])}, 'package.module:function', or a name that an installed package gives"
 
 
 def _read_labels(path: Path) -> Sequence[str]:
