@@ -18,7 +18,10 @@ from engines.topology import Dim, Topology, tensor_types, value_type
 
 _CHANNELS = (1, 3, 4)
 _OPEN_SIDE = 640  # of an input of open size, where it has to have one
-_SHAPING = ("Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity", "Cast")
+_PASSING = (
+    "Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity", "Cast",
+    "QuantizeLinear", "DequantizeLinear",
+)  # fmt: skip
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div")
 Constants = NDArray[np.float64]
 
@@ -36,7 +39,7 @@ class GraphTensor:
 class GraphOutput(GraphTensor):
     """closed: the shape for one image, of the graph's size or, where that is open, of the assumed one.
 
-    made_by: the operators behind those that only give shape, in the order in which their results are joined.
+    made_by: the operators behind those that only give shape or type, in the order in which their results are joined.
     """
 
     closed: tuple[int | None, ...]
@@ -159,7 +162,7 @@ def _made_by(topology: Topology, tensor: str) -> Iterator[str]:
         if node is None or name in seen:
             continue
         seen.add(name)
-        if node.op_type in _SHAPING:
+        if node.op_type in _PASSING:
             waiting.extend(reversed(node.input if node.op_type == "Concat" else node.input[:1]))
         else:
             yield node.op_type

@@ -6,10 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_families import family, yunet
+from zoo import run
 
 from agent.decode import BUILTIN, open_decoder
 from agent.detections import Detections
@@ -131,6 +134,24 @@ def test_yunet(height: int, width: int, seed: int, order: list[str]) -> None:
             box = around((column + x) * stride, (row + y) * stride, math.exp(w) * stride, math.exp(h) * stride)
             expected.append((box, 0, math.sqrt(cls * obj)))
     same(BUILTIN["yunet"](outputs, (height, width), 0.6), expected)
+
+
+@pytest.mark.parametrize("size", [(64, 96), (96, 64), (160, 160)])
+def test_yunet_finds_what_opencv_finds(size: tuple[int, int], tmp_path: Path) -> None:
+    model = family(yunet, (1, 3, *size))
+    (tmp_path / "yunet.onnx").write_bytes(model.SerializeToString())
+    height, width = size
+    image = np.random.default_rng(0).integers(0, 3, (height, width, 3), np.uint8)
+    peer = cv2.FaceDetectorYN.create(str(tmp_path / "yunet.onnx"), "", (width, height), 0.5, 1.0)  # suppresses nothing
+    _, faces = peer.detect(image)
+    outputs = run(model, image.transpose(2, 0, 1)[np.newaxis].astype(np.float32))
+    found = BUILTIN["yunet"]({name: output[0] for name, output in outputs.items()}, size, 0.5)
+    faces = faces[np.argsort(-faces[:, 14], kind="stable")]
+    best = np.argsort(-found.scores, kind="stable")
+    assert len(faces) == len(found) > 9
+    assert np.allclose(found.scores[best], faces[:, 14], atol=1e-5)
+    rectangles = np.hstack((found.boxes[:, :2], found.boxes[:, 2:] - found.boxes[:, :2]))[best]
+    assert np.allclose(rectangles, faces[:, :4], rtol=1e-3, atol=1e-2)
 
 
 def yunet_shapes(**changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ from agent.schema import read_yaml
 from engines.backend import TensorSpec
 from engines.graph import load_model
 
-SHARED = Path(os.environ.get("TARED_SHARED", "shared")) / "data"
-STREET = Path("examples/street/street.onnx")
+STREET = Path(__file__).parents[1] / "examples/street/street.onnx"
 
 
 def saved(folder: Path, model: ModelProto) -> Path:
@@ -47,10 +45,8 @@ def guessed(model: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_real_models_are_guessed_as_they_are(name: str, tmp_path: Path) -> None:
-    model = SHARED / SPECS[name]["path"]
-    if not model.is_file():
-        pytest.skip(f"no {model}: the shared models are not on this machine")
+def test_real_models_are_guessed_as_they_are(name: str, shared_data: Path, tmp_path: Path) -> None:
+    model = shared_data / SPECS[name]["path"]
     spec, truth = written(model, tmp_path), SPECS[name]
     assert (spec.path.resolve(), spec.task, spec.decoder) == (model.resolve(), truth["task"], truth.get("decoder"))
     assert spec.input == InputSpec(**truth["input"])
@@ -75,12 +71,38 @@ def test_every_family_is_known_by_its_graph(make: Family, tmp_path: Path) -> Non
     assert len(open_decoder(spec, IMAGE, tensors)(outputs)) == 1
 
 
-@pytest.mark.parametrize("make", [make for make in DETECTORS if "end2end" not in make.__name__])
+@pytest.mark.parametrize("make", DETECTORS)
 def test_open_sizes_are_guessed_with_a_profile(make: Family, tmp_path: Path) -> None:
     path = saved(tmp_path, family(make, ("batch", 3, "height", "width")))
     spec = written(path, tmp_path)
     assert spec.decoder == DETECTORS[make]
     assert spec.input_shape(TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))) == (1, 3, 640, 640)
+
+
+def unknown_rows(is_runnable: bool) -> ModelProto:
+    """YOLOX with a size that shape inference cannot follow, and unless `is_runnable` no run tells either."""
+    net = Net(IMAGE)
+    parts = [net.conv("image", 3, 4, strides=[8, 8]), net.node("Sigmoid", net.conv("image", 3, 4, strides=[8, 8]))]
+    sizes = net.node("Abs", net.node("Cast", net.constant(np.array([1, 8, 96])), to=TensorProto.FLOAT))
+    cells = net.node("Reshape", net.node("Concat", *parts, axis=1), net.node("Cast", sizes, to=TensorProto.INT64))
+    rows = net.node("Transpose", cells, perm=[0, 2, 1])
+    model = net.model(rows)
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info(rows, TensorProto.FLOAT, ["batch", "rows", "columns"]))
+    if not is_runnable:  # an image that no kernel takes
+        model.graph.input[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
+    return model
+
+
+def test_shapes_that_cannot_be_inferred_are_those_of_a_run(tmp_path: Path) -> None:
+    path = saved(tmp_path, unknown_rows(is_runnable=True))
+    assert (read_facts(path).outputs[0].shape, read_facts(path).outputs[0].closed) == ((None, None, None), (1, 96, 8))
+    assert guessed(path)["decoder"] == "yolox"
+
+
+def test_shapes_that_no_run_gives_either_stay_open(tmp_path: Path) -> None:
+    path = saved(tmp_path, unknown_rows(is_runnable=False))
+    assert None in read_facts(path).outputs[0].closed
 
 
 @pytest.mark.parametrize("make", OTHERS)
