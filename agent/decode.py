@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent import decoders, grid_decoders
-from agent.decoders import CandidateDecoder, Outputs
+from agent.decoders import CandidateDecoder, Outputs, Size
 from agent.detections import Detections
 from agent.errors import ConfigError
 from agent.model_spec import ModelSpec
-from agent.nms import suppress_overlaps
+from agent.nms import keep_best, suppress_overlaps
 from agent.own_decoder import import_decoder
 from engines.backend import Array, TensorSpec
 
@@ -47,7 +47,8 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
     """The function from an engine's outputs by name to one prediction per image of the batch.
 
     `input_shape` is (batch, channels, height, width) and detections come in its pixels. A detector's
-    candidates pass the score threshold, then suppression at the IoU threshold as the spec's `nms` has it.
+    candidates pass the score threshold, then suppression at the IoU threshold as the spec's `nms` has it;
+    they come best first, a thousand at most.
     An own decoder is called as the built-in ones are: (outputs without batch axis, (height, width), score
     threshold) -> Detections.
 
@@ -66,7 +67,7 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
     return decoder
 
 
-def _open_detector(spec: ModelSpec, size: tuple[int, int]) -> Decoder:
+def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
     assert spec.decoder is not None, "the model spec requires a decoder of every detector"
     candidates_of = BUILTIN.get(spec.decoder) or import_decoder(spec.decoder)
     limit = np.float32(4 * max(size))
@@ -81,7 +82,7 @@ def _open_detector(spec: ModelSpec, size: tuple[int, int]) -> Decoder:
         found = found[is_finite & (found.scores > spec.score_threshold)]
         found = Detections(boxes=np.clip(found.boxes, -limit, limit), classes=found.classes, scores=found.scores)
         if spec.suppression == "none":
-            return found
+            return keep_best(found, _MAX_CANDIDATES)
         return suppress_overlaps(found, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
 
     return lambda batch: [detect(image) for image in _images(batch)]

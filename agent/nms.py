@@ -8,6 +8,11 @@ import numpy as np
 from agent.detections import Detections
 
 
+def keep_best(candidates: Detections, count: int) -> Detections:
+    """The `count` candidates of the highest scores, best first."""
+    return candidates[np.argsort(-candidates.scores, kind="stable")[:count]]
+
+
 def suppress_overlaps(
     candidates: Detections, iou_threshold: float, max_candidates: int, is_agnostic: bool = False
 ) -> Detections:
@@ -17,8 +22,7 @@ def suppress_overlaps(
     `max_candidates` best are considered: the kernel is quadratic, and a collapsed engine that calls everything an
     object must not hold up the video. Boxes must be finite.
     """
-    best = np.argsort(-candidates.scores, kind="stable")[:max_candidates]
-    ranked = candidates[best]
+    ranked = keep_best(candidates, max_candidates)
     corners = ranked.boxes.astype(np.float64)
     has_area = (corners[:, 2:] > corners[:, :2]).all(axis=1)  # OpenCV takes all without for one and the same
     solid = np.flatnonzero(has_area)

@@ -184,7 +184,7 @@ TWICE = {  # one object under two classes, and under one of them once more
 }
 
 
-@pytest.mark.parametrize(("nms", "scores"), [("per-class", [0.9, 0.8]), ("agnostic", [0.9]), ("none", [0.8, 0.9, 0.7])])
+@pytest.mark.parametrize(("nms", "scores"), [("per-class", [0.9, 0.8]), ("agnostic", [0.9]), ("none", [0.9, 0.8, 0.7])])
 def test_the_spec_says_which_overlaps_are_suppressed(nms: str, scores: list[float]) -> None:
     spec = detector("end2end").model_copy(update={"nms": nms})
     assert [row[2] for row in rows(decode(spec, **TWICE))] == scores
@@ -200,12 +200,14 @@ def test_classes_stay_apart_left_of_the_input() -> None:
     assert len(suppress_overlaps(found, 0.5, 1000)) == 2
 
 
-def test_an_engine_that_sees_objects_everywhere_keeps_the_best_only() -> None:
+@pytest.mark.parametrize("nms", ["per-class", "agnostic", "none"])
+def test_an_engine_that_sees_objects_everywhere_keeps_the_best_only(nms: str) -> None:
     generator = np.random.default_rng(0)
     output = generator.random((1, 84, 8400), np.float32) * 300
     output[0, 4:] = 0.0
     output[0, 4] = np.linspace(0.6, 0.9, 8400)
-    decoder = open_decoder(detector("yolov8", iou_threshold=1.0), SIZE, specs({"out": output}))
+    spec = detector("yolov8", iou_threshold=1.0).model_copy(update={"nms": nms})
+    decoder = open_decoder(spec, SIZE, specs({"out": output}))
     (found,) = decoder({"out": output})
     assert isinstance(found, Detections)
     assert len(found) == 1000
