@@ -67,10 +67,12 @@ def add_offline(commands: Any) -> None:
     build.add_argument("--target", metavar="SM", help="with --offline: the GPU to build for, such as sm86")
     build.add_argument("-o", "--output", type=Path, metavar="ARTEFACT/", help="MODEL-PRECISION/ by default")
 
-    inspect = command(commands, "inspect", _inspect, "what is in an artefact")
-    inspect.add_argument("artefact", type=Path, metavar="ARTEFACT/")
+    inspect = command(commands, "inspect", _inspect, "what is in an artefact; what an ONNX file looks like, as a spec")
+    inspect.add_argument("target", type=Path, metavar="ARTEFACT_OR_MODEL.onnx")
     inspect.add_argument("--layers", action="store_true", help="the layers that the builder made")
     inspect.add_argument("--time", action="store_true", help="with --layers: run it, and time every layer")
+    inspect.add_argument("-o", "--output", type=Path, metavar="model.yaml", help="of a MODEL.onnx; MODEL.yaml if new")
+    inspect.add_argument("--overwrite", action="store_true", help="also a model.yaml that is there already")
 
     infer = command(commands, "infer", _infer, "run an artefact over frames")
     infer.add_argument("artefact", type=Path, metavar="ARTEFACT/")
@@ -162,14 +164,38 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    is_model = options.target.is_file() or options.target.suffix == ".onnx"
+    strange = ("layers", "time") if is_model else ("output", "overwrite")
+    given = next((name for name in strange if getattr(options, name)), None)
+    if given is not None:
+        found = f"--{given} for {'a model' if is_model else 'an artefact'}"
+        raise AgentError("cli.arguments", found, "arguments as documented", "see 'tared inspect --help'")
+    if is_model:
+        return _inspect_model(options)
     from agent.inspection import inspect_artefact, print_inspection
 
     backend = _open(options) if options.time else None
-    inspection = inspect_artefact(options.artefact, options.layers or options.time, backend, _key(options))
+    inspection = inspect_artefact(options.target, options.layers or options.time, backend, _key(options))
     if options.json:
         print(json.dumps(inspection.as_dict()))
     else:
         print_inspection(inspection, Console(width=None if sys.stdout.isatty() else _WIDE))
+    return 0
+
+
+def _inspect_model(options: argparse.Namespace) -> int:
+    from agent.model_inspection import inspect_model, print_model_inspection, write_spec
+
+    inspection = inspect_model(options.target)
+    output = options.output or Path(f"{options.target.stem}.yaml")
+    is_written = options.output is not None or options.overwrite or not output.exists()
+    if is_written:
+        write_spec(inspection, output, options.overwrite)
+    if options.json:
+        print(json.dumps({**inspection.as_dict(), "output": str(output) if is_written else None}))
+    else:
+        print_model_inspection(inspection, Console(width=None if sys.stdout.isatty() else _WIDE))
+        print(f"{output} {'is written: correct it' if is_written else 'is there already, and left as it is'}")
     return 0
 
 

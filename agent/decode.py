@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from agent import decoders
-from agent.decoders import Outputs, Size
+from agent import decoders, grid_decoders
+from agent.decoders import CandidateDecoder, Outputs, Size
 from agent.detections import Detections
 from agent.errors import ConfigError
 from agent.model_spec import ModelSpec
-from agent.nms import suppress_overlaps
+from agent.nms import keep_best, suppress_overlaps
+from agent.own_decoder import import_decoder
 from engines.backend import Array, TensorSpec
 
 
@@ -28,14 +28,17 @@ class Classification:
 RawOutputs = Mapping[str, Array]  # the outputs as they are, of a batch of one
 Prediction = Detections | Classification | RawOutputs
 Decoder = Callable[[Mapping[str, Array]], list[Prediction]]
-CandidateDecoder = Callable[[Outputs, Size, float], Detections]
 
 BUILTIN: Mapping[str, CandidateDecoder] = {
-    "yolox": decoders.yolox,
+    "yolox": grid_decoders.yolox,
+    "yolov5": decoders.yolov5,
     "yolov8": decoders.yolov8,
     "end2end": decoders.end2end,
     "ssd": decoders.ssd,
     "fastestdet": decoders.fastestdet,
+    "nanodet": grid_decoders.nanodet,
+    "nanodet-plus": grid_decoders.nanodet_plus,
+    "yunet": grid_decoders.yunet,
 }
 _MAX_CANDIDATES = 1000
 
@@ -44,9 +47,10 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
     """The function from an engine's outputs by name to one prediction per image of the batch.
 
     `input_shape` is (batch, channels, height, width) and detections come in its pixels. A detector's
-    candidates pass the score threshold, then class-aware suppression at the IoU threshold (decoder
-    `end2end` has done it). A function 'package.module:function' is called as the built-in decoders
-    are: (outputs without batch axis, (height, width), score threshold) -> Detections.
+    candidates pass the score threshold, then suppression at the IoU threshold as the spec's `nms` has it;
+    they come best first, a thousand at most.
+    An own decoder is called as the built-in ones are: (outputs without batch axis, (height, width), score
+    threshold) -> Detections.
 
     Raises ConfigError: a decoder that cannot be imported, or outputs that do not fit the decoder.
     """
@@ -65,7 +69,7 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
 
 def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
     assert spec.decoder is not None, "the model spec requires a decoder of every detector"
-    candidates_of = BUILTIN.get(spec.decoder) or _import_decoder(spec.decoder)
+    candidates_of = BUILTIN.get(spec.decoder) or import_decoder(spec.decoder)
     limit = np.float32(4 * max(size))
 
     def detect(image: Outputs) -> Detections:
@@ -77,32 +81,11 @@ def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
         is_finite = np.isfinite(found.boxes).all(axis=1) & np.isfinite(found.scores)
         found = found[is_finite & (found.scores > spec.score_threshold)]
         found = Detections(boxes=np.clip(found.boxes, -limit, limit), classes=found.classes, scores=found.scores)
-        if spec.decoder == "end2end":
-            return found
-        return suppress_overlaps(found, spec.iou_threshold, _MAX_CANDIDATES)
+        if spec.suppression == "none":
+            return keep_best(found, _MAX_CANDIDATES)
+        return suppress_overlaps(found, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
 
     return lambda batch: [detect(image) for image in _images(batch)]
-
-
-def _import_decoder(name: str) -> CandidateDecoder:
-    module_name, _, function_name = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-    except Exception as error:  # the user's module may raise anything while it is imported
-        raise ConfigError(
-            "decoder.import",
-            f"decoder '{name}' whose module fails to import: {type(error).__name__}: {error}",
-            "an importable module",
-            "install its package, or put its folder on PYTHONPATH",
-        ) from error
-    if not callable(function):
-        raise ConfigError(
-            "decoder.import",
-            f"decoder '{name}', and no function '{function_name}' in module '{module_name}'",
-            "a function (outputs, (height, width), score_threshold) -> agent.detections.Detections",
-            "correct the name after the colon",
-        )
-    return function  # type: ignore[no-any-return]  # its results are checked when it is called
 
 
 def _check_detections(found: object, name: str | None) -> None:

@@ -7,7 +7,6 @@ shape, since exporters name them freely; ConfigError (`decoder.shape`) says when
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -19,38 +18,35 @@ from engines.backend import Array
 
 Size = tuple[int, int]  # (height, width) of the network input in pixels
 Outputs = Mapping[str, Array]
+CandidateDecoder = Callable[[Outputs, Size, float], Detections]
 
-_YOLOX_STRIDES = (8, 16, 32, 64)
 
+def yolov5(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
+    """Ultralytics YOLOv5 with its decoding in the graph (export.py), YOLOv7 too: (N, 5 + classes).
 
-def yolox(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
-    """YOLOX without decoding in the graph (Megvii, demo_utils.demo_postprocess): (N, 5 + classes).
-
-    Per grid cell: centre offset and log size in strides, objectness and a sigmoid per class.
+    Boxes cx cy w h in pixels, objectness and a sigmoid per class; score = objectness * class, as its
+    non_max_suppression has it. Maps of rank 4, which older exports give beside it, are passed over.
     """
-    expected = "an undecoded YOLOX output (batch, N, 5 + classes)"
-    output = _find(outputs, expected, lambda shape: len(shape) == 2 and shape[1] > 5)
-    grid, strides = _yolox_grid(size, len(output))
-    likely = np.flatnonzero(output[:, 4] > score_threshold)
-    rows = output[likely].astype(np.float32, copy=False)
-    centres = (rows[:, :2] + grid[likely]) * strides[likely]
-    sides = np.exp(rows[:, 2:4]) * strides[likely]
-    return _every_class(centres, sides, rows[:, 4:5] * rows[:, 5:], score_threshold)
+    expected = "a decoded YOLOv5 output (batch, N, 5 + classes)"
+    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] > 5)
+    rows = output[output[:, 4] > score_threshold].astype(np.float32, copy=False)
+    scores = rows[:, 4:5] * rows[:, 5:]
+    return every_class(corners(rows[:, :2], rows[:, 2:4]), scores, score_threshold)
 
 
 def yolov8(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
-    """Ultralytics YOLOv8 and its successors' default head: (4 + classes, N), boxes cx cy w h in pixels."""
+    """Ultralytics' default head since YOLOv8 (YOLOv9, YOLO11 too): (4 + classes, N), boxes cx cy w h in pixels."""
     expected = "a YOLOv8 output (batch, 4 + classes, N), N above its channels"
-    output = _find(outputs, expected, lambda shape: len(shape) == 2 and 4 < shape[0] < shape[1])
+    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and 4 < shape[0] < shape[1])
     likely = np.flatnonzero(output[4:].max(axis=0) > score_threshold)
     rows = output[:, likely].T.astype(np.float32, copy=False)
-    return _every_class(rows[:, :2], rows[:, 2:4], rows[:, 4:], score_threshold)
+    return every_class(corners(rows[:, :2], rows[:, 2:4]), rows[:, 4:], score_threshold)
 
 
 def end2end(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
     """A graph that suppresses by itself, or needs not (YOLOv10): (N, 6) x1 y1 x2 y2 score class."""
     expected = "an end-to-end output (batch, N, 6)"
-    output = _find(outputs, expected, lambda shape: len(shape) == 2 and shape[1] == 6)
+    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] == 6)
     rows = output[output[:, 4] > score_threshold].astype(np.float32, copy=False)
     return Detections(boxes=rows[:, :4], classes=rows[:, 5].astype(np.int64), scores=rows[:, 4])
 
@@ -66,9 +62,9 @@ def ssd(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
     rest = {name: outputs[name] for name in outputs if name != boxes_name}
     expected = "SSD outputs: boxes (batch, N, 4) and scores (batch, N, 1 + classes)"
     if boxes_name is None:
-        raise _no_fit(outputs, expected)
+        raise no_fit(outputs, expected)
     boxes = outputs[boxes_name]
-    scores = _find(rest, expected, lambda shape: len(shape) == 2 and shape[0] == len(boxes) and shape[1] > 1)
+    scores = find_output(rest, expected, lambda shape: len(shape) == 2 and shape[0] == len(boxes) and shape[1] > 1)
     likely = np.flatnonzero(scores[:, 1:].max(axis=1) > score_threshold)
     pixels = np.array((size[1], size[0]) * 2, np.float32)
     return _strongest_class(
@@ -82,7 +78,7 @@ def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detectio
     Per cell: objectness, tanh centre offset in cells, sigmoid width and height, class softmax.
     """
     expected = "a FastestDet output (batch, 5 + classes, rows, columns)"
-    output = _find(outputs, expected, lambda shape: len(shape) == 3 and shape[0] > 5)
+    output = find_output(outputs, expected, lambda shape: len(shape) == 3 and shape[0] > 5)
     cells = output.reshape(len(output), -1)
     likely = np.flatnonzero(cells[0] > score_threshold ** (1.0 / 0.6))  # a class probability is at most 1
     rows = cells[:, likely].T.astype(np.float32, copy=False)
@@ -92,16 +88,16 @@ def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detectio
     centres = (cell + np.tanh(rows[:, 1:3])) / np.array((grid_columns, grid_rows), np.float32) * pixels
     sides = 0.5 * (1.0 + np.tanh(0.5 * rows[:, 3:5])) * pixels  # sigmoid, as it cannot overflow
     scores = rows[:, :1] ** 0.6 * rows[:, 5:] ** 0.4
-    return _strongest_class(_corners(centres, sides), scores, score_threshold)
+    return _strongest_class(corners(centres, sides), scores, score_threshold)
 
 
-def _every_class(centres: FloatArray, sides: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
+def every_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
     """Candidates of every class above the threshold, since sigmoid scores are trained independently.
 
-    Centres and sides (n, 2), scores (n, classes).
+    Boxes (n, 4), scores (n, classes).
     """
     rows, classes = np.nonzero(scores > score_threshold)
-    return Detections(boxes=_corners(centres, sides)[rows], classes=classes, scores=scores[rows, classes])
+    return Detections(boxes=boxes[rows], classes=classes, scores=scores[rows, classes])
 
 
 def _strongest_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
@@ -111,46 +107,23 @@ def _strongest_class(boxes: FloatArray, scores: FloatArray, score_threshold: flo
     return Detections(boxes=boxes, classes=classes, scores=best)[best > score_threshold]
 
 
-def _corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
+def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
+    """Boxes (n, 4) x1 y1 x2 y2 of centres (n, 2) and widths and heights (n, 2)."""
     half = sides * np.float32(0.5)
-    corners: FloatArray = np.hstack((centres - half, centres + half))
-    return corners
+    boxes: FloatArray = np.hstack((centres - half, centres + half))
+    return boxes
 
 
-@functools.lru_cache(maxsize=8)
-def _yolox_grid(size: Size, count: int) -> tuple[FloatArray, FloatArray]:
-    """Cell coordinates (count, 2) and strides (count, 1) of the feature maps, finest first.
-
-    The strides are the first of 8, 16, 32, 64 whose maps have `count` cells together.
-    """
-    cells: list[FloatArray] = []
-    strides: list[FloatArray] = []
-    total = 0
-    for stride in _YOLOX_STRIDES:
-        rows, columns = (-(-side // stride) for side in size)
-        y, x = np.divmod(np.arange(rows * columns, dtype=np.float32), np.float32(columns))
-        cells.append(np.stack((x, y), axis=1))
-        strides.append(np.full((rows * columns, 1), stride, np.float32))
-        total += rows * columns
-        if total == count:
-            return np.concatenate(cells), np.concatenate(strides)
-    raise ConfigError(
-        "decoder.shape",
-        f"{count} YOLOX cells for an input of {size[0]}x{size[1]}",
-        f"as many as maps of strides {', '.join(map(str, _YOLOX_STRIDES))}, or of the first of these, have",
-        "check the model's input size, or name a decoder of your own as 'package.module:function'",
-    )
-
-
-def _find(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> NDArray[np.floating]:
-    """The one output whose shape fits."""
+def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> NDArray[np.floating]:
+    """The one output whose shape fits. Raises ConfigError as `no_fit` where there are none or several."""
     found = [output for output in outputs.values() if fits(output.shape)]
     if len(found) != 1:
-        raise _no_fit(outputs, expected)
+        raise no_fit(outputs, expected)
     return found[0]  # type: ignore[return-value]  # an engine's detections are floats
 
 
-def _no_fit(outputs: Outputs, expected: str) -> ConfigError:
+def no_fit(outputs: Outputs, expected: str) -> ConfigError:
+    """The error `decoder.shape`: these outputs are not what was expected."""
     shapes = ", ".join(f"{name} (batch, {', '.join(map(str, outputs[name].shape))})" for name in outputs)
     return ConfigError(
         "decoder.shape", f"outputs {shapes}", expected, "name the decoder that fits this model in its spec"

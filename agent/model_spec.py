@@ -7,16 +7,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 from agent.errors import ConfigError
+from agent.own_decoder import installed_decoders
 from agent.schema import Strict, read_yaml, validate
 from engines.backend import TensorSpec
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
-DECODERS = ("yolox", "yolov8", "end2end", "ssd", "fastestdet")
+DECODERS = ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet")
 _DECODER_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -26,6 +35,7 @@ def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
+Suppression = Literal["per-class", "agnostic", "none"]
 ImageShape = tuple[int, int, int, int]  # (1, channels, height, width)
 Shape = Annotated[tuple[PositiveInt, ...], AfterValidator(_rank_four)]
 
@@ -105,7 +115,8 @@ class PrecisionRules(Strict):
 class ModelSpec(Strict):
     """One model: its ONNX file, its task, its input and how its outputs are decoded.
 
-    Thresholds are fractions; `min_sqnr_db` is what task `raw` asks of an engine's outputs. `reference_accuracy` is the
+    Thresholds are fractions. nms: which overlapping candidates are suppressed; None leaves it to the decoder, see
+    `suppression`. `min_sqnr_db` is what task `raw` asks of an engine's outputs. `reference_accuracy` is the
     owner's word on the float model, for task `classify`.
     """
 
@@ -117,6 +128,7 @@ class ModelSpec(Strict):
     labels: tuple[str, ...] = ()
     score_threshold: Fraction = 0.3
     iou_threshold: Fraction = 0.5
+    nms: Suppression | None = None
     min_sqnr_db: Finite = 20.0
     precision: PrecisionRules = PrecisionRules()
     # Not dumped: no engine depends on it, and a spec's dump is what engines and plans are known by.
@@ -128,12 +140,19 @@ class ModelSpec(Strict):
         task = info.data.get("task")
         if decoder is None:
             if task == "detect":
-                raise ValueError(f"{', '.join(DECODERS)} or 'package.module:function' for task 'detect'")
-        elif decoder not in DECODERS and not _DECODER_FUNCTION.fullmatch(decoder):
-            raise ValueError(f"{', '.join(DECODERS)} or 'package.module:function'")
+                raise ValueError(f"{_decoder_names()} for task 'detect'")
+        elif not (decoder in DECODERS or _DECODER_FUNCTION.fullmatch(decoder) or decoder in installed_decoders()):
+            raise ValueError(_decoder_names())
         elif task not in ("detect", None):
             raise ValueError(f"no decoder for task '{task}'")
         return decoder
+
+    @field_validator("nms")
+    @classmethod
+    def _only_of_detectors(cls, nms: Suppression | None, info: ValidationInfo) -> Suppression | None:
+        if nms is not None and info.data.get("task", "detect") != "detect":
+            raise ValueError("null unless task is 'detect'")
+        return nms
 
     @field_validator("reference_accuracy")
     @classmethod
@@ -155,6 +174,17 @@ class ModelSpec(Strict):
     @classmethod
     def _labels_from_file(cls, labels: object) -> object:
         return _read_labels(Path(labels)) if isinstance(labels, str) else labels
+
+    @model_serializer(mode="wrap")
+    def _without_unsaid(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A dump without an `nms` that nobody gave: engines that were built before the key came keep their ids."""
+        content: dict[str, Any] = dump(self)
+        return {key: value for key, value in content.items() if key != "nms" or value is not None}
+
+    @property
+    def suppression(self) -> Suppression:
+        """Which overlapping candidates are suppressed; unless the spec says so, none for a graph that has done it."""
+        return self.nms or ("none" if self.decoder == "end2end" else "per-class")
 
     def label(self, class_id: int) -> str:
         """The name of a class; its number where the spec names none."""
@@ -235,6 +265,11 @@ def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:
 def load_model_spec(path: Path) -> ModelSpec:
     """Read MODEL.yaml; its paths are relative to it. Raises ConfigError with every error at once."""
     return validate(ModelSpec, rebase(read_yaml(path), path.parent), str(path))
+
+
+def _decoder_names() -> str:
+    installed = [name for name in installed_decoders() if name not in DECODERS]
+    return f"{', '.join([*DECODERS, *installed])}, 'package.module:function', or a name that an installed package gives"
 
 
 def _read_labels(path: Path) -> Sequence[str]:

@@ -29,6 +29,7 @@ from agent.model import calibrate, open_model, read_plan, slower_here
 from agent.model_spec import ModelSpec, load_model_spec
 from agent.preprocess import Geometry
 from agent.sampling import Collection
+from agent.schema import validate
 from agent.source import Source, parse_source
 from agent.telemetry import LatencyHistogram
 from agent.vision import VisionTask
@@ -165,7 +166,7 @@ def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Ite
     if target.is_dir():
         artefact = read_artefact(target, key)
         check_runtime(artefact, backend.describe())
-        spec = ModelSpec.model_validate({**artefact.manifest["inputs"]["spec"], "path": artefact.engine_path})
+        spec = validate(ModelSpec, {**artefact.manifest["inputs"]["spec"], "path": artefact.engine_path}, str(target))
         with closing(backend.load(artefact.read_engine())) as engine:
             yield engine, spec
         return

@@ -27,7 +27,7 @@ def load_model(path: Path) -> ModelProto:
     `model.external-data` (missing, or outside the model's folder), `model.operator` (unknown to ONNX),
     `model.quantised` (by other operators than Q/DQ), `model.invalid` (onnx.checker), `model.input` (not one image).
     """
-    model = _parse(path)
+    model = parse_model(path)
     _check_operators(model)
     _load_external_data(model, path.parent)
     try:
@@ -60,7 +60,11 @@ def canonical_hash(model: ModelProto) -> str:
     return hashlib.sha256(bare.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _parse(path: Path) -> ModelProto:
+def parse_model(path: Path) -> ModelProto:
+    """Read an ONNX file as it is, without its external data, fit for us or not.
+
+    Raises EngineError: `model.missing`, `model.empty`, `model.unreadable`.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -148,23 +148,23 @@ def test_a_gigantic_box_does_not_hide_the_others() -> None:
     assert len(decode(detector("yolov8"), out=output)) == 3
 
 
-def naive_nms(found: Detections, iou_threshold: float) -> list[int]:
+def naive_nms(found: Detections, iou_threshold: float, is_agnostic: bool) -> list[int]:
     kept: list[int] = []
     for index in np.argsort(-found.scores, kind="stable"):
-        same = [k for k in kept if found.classes[k] == found.classes[index]]
+        same = [k for k in kept if is_agnostic or found.classes[k] == found.classes[index]]
         overlaps = iou_matrix(found.boxes[[index]], found.boxes[same])
         if overlaps.max(initial=0.0) <= iou_threshold:
             kept.append(int(index))
     return kept
 
 
-CORNER, SIDE = st.integers(-40, 120), st.integers(1, 60)
+CORNER, SIDE = st.integers(-40, 120), st.integers(-2, 60)  # some without area, or inside out
 CANDIDATES = st.lists(st.tuples(CORNER, CORNER, SIDE, SIDE, st.integers(0, 3), st.integers(0, 8)), max_size=25)
 
 
-@given(rows=CANDIDATES, iou_threshold=st.sampled_from([0.0, 0.3003, 0.45003, 0.70003, 1.0]))
+@given(rows=CANDIDATES, iou_threshold=st.sampled_from([0.0, 0.3003, 0.45003, 0.70003, 1.0]), is_agnostic=st.booleans())
 def test_suppression_agrees_with_the_naive_one(
-    rows: list[tuple[int, int, int, int, int, int]], iou_threshold: float
+    rows: list[tuple[int, int, int, int, int, int]], iou_threshold: float, is_agnostic: bool
 ) -> None:
     table = np.array(rows, np.float32).reshape(-1, 6)
     found = Detections(
@@ -172,11 +172,22 @@ def test_suppression_agrees_with_the_naive_one(
         classes=table[:, 4].astype(np.int64),
         scores=table[:, 5] / 8,
     )
-    expected = found[np.array(naive_nms(found, iou_threshold), np.intp)]
-    kept = suppress_overlaps(found, iou_threshold, 1000)
+    expected = found[np.array(naive_nms(found, iou_threshold, is_agnostic), np.intp)]
+    kept = suppress_overlaps(found, iou_threshold, 1000, is_agnostic)
     assert kept.boxes.tolist() == expected.boxes.tolist()
     assert kept.classes.tolist() == expected.classes.tolist()
     assert kept.scores.tolist() == expected.scores.tolist()
+
+
+TWICE = {  # one object under two classes, and under one of them once more
+    "out": np.array([[[0, 0, 30, 40, 0.8, 1], [1, 0, 30, 40, 0.9, 0], [0, 0, 30, 40, 0.7, 0]]], np.float32)
+}
+
+
+@pytest.mark.parametrize(("nms", "scores"), [("per-class", [0.9, 0.8]), ("agnostic", [0.9]), ("none", [0.9, 0.8, 0.7])])
+def test_the_spec_says_which_overlaps_are_suppressed(nms: str, scores: list[float]) -> None:
+    spec = detector("end2end").model_copy(update={"nms": nms})
+    assert [row[2] for row in rows(decode(spec, **TWICE))] == scores
 
 
 def test_classes_stay_apart_left_of_the_input() -> None:
@@ -189,12 +200,14 @@ def test_classes_stay_apart_left_of_the_input() -> None:
     assert len(suppress_overlaps(found, 0.5, 1000)) == 2
 
 
-def test_an_engine_that_sees_objects_everywhere_keeps_the_best_only() -> None:
+@pytest.mark.parametrize("nms", ["per-class", "agnostic", "none"])
+def test_an_engine_that_sees_objects_everywhere_keeps_the_best_only(nms: str) -> None:
     generator = np.random.default_rng(0)
     output = generator.random((1, 84, 8400), np.float32) * 300
     output[0, 4:] = 0.0
     output[0, 4] = np.linspace(0.6, 0.9, 8400)
-    decoder = open_decoder(detector("yolov8", iou_threshold=1.0), SIZE, specs({"out": output}))
+    spec = detector("yolov8", iou_threshold=1.0).model_copy(update={"nms": nms})
+    decoder = open_decoder(spec, SIZE, specs({"out": output}))
     (found,) = decoder({"out": output})
     assert isinstance(found, Detections)
     assert len(found) == 1000

@@ -76,7 +76,7 @@ def test_reports_every_error_at_once(tmp_path: Path) -> None:
     [
         *[("detect", name, True) for name in DECODERS],
         ("detect", "package.module:function", True),
-        ("detect", "yolov5", False),
+        ("detect", "yolov6", False),
         ("detect", "module.function", False),
         ("detect", "a:b:c", False),
         ("detect", None, False),
@@ -100,6 +100,21 @@ def test_decoder_must_fit_the_task(task: str, decoder: str | None, accepted: boo
 def test_profiles_are_ordered(tmp_path: Path, shapes: str) -> None:
     with pytest.raises(ConfigError, match="no dimension below"):
         load_model_spec(write(tmp_path, f"{{path: a.onnx, task: classify, profiles: [{{x: {{{shapes}}}}}]}}"))
+
+
+def test_overlaps_are_the_affair_of_detectors(tmp_path: Path) -> None:
+    spec = load_model_spec(write(tmp_path, "{path: a.onnx, task: detect, decoder: end2end, nms: agnostic}"))
+    assert spec.suppression == "agnostic"
+    assert ModelSpec.model_validate(spec.model_dump(mode="json")) == spec
+    with pytest.raises(ConfigError, match="nms: expected null unless task is 'detect'"):
+        load_model_spec(write(tmp_path, "{path: a.onnx, task: classify, nms: none}"))
+
+
+@pytest.mark.parametrize(("decoder", "suppression"), [("yolox", "per-class"), ("end2end", "none")])
+def test_overlaps_of_which_nothing_is_said(tmp_path: Path, decoder: str, suppression: str) -> None:
+    spec = load_model_spec(write(tmp_path, f"{{path: a.onnx, task: detect, decoder: {decoder}}}"))
+    assert spec.suppression == suppression
+    assert "nms" not in spec.model_dump(mode="json")  # what was built before the key came keeps its id
 
 
 def test_every_accepted_decoder_exists() -> None:

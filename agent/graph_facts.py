@@ -1,0 +1,206 @@
+"""What an ONNX graph says of itself: its tensors, what makes its outputs, what it does with its image first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, numpy_helper
+
+from engines.backend import EngineError, open_backend
+from engines.graph import parse_model
+from engines.topology import Dim, Topology, tensor_types, value_type
+
+_CHANNELS = (1, 3, 4)
+_OPEN_SIDE = 640  # of an input of open size, where it has to have one
+_PASSING = (
+    "Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity", "Cast",
+    "QuantizeLinear", "DequantizeLinear",
+)  # fmt: skip
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div")
+Constants = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GraphTensor:
+    """An input or output: its ONNX type, such as 'float32', and its declared shape, None where that is open."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class GraphOutput(GraphTensor):
+    """closed: the shape for one image, of the graph's size or, where that is open, of the assumed one.
+
+    made_by: the operators behind those that only give shape or type, in the order in which their results are joined.
+    """
+
+    closed: tuple[int | None, ...]
+    made_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What a graph does with its image before anything else: x * gain + bias, each of one value or one per channel."""
+
+    gain: Constants
+    bias: Constants
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """size: (height, width) of the image, the assumed one where it is open; None where there is no one image.
+
+    layout: 'NCHW', 'NHWC', or None where neither fits. scaling: None where the graph does nothing of the kind.
+    """
+
+    inputs: tuple[GraphTensor, ...]
+    outputs: tuple[GraphOutput, ...]
+    layout: str | None
+    size: tuple[int, int] | None
+    scaling: Scaling | None
+    operators: frozenset[str]
+    metadata: dict[str, str]
+    producer: str
+    opset: int
+
+    @property
+    def channels(self) -> int | None:
+        """Of the image; None where there is no one image, or it leaves them open."""
+        return None if self.layout is None else self.inputs[0].shape[1 if self.layout == "NCHW" else 3]
+
+    @property
+    def is_open(self) -> bool:
+        """True where height or width is for the caller to choose."""
+        sides = slice(2, 4) if self.layout == "NCHW" else slice(1, 3)
+        return self.layout is not None and None in self.inputs[0].shape[sides]
+
+
+def read_facts(path: Path) -> GraphFacts:
+    """Look at an ONNX file, of whatever inputs and outputs. Raises EngineError as `parse_model`."""
+    model = parse_model(path)
+    topology = Topology(model)
+    values = [value for value in model.graph.input if value.name in topology.inputs]
+    inputs = tuple(_tensor(value) for value in values)
+    layout = _layout(inputs[0].shape) if len(inputs) == 1 else None
+    size = _close(values[0], layout) if layout else None
+    shapes = _closed_shapes(model, _tensor(values[0]) if layout else None)
+    outputs = tuple(
+        GraphOutput(*_fields(_tensor(value)), shapes[value.name], tuple(_made_by(topology, value.name)))
+        for value in model.graph.output
+    )
+    return GraphFacts(
+        inputs=inputs,
+        outputs=outputs,
+        layout=layout,
+        size=size,
+        scaling=_scaling(topology, inputs[0].name) if layout else None,
+        operators=frozenset(node.op_type for node in topology.nodes),
+        metadata={entry.key: entry.value for entry in model.metadata_props},
+        producer=model.producer_name,
+        opset=next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 0),
+    )
+
+
+def _tensor(value: onnx.ValueInfoProto) -> GraphTensor:
+    found = value_type(value)
+    dtype = onnx.TensorProto.DataType.Name(found.elem_type).lower()
+    return GraphTensor(value.name, "float32" if dtype == "float" else dtype, _sizes(found.shape))
+
+
+def _fields(tensor: GraphTensor) -> tuple[str, str, tuple[int | None, ...]]:
+    return tensor.name, tensor.dtype, tensor.shape
+
+
+def _sizes(shape: tuple[Dim, ...] | None) -> tuple[int | None, ...]:
+    return tuple(dim if isinstance(dim, int) and dim > 0 else None for dim in shape or ())
+
+
+def _layout(shape: tuple[int | None, ...]) -> str | None:
+    if len(shape) != 4:
+        return None
+    return "NCHW" if shape[1] in _CHANNELS else "NHWC" if shape[3] in _CHANNELS else None
+
+
+def _close(image: onnx.ValueInfoProto, layout: str) -> tuple[int, int]:
+    """Give one image the size that its input leaves open, in the model; (height, width)."""
+    batch, *rest = image.type.tensor_type.shape.dim
+    batch.dim_value = 1
+    sides = rest[1:] if layout == "NCHW" else rest[:2]
+    for side in sides:
+        side.dim_value = side.dim_value or _OPEN_SIDE
+    height, width = (side.dim_value for side in sides)
+    return height, width
+
+
+def _closed_shapes(model: ModelProto, image: GraphTensor | None) -> dict[str, tuple[int | None, ...]]:
+    """The outputs' shapes by inference; by a run on a black image where that leaves any open."""
+    types = tensor_types(model)
+    shapes = {value.name: _sizes(types[value.name].shape) for value in model.graph.output}
+    if image is None or all(shape and None not in shape for shape in shapes.values()):
+        return shapes
+    try:
+        with closing(open_backend("onnxruntime").load(model.SerializeToString())) as engine:
+            found = engine.infer(np.zeros([side or 1 for side in image.shape], np.dtype(image.dtype)))
+    except (EngineError, TypeError):  # not one that can be run here, or of a type that NumPy does not have
+        return shapes
+    return {name: output.shape for name, output in found.items()}
+
+
+def _made_by(topology: Topology, tensor: str) -> Iterator[str]:
+    waiting, seen = [tensor], set[str]()
+    while waiting:
+        name = waiting.pop()
+        node = topology.producers.get(name)
+        if node is None or name in seen:
+            continue
+        seen.add(name)
+        if node.op_type in _PASSING:
+            waiting.extend(reversed(node.input if node.op_type == "Concat" else node.input[:1]))
+        else:
+            yield node.op_type
+
+
+def _scaling(topology: Topology, tensor: str) -> Scaling | None:
+    gain, bias = np.ones(1), np.zeros(1)
+    steps = 0
+    while len(readers := topology.readers(tensor)) == 1:
+        node, index = readers[0]
+        if node.op_type in _ARITHMETIC:
+            constant = _constant(topology, node.input[1 - index])
+            if constant is None or (node.op_type in ("Sub", "Div") and index == 1):
+                break
+            gain, bias = _composed(node, gain, bias, constant)
+            steps += 1
+        elif node.op_type not in ("Cast", "Identity", "Transpose"):
+            break
+        tensor = node.output[0]
+    return Scaling(gain, bias) if steps else None
+
+
+def _composed(node: NodeProto, gain: Constants, bias: Constants, constant: Constants) -> tuple[Constants, Constants]:
+    with np.errstate(all="ignore"):  # a graph may divide by zero
+        if node.op_type == "Mul":
+            return gain * constant, bias * constant
+        if node.op_type == "Div":
+            return gain / constant, bias / constant
+    return gain, bias + constant if node.op_type == "Add" else bias - constant
+
+
+def _constant(topology: Topology, tensor: str) -> Constants | None:
+    """One value, or one per channel; None where a tensor is no such constant."""
+    stored = topology.initializers.get(tensor)
+    producer = topology.producers.get(tensor)
+    if producer is not None and producer.op_type == "Constant":
+        stored = next((attribute.t for attribute in producer.attribute if attribute.name == "value"), None)
+    if stored is None or stored.data_location == onnx.TensorProto.EXTERNAL:
+        return None
+    values = numpy_helper.to_array(stored).astype(np.float64).ravel()
+    return values if values.size in _CHANNELS else None

@@ -1,0 +1,170 @@
+"""One small graph of each family of models, with the outputs that its exporter gives, for an image of 64x96."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from onnx import ModelProto, helper
+from zoo import Net, Shape
+
+CLASSES = 3
+IMAGE = (1, 3, 64, 96)
+STRIDES = (8, 16, 32)
+
+
+def _named(net: Net, tensor: str, name: str) -> str:
+    net.nodes.append(helper.make_node("Identity", [tensor], [name], name=name))
+    return name
+
+
+def _ints(net: Net, *values: int) -> str:
+    return net.constant(np.array(values, np.int64))
+
+
+def _map(net: Net, stride: int, channels: int) -> str:
+    return net.conv("image", 3, channels, strides=[stride, stride])
+
+
+def _sigmoid(net: Net, stride: int, channels: int) -> str:
+    return net.node("Sigmoid", _map(net, stride, channels))
+
+
+def _flat(net: Net, tensor: str, channels: int) -> str:
+    """(1, channels, cells)"""
+    return net.node("Reshape", tensor, _ints(net, 1, channels, -1))
+
+
+def _rows(net: Net, tensor: str, channels: int) -> str:
+    return net.node("Transpose", _flat(net, tensor, channels), perm=[0, 2, 1])
+
+
+def _joined(net: Net, tensors: Sequence[str], axis: int) -> str:
+    return net.node("Concat", *tensors, axis=axis)
+
+
+def _yolox(net: Net) -> str:
+    parts = [
+        _joined(net, [_map(net, stride, 4), _sigmoid(net, stride, 1), _sigmoid(net, stride, CLASSES)], 1)
+        for stride in STRIDES
+    ]
+    return _joined(net, [_rows(net, part, 5 + CLASSES) for part in parts], 1)
+
+
+def yolox(net: Net) -> ModelProto:
+    return net.model(_yolox(net))
+
+
+def yolox_decoded(net: Net) -> ModelProto:
+    return net.model(net.node("Mul", _yolox(net), net.constant(np.full((1, 1, 1), 8, np.float32))))
+
+
+def yolov5(net: Net) -> ModelProto:
+    anchored = []
+    for stride in STRIDES:
+        cells = net.node("Reshape", _sigmoid(net, stride, 3 * 8), _ints(net, 1, 3, 8, -1))
+        anchored.append(
+            net.node("Reshape", net.node("Transpose", cells, perm=[0, 1, 3, 2]), _ints(net, 1, -1, 5 + CLASSES))
+        )
+    return net.model(net.node("Mul", _joined(net, anchored, 1), net.constant(np.full((1, 1, 1), 8, np.float32))))
+
+
+def yolov8(net: Net) -> ModelProto:
+    boxes = _joined(net, [_flat(net, _map(net, stride, 4), 4) for stride in STRIDES], 2)
+    classes = _joined(net, [_flat(net, _map(net, stride, CLASSES), CLASSES) for stride in STRIDES], 2)
+    pixels = net.node("Mul", boxes, net.constant(np.full((1, 1, 1), 8, np.float32)))
+    return net.model(_joined(net, [pixels, net.node("Sigmoid", classes)], 1))
+
+
+def end2end(net: Net) -> ModelProto:
+    return net.model(net.node("TopK", _rows(net, _map(net, 8, 6), 6), _ints(net, 20), outputs=2, axis=1))
+
+
+def ssd(net: Net) -> ModelProto:
+    scores = net.node("Softmax", _rows(net, _map(net, 8, 1 + CLASSES), 1 + CLASSES), axis=2)
+    boxes = net.node("Add", _rows(net, _map(net, 8, 4), 4), net.constant(np.ones(1, np.float32)))
+    return net.model(_named(net, scores, "scores"), _named(net, boxes, "boxes"))
+
+
+def fastestdet(net: Net) -> ModelProto:
+    classes = net.node("Softmax", _map(net, 16, CLASSES), axis=1)
+    return net.model(_joined(net, [_sigmoid(net, 16, 1), _map(net, 16, 4), classes], 1))
+
+
+def _nanodet(net: Net, strides: Sequence[int]) -> ModelProto:
+    parts = [_joined(net, [_sigmoid(net, stride, CLASSES), _map(net, stride, 32)], 1) for stride in strides]
+    return net.model(_joined(net, [_rows(net, part, 32 + CLASSES) for part in parts], 1))
+
+
+def nanodet(net: Net) -> ModelProto:
+    return _nanodet(net, STRIDES)
+
+
+def nanodet_plus(net: Net) -> ModelProto:
+    return _nanodet(net, (*STRIDES, 64))
+
+
+def nanodet_by_stride(net: Net) -> ModelProto:
+    classes = [_rows(net, _sigmoid(net, stride, CLASSES), CLASSES) for stride in STRIDES]
+    sides = [_rows(net, _map(net, stride, 44), 44) for stride in STRIDES]
+    names = [_named(net, part, f"cls_pred_stride_{s}") for s, part in zip(STRIDES, classes, strict=True)]
+    names += [_named(net, part, f"dis_pred_stride_{s}") for s, part in zip(STRIDES, sides, strict=True)]
+    return net.model(*names)
+
+
+def yunet(net: Net) -> ModelProto:
+    columns = {"cls": 1, "obj": 1, "bbox": 4, "kps": 10}
+    names = [
+        _named(net, _rows(net, _sigmoid(net, stride, width), width), f"{kind}_{stride}")
+        for kind, width in columns.items()
+        for stride in STRIDES
+    ]
+    return net.model(*names)
+
+
+def _pooled(net: Net) -> str:
+    return net.node("Flatten", net.node("GlobalAveragePool", _map(net, 8, 8)))
+
+
+def classifier(net: Net) -> ModelProto:
+    return net.model(net.node("Gemm", _pooled(net), net.weight(CLASSES, 8), net.weight(CLASSES), transB=1))
+
+
+def softmax_classifier(net: Net) -> ModelProto:
+    return net.model(net.node("Softmax", net.node("MatMul", _pooled(net), net.weight(8, CLASSES)), axis=1))
+
+
+def segmentation(net: Net) -> ModelProto:
+    return net.model(_map(net, 8, CLASSES))
+
+
+def transformer(net: Net) -> ModelProto:
+    """A DETR's: boxes of centres and sizes behind a sigmoid."""
+    return net.model(_rows(net, _map(net, 8, 20), 20), net.node("Sigmoid", _rows(net, _map(net, 8, 4), 4)))
+
+
+def regression(net: Net) -> ModelProto:
+    return net.model(net.node("Gemm", _pooled(net), net.weight(1, 8), transB=1))
+
+
+Family = Callable[[Net], ModelProto]
+DETECTORS: dict[Family, str] = {
+    yolox: "yolox",
+    yolox_decoded: "yolov5",
+    yolov5: "yolov5",
+    yolov8: "yolov8",
+    end2end: "end2end",
+    ssd: "ssd",
+    fastestdet: "fastestdet",
+    nanodet: "nanodet",
+    nanodet_plus: "nanodet-plus",
+    nanodet_by_stride: "nanodet",
+    yunet: "yunet",
+}
+CLASSIFIERS: tuple[Family, ...] = (classifier, softmax_classifier)
+OTHERS: tuple[Family, ...] = (segmentation, transformer, regression)
+
+
+def family(make: Family, shape: Shape = IMAGE) -> ModelProto:
+    """A graph of a family, for an image of a shape, which may be open."""
+    return make(Net(shape))

@@ -1,0 +1,262 @@
+"""`tared inspect MODEL.onnx`: what is guessed of real models and of every family, and the spec that is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bench import Bench
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import SPECS
+from model_families import CLASSES, CLASSIFIERS, DETECTORS, IMAGE, OTHERS, Family, classifier, family, yolov8, yolox
+from onnx import ModelProto, TensorProto, helper
+from zoo import Net, run
+
+from agent.cli import main
+from agent.decode import open_decoder
+from agent.graph_facts import read_facts
+from agent.model_guess import class_names
+from agent.model_inspection import inspect_model, write_spec
+from agent.model_spec import InputSpec, ModelSpec, load_model_spec
+from agent.schema import read_yaml
+from engines.backend import TensorSpec
+from engines.graph import load_model
+
+STREET = Path(__file__).parents[1] / "examples/street/street.onnx"
+
+
+def saved(folder: Path, model: ModelProto) -> Path:
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    return folder / "model.onnx"
+
+
+def written(model: Path, folder: Path) -> ModelSpec:
+    """The spec that is guessed, read again as everybody reads it."""
+    write_spec(inspect_model(model), folder / "guessed.yaml", may_overwrite=False)
+    return load_model_spec(folder / "guessed.yaml")
+
+
+def guessed(model: Path) -> dict[str, Any]:
+    return {guess.key: guess.value for guess in inspect_model(model).guesses}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_real_models_are_guessed_as_they_are(name: str, shared_data: Path, tmp_path: Path) -> None:
+    model = shared_data / SPECS[name]["path"]
+    spec, truth = written(model, tmp_path), SPECS[name]
+    assert (spec.path.resolve(), spec.task, spec.decoder) == (model.resolve(), truth["task"], truth.get("decoder"))
+    assert spec.input == InputSpec(**truth["input"])
+
+
+def test_the_samples_model_but_for_its_training(tmp_path: Path) -> None:
+    spec = written(STREET, tmp_path)
+    assert (spec.task, spec.decoder) == ("detect", "yolox")
+    assert spec.input_shape(TensorSpec("images", np.dtype(np.float32), (1, 3, 160, 288))) == (1, 3, 160, 288)
+
+
+@pytest.mark.parametrize("make", [*DETECTORS, *CLASSIFIERS])
+def test_every_family_is_known_by_its_graph(make: Family, tmp_path: Path) -> None:
+    model = family(make)
+    inspection = inspect_model(saved(tmp_path, model))
+    spec = written(tmp_path / "model.onnx", tmp_path)
+    assert (spec.task, spec.decoder) == (("detect", DETECTORS[make]) if make in DETECTORS else ("classify", None))
+    assert inspection.guesses[0].sureness in ("sure", "likely")
+    assert inspection.classes == {"end2end": 0, "yunet": 1}.get(spec.decoder or "", CLASSES)
+    outputs = run(model, np.ones(IMAGE, np.float32))
+    tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
+    assert len(open_decoder(spec, IMAGE, tensors)(outputs)) == 1
+
+
+@pytest.mark.parametrize("make", DETECTORS)
+def test_open_sizes_are_guessed_with_a_profile(make: Family, tmp_path: Path) -> None:
+    path = saved(tmp_path, family(make, ("batch", 3, "height", "width")))
+    spec = written(path, tmp_path)
+    assert spec.decoder == DETECTORS[make]
+    assert spec.input_shape(TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))) == (1, 3, 640, 640)
+
+
+def unknown_rows(is_runnable: bool) -> ModelProto:
+    """YOLOX with a size that shape inference cannot follow, and unless `is_runnable` no run tells either."""
+    net = Net(IMAGE)
+    parts = [net.conv("image", 3, 4, strides=[8, 8]), net.node("Sigmoid", net.conv("image", 3, 4, strides=[8, 8]))]
+    sizes = net.node("Abs", net.node("Cast", net.constant(np.array([1, 8, 96])), to=TensorProto.FLOAT))
+    cells = net.node("Reshape", net.node("Concat", *parts, axis=1), net.node("Cast", sizes, to=TensorProto.INT64))
+    rows = net.node("Transpose", cells, perm=[0, 2, 1])
+    model = net.model(rows)
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info(rows, TensorProto.FLOAT, ["batch", "rows", "columns"]))
+    if not is_runnable:  # an image that no kernel takes
+        model.graph.input[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
+    return model
+
+
+def test_shapes_that_cannot_be_inferred_are_those_of_a_run(tmp_path: Path) -> None:
+    path = saved(tmp_path, unknown_rows(is_runnable=True))
+    assert (read_facts(path).outputs[0].shape, read_facts(path).outputs[0].closed) == ((None, None, None), (1, 96, 8))
+    assert guessed(path)["decoder"] == "yolox"
+
+
+def test_shapes_that_no_run_gives_either_stay_open(tmp_path: Path) -> None:
+    path = saved(tmp_path, unknown_rows(is_runnable=False))
+    assert None in read_facts(path).outputs[0].closed
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_what_fits_nothing_is_raw_and_says_so(make: Family, tmp_path: Path) -> None:
+    path = saved(tmp_path, family(make))
+    assert written(path, tmp_path).task == "raw"
+    assert inspect_model(path).guesses[0].reason == "no decoder fits its outputs"
+
+
+def test_a_model_that_its_metadata_say_is_no_detector(tmp_path: Path) -> None:
+    model = family(yolov8)
+    helper.set_model_props(model, {"task": "pose\n: {", "author": "Ultralytics"})
+    spec = written(saved(tmp_path, model), tmp_path)
+    assert spec.task == "raw"
+
+
+def scaled(operators: list[tuple[str, list[float]]]) -> ModelProto:
+    net = Net(IMAGE)
+    tensor = "image"
+    for operator, values in operators:
+        tensor = net.node(operator, tensor, net.constant(np.array(values, np.float32).reshape(1, -1, 1, 1)))
+    pooled = net.node("Flatten", net.node("GlobalAveragePool", net.conv(tensor, 3, 8)))
+    return net.model(net.node("Gemm", pooled, net.weight(CLASSES, 8), transB=1))
+
+
+MEANS, STDS = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+@pytest.mark.parametrize(
+    ("operators", "scale", "color"),
+    [
+        ([("Div", [255.0])], 1.0, "rgb"),
+        ([("Mul", [1 / 255]), ("Sub", MEANS), ("Div", STDS)], 1.0, "rgb"),
+        ([("Mul", [1 / 255]), ("Sub", MEANS[::-1]), ("Div", STDS[::-1])], 1.0, "bgr"),
+        ([("Sub", MEANS), ("Div", STDS)], 1 / 255, "rgb"),
+        ([("Sub", [103.53, 116.28, 123.675]), ("Mul", [0.0174, 0.0175, 0.0171])], 1.0, "bgr"),
+        ([("Sub", [127.5]), ("Div", [127.5])], 1.0, "rgb"),
+        ([("Mul", [2.0]), ("Add", [-1.0])], 1 / 255, "rgb"),
+        ([("Mul", [0.0, 0.0, 0.0])], 1.0, "rgb"),
+    ],
+)
+def test_what_the_graph_scales_itself_is_not_scaled_twice(
+    operators: list[tuple[str, list[float]]], scale: float, color: str, tmp_path: Path
+) -> None:
+    spec = written(saved(tmp_path, scaled(operators)), tmp_path)
+    assert spec.input.scale == pytest.approx(scale)
+    assert (spec.input.mean, spec.input.std, spec.input.color) == ((0.0,), (1.0,), color)
+
+
+def retyped(model: ModelProto, elem_type: int, shape: tuple[int, ...], *front: Any) -> ModelProto:
+    """The model behind another input and the nodes that make its image of that."""
+    for node in model.graph.node:
+        node.input[:] = ["prepared" if name == "image" else name for name in node.input]
+    nodes = [*front, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("image", elem_type, shape))
+    return model
+
+
+def test_what_tared_cannot_take_is_guessed_and_told(tmp_path: Path) -> None:
+    front = [
+        helper.make_node("Cast", ["image"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Transpose", ["floats"], ["prepared"], perm=[0, 3, 1, 2]),
+    ]
+    path = saved(tmp_path, retyped(family(yolox), TensorProto.UINT8, (1, 64, 96, 3), *front))
+    inspection = inspect_model(path)
+    assert (inspection.facts.layout, inspection.facts.inputs[0].dtype) == ("NHWC", "uint8")
+    assert inspection.refusal.startswith("model.input: ")
+    assert guessed(path)["decoder"] == "yolox"
+    write_spec(inspection, tmp_path / "model.yaml", may_overwrite=False)
+    assert "# Not usable as it is: model.input" in (tmp_path / "model.yaml").read_text()
+    assert (guessed(path)["input.scale"], "input.mean" in guessed(path)) == (1.0, False)
+
+
+def test_a_grey_image_has_one_mean(tmp_path: Path) -> None:
+    net = Net((1, 1, 64, 96))
+    pooled = net.node("Flatten", net.node("GlobalAveragePool", net.conv("image", 1, 8)))
+    path = saved(tmp_path, net.model(net.node("Gemm", pooled, net.weight(CLASSES, 8), transB=1)))
+    assert written(path, tmp_path).input.color == "gray"
+
+
+LABELS = st.lists(st.text(min_size=1) | st.sampled_from(["no", "null", "a: b", "# c"]), min_size=1, max_size=CLASSES)
+
+
+@given(LABELS)
+def test_names_in_the_metadata_become_labels(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+    folder = tmp_path_factory.mktemp("named")
+    model = family(classifier)
+    helper.set_model_props(model, {"names": str(dict(enumerate(names)))})
+    path = saved(folder, model)
+    assert class_names(read_facts(path)) == tuple(names)
+    assert written(path, folder).labels == tuple(names)
+
+
+@pytest.mark.parametrize(
+    "names", ["{1: 'a'}", "{'a': 1, 2: 3}", "[", "3", "{0: 'a'", "__import__('os')", "{}", "{[]: 1}", "(" * 5000]
+)
+def test_metadata_that_name_nothing(names: str, tmp_path: Path) -> None:
+    model = family(classifier)
+    helper.set_model_props(model, {"names": names})
+    assert written(saved(tmp_path, model), tmp_path).labels == ()
+
+
+def test_the_command_tells_writes_and_overwrites_only_when_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bench / "yolox.onnx").write_bytes(family(yolox).SerializeToString())
+    (bench / "here").mkdir()
+    monkeypatch.chdir(bench / "here")
+    told = bench.json("inspect", bench / "yolox.onnx")
+    assert told.keys() == {"model", "seen", "guesses", "refusal", "output"}
+    assert (told["output"], told["refusal"], told["seen"]["layout"]) == ("yolox.yaml", "", "NCHW")
+    assert {"key": "decoder", "value": "yolox"}.items() <= told["guesses"][1].items()
+    spec = load_model_spec(Path("yolox.yaml"))
+    assert spec.path == Path("../yolox.onnx")
+    load_model(spec.path)
+
+    Path("yolox.yaml").write_text("mine\n")
+    assert bench.json("inspect", bench / "yolox.onnx")["output"] is None
+    assert "is there already, and left as it is" in bench.text("inspect", bench / "yolox.onnx")
+    assert bench.refuses("inspect", bench / "yolox.onnx", "-o", "yolox.yaml").startswith("inspect.exists: ")
+    assert Path("yolox.yaml").read_text() == "mine\n"
+    assert "yolox.yaml is written" in bench.text("inspect", bench / "yolox.onnx", "-o", "yolox.yaml", "--overwrite")
+    assert read_yaml(Path("yolox.yaml"))["decoder"] == "yolox"
+
+
+def test_the_table_says_how_sure_and_every_key_of_the_file_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path, family(yolox))
+    assert main(["inspect", str(path), "-o", str(tmp_path / "spec.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "image float32 [1, 3, 64, 96]" in shown
+    lines = (tmp_path / "spec.yaml").read_text().splitlines()
+    for guess in inspect_model(path).guesses:
+        assert guess.key in shown
+        (line,) = [line for line in lines if line.strip().startswith(f"{guess.key.rpartition('.')[2]}:")]
+        assert f"  # {guess.sureness}: " in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["absent.onnx"], "model.missing"),
+        (["clip.avi"], "model.unreadable"),
+        (["model.onnx", "--layers"], "cli.arguments"),
+        (["artefact", "-o", "new.yaml"], "cli.arguments"),
+        (["model.onnx", "-o", "absent/new.yaml"], "inspect.output"),
+        (["absent"], "artefact."),
+    ],
+)
+def test_refusals(arguments: list[str], code: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bench.folder)
+    assert bench.refuses("inspect", *arguments).startswith(code)
+
+
+def test_an_artefact_is_inspected_as_ever(bench: Bench) -> None:
+    assert json.dumps(bench.json("inspect", bench / "artefact")["precision"]) == '"int8"'
