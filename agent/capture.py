@@ -113,7 +113,7 @@ class CaptureThread(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        backoff = Backoff(first_s=0.2, cap_s=2.0)
+        backoff = Backoff(first_s=0.2, cap_s=1.0)
         try:
             while not self._halt.is_set():
                 try:
