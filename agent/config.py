@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 from agent.commands_config import CommandsConfig, PrivacyConfig
 from agent.model_spec import Finite, ModelSpec, rebase
 from agent.mqtt_config import MqttConfig
+from agent.results_config import ResultsConfig
 from agent.schema import Strict, read_yaml, validate
 from agent.source import Transport, is_live
 from calibrate.errors import CalibrationError
@@ -165,6 +166,7 @@ class Config(Strict):
     probation: ProbationConfig = ProbationConfig()
     store: StoreConfig = StoreConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
+    results: ResultsConfig = ResultsConfig()
     metrics: MetricsConfig = MetricsConfig()
     commands: CommandsConfig = CommandsConfig()
     privacy: PrivacyConfig = PrivacyConfig()
@@ -215,6 +217,7 @@ def _absolute(config: Config, base: Path) -> Config:
             "plan": base / config.plan if config.plan else None,
             "camera": camera.model_copy(update={"source": source, "labels": labels}),
             "mqtt": config.mqtt.based(base),
+            "results": config.results.based(base),
             "commands": config.commands.based(base),
         }
     )

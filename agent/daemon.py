@@ -26,6 +26,8 @@ from agent.mqtt import Endpoint
 from agent.outbox import Outbox
 from agent.owning import owning
 from agent.readings import Moment
+from agent.results_file import ResultsFile
+from agent.results_writer import Output, ResultsWriter
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
 from agent.source import parse_source
@@ -66,10 +68,17 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
         model=model.sha256,
         commands=authority.described,
     )
-    with handling_signals(interrupt), _scraped(config) as follow, _link(config, birth, authority) as link:
+    with (
+        handling_signals(interrupt),
+        _scraped(config) as follow,
+        _link(config, birth, authority) as link,
+        _results(config) as results,
+    ):
 
         def serve() -> RunSummary:
-            supervisor = Supervisor(config, model, backend, link, birth, frame_limit, labels, content, authority)
+            supervisor = Supervisor(
+                config, model, backend, link, birth, frame_limit, labels, content, authority, results
+            )
             follow(supervisor.moment)
             return supervisor.run()
 
@@ -171,6 +180,20 @@ def _scraped(config: Config) -> Iterator[Callable[[Callable[[], Moment]], None]]
 
     with exposing(config.metrics.host, config.metrics.port) as exposition:
         yield exposition.follow
+
+
+@contextmanager
+def _results(config: Config) -> Iterator[ResultsWriter | None]:
+    """Who gives the answers away; None where nobody wants them."""
+    wanted = config.results
+    outputs: list[Output] = []
+    if wanted.file is not None:
+        outputs.append(ResultsFile(wanted.file))
+    if not outputs:
+        yield None
+        return
+    with ResultsWriter(config, outputs) as results:
+        yield results
 
 
 def _discovery(config: Config, topics: Topics, birth: Birth, authority: Authority) -> Discovery:
