@@ -27,6 +27,7 @@ from agent.outbox import Outbox
 from agent.owning import owning
 from agent.readings import Moment
 from agent.results_file import ResultsFile
+from agent.results_socket import ResultsSocket
 from agent.results_writer import Output, ResultsWriter
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
@@ -184,11 +185,13 @@ def _scraped(config: Config) -> Iterator[Callable[[Callable[[], Moment]], None]]
 
 @contextmanager
 def _results(config: Config) -> Iterator[ResultsWriter | None]:
-    """Who gives the answers away; None where nobody wants them."""
+    """Who gives the answers away; None where nobody wants them. Raises ConfigError as `ResultsSocket`."""
     wanted = config.results
     outputs: list[Output] = []
     if wanted.file is not None:
         outputs.append(ResultsFile(wanted.file))
+    if wanted.socket is not None:
+        outputs.append(ResultsSocket(wanted.socket))
     if not outputs:
         yield None
         return

@@ -11,7 +11,9 @@ class ResultsConfig(Strict):
     """Who gets the answer to each frame."""
 
     file: Path | None = None
+    socket: Path | None = None
 
     def based(self, base: Path) -> ResultsConfig:
         """The same section, relative paths taken from the folder `base`."""
-        return self.model_copy(update={"file": base / self.file if self.file else None})
+        paths = {"file": self.file, "socket": self.socket}
+        return self.model_copy(update={name: base / path if path else None for name, path in paths.items()})
