@@ -28,6 +28,7 @@ from agent.owning import owning
 from agent.readings import Moment
 from agent.results_file import ResultsFile
 from agent.results_socket import ResultsSocket
+from agent.results_topic import ResultsTopic
 from agent.results_writer import Output, ResultsWriter
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
@@ -73,7 +74,7 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
         handling_signals(interrupt),
         _scraped(config) as follow,
         _link(config, birth, authority) as link,
-        _results(config) as results,
+        _results(config, link) as results,
     ):
 
         def serve() -> RunSummary:
@@ -184,7 +185,7 @@ def _scraped(config: Config) -> Iterator[Callable[[Callable[[], Moment]], None]]
 
 
 @contextmanager
-def _results(config: Config) -> Iterator[ResultsWriter | None]:
+def _results(config: Config, link: MqttLink | None) -> Iterator[ResultsWriter | None]:
     """Who gives the answers away; None where nobody wants them. Raises ConfigError as `ResultsSocket`."""
     wanted = config.results
     outputs: list[Output] = []
@@ -192,6 +193,8 @@ def _results(config: Config) -> Iterator[ResultsWriter | None]:
         outputs.append(ResultsFile(wanted.file))
     if wanted.socket is not None:
         outputs.append(ResultsSocket(wanted.socket))
+    if wanted.mqtt_per_s and link is not None:
+        outputs.append(ResultsTopic(link.send_detections, wanted.mqtt_per_s))
     if not outputs:
         yield None
         return

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field
+
+from agent.model_spec import Finite
 from agent.schema import Strict
 
 
@@ -12,6 +15,7 @@ class ResultsConfig(Strict):
 
     file: Path | None = None
     socket: Path | None = None
+    mqtt_per_s: Finite = Field(default=0.0, ge=0.0, le=60.0)
 
     def based(self, base: Path) -> ResultsConfig:
         """The same section, relative paths taken from the folder `base`."""

@@ -22,14 +22,15 @@ _END_S = 5.0  # for what waits at the end; a disk may hang
 class Output(Protocol):
     """Where lines go. The writer's thread calls it, and none of it may wait for a reader.
 
-    dropped: lines that it should have given away and has not. trouble: why it cannot, while it cannot.
+    dropped: lines that it should have given away and has not; None: it gives away samples.
+    trouble: why it cannot, while it cannot.
     """
 
     @property
     def name(self) -> str: ...
 
     @property
-    def dropped(self) -> int: ...
+    def dropped(self) -> int | None: ...
 
     @property
     def trouble(self) -> AgentError | None: ...
@@ -95,8 +96,9 @@ class ResultsWriter(threading.Thread):
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Lines that each output has not given away, so far."""
-        return {output.name: self._overrun + output.dropped for output in self._outputs}
+        """Lines that each output should have given away, and has not, so far."""
+        lost = {output.name: output.dropped for output in self._outputs}
+        return {name: self._overrun + count for name, count in lost.items() if count is not None}
 
     def settle(self) -> None:
         """Wait until all that was offered has gone as far as it goes, for a few seconds at most. Raises `failed`."""
