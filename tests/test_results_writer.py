@@ -13,10 +13,15 @@ from brokers import eventually
 from results_bench import CONFIG, frames_of, served
 from worlds import make_world
 
+from agent.config import load_config
 from agent.errors import AgentError
+from agent.messages import Birth
+from agent.model import open_model
 from agent.result_line import ResultLine
 from agent.results_file import ResultsFile
 from agent.results_writer import ResultsWriter
+from agent.supervisor import Supervisor
+from engines.backend import open_backend
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
@@ -111,3 +116,26 @@ def test_the_daemon_writes_a_line_for_each_frame(tmp_path: Path) -> None:
     assert {*documents[0]} == {"frame", "ts", "camera", "engine", "latency_ms", "class", "label", "score"}
     assert [document["ts"] for document in documents] == pytest.approx([number / 10 for number in range(60)])
     assert all(0.0 < document["latency_ms"] < 10_000.0 for document in documents)
+
+
+def test_the_daemon_tells_of_a_full_disk_once_and_serves_on(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 20.0, results={"file": "disk/results.jsonl"})
+    with small_file_system(tmp_path / "disk") as disk:
+        fill(disk / "ballast")
+        summary, errors = world.run()
+        assert summary["frames"] == 200
+        assert errors.count("code='results.write'") == 1, errors
+        assert frames_of(disk / "results.jsonl") == []
+
+
+def test_a_bug_in_an_output_ends_the_run(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 600.0, camera={"source": "clip.avi", "speed": 1})
+    world.command()
+    config = load_config(tmp_path / "config.yaml")
+    output = Hanging(ZeroDivisionError())
+    output.go_on.set()
+    model, birth = open_model(config.model), Birth(agent_version="0")
+    with ResultsWriter(config, [output]) as results:
+        supervisor = Supervisor(config, model, open_backend("onnxruntime"), None, birth, results=results)
+        with pytest.raises(ZeroDivisionError):
+            supervisor.run()
