@@ -15,6 +15,7 @@ from agent.commands_config import CommandsConfig, PrivacyConfig
 from agent.framing import Framing, Polygon, Region
 from agent.model_spec import Finite, ModelSpec, rebase
 from agent.mqtt_config import MqttConfig
+from agent.results_config import ResultsConfig
 from agent.schema import Strict, read_yaml, validate
 from agent.source import Source, Transport, is_live, parse_source
 from calibrate.errors import CalibrationError
@@ -173,6 +174,7 @@ class Config(Strict):
     probation: ProbationConfig = ProbationConfig()
     store: StoreConfig = StoreConfig()
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
+    results: ResultsConfig = ResultsConfig()
     metrics: MetricsConfig = MetricsConfig()
     commands: CommandsConfig = CommandsConfig()
     privacy: PrivacyConfig = PrivacyConfig()
@@ -223,6 +225,7 @@ def _absolute(config: Config, base: Path) -> Config:
             "plan": base / config.plan if config.plan else None,
             "camera": camera.model_copy(update={"source": source, "labels": labels}),
             "mqtt": config.mqtt.based(base),
+            "results": config.results.based(base),
             "commands": config.commands.based(base),
         }
     )

@@ -172,13 +172,17 @@ class Connection:
     def send(self, message: Message, source: Source) -> None:
         """Publish what was taken from `source`, which hears of its delivery.
 
-        What the broker takes from nobody, for its length, is left out, and the source hears of that.
+        What the broker takes from nobody, for its length, is left out, and the source hears of that; so is a message of
+        QoS 0 while the network has no room.
         """
         length = packet_bytes(message)
         if length > self._limits.packet_bytes:
             line = "mqtt=too_large topic=%s bytes=%d limit=%d remedy='the maximum packet size of the broker'"
             log.warning(line, message.topic, length, self._limits.packet_bytes)
             source.refused(message, for_good=True)
+            return
+        if not message.qos and self._client.want_write():  # it would wait where nothing bounds what waits
+            source.refused(message, for_good=False)
             return
         properties = self._properties(
             PacketTypes.PUBLISH,

@@ -26,6 +26,10 @@ from agent.mqtt import Endpoint
 from agent.outbox import Outbox
 from agent.owning import owning
 from agent.readings import Moment
+from agent.results_file import ResultsFile
+from agent.results_socket import ResultsSocket
+from agent.results_topic import ResultsTopic
+from agent.results_writer import Output, ResultsWriter
 from agent.review import Panel, read_classes, read_labels, review
 from agent.signals import handling_signals, interrupt
 from agent.summary import RunSummary
@@ -65,10 +69,17 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
         model=model.sha256,
         commands=authority.described,
     )
-    with handling_signals(interrupt), _scraped(config) as follow, _link(config, birth, authority) as link:
+    with (
+        handling_signals(interrupt),
+        _scraped(config) as follow,
+        _link(config, birth, authority) as link,
+        _results(config, link) as results,
+    ):
 
         def serve() -> RunSummary:
-            supervisor = Supervisor(config, model, backend, link, birth, frame_limit, labels, content, authority)
+            supervisor = Supervisor(
+                config, model, backend, link, birth, frame_limit, labels, content, authority, results
+            )
             follow(supervisor.moment)
             return supervisor.run()
 
@@ -170,6 +181,24 @@ def _scraped(config: Config) -> Iterator[Callable[[Callable[[], Moment]], None]]
 
     with exposing(config.metrics.host, config.metrics.port) as exposition:
         yield exposition.follow
+
+
+@contextmanager
+def _results(config: Config, link: MqttLink | None) -> Iterator[ResultsWriter | None]:
+    """Who gives the answers away; None where nobody wants them. Raises ConfigError as `ResultsSocket`."""
+    wanted = config.results
+    outputs: list[Output] = []
+    if wanted.file is not None:
+        outputs.append(ResultsFile(wanted.file))
+    if wanted.socket is not None:
+        outputs.append(ResultsSocket(wanted.socket))
+    if wanted.mqtt_per_s and link is not None:
+        outputs.append(ResultsTopic(link.send_detections, wanted.mqtt_per_s))
+    if not outputs:
+        yield None
+        return
+    with ResultsWriter(config, outputs) as results:
+        yield results
 
 
 def _discovery(config: Config, topics: Topics, birth: Birth, authority: Authority) -> Discovery:

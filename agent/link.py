@@ -12,6 +12,7 @@ from types import TracebackType
 
 from agent.backoff import Backoff
 from agent.home_assistant import BORN, Discovery
+from agent.mailbox import Newest
 from agent.messages import Birth, DeviceState, Status
 from agent.mqtt import Endpoint, MqttClient
 from agent.outbox import Outbox
@@ -51,6 +52,7 @@ class MqttLink:
         self._session = ""
         self._boot_id = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
         self._results = Results(topics, discovery.prefix if discovery is not None else HOUSE)
+        self._detections = Newest()
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
         # so that the old will cannot come after the new status.
         client_id = f"tared/{topics.fleet}/{topics.device}"
@@ -62,7 +64,7 @@ class MqttLink:
             will=self._will,
             greet=self._greet,
             backoff=backoff,
-            sources=[*([discovery] if discovery is not None else []), self._results, outbox],
+            sources=[*([discovery] if discovery is not None else []), self._results, outbox, self._detections],
         )
         outbox.on_due = self._client.wake
         self.send(birth)
@@ -138,6 +140,12 @@ class MqttLink:
 
     def send_snapshot(self, jpeg: bytes) -> None:
         self._client.publish(Message(self.topics.snapshot, jpeg))
+
+    def send_detections(self, payload: bytes) -> None:
+        """The newest answer, which nobody waits for: without a connection, or with a newer one, it is gone."""
+        if self.connected:
+            self._detections.put(Message(self.topics.detections, payload, qos=0))
+            self._client.wake()
 
     def answer_births(self) -> None:
         """Present the device to every Home Assistant that was started since; the supervisor calls it now and then."""

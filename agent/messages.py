@@ -156,8 +156,8 @@ class Telemetry(Document):
 
 class Event(Document):
     """Something that happened: `kind` is alarm, drift, fidelity, view, regime, job, swap, commit, rollback, store,
-    error, or camera or observer, which are back after an error; `detail` depends on it. With swap a candidate serves,
-    on probation; commit, once it is current, or rollback is its end. A rollback with trigger rollback is the
+    error, or camera, observer or results, which are back after an error; `detail` depends on it. With swap a candidate
+    serves, on probation; commit, once it is current, or rollback is its end. A rollback with trigger rollback is the
     operator's, to an earlier engine.
 
     On the wire the detail stands flat beside the other fields, so it must have no key of theirs. `ts` is the

@@ -16,18 +16,14 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agent.build import build_artefact
 from agent.camera import Image, read_images, source_length
 from agent.console import Task, progress, say
-from agent.decode import Classification, Prediction
-from agent.detections import Detections
 from agent.errors import AgentError
 from agent.metrics import evaluate
 from agent.model import calibrate, open_model, read_plan, slower_here
 from agent.model_spec import ModelSpec, load_model_spec
-from agent.preprocess import Geometry
+from agent.result_line import described
 from agent.sampling import Collection
 from agent.schema import validate
 from agent.source import Source, parse_source
@@ -139,7 +135,7 @@ def run_infer(
                 ts, began_ns = read.popleft()
                 latency.add(time.perf_counter_ns() - began_ns)
                 if write is not None:
-                    write({"frame": count, "ts": ts, **_record(prediction, geometry, spec)})
+                    write({"frame": count, "ts": ts, **described(prediction, geometry, spec)})
                 count += 1
                 bar.update(count)
     return {
@@ -218,20 +214,3 @@ def _results(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] |
     finally:
         with suppress(OSError):
             partial.unlink()
-
-
-def _record(prediction: Prediction, geometry: Geometry, spec: ModelSpec) -> dict[str, Any]:
-    """A prediction in JSON's terms."""
-    if isinstance(prediction, Detections):
-        boxes = np.round(geometry.to_frame(prediction.boxes).astype(float), 2).tolist()
-        found = zip(prediction.classes.tolist(), prediction.scores.tolist(), boxes, strict=True)
-        return {
-            "detections": [
-                {"class": number, "label": spec.label(number), "score": round(score, 4), "box": box}
-                for number, score, box in found
-            ]
-        }
-    if isinstance(prediction, Classification):
-        label = spec.label(prediction.class_id)
-        return {"class": prediction.class_id, "label": label, "score": round(prediction.score, 4)}
-    return {"outputs": {name: output.tolist() for name, output in prediction.items()}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from agent.accuracy import LiveAccuracy
@@ -11,7 +11,7 @@ from agent.capture import CaptureThread, Frame, FrameSlot
 from agent.config import Config
 from agent.errors import AgentError, CameraError
 from agent.findings import Served
-from agent.loop import FrameLoop
+from agent.loop import FrameLoop, Sink
 from agent.model import Model
 from agent.observer import ObserverThread
 from agent.probation import Record, deadline_s
@@ -34,7 +34,8 @@ class Pipeline:
 
     on_camera is called in the capture thread with the error when a live camera is lost, with None when it is back;
     on_observer so in the observer's thread, when observing fails and when it works again. preparing hears in that
-    thread, too, how far the reference engine is, where that has to be built first.
+    thread, too, how far the reference engine is, where that has to be built first. sinks: who else gets every
+    answer.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Pipeline:
         on_camera: Callable[[CameraError | None], None],
         on_observer: Callable[[TaredError | None], None],
         preparing: Progress,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self.is_live = source.live
         policy = config.camera.policy
@@ -70,8 +72,8 @@ class Pipeline:
         self._probation = config.probation
         self.record = Record(source.live)
         self.accuracy = LiveAccuracy(model.spec.task)
-        sinks = [self._count, self.record.add, self.observer.offer, self.accuracy.answered]
-        self.loop = FrameLoop(self._slot, engine_id, engine, task, sinks)
+        own_sinks = [self._count, self.record.add, self.observer.offer, self.accuracy.answered]
+        self.loop = FrameLoop(self._slot, engine_id, engine, task, [*own_sinks, *sinks])
         camera = config.camera
         self._capture = CaptureThread(source, self._slot, camera.speed, frame_limit, on_camera, camera.silence_s)
 

@@ -48,11 +48,15 @@ class Reporter:
         """Report an error that something else survives."""
         self.event("error", logging.ERROR, code=error.code, message=str(error), **detail)
 
-    def telemetry(self, cameras: Mapping[str, CameraTelemetry]) -> None:
-        """Report a periodic sample of the cameras, with the board's health."""
+    def telemetry(
+        self, cameras: Mapping[str, CameraTelemetry], results_dropped: Mapping[str, int] | None = None
+    ) -> None:
+        """Report a periodic sample of the cameras, with the board's health, and the lines of results that were lost."""
         if self._link is None:
             return
         state: dict[str, JsonValue] = {**health(), "mqtt_dropped": sum(self._link.drops.values())}
+        if results_dropped:
+            state["results_dropped"] = dict(results_dropped)
         if self._birth.commands.get("unsigned"):
             state["commands_unsigned"] = True
         ts = time.time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -73,6 +74,7 @@ class RunSummary:
     live_accuracy: Estimate | None = None  # since the last swap, by the labels that came or lay beside the recording
     fidelity_history: list[tuple[float, float]] = field(default_factory=list)
     accuracy: dict[str, dict[str, Score]] = field(default_factory=dict)
+    results_dropped: Mapping[str, int] = field(default_factory=dict)  # lines, by the output that lost them
 
     def periods(self) -> list[Period]:
         """The stretches that tell the story: under the first engine until its light was over, and under the last."""
@@ -99,5 +101,6 @@ class RunSummary:
                 period: {engine: score.as_dict() for engine, score in scores.items()}
                 for period, scores in self.accuracy.items()
             },
+            **({"results_dropped": dict(self.results_dropped)} if self.results_dropped else {}),
             "artefact": self.artefact,
         }

@@ -67,6 +67,8 @@ def _rows(summary: RunSummary) -> Iterator[tuple[str, str]]:
     if len(history) > 1:
         start, end = f"{history[0][0]:.0f} s", f"{history[-1][0]:.0f} s"
         yield "fidelity over time", f"{sparkline(history)}\n{start}{end:>{_COLUMNS - len(start)}}"
+    if any(summary.results_dropped.values()):
+        yield "results lost", ", ".join(f"{count} by {output}" for output, count in summary.results_dropped.items())
     if summary.stopped_by:
         yield "stopped by", summary.stopped_by
     if not summary.calibrated:

@@ -14,7 +14,7 @@ from agent.cadence import Cadence
 from agent.camera import source_length
 from agent.config import Config
 from agent.console import Task, progress
-from agent.errors import CameraError
+from agent.errors import AgentError, CameraError
 from agent.health import notify_service_manager
 from agent.interrupted import Past
 from agent.job import MODEL
@@ -31,6 +31,7 @@ from agent.readings import Moment, Readings
 from agent.releases import Releases
 from agent.remote import Remote
 from agent.reporting import Reporter
+from agent.results_writer import ResultsWriter
 from agent.service import Service
 from agent.settings import Settings
 from agent.signals import handling_signals
@@ -61,9 +62,11 @@ class Supervisor:
         labels: Mapping[int, Truth] | None = None,
         content: str = "",
         authority: Authority | None = None,
+        results: ResultsWriter | None = None,
     ) -> None:
         """labels: of a recording, by frame number. content: of the model's file, as `content_of` has it; where it is
         known, another one beside a live camera ends the run. authority: whose commands count, None for everybody's.
+        results: who is given every answer.
 
         Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
         """
@@ -96,7 +99,11 @@ class Supervisor:
             lambda error: self._posted.put(lambda: self._on_camera(error)),
             lambda error: self._posted.put(lambda: self._on_observer(error)),
             Starting("reference", reporter, self._on_building, self._posted.put),
+            [results.offer] if results is not None else [],
         )
+        self._results = results
+        if results is not None:
+            results.follow(lambda name, error: self._posted.put(lambda: self._on_results(name, error)))
         self._readings = Readings(config, self._service, self._pipeline)
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put, past.journal)
         watched = source.live and bool(content)
@@ -159,6 +166,8 @@ class Supervisor:
                 if self._remote is not None:
                     self._remote.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
+            if self._results is not None:
+                self._results.settle()
             self._run_posted()  # a swap that only the end of the stream completed
             self._take_labels()
         summary = self._operations.summary
@@ -171,6 +180,7 @@ class Supervisor:
         summary.fidelity_history = self._pipeline.observer.findings.history()
         accuracy = self._pipeline.accuracy.estimate
         summary.live_accuracy = accuracy if accuracy.interval.n else None
+        summary.results_dropped = self._results_dropped
         return summary
 
     def moment(self) -> Moment:
@@ -180,7 +190,7 @@ class Supervisor:
     def _serve(self, bar: Task) -> None:
         """Until frames have ended, and with them a candidate whose frames had all been collected."""
         pinged = state_told = None
-        while self._pipeline.error is None and not self._stop_reason:
+        while self._pipeline.error is None and not self._stop_reason and not self._results_failed:
             if not self._pipeline.running and not self._operations.building:
                 break
             self._run_posted()
@@ -198,8 +208,18 @@ class Supervisor:
                 self._link.set_state("degraded" if state_told else "online")
             bar.update(self._pipeline.served, self._readings.note(state, self._operations.job, self._built_percent))
             if self._telemetry.due(time.monotonic()):
-                self._reporter.telemetry({self._config.camera.name: self._readings.sample(state)})
+                self._reporter.telemetry(
+                    {self._config.camera.name: self._readings.sample(state)}, self._results_dropped
+                )
         self._run_posted()
+
+    @property
+    def _results_dropped(self) -> Mapping[str, int]:
+        return self._results.dropped if self._results is not None else {}
+
+    @property
+    def _results_failed(self) -> bool:
+        return self._results is not None and self._results.failed is not None
 
     def _take_labels(self) -> None:
         """Those of a recording, for what was answered since the last call, and what has to be told of others."""
@@ -228,6 +248,12 @@ class Supervisor:
             self._reporter.error(error, part="observer")
         else:
             self._reporter.event("observer", state="back")
+
+    def _on_results(self, output: str, error: AgentError | None) -> None:
+        if error is not None:
+            self._reporter.error(error, part="results", output=output)
+        else:
+            self._reporter.event("results", output=output, state="back")
 
     def _on_model(self, content: str) -> None:
         self._posted.put(lambda: self._operations.new_model.found(content))

@@ -93,6 +93,10 @@ class Topics:
         return self._topic("reported")
 
     @property
+    def detections(self) -> str:
+        return self._topic("detections")
+
+    @property
     def snapshot(self) -> str:
         return self._topic("snapshot")
 

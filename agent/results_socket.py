@@ -1,0 +1,189 @@
+"""Results as JSON lines on a Unix socket: every reader at its own pace, and nobody waits for one."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import socket
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from agent.errors import AgentError, ConfigError
+from agent.result_line import ResultLine
+
+log = logging.getLogger(__name__)
+
+MAX_READERS = 8
+_LOOK_S = 0.2  # for new readers; a line looks too, so that none misses it
+_RETRY_S = 0.02  # to send the rest of a line
+_END_S = 0.5  # for the rest of the last line
+_MODE = 0o660
+
+
+class _Reader:
+    """A connection; what its buffer in the kernel has no room for is one line at most."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._rest = b""
+
+    @property
+    def behind(self) -> bool:
+        """Whether it has been sent a part of a line."""
+        return bool(self._rest)
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody is there to read; one that only has nothing more to say is."""
+        poll = select.poll()
+        poll.register(self._connection, 0)
+        return bool(poll.poll(0))
+
+    def push(self, line: bytes) -> bool:
+        """Send the rest of the line before, then this one, which may be empty; False where the rest is in the way.
+
+        Raises OSError when the reader has gone.
+        """
+        if self._rest:
+            self._send(self._rest)
+        if self._rest:
+            return not line
+        self._send(line)
+        return True
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _send(self, content: bytes) -> None:
+        sent = 0
+        if content:
+            with suppress(BlockingIOError):
+                sent = self._connection.send(content, socket.MSG_NOSIGNAL)
+        self._rest = content[sent:]
+
+
+class ResultsSocket:
+    """Each of up to MAX_READERS gets every line from when it connects; one that is slow loses whole lines, its own.
+
+    dropped: counted for each reader that lost one. One thread at a time.
+    """
+
+    name = "socket"
+    trouble: AgentError | None = None  # what may fail has failed at the start
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError (`results.socket`)."""
+        self.dropped = 0
+        self._path = path
+        self._readers: list[_Reader] = []
+        try:
+            self._listener = _listen(path)
+        except OSError as error:
+            found = f"{path}: {error.strerror or error}"
+            remedy = "choose another results.socket, or end who serves it"
+            raise ConfigError("results.socket", found, "a path for a socket of the daemon's own", remedy) from None
+        self._inode = path.stat().st_ino
+
+    def add(self, line: ResultLine) -> None:
+        """The next line, to whoever is connected."""
+        self._admit()
+        self._push(line.encoded)
+
+    def tick(self) -> float:
+        """Admit who has come, and send on; in how many seconds it is to be called again."""
+        self._admit()
+        self.flush()
+        return _RETRY_S if any(reader.behind for reader in self._readers) else _LOOK_S
+
+    def flush(self) -> None:
+        """Send what readers have room for."""
+        self._push(b"")
+
+    def close(self) -> None:
+        """Remove the socket, unless it is another one by now."""
+        with suppress(OSError):
+            if self._path.lstat().st_ino == self._inode:
+                self._path.unlink()
+        self._listener.close()
+        ends_s = time.monotonic() + _END_S
+        while time.monotonic() < ends_s and any(reader.behind for reader in self._readers):
+            time.sleep(_RETRY_S)
+            self.flush()
+        for reader in self._readers:
+            reader.close()
+        self._readers.clear()
+
+    def _push(self, line: bytes) -> None:
+        for reader in [*self._readers]:
+            self._push_to(reader, line)
+
+    def _push_to(self, reader: _Reader, line: bytes) -> None:
+        try:
+            if not reader.push(line):
+                self.dropped += 1
+        except OSError:
+            self._forget(reader)
+
+    def _admit(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # nobody, or no descriptor to spare for them: they wait
+                return
+            if len(self._readers) >= MAX_READERS:
+                self._forget_gone()
+            if len(self._readers) < MAX_READERS:
+                self._readers.append(_Reader(connection))
+            else:
+                log.warning("results=too_many_readers path=%s most=%d", self._path, MAX_READERS)
+                connection.close()
+
+    def _forget_gone(self) -> None:
+        """Without a line to send nobody is missed."""
+        for reader in [each for each in self._readers if each.gone]:
+            self._forget(reader)
+
+    def _forget(self, reader: _Reader) -> None:
+        self._readers.remove(reader)
+        reader.close()
+
+
+def _listen(path: Path) -> socket.socket:
+    """A new socket of this name, for owner and group. Raises OSError, also where somebody serves it already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(_MODE)  # nobody can connect before it listens
+        listener.listen(MAX_READERS)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """What a daemon that was killed has left. Raises OSError (EADDRINUSE, EEXIST) for everything else there."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise FileExistsError(errno.EEXIST, "not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        except BlockingIOError:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
+        else:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))

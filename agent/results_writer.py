@@ -1,0 +1,148 @@
+"""Results on their way out of the frame path: a bounded queue, and the thread that turns them into lines."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol
+
+from agent.config import Config
+from agent.errors import AgentError
+from agent.findings import Served
+from agent.result_line import Answered, ResultLine
+
+_WAITING = 256  # answers
+_WAITING_RAW = 8  # of raw outputs each may take MB
+_END_S = 5.0  # for what waits at the end; a disk may hang
+
+
+class Output(Protocol):
+    """Where lines go. The writer's thread calls it, and none of it may wait for a reader.
+
+    dropped: lines that it should have given away and has not; None: it gives away samples.
+    trouble: why it cannot, while it cannot.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dropped(self) -> int | None: ...
+
+    @property
+    def trouble(self) -> AgentError | None: ...
+
+    def add(self, line: ResultLine) -> None:
+        """The next line."""
+
+    def tick(self) -> float:
+        """Do what is due; in how many seconds it is to be called again."""
+
+    def flush(self) -> None:
+        """Let nothing wait that need not."""
+
+    def close(self) -> None:
+        """The end."""
+
+
+class ResultsWriter(threading.Thread):
+    """A context manager, inside which what is offered goes to every output.
+
+    The frame path calls `offer`, which neither waits nor computes. What the thread cannot keep up with is dropped, the
+    oldest first. `failed` is an exception that has ended it, `settle` raises it.
+    """
+
+    def __init__(self, config: Config, outputs: Sequence[Output]) -> None:
+        super().__init__(name="results", daemon=True)
+        self._camera = config.camera.name
+        self._spec = config.model
+        self._outputs = outputs
+        self._room = _WAITING_RAW if config.model.task == "raw" else _WAITING
+        self._waiting: deque[Answered] = deque()  # filled by the frame path alone
+        self._overrun = 0
+        self._called = threading.Event()
+        self._settled = threading.Event()
+        self._settling = self._ending = False
+        self._on_change: Callable[[str, AgentError | None], None] = lambda _name, _error: None
+        self._troubled: set[str] = set()
+        self.failed: BaseException | None = None
+
+    def __enter__(self) -> ResultsWriter:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending = True
+        self._called.set()
+        self.join(_END_S)
+
+    def follow(self, on_change: Callable[[str, AgentError | None], None]) -> None:
+        """From now on this hears, in the writer's thread, by name of an output that fails, and that works again."""
+        self._on_change = on_change
+
+    def offer(self, served: Served) -> None:
+        """Give this answer away; a sink of the frame path."""
+        if len(self._waiting) >= self._room:
+            with suppress(IndexError):  # it has just been taken
+                self._waiting.popleft()
+                self._overrun += 1
+        self._waiting.append(Answered.of(served))
+        self._called.set()
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Lines that each output should have given away, and has not, so far."""
+        lost = {output.name: output.dropped for output in self._outputs}
+        return {name: self._overrun + count for name, count in lost.items() if count is not None}
+
+    def settle(self) -> None:
+        """Wait until all that was offered has gone as far as it goes, for a few seconds at most. Raises `failed`."""
+        self._settled.clear()
+        self._settling = True
+        self._called.set()
+        if self.is_alive():
+            self._settled.wait(_END_S)
+        if self.failed is not None:
+            raise self.failed
+
+    def run(self) -> None:
+        try:
+            while not self._ending:
+                self._called.wait(self._turn())
+                self._called.clear()
+            self._turn()
+            for output in self._outputs:
+                output.close()
+        except BaseException as error:
+            self.failed = error
+        finally:
+            self._settled.set()
+
+    def _turn(self) -> float:
+        """Give away what waits; for how many seconds there is nothing else to do."""
+        settling, self._settling = self._settling, False
+        taken = 0
+        while self._waiting and taken < self._room:  # and not for as long as more come
+            taken += 1
+            line = ResultLine(self._waiting.popleft(), self._camera, self._spec)
+            for output in self._outputs:
+                output.add(line)
+        patience_s = min(output.tick() for output in self._outputs)
+        for output in self._outputs:
+            if settling:
+                output.flush()
+            self._tell(output)
+        if settling:
+            self._settled.set()
+        return patience_s
+
+    def _tell(self, output: Output) -> None:
+        """Of a change only: a disk that stays full would fill every log and queue."""
+        if (output.trouble is not None) != (output.name in self._troubled):
+            self._troubled ^= {output.name}
+            self._on_change(output.name, output.trouble)

@@ -1,0 +1,42 @@
+"""One line for each frame, the same in `tared infer -o` and in what the daemon gives away."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bench import strict
+from results_bench import HALVED, SPEC, detections, line, served
+
+from agent.decode import Prediction
+from agent.result_line import Answered, ResultLine, described
+
+WHO = {"frame": 7, "ts": 0.7, "camera": "street", "engine": "f00d", "latency_ms": 2.5}
+
+
+def test_boxes_are_in_the_frames_own_pixels() -> None:
+    answered = Answered.of(served(7, detections(0.5), HALVED))
+    found = {"class": 1, "label": "b", "score": 0.5, "box": [20.0, 10.0, 40.0, 40.0]}
+    assert strict(ResultLine(answered, "street", SPEC).encoded.decode()) == {**WHO, "detections": [found]}
+
+
+def test_boxes_without_a_geometry_are_in_frame_pixels_already() -> None:
+    (found,) = line(7, detections(0.5)).document["detections"]
+    assert found["box"] == [10.0, 30.0, 20.0, 45.0]
+
+
+def test_a_class_with_its_label() -> None:
+    assert strict(line(7).encoded.decode()) == {**WHO, "class": 1, "label": "b", "score": 0.75}
+
+
+@pytest.mark.parametrize("outputs", [{"y": np.array([[1.0, np.nan, -np.inf]], np.float32)}])
+def test_what_is_no_number_is_null(outputs: Prediction) -> None:
+    assert strict(line(7, outputs).encoded.decode())["outputs"] == {"y": [[1.0, None, None]]}
+
+
+def test_whole_numbers_stay_whole() -> None:
+    assert described({"y": np.array([1, 2])}, None, SPEC) == {"outputs": {"y": [1, 2]}}
+
+
+def test_what_waits_keeps_no_image() -> None:
+    assert not any(value is served(1).frame.image for value in Answered.of(served(1)))
+    assert "image" not in Answered._fields
