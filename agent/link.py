@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from agent.backoff import Backoff
+from agent.command_results import CommandResults
 from agent.home_assistant import BORN, Discovery
 from agent.mailbox import Newest
 from agent.messages import Birth, DeviceState, Status
@@ -18,7 +19,6 @@ from agent.mqtt import Endpoint, MqttClient
 from agent.outbox import Outbox
 from agent.publishing import Message, Reply
 from agent.requests import CommandResult, Reported
-from agent.results import Results
 from agent.topics import HOUSE, Topics
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -51,7 +51,7 @@ class MqttLink:
         self._state: DeviceState = "degraded"
         self._session = ""
         self._boot_id = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
-        self._results = Results(topics, discovery.prefix if discovery is not None else HOUSE)
+        self._results = CommandResults(topics, discovery.prefix if discovery is not None else HOUSE)
         self._detections = Newest()
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
         # so that the old will cannot come after the new status.

@@ -10,12 +10,12 @@ from brokers import RealBroker, eventually, on_the_air
 from device import NOW, TOPICS, Device
 
 from agent.command_log import CommandLog
+from agent.command_results import CommandResults
 from agent.commands import CommandDesk
 from agent.messages import Birth
 from agent.mqtt import MqttClient
 from agent.publishing import Message, Reply
 from agent.requests import CommandResult
-from agent.results import Results
 from agent.topics import Topics
 from fleet.operator import new_command
 
@@ -80,7 +80,7 @@ def desk_of(folder: Path) -> tuple[CommandDesk, list[tuple[Reply, CommandResult]
 
 
 def test_a_house_of_another_name_is_written_to_by_nobody_else() -> None:
-    results = Results(TOPICS, "smart/house")
+    results = CommandResults(TOPICS, "smart/house")
     for topic in ("smart/house/device/x/config", "homeassistant/device/x/config", "smart/houses"):
         results.add_reply(Reply(topic), CommandResult(id="c1", status="SUCCEEDED"))
     message = results.take()

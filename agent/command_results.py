@@ -18,7 +18,7 @@ class _Final(Message):
     command_id: str = ""
 
 
-class Results(Mailbox):
+class CommandResults(Mailbox):
     """`arrived` has the id of each command whose final result the broker has acknowledged.
 
     house: the prefix under which Home Assistant hears, where no answer goes.
