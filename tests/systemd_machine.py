@@ -141,13 +141,13 @@ class Machine:
 
 
 def sandbox_of_this_interpreter() -> str:
-    """What a unit has to say so that the Python of the tests is seen under ProtectHome and PrivateTmp, where it lies in
-    a home, or its environment in /tmp."""
-    base, prefix = Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()
-    lines = [f"BindReadOnlyPaths={prefix}\n"] if prefix.is_relative_to("/tmp") else []
-    if base.is_relative_to("/root") or base.is_relative_to("/home"):
-        lines.append(f"ProtectHome=tmpfs\nBindReadOnlyPaths={base}\n")
-    return "".join(lines)
+    """What a unit has to say so that the Python of the tests, and its environment, are seen under ProtectHome and
+    PrivateTmp, where they lie in a home or in /tmp."""
+    places = {Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()}
+    at_home = {place for place in places if place.is_relative_to("/root") or place.is_relative_to("/home")}
+    hidden = at_home | {place for place in places if place.is_relative_to("/tmp")}
+    lines = ["ProtectHome=tmpfs\n"] if at_home else []
+    return "".join([*lines, *(f"BindReadOnlyPaths={place}\n" for place in sorted(hidden))])
 
 
 def _cgroup() -> Path | None:
