@@ -90,8 +90,10 @@ def _open_capture(source: Source, silence_s: float) -> Any:
         capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)
     elif source.kind in ("rtsp", "http"):
         silence_ms = round(1000.0 * silence_s)
-        timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, silence_ms]
-        capture = _open_stream(source, timeouts)
+        settings = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, _TIMEOUT_MS, cv2.CAP_PROP_READ_TIMEOUT_MSEC, silence_ms]
+        if hasattr(cv2, "CAP_PROP_N_THREADS"):  # from OpenCV 4.7 on
+            settings += [cv2.CAP_PROP_N_THREADS, source.decode_threads]
+        capture = _open_stream(source, settings)
     else:
         capture = cv2.VideoCapture(source.location, cv2.CAP_FFMPEG)
     if not capture.isOpened():
@@ -104,14 +106,14 @@ def _open_capture(source: Source, silence_s: float) -> Any:
     return capture
 
 
-def _open_stream(source: Source, timeouts: list[int]) -> Any:
+def _open_stream(source: Source, settings: list[int]) -> Any:
     """OpenCV takes FFmpeg's options from the environment alone, as it opens a stream; its user's own stand."""
     with _OPENING:
         if _OPTIONS in os.environ:
-            return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, timeouts)
+            return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, settings)
         os.environ[_OPTIONS] = f"rtsp_transport;{source.transport}"
         try:
-            return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, timeouts)
+            return cv2.VideoCapture(source.location, cv2.CAP_FFMPEG, settings)
         finally:
             del os.environ[_OPTIONS]
 

@@ -58,6 +58,7 @@ class CameraConfig(Strict):
     policy: Literal["auto", "freshest", "every-frame"] = "auto"
     speed: Finite = Field(default=1.0, ge=0.0)
     transport: Transport = "tcp"
+    decode_threads: int = Field(default=1, ge=1, le=16)
     silence_s: Finite = Field(default=2.0, ge=0.2, le=60.0)
     labels: Path | None = None
     region: Region | None = None
@@ -65,7 +66,12 @@ class CameraConfig(Strict):
 
     def opened(self) -> Source:
         """What is read, and how. Raises CameraError as `parse_source`."""
-        return replace(parse_source(self.source), transport=self.transport, framing=Framing(self.region, self.masks))
+        return replace(
+            parse_source(self.source),
+            transport=self.transport,
+            decode_threads=self.decode_threads,
+            framing=Framing(self.region, self.masks),
+        )
 
 
 class ObserveConfig(Strict):

@@ -27,12 +27,14 @@ Transport = Literal["tcp", "udp"]
 class Source:
     """A parsed SRC argument: `kind` is video, images, v4l2, csi, rtsp, http or gst.
 
-    transport: of rtsp. framing: what every reader sees of each picture.
+    transport: of rtsp. decode_threads: of a stream's decoder, which holds back a frame for each but the first;
+    OpenCV by itself has one for each core. framing: what every reader sees of each picture.
     """
 
     kind: str
     location: str
     transport: Transport = "tcp"
+    decode_threads: int = 1
     framing: Framing = WHOLE
 
     @property

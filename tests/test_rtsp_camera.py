@@ -18,7 +18,7 @@ import pytest
 from brokers import eventually, free_port
 from test_live_camera import Watched
 
-from agent.camera import read_images
+from agent.camera import _open_capture, read_images
 from agent.source import Transport, parse_source
 
 SERVER = Path(__file__).with_name("rtsp_server.py")
@@ -107,6 +107,27 @@ def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_fi
             back_at = time.monotonic()
             eventually(lambda: not watched.lost, 15.0)
             assert watched.changes[-1][0] - back_at < 5.0
+
+
+def test_each_thread_of_a_decoder_but_the_first_holds_a_frame_back() -> None:
+    """Which is why there is one; what is held comes at a timeout, when the camera sends nothing any more."""
+
+    def held(threads: int) -> int:
+        camera = RtspCamera()
+        with camera.running() as process:
+            read(camera.url, "tcp", 1)
+            capture = _open_capture(replace(parse_source(camera.url), decode_threads=threads), 0.5)
+            for _ in range(20):
+                assert capture.read()[0]
+            process.send_signal(signal.SIGSTOP)
+            late = 0
+            while True:
+                began_s = time.monotonic()
+                if not capture.read()[0]:
+                    return late
+                late += time.monotonic() - began_s >= 0.4
+
+    assert held(1) < held(4)
 
 
 def _listens(port: int) -> bool:
