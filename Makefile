@@ -32,7 +32,7 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 
 trials: $(VENV)/.test broker
-	@$(BIN)/python -m pytest -m trial -n 2
+	@$(BIN)/python -m pytest -m trial -n 2 --dist worksteal
 
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak

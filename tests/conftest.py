@@ -49,9 +49,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: at the end two workers then share what is short."""
+    """What takes minutes first, then files with slow tests: at the end two workers share what is short."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+
+    def minutes(item: pytest.Item) -> float:
+        timeout = item.get_closest_marker("timeout")
+        return float(timeout.args[0]) / 60.0 if timeout is not None else 0.0
+
+    items.sort(key=lambda item: (-minutes(item), item.path not in slow))
 
 
 @pytest.fixture(autouse=True)
