@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from brokers import RealBroker, Watcher, eventually, free_port, on_the_air
+from brokers import RealBroker, Watcher, free_port, on_the_air
 from device import NOW, TOPICS, Device, payload
 
 from agent.commands import CommandDesk, Report
@@ -20,8 +17,7 @@ from agent.link import MqttLink
 from agent.messages import Birth
 from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
-from agent.requests import Command, CommandResult, Failure, RecalibrateArgs
-from agent.signing import Signer, new_key
+from agent.requests import Command, CommandResult, RecalibrateArgs
 from agent.wire import MAX_PAYLOAD_BYTES
 from fleet import operator
 
@@ -192,133 +188,3 @@ def test_a_retained_command_is_rejected_as_stale(any_broker: RealBroker) -> None
             result = watcher.expect(TOPICS.result(command.id), status="REJECTED")
             assert result["error"]["code"] == "command.retained"
     assert supervisor.device.status_calls == 0
-
-
-class Stranger:
-    """Whoever may publish on the topics of results, in the device's place."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._client = MqttClient(endpoint, "stranger", subscriptions=[TOPICS.command, TOPICS.model_chunks])
-
-    def __enter__(self) -> Stranger:
-        self._client.__enter__()
-        assert self._client.wait_connected(10.0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
-
-    def heard(self, within_s: float = 10.0) -> Message:
-        return self._client.inboxes[TOPICS.command].get(timeout=within_s)
-
-    def chunks(self) -> int:
-        return self._client.inboxes[TOPICS.model_chunks].qsize()
-
-    def say(self, command: Command, payload: bytes) -> None:
-        self._client.publish(Message(TOPICS.result(command.id), payload))
-
-
-@pytest.mark.broker
-@pytest.mark.usefixtures("quick_repeats")
-def test_a_command_expires_at_the_broker_too_and_is_answered_on_its_own_topic(mosquitto: RealBroker) -> None:
-    command = operator.new_command("status", {}, time.time(), valid_s=30.0)
-    sender = threading.Thread(target=lambda: list(send(mosquitto.endpoint, command)))
-    with Stranger(mosquitto.endpoint) as stranger:
-        sender.start()
-        first, again = stranger.heard(), stranger.heard()
-        stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
-        sender.join()
-    for message in (first, again):
-        assert message.expires_s is not None
-        assert 20 <= message.expires_s <= 30
-        assert message.reply_to is None
-
-
-@pytest.mark.broker
-def test_what_a_stranger_says_ends_no_command(mosquitto: RealBroker, tmp_path: Path) -> None:
-    file = tmp_path / "model.onnx"
-    file.write_bytes(b"x" * 100)
-    command = operator.new_command("model", operator.model_arguments(file), time.time())
-    results: list[CommandResult] = []
-    sending = operator.send(mosquitto.endpoint, TOPICS, command, 10.0, model=file)
-    sender = threading.Thread(target=lambda: results.extend(sending))
-    with Stranger(mosquitto.endpoint) as stranger:
-        sender.start()
-        stranger.heard()
-        stranger.say(command, b"no document")
-        for first in (2**63, 10**30, -1, True, 0):
-            receiving = {"id": command.id, "status": "IN_PROGRESS", "step": "RECEIVING", "result": {"next": first}}
-            stranger.say(command, json.dumps(receiving).encode())
-        stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
-        sender.join()
-        eventually(lambda: stranger.chunks() == 1)
-    assert results[-1].status == "SUCCEEDED"
-
-
-def refused(command: Command, code: str) -> bytes:
-    error = Failure(code=code, message="refused")
-    return CommandResult(id=command.id, status="REJECTED", error=error).to_json()
-
-
-@pytest.mark.broker
-@pytest.mark.usefixtures("quick_repeats")
-@pytest.mark.parametrize("code", ["command.unsigned", "command.signature", "message.malformed"])
-def test_a_refusal_that_anybody_can_provoke_ends_no_signed_command(
-    mosquitto: RealBroker, tmp_path: Path, code: str
-) -> None:
-    """Who publishes its id with other words has it refused, whether the device has seen the true one yet or not."""
-    signer = Signer(new_key(tmp_path / "ann")[0])
-    command = operator.new_command("status", {}, time.time(), to=TOPICS)
-    results: list[CommandResult] = []
-    sending = operator.send(mosquitto.endpoint, TOPICS, command, 10.0, signer)
-    sender = threading.Thread(target=lambda: results.extend(sending))
-    with Stranger(mosquitto.endpoint) as stranger:
-        sender.start()
-        stranger.heard()
-        for _ in range(3):
-            stranger.say(command, refused(command, code))
-        stranger.heard()
-        stranger.say(command, CommandResult(id=command.id, status="SUCCEEDED").to_json())
-        sender.join()
-    assert [result.status for result in results] == ["SUCCEEDED"]
-
-
-@pytest.mark.broker
-@pytest.mark.usefixtures("quick_repeats")
-def test_a_device_that_knows_another_key_is_believed_in_the_end(mosquitto: RealBroker, tmp_path: Path) -> None:
-    signer = Signer(new_key(tmp_path / "ann")[0])
-    command = operator.new_command("status", {}, time.time(), to=TOPICS)
-    results: list[CommandResult] = []
-    sending = operator.send(mosquitto.endpoint, TOPICS, command, 10.0, signer)
-    sender = threading.Thread(target=lambda: results.extend(sending))
-    with Stranger(mosquitto.endpoint) as stranger:
-        sender.start()
-        while sender.is_alive():
-            with suppress(queue.Empty):
-                stranger.heard(0.1)
-                stranger.say(command, refused(command, "command.signature"))
-        sender.join()
-    (result,) = results
-    assert result.error is not None
-    assert result.error.code == "command.signature"
-
-
-@pytest.mark.broker
-@pytest.mark.usefixtures("quick_repeats")
-def test_noise_does_not_pass_for_a_device_that_works(mosquitto: RealBroker) -> None:
-    command = operator.new_command("status", {}, time.time())
-    noisy = threading.Event()
-    with Stranger(mosquitto.endpoint) as stranger:
-
-        def noise() -> None:
-            while not noisy.wait(0.02):
-                stranger.say(command, b"no document")
-
-        thread = threading.Thread(target=noise)
-        thread.start()
-        try:
-            with pytest.raises(CommandError, match=r"command\.no_answer"):
-                list(send(mosquitto.endpoint, command, silence_s=0.5))
-        finally:
-            noisy.set()
-            thread.join()
