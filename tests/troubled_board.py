@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shutil
 import subprocess
@@ -157,11 +158,15 @@ def squeeze(disk: Path, free_bytes: int | None = None, free_files: int | None = 
     release(disk)
     ballast.mkdir()
     seen = os.statvfs(disk)
-    if free_files is not None:
-        for number in range(seen.f_ffree - free_files):
-            (ballast / f"file-{number}").touch()
-    if free_bytes is not None:
-        (ballast / "bytes").write_bytes(bytes(max(0, seen.f_bavail * seen.f_frsize - free_bytes)))
+    try:
+        if free_files is not None:
+            for number in range(seen.f_ffree - free_files):
+                (ballast / f"file-{number}").touch()
+        if free_bytes is not None:
+            (ballast / "bytes").write_bytes(bytes(max(0, seen.f_bavail * seen.f_frsize - free_bytes)))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:  # a daemon that runs on it has taken some meanwhile: it is as full as was asked
+            raise
 
 
 def release(disk: Path) -> None:
