@@ -86,7 +86,7 @@ class Store:
             is_link = path.is_symlink()
         if is_link:
             return self._read(path)
-        if os.path.lexists(path):
+        if os.path.lexists(path) and not path.is_symlink():  # a link may have been made since the first look
             found = f"a {'folder' if path.is_dir() else 'file'} at {path}"
             raise EngineError("store.link", found, f"a link to an artefact in {self._artefacts}", "remove it")
         return None
