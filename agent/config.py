@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
+from agent.camera_config import CameraConfig
 from agent.commands_config import CommandsConfig, PrivacyConfig
-from agent.framing import Framing, Polygon, Region
 from agent.model_spec import Finite, ModelSpec, rebase
 from agent.mqtt_config import MqttConfig
 from agent.results_config import ResultsConfig
 from agent.schema import Strict, read_yaml, validate
-from agent.source import Source, Transport, is_live, parse_source
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.backend import BackendOptions
@@ -48,30 +46,6 @@ def _known_time(text: str) -> str:
 
 
 TimeOfDay = Annotated[str, BeforeValidator(_time_of_day), AfterValidator(_known_time)]
-
-
-class CameraConfig(Strict):
-    """Where the frames come from."""
-
-    name: str = "camera"
-    source: str
-    policy: Literal["auto", "freshest", "every-frame"] = "auto"
-    speed: Finite = Field(default=1.0, ge=0.0)
-    transport: Transport = "tcp"
-    decode_threads: int = Field(default=1, ge=1, le=16)
-    silence_s: Finite = Field(default=2.0, ge=0.2, le=60.0)
-    labels: Path | None = None
-    region: Region | None = None
-    masks: tuple[Polygon, ...] = ()
-
-    def opened(self) -> Source:
-        """What is read, and how. Raises CameraError as `parse_source`."""
-        return replace(
-            parse_source(self.source),
-            transport=self.transport,
-            decode_threads=self.decode_threads,
-            framing=Framing(self.region, self.masks),
-        )
 
 
 class ObserveConfig(Strict):
@@ -222,14 +196,11 @@ def load_config(path: Path) -> Config:
 
 def _absolute(config: Config, base: Path) -> Config:
     """The same configuration with its relative paths taken from `base`."""
-    camera = config.camera
-    source = camera.source if is_live(camera.source) else str(base / camera.source)
-    labels = base / camera.labels if camera.labels else None
     return config.model_copy(
         update={
             "state_dir": base / config.state_dir,
             "plan": base / config.plan if config.plan else None,
-            "camera": camera.model_copy(update={"source": source, "labels": labels}),
+            "camera": config.camera.based(base),
             "mqtt": config.mqtt.based(base),
             "results": config.results.based(base),
             "commands": config.commands.based(base),

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from agent.camera_config import CameraConfig
 from agent.capture import Frame
-from agent.config import CameraConfig, Config
+from agent.config import Config
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.findings import Served
