@@ -48,6 +48,7 @@ def _values(output: Array) -> list[Any]:
 class Answered(NamedTuple):
     """What the frame path hands over of a frame: not its image, which takes MB, and nothing is computed for it."""
 
+    camera: str
     frame: int
     ts: float
     engine_id: str
@@ -59,15 +60,14 @@ class Answered(NamedTuple):
     def of(cls, served: Served) -> Answered:
         frame = served.frame
         latency_ns = served.done_ns - frame.captured_ns
-        return cls(frame.id, frame.ts, served.engine_id, latency_ns, served.result, served.geometry)
+        return cls(frame.camera, frame.id, frame.ts, served.engine_id, latency_ns, served.result, served.geometry)
 
 
 class ResultLine:
     """An answer of the daemon, put into words by whoever asks first."""
 
-    def __init__(self, answered: Answered, camera: str, spec: ModelSpec) -> None:
+    def __init__(self, answered: Answered, spec: ModelSpec) -> None:
         self._answered = answered
-        self._camera = camera
         self._spec = spec
 
     @cached_property
@@ -77,7 +77,7 @@ class ResultLine:
         return {
             "frame": answered.frame,
             "ts": answered.ts,
-            "camera": self._camera,
+            "camera": answered.camera,
             "engine": answered.engine_id,
             "latency_ms": round(answered.latency_ns / 1e6, 3),
             **described(answered.result, answered.geometry, self._spec),

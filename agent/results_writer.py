@@ -57,7 +57,6 @@ class ResultsWriter(threading.Thread):
 
     def __init__(self, config: Config, outputs: Sequence[Output]) -> None:
         super().__init__(name="results", daemon=True)
-        self._camera = config.camera.name
         self._spec = config.model
         self._outputs = outputs
         self._room = _WAITING_RAW if config.model.task == "raw" else _WAITING
@@ -129,7 +128,7 @@ class ResultsWriter(threading.Thread):
         taken = 0
         while self._waiting and taken < self._room:  # and not for as long as more come
             taken += 1
-            line = ResultLine(self._waiting.popleft(), self._camera, self._spec)
+            line = ResultLine(self._waiting.popleft(), self._spec)
             for output in self._outputs:
                 output.add(line)
         patience_s = min(output.tick() for output in self._outputs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -16,6 +18,8 @@ HELD_OUT_EVERY = 4  # one taken frame in so many goes to the held-out set instea
 # calibrates.
 _STRETCH, _LONGEST_STRETCH = 4, 16
 _STRETCH_SHARE = 16  # a stretch is one part in so many of all frames so far
+
+_SILENT_S = 2.0  # after which a camera is passed over
 
 T = TypeVar("T")
 
@@ -45,6 +49,25 @@ class Clock:
         """Change the period from now on; the next frame is due at once."""
         self.period_s = period_s
         self._due = float("-inf")
+
+
+class Rota:
+    """Whose frame is observed next: cameras take turns, and one that delivers nothing keeps nobody waiting."""
+
+    def __init__(self, cameras: Sequence[str]) -> None:
+        self._order = deque(cameras)
+        self._heard_s: dict[str, float] = {}
+
+    def is_turn(self, camera: str, now_s: float) -> bool:
+        """Whether it is the turn of this camera, which has a frame at the monotonic time `now_s`."""
+        self._heard_s[camera] = now_s
+        while now_s - self._heard_s.get(self._order[0], -math.inf) > _SILENT_S:
+            self._order.rotate(-1)
+        return self._order[0] == camera
+
+    def observed(self) -> None:
+        """A frame of the camera whose turn it was is taken."""
+        self._order.rotate(-1)
 
 
 class Blocks:

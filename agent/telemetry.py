@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,8 +82,9 @@ class LoopMeter:
     `record` is called by the frame path, `sample` by whoever reports; the stretch starts anew at each sample.
     """
 
-    def __init__(self, dropped: Mapping[str, int]) -> None:
-        self._dropped = dropped  # the slot's live counter
+    def __init__(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        """dropped: frames that nobody took since the beginning, by cause."""
+        self._dropped = dropped
         self._lock = threading.Lock()
         self._latency = LatencyHistogram()
         self._frames = 0
@@ -98,14 +99,14 @@ class LoopMeter:
     def totals(self) -> LoopTotals:
         """What was counted since the last sample, without beginning anew."""
         with self._lock:
-            dropped = Counter(self._dropped) - self._dropped_before
+            dropped = Counter(self._dropped()) - self._dropped_before
             return LoopTotals(self._frames, dropped, self._latency.cumulated(), self._latency.sum_ns / 1e9)
 
     def sample(self) -> LoopSample:
         """The stretch since the last sample."""
         with self._lock:
             now = time.monotonic()
-            dropped = Counter(self._dropped)
+            dropped = Counter(self._dropped())
             sample = LoopSample(
                 self._frames,
                 dropped - self._dropped_before,

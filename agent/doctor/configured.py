@@ -24,7 +24,8 @@ _BROKER_S = 8.0
 
 def examine_configured(config: Config, service: bool = False) -> list[Finding]:
     """Try them. service: for the installed one, some of whose files only root may read."""
-    return [_camera(config.camera.source), _broker(config, service), _keys(config, service)]
+    cameras = [_camera(camera.source) for camera in config.every_camera]
+    return [*cameras, _broker(config, service), _keys(config, service)]
 
 
 def examine_unconfigured(root: Path) -> list[Finding]:
