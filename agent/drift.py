@@ -219,9 +219,8 @@ class DriftMonitor:
         others = [scales for scales in (recent, own) if scales is not None]
         found = tensor_noise(self._block, [*sets, *others])
         today = [found.under(which, weights) for which, weights in enumerate(self._weights)]
-        which_own = (
-            -1 if own is None else len(sets) + len(others) - 1
-        )  # the last row is of the best for this block alone
+        # The last row is of the best for this block alone.
+        which_own = -1 if own is None else len(sets) + len(others) - 1
         own_db = min(self._gains_under(found, which_own, today).values())
         gains_db = self._gains_under(found, len(sets), today)  # under recent scales; where there are none, its own
         self._gains_db = gains_db

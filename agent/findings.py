@@ -92,7 +92,7 @@ def least_faithful(states: States) -> str:
 
 
 class Findings:
-    """Of one camera. Any thread may ask; one adds. From a drift warning on the gathering collects afresh, in a hurry."""
+    """Of one camera. Any thread may ask; one adds."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class Findings:
         self._memory = memory
 
     def watch(self, serving: Regime, others: Sequence[Regime], since: float, recall: bool = False) -> None:
-        """From capture time `since` on watch what serves, beside other regimes: fresh evidence, unless what is remembered
-        of this one is to be recalled."""
+        """From capture time `since` on watch what serves, beside other regimes: fresh evidence, unless what is
+        remembered of this one is to be recalled."""
         with self._lock:
             switch_db = self._config.regimes.switch_db
             self._monitor = DriftMonitor(self._config.drift, switch_db, serving, others, self._beside_us)

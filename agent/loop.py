@@ -22,13 +22,13 @@ Sink = Callable[[Served], None]  # must not block
 class FrameLoop(threading.Thread):
     """The inference thread.
 
-    While the engine computes a frame, the one before it is decoded and handed on, and the next is made ready; of cameras
-    that do not wait that is taken as late as can be.
+    While the engine computes a frame, the one before it is decoded and handed on, and the next is made ready. Of
+    cameras that do not wait that is taken as late as can be.
 
-    While a candidate is on trial there is one frame at a time. A candidate is tried out while the engine before it stays loaded. It rehearses on the next frame, which the engine
-    before answers, as it does all others until that is over. Then the candidate answers, and the first frame it does
-    not answer well, or in time, is answered by the engine before, as are all later ones. `try_out`, `keep` and
-    `go_back` may be called from any thread. An exception of an engine that is not on trial is kept in
+    A candidate is tried out while the engine before it stays loaded, a frame at a time. It rehearses on the next frame,
+    which the engine before answers, as it does all others until that is over. Then the candidate answers, and the first
+    frame it does not answer well, or in time, is answered by the engine before, as are all later ones. `try_out`,
+    `keep` and `go_back` may be called from any thread. An exception of an engine that is not on trial is kept in
     `error` and ends the loop: without a loop there is no daemon, and systemd starts a new one.
     """
 

@@ -67,10 +67,10 @@ def _looks_per_job(config: Config) -> float:
 class ObserverThread(threading.Thread):
     """Opens the reference engine, then observes offered frames one at a time, at low priority.
 
-    What they show stands in `findings`, by camera, and in `gathering`. An error is told through on_change, once per outage with None at its end, and
-    tried again after a growing pause; a frame on which it came is lost for the observer. What nothing but a new process
-    can mend is kept in `error` and ends the thread: a GPU that is lost, and whatever is no TaredError. preparing hears
-    how far the engine is. Both are called in this thread.
+    What they show stands in `findings`, by camera, and in `gathering`. An error is told through on_change, once per
+    outage with None at its end, and tried again after a growing pause; a frame on which it came is lost for the
+    observer. What nothing but a new process can mend is kept in `error` and ends the thread: a GPU that is lost, and
+    whatever is no TaredError. preparing hears how far the engine is. Both are called in this thread.
     """
 
     def __init__(

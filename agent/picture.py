@@ -20,7 +20,7 @@ _COLORS = ((0, 159, 230), (233, 180, 86), (115, 158, 0), (66, 228, 240), (178, 1
 
 def annotated(served: Served, spec: ModelSpec) -> NDArray[np.uint8]:
     """A copy of the frame, BGR uint8 (H, W, 3), with its boxes or its class in it; of raw outputs nothing is drawn."""
-    picture = served.frame.image.copy()
+    picture: NDArray[np.uint8] = served.frame.image.copy()
     height, width = picture.shape[:2]
     thickness = max(1, round(max(height, width) / 500))
     result = served.result
@@ -29,11 +29,9 @@ def annotated(served: Served, spec: ModelSpec) -> NDArray[np.uint8]:
     if not isinstance(result, Detections):
         return picture
     boxes = served.geometry.to_frame(result.boxes) if served.geometry is not None else result.boxes
-    for box, class_id, score in zip(
-        np.rint(boxes).astype(int).tolist(), result.classes.tolist(), result.scores.tolist()
-    ):
+    found = zip(np.rint(boxes).astype(int).tolist(), result.classes.tolist(), result.scores.tolist(), strict=True)
+    for (left, top, right, bottom), class_id, score in found:
         color = _COLORS[class_id % len(_COLORS)]
-        left, top, right, bottom = box
         cv2.rectangle(picture, (left, top), (right, bottom), color, thickness)
         _write(picture, f"{spec.label(class_id)} {score:.2f}", (left, top), color, thickness)
     return picture

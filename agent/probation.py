@@ -176,8 +176,8 @@ class Probation:
         return quantile_bounds(self._before_s, 0.99)[1] < math.inf
 
     def complaint(self, gains: Sequence[Interval]) -> AgentError | None:
-        """What speaks against the candidate; gains: of its fidelity over the engine before, on each camera where that is
-        a measure for it."""
+        """What speaks against the candidate; gains: of its fidelity over the engine before, on each camera where that
+        is a measure for it."""
         return self._slow() or next(filter(None, map(self._unfaithful, gains)), None)
 
     def suffered(self, error: AgentError, asked: bool) -> int:

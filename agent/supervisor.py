@@ -66,9 +66,9 @@ class Supervisor:
         authority: Authority | None = None,
         results: ResultsWriter | None = None,
     ) -> None:
-        """labels: of recordings, by camera and frame number. content: of the model's file, as `content_of` has it; where it is
-        known, another one beside a live camera ends the run. authority: whose commands count, None for everybody's.
-        results: who is given every answer.
+        """labels: of recordings, by camera and frame number. content: of the model's file, as `content_of` has it;
+        where it is known, another one beside live cameras ends the run. authority: whose commands count, None for
+        everybody's. results: who is given every answer.
 
         Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
         """

@@ -19,6 +19,7 @@ from job_bench import JobDeskBench
 
 from agent import collecting, job_journal, recalibration
 from agent.errors import AgentError
+from agent.gathering import Gathering
 from agent.headroom import Headroom
 from agent.job_journal import JobJournal
 from agent.job_states import JobState
@@ -151,15 +152,14 @@ def test_an_observer_that_fails_while_frames_are_collected(
 ) -> None:
     """The job waits for it, and is given up once it has waited for too long."""
     before = job_desk.service.serving.id
-    observer: Any = job_desk.operations._pipeline.observer
     with monkeypatch.context() as patch:
-        patch.setattr(observer, "state", lambda: replace(job_desk.state, collected=0, outage="observer.run"))
+        patch.setattr(Gathering, "counts", (0, 0))
         job_desk.recalibrate()
         assert job_desk.operations.job is not None
         assert job_desk.operations.job.state is JobState.COLLECTING
         late = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6)
         patch.setattr(collecting, "time", late)
-        job_desk.operations.tick(job_desk.state)
+        job_desk.operations.tick({"camera": replace(job_desk.state, outage="observer.run")})
     check(job_desk, tmp_path / "state", before, "recalibration.timeout", "FAILED")
 
 

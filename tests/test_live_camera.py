@@ -14,9 +14,10 @@ from mjpeg_server import MjpegServer
 from worlds import make_world
 
 from agent.backoff import Backoff
-from agent.capture import CaptureThread, FrameSlot
+from agent.capture import CaptureThread
 from agent.errors import CameraError
 from agent.source import is_live, parse_source
+from agent.turns import Turns
 
 
 class Watched:
@@ -24,7 +25,8 @@ class Watched:
 
     def __init__(self, url: str, silence_s: float = 2.0) -> None:
         self.changes: list[tuple[float, CameraError | None]] = []
-        self.slot = FrameSlot(keep_every=False)
+        self.turns = Turns([False])
+        (self.slot,) = self.turns.slots
         self.thread = CaptureThread(parse_source(url), self.slot, 1.0, 0, self._tell, silence_s)
 
     def _tell(self, error: CameraError | None) -> None:
@@ -42,7 +44,7 @@ class Watched:
 
     def frame(self) -> float:
         """When the next frame came."""
-        assert self.slot.get() is not None
+        assert self.turns.get() is not None
         return time.monotonic()
 
     @property
