@@ -14,7 +14,7 @@ from agent.findings import Served
 from agent.vision import Begun, Outputs, VisionTask
 from engines.backend import Engine
 
-_RECENT = 0.1  # weight of the newest frame in what a usual one takes
+_SLOWER, _FASTER = 0.1, 0.5  # weight of the newest frame in what a usual one takes, where it is slower and faster
 _MARGIN_S = 1e-3  # a frame is taken so much sooner than it has to be, and in twice the time that it takes to make ready
 _STOP_S = 10.0  # an engine that hangs in its runtime's code ends with the process
 
@@ -137,7 +137,7 @@ class Lanes:
         task = self._free.popleft()
         begun = task.begin(engine, frame.image, self._thread.submit)
         self._under_way.append(_UnderWay(frame, engine_id, task, begun))
-        self._making_s += _RECENT * (time.monotonic() - started_s - self._making_s)
+        self._making_s = _usual(self._making_s, time.monotonic() - started_s)
 
     def end(self) -> Served:
         """The answer to the first frame under way. Waits for the engine, and raises what that raises."""
@@ -146,7 +146,7 @@ class Lanes:
             outputs, began_s, ended_s = first.begun.inference.result()
             inferred_s = ended_s - max(began_s, self._ended_s)
             self._ended_s = ended_s
-            self._inferring_s += _RECENT * (inferred_s - self._inferring_s)
+            self._inferring_s = _usual(self._inferring_s, inferred_s)
             result = first.task.decoded(outputs, first.begun)
         finally:
             self._free.append(first.task)
@@ -155,3 +155,9 @@ class Lanes:
     def close(self) -> None:
         """No more frames; an inference under way comes to its end first."""
         self._thread.stop()
+
+
+def _usual(known_s: float, newest_s: float) -> float:
+    """What a usual frame takes, going by those before and by the newest."""
+    weight = 1.0 if not known_s else _FASTER if newest_s < known_s else _SLOWER
+    return known_s + weight * (newest_s - known_s)

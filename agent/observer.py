@@ -135,11 +135,11 @@ class ObserverThread(threading.Thread):
             self._handover.release()
 
     def _is_due(self, frame: Frame) -> bool:
-        """Several cameras have no capture time in common: of recordings each has its own."""
         if self._rota is None:
             return self._budget.due(frame.ts)
-        now_s = frame.captured_ns / 1e9
-        due = self._rota.is_turn(frame.camera, now_s) and self._budget.due(now_s)
+        due = self._rota.is_turn(frame.camera, frame.ts, frame.captured_ns / 1e9) and self._budget.due(
+            self._rota.now_ts
+        )
         if due:
             self._rota.observed()
         return due

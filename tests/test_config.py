@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 from worlds import SPEC
 
+from agent.camera_config import CameraConfig
 from agent.config import Config, MqttConfig, load_config
 from agent.errors import ConfigError
 from agent.model_spec import ModelSpec
@@ -26,10 +27,10 @@ LEFT_OUT = re.compile(r"left out: ([^#\n]+)", re.IGNORECASE)
 
 
 def nested(field: FieldInfo) -> type[Strict] | None:
-    for annotation in (field.annotation, *get_args(field.annotation)):  # it, or one that may be null
-        if isinstance(annotation, type) and issubclass(annotation, Strict):
-            return annotation
-    return None
+    if CameraConfig in get_args(field.annotation) and field.default is None:
+        return CameraConfig  # which the file has, though `cameras` may stand in its place
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Strict) else None
 
 
 def leaves(schema: type[Strict], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
