@@ -31,6 +31,7 @@ from agent.reporting import Reporter
 from agent.requests import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.schema import validate
 from agent.view import ViewState
+from calibrate.evidence import Interval
 from engines.artefact import Artefact
 
 TROUBLES = ["blind", "moved", "blurred", "frozen"]
@@ -308,3 +309,19 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
     assert at.journal.records() == []
     pipeline.stuck = False
     assert at.tick(state="alarm", serving_db=9.0) == "alarm"
+
+
+def test_no_regime_is_switched_to_that_another_camera_would_be_left_by(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    serving, wanted = at.operations._service.serving.id, at.other.id
+    assert at.state.drift is not None
+    faithful = replace(at.state.settled, interval=Interval(0.95, 0.93, 0.97, 200))
+    calm = replace(at.state, settled=faithful, drift=replace(at.state.drift, state="calm", serving_db=0.5))
+    assert calm.drift is not None
+    asks = replace(calm, drift=replace(calm.drift, switch_to=wanted, serving_db=9.0))
+    left = replace(calm, drift=replace(calm.drift, gains_db={serving: 0.5, wanted: 9.0}))
+    suited = replace(calm, drift=replace(calm.drift, gains_db={serving: 0.5, wanted: 1.0}))
+    at.operations.tick({"yard": asks, "hall": left})
+    assert at.operations._service.serving.id == serving
+    at.operations.tick({"yard": asks, "hall": suited})
+    assert at.operations._service.serving.id == wanted
