@@ -199,6 +199,21 @@ def test_a_rebuild_for_another_runtime_that_was_interrupted_is_known_until_anoth
     assert not Past(tmp_path, reporter).rebuild_interrupted
 
 
+@pytest.mark.parametrize(("instead_of", "end"), [("4567", JobState.FAILED), ("0123", JobState.COMMITTED)])
+def test_a_rebuild_for_another_runtime_that_became_current_was_committed(
+    tmp_path: Path, instead_of: str, end: JobState
+) -> None:
+    """Else the next change of the runtime would be built at no start."""
+    journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+    journal.begin("a", "runtime", {"instead_of": instead_of}, [])
+    journal.enter("a", JobState.BUILDING)
+    (tmp_path / "current").symlink_to("artefacts/4567")
+    past = Past(tmp_path, Reporter(None, Birth(agent_version="0")))
+    past.conclude("")
+    assert journal.records()[0].state is end
+    assert Past(tmp_path, Reporter(None, Birth(agent_version="0"))).rebuild_interrupted is (end is JobState.FAILED)
+
+
 def test_what_was_carried_out_by_a_process_that_is_gone_is_answered_and_not_done_again() -> None:
     device, published = Device(), list[CommandResult]()
     desk = CommandDesk(device.handlers(), published.append)
