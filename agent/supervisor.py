@@ -85,7 +85,7 @@ class Supervisor:
         self._telemetry = Cadence(config.mqtt.telemetry_period_s, time.monotonic())
         past = Past(config.state_dir, reporter)
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
-        runtime = RuntimeJob(past.journal, reporter)
+        runtime = RuntimeJob(past.journal, reporter, past.current)
         with progress("preparing", 100) as bar:
             starting = Starting("engine", reporter, bar.update)
             engine = self._service.start(runtime.on_error, starting, past.proven, not past.rebuild_interrupted)
