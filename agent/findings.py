@@ -6,9 +6,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent.beside import Beside
 from agent.capture import Frame
 from agent.chosen_frames import ChosenFrames
@@ -17,15 +14,15 @@ from agent.decode import Prediction
 from agent.drift import DriftMonitor, DriftState, Regime
 from agent.estimates import Estimate, FidelityRecord, SinceStart
 from agent.fidelity import fidelity
+from agent.fitting import Geometry
 from agent.memory import Memory, Recalled
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry
 from agent.selection_report import SelectionReport
 from agent.view import FROZEN, View, ViewState
 from calibrate.errors import CalibrationError
 from calibrate.evidence import Interval
 from calibrate.histogram import AbsHistogram
-from engines.backend import Observation
+from engines.backend import Array, Observation
 
 
 @dataclass(frozen=True)
@@ -178,7 +175,7 @@ class Findings:
         with self._lock:
             return self._chosen.report(self._spec.label)
 
-    def collected(self) -> tuple[int, dict[str, AbsHistogram], list[NDArray[np.float32]]]:
+    def collected(self) -> tuple[int, dict[str, AbsHistogram], list[Array]]:
         """A copy of the collection: frames in the histograms, histograms by tap, held-out network inputs."""
         with self._lock:
             collection = self._chosen.collection
@@ -214,7 +211,7 @@ class Findings:
     def add(
         self,
         served: Served,
-        tensor: NDArray[np.float32],
+        tensor: Array,
         observation: Observation,
         reference: Prediction,
         before: Prediction | None = None,

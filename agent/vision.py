@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.decode import Decoder, Prediction, open_decoder
+from agent.fitting import Geometry
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry, Preprocessor
+from agent.network_input import network_input
+from agent.preprocess import Preprocessor
 from engines.backend import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
 from engines.preprocessing import ImageTransform
 from engines.trace import span
@@ -24,14 +26,15 @@ class VisionTask:
 
     def __init__(self, spec: ModelSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         """Raises ConfigError when the spec does not fit the model's input or outputs."""
-        self._preprocess = Preprocessor(spec.input, *spec.input_range(inputs[0]))
+        taken = network_input(spec, inputs[0])
+        self._preprocess = Preprocessor(spec.input, taken)
 
         @lru_cache(maxsize=_OPEN_DECODERS)
         def decoder_for(shape: tuple[int, ...]) -> Decoder:
-            return open_decoder(spec, shape, outputs)
+            return open_decoder(spec, taken.size(shape), outputs)
 
         self._decoder_for = decoder_for
-        self._shape: tuple[int, ...] = spec.input_shape(inputs[0])
+        self._shape: tuple[int, ...] = taken.shape(taken.usual)
         self._decoder_for(self._shape)
         self.inferred_s = 0.0  # by the engine, for the frame of the last `infer`
         self._engine: Engine | None = None  # the last one that inferred
@@ -59,7 +62,7 @@ class VisionTask:
             outputs = self._image_engine.infer_image(image, transform)
         self.inferred_s = (time.perf_counter_ns() - started_ns) / 1e9
         with span("decode"):
-            return self.decode(outputs, _shape(transform)), geometry
+            return self.decode(outputs, transform.input_shape), geometry
 
     def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Prediction, Geometry]]:
         """As `infer`, for one after the other. While an engine that can computes one, the next is read and uploaded."""
@@ -82,10 +85,10 @@ class VisionTask:
         with span("infer"):
             outputs = engine.finish(ticket)
         with span("decode"):
-            return self.decode(outputs, _shape(transform)), geometry
+            return self.decode(outputs, transform.input_shape), geometry
 
-    def preprocess(self, image: NDArray[np.uint8]) -> tuple[NDArray[np.float32], Geometry]:
-        """BGR uint8 (H, W, 3) to the network input (1, C, h, w), which the next call may overwrite."""
+    def preprocess(self, image: NDArray[np.uint8]) -> tuple[Array, Geometry]:
+        """BGR uint8 (H, W, 3) to the network input, which the next call may overwrite."""
         tensor, geometry = self._preprocess(image)
         self._shape = tensor.shape
         return tensor, geometry
@@ -93,11 +96,6 @@ class VisionTask:
     def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...] | None = None) -> Prediction:
         """The prediction for a batch of one, in network pixels.
 
-        shape: (1, C, h, w) of the network input the outputs are of; by default that of the last one preprocessed.
+        shape: of the network input the outputs are of; by default that of the last one preprocessed.
         """
         return self._decoder_for(shape or self._shape)(outputs)[0]
-
-
-def _shape(transform: ImageTransform) -> tuple[int, ...]:
-    """(1, C, h, w) of the network input that a transform makes."""
-    return 1, len(transform.gain), transform.height, transform.width

@@ -7,6 +7,7 @@ whoever compares two engines, which of the two made a network input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,15 +36,27 @@ _COLORS = {"bgr": 0, "rgb": 1, "gray": 2}
 _PIXEL_BYTES = 3
 _ONE = np.float32(1 << 11)  # OpenCV's INTER_RESIZE_COEF_SCALE: weights of bytes are fixed-point numbers of 11 bits
 
+Layout = Literal["NCHW", "NHWC"]
+PixelType = Literal["float32", "uint8"]
+IMAGE_CHANNELS = (1, 3, 4)
+
+
+def image_layout(shape: Sequence[object]) -> Layout | None:
+    """Where an image of rank 4 has its channels, by their number; None where neither place has one of an image's."""
+    if len(shape) != 4:
+        return None
+    return "NCHW" if shape[1] in IMAGE_CHANNELS else "NHWC" if shape[3] in IMAGE_CHANNELS else None
+
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """All numbers that take BGR frames uint8 (frame_height, frame_width, 3) to the network input (1, C, height, width).
+    """All numbers that take BGR frames uint8 (frame_height, frame_width, 3) to the network input.
 
     The frame is scaled to (inner_height, inner_width), bilinearly as OpenCV's INTER_LINEAR scales bytes, and placed on
     a canvas of the input's size full of `pad`, its upper left corner at (top, left). These may be negative: what lies
     beyond the canvas is cut off, which only a frame of its own size does. Then channels come in the order of `color`,
-    and each is level * gain + bias in float32, the product rounded first. Sizes and places are in pixels.
+    and each is level * gain + bias in float32, the product rounded first; in uint8 it is the level, gain is 1 and bias
+    0. Sizes and places are in pixels.
     """
 
     frame_height: int
@@ -58,6 +71,14 @@ class ImageTransform:
     color: Literal["bgr", "rgb", "gray"]
     gain: tuple[float, ...]
     bias: tuple[float, ...]
+    layout: Layout = "NCHW"
+    dtype: PixelType = "float32"
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        """Of the network input: one image, channels where the layout has them."""
+        channels, size = len(self.gain), (self.height, self.width)
+        return (1, channels, *size) if self.layout == "NCHW" else (1, *size, channels)
 
 
 class DevicePreprocess:

@@ -15,7 +15,7 @@ from agent.model_spec import ModelSpec
 from agent.nms import suppress_overlaps
 from engines.backend import TensorSpec
 
-SIZE = (1, 3, 64, 96)  # network input of 64 rows and 96 columns: 96 + 24 + 6 YOLOX cells
+SIZE = (64, 96)  # network input of 64 rows and 96 columns: 96 + 24 + 6 YOLOX cells
 
 
 def detector(name: str, score_threshold: float = 0.5, iou_threshold: float = 0.5) -> ModelSpec:

@@ -169,7 +169,7 @@ def nanodet_shapes(**changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 def opened(name: str, shapes: dict[str, tuple[int, ...]]) -> Callable[..., object]:
     spec = ModelSpec(path=Path("a.onnx"), task="detect", decoder=name)
     outputs = [TensorSpec(output, np.dtype(np.float32), shape) for output, shape in shapes.items()]
-    return open_decoder(spec, (1, 3, 64, 64), outputs)
+    return open_decoder(spec, (64, 64), outputs)
 
 
 def test_published_layouts_open() -> None:

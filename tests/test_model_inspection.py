@@ -19,9 +19,11 @@ from zoo import Net, run
 from agent.cli import main
 from agent.decode import open_decoder
 from agent.graph_facts import read_facts
+from agent.input_spec import InputSpec
 from agent.model_guess import class_names
 from agent.model_inspection import inspect_model, write_spec
-from agent.model_spec import InputSpec, ModelSpec, load_model_spec
+from agent.model_spec import ModelSpec, load_model_spec
+from agent.network_input import network_input
 from agent.schema import read_yaml
 from engines.backend import TensorSpec
 from engines.graph import load_model
@@ -55,7 +57,7 @@ def test_real_models_are_guessed_as_they_are(name: str, shared_data: Path, tmp_p
 def test_the_samples_model_but_for_its_training(tmp_path: Path) -> None:
     spec = written(STREET, tmp_path)
     assert (spec.task, spec.decoder) == ("detect", "yolox")
-    assert spec.input_shape(TensorSpec("images", np.dtype(np.float32), (1, 3, 160, 288))) == (1, 3, 160, 288)
+    assert network_input(spec, TensorSpec("images", np.dtype(np.float32), (1, 3, 160, 288))).usual == (160, 288)
 
 
 @pytest.mark.parametrize("make", [*DETECTORS, *CLASSIFIERS])
@@ -68,7 +70,7 @@ def test_every_family_is_known_by_its_graph(make: Family, tmp_path: Path) -> Non
     assert inspection.classes == {"end2end": 0, "yunet": 1}.get(spec.decoder or "", CLASSES)
     outputs = run(model, np.ones(IMAGE, np.float32))
     tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
-    assert len(open_decoder(spec, IMAGE, tensors)(outputs)) == 1
+    assert len(open_decoder(spec, IMAGE[2:], tensors)(outputs)) == 1
 
 
 @pytest.mark.parametrize("make", DETECTORS)
@@ -76,7 +78,7 @@ def test_open_sizes_are_guessed_with_a_profile(make: Family, tmp_path: Path) -> 
     path = saved(tmp_path, family(make, ("batch", 3, "height", "width")))
     spec = written(path, tmp_path)
     assert spec.decoder == DETECTORS[make]
-    assert spec.input_shape(TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))) == (1, 3, 640, 640)
+    assert network_input(spec, TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))).usual == (640, 640)
 
 
 def unknown_rows(is_runnable: bool) -> ModelProto:

@@ -11,9 +11,11 @@ from fiber_executor import COMPILER, FiberExecutor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_reference import preprocessed, scaled_levels
+from network_inputs import of_size
 from numpy.typing import NDArray
 
-from agent.model_spec import InputSpec
+from agent.input_spec import InputSpec
+from agent.network_input import NetworkInput
 from agent.preprocess import Preprocessor
 from engines.kernels import Geometry
 from engines.preprocessing import DevicePreprocess
@@ -35,8 +37,8 @@ def noise(height: int, width: int) -> NDArray[np.uint8]:
 
 def check(executor: FiberExecutor, spec: InputSpec, frame: NDArray[np.uint8], height: int, width: int) -> None:
     """CPU, device and plain reference, on one frame."""
-    largest = (1, spec.channels, height + 16, width + 16) if spec.resize == "native" else None
-    preprocessor = Preprocessor(spec, (1, spec.channels, height, width), largest)
+    most = (height + 16, width + 16) if spec.follows_frames else (height, width)
+    preprocessor = Preprocessor(spec, NetworkInput(spec.channels, (height, width), (height, width), most))
     transform, geometry = preprocessor.transform(frame)
     wanted, where = preprocessor(frame)
     lying, made = executor.upload(frame), executor.empty(wanted.shape, np.float32)
@@ -94,7 +96,7 @@ def test_the_reference_is_opencv_s_resize() -> None:
 
 
 def test_a_grey_level_is_that_of_opencv_for_every_colour() -> None:
-    preprocessor = Preprocessor(InputSpec(color="gray", resize="stretch"), (1, 1, 256, 256))
+    preprocessor = Preprocessor(InputSpec(color="gray", resize="stretch"), of_size(256, 256, channels=1))
     green, red = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8))
     for blue in range(256):
         frame = np.stack((np.full_like(green, blue), green, red), axis=-1)
