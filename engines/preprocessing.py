@@ -24,7 +24,8 @@ HEADER = np.dtype(
         ("color", "<i4"),
         ("gain", "<f4", 3),
         ("bias", "<f4", 3),
-        ("unused", "<i4", 2),
+        ("channels_last", "<i4"),
+        ("is_bytes", "<i4"),
     ]
 )
 """struct Transform of kernels.cu, field by field."""
@@ -104,8 +105,8 @@ class DevicePreprocess:
         """Queue on `stream` the network input of one frame.
 
         frame_address: of a BGR frame uint8 (frame_height, frame_width, 3) whose rows begin `row_bytes` apart, by
-        default 3 * frame_width. input_address: receives float32 (1, C, height, width), C = 1 for gray, else 3. With
-        another transform than before, the frames queued until then must be done: their tables are given up.
+        default 3 * frame_width. input_address: receives what `transform` has as shape and type of the network input.
+        With another transform than before, the frames queued until then must be done: their tables are given up.
 
         Raises ValueError for rows that overlap; DeviceError as Executor.upload and launch do.
         """
@@ -126,6 +127,7 @@ def _table(transform: ImageTransform) -> NDArray[np.uint8]:
     header = np.zeros(1, HEADER)
     header["width"], header["height"] = transform.width, transform.height
     header["pad"], header["color"] = transform.pad, _COLORS[transform.color]
+    header["channels_last"], header["is_bytes"] = transform.layout == "NHWC", transform.dtype == "uint8"
     header["gain"][0, : len(transform.gain)] = transform.gain
     header["bias"][0, : len(transform.bias)] = transform.bias
     columns = _taps(transform.frame_width, transform.inner_width, clamps=True)
