@@ -18,6 +18,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, ValueInfoProto, numpy_
 from engines.backend import Array, EngineError
 from engines.fold import fold_batch_norms, fold_integer_biases
 from engines.graph import trial_image
+from engines.image_cast import cast_image_first
 from engines.own_quantisation import check_own_quantisation
 from engines.topology import TensorType, Topology, all_nodes, value_type
 
@@ -183,6 +184,7 @@ PASSES: tuple[Pass, ...] = (
     raise_opset,
     constants_to_initializers,
     drop_identities,
+    cast_image_first,
     fold_integer_biases,
     fold_batch_norms,
     drop_unused,
