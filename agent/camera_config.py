@@ -9,8 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from agent.framing import Framing, Polygon, Region
-from agent.model_spec import Finite
-from agent.schema import Strict
+from agent.schema import Finite, Strict
 from agent.source import Source, Transport, is_live, parse_source
 
 

@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 
 from agent.camera_config import CameraConfig
 from agent.commands_config import CommandsConfig, PrivacyConfig
-from agent.model_spec import Finite, ModelSpec, rebase
+from agent.model_spec import ModelSpec, rebase
 from agent.mqtt_config import MqttConfig
 from agent.results_config import ResultsConfig
-from agent.schema import Strict, read_yaml, stated, validate
+from agent.schema import Finite, Strict, read_yaml, stated, validate
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.backend import BackendOptions

@@ -7,9 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent.beside import Beside
 from agent.capture import Frame
 from agent.config import Config
@@ -17,15 +14,15 @@ from agent.decode import Prediction
 from agent.drift import DriftMonitor, DriftState, Regime
 from agent.estimates import Estimate, FidelityRecord, SinceStart
 from agent.fidelity import fidelity
+from agent.fitting import Geometry
 from agent.gathering import Gathering
 from agent.memory import Memory, Recalled
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry
 from agent.view import FROZEN, View, ViewState
 from calibrate.errors import CalibrationError
 from calibrate.evidence import Interval
 from calibrate.histogram import AbsHistogram
-from engines.backend import Observation
+from engines.backend import Array, Observation
 
 
 @dataclass(frozen=True)
@@ -213,7 +210,7 @@ class Findings:
     def add(
         self,
         served: Served,
-        tensor: NDArray[np.float32],
+        tensor: Array,
         observation: Observation,
         reference: Prediction,
         before: Prediction | None = None,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent.capture import Frame
 from agent.chosen_frames import ChosenFrames
 from agent.config import Config
@@ -14,7 +11,7 @@ from agent.decode import Prediction
 from agent.model_spec import ModelSpec
 from agent.selection_report import SelectionReport
 from calibrate.histogram import AbsHistogram
-from engines.backend import Observation
+from engines.backend import Array, Observation
 
 
 class Gathering:
@@ -51,8 +48,8 @@ class Gathering:
                 self._chosen = ChosenFrames(self._config, hurried=False)
             self._alerted.add(camera)
 
-    def add(self, frame: Frame, tensor: NDArray[np.float32], seen: Observation, reference: Prediction) -> None:
-        """Take an observed frame, its network input (1, C, H, W) and what the reference says of it, if it is chosen.
+    def add(self, frame: Frame, tensor: Array, seen: Observation, reference: Prediction) -> None:
+        """Take an observed frame, its network input and what the reference says of it, if it is chosen.
 
         From a warning on frames are wanted at once, so that by the alarm most of the cure has been gathered.
         """
@@ -76,7 +73,7 @@ class Gathering:
         with self._lock:
             return self._chosen.report(self._spec.label)
 
-    def collected(self) -> tuple[int, dict[str, AbsHistogram], list[NDArray[np.float32]]]:
+    def collected(self) -> tuple[int, dict[str, AbsHistogram], list[Array]]:
         """A copy of the collection: frames in the histograms, histograms by tap, held-out network inputs."""
         with self._lock:
             collection = self._chosen.collection

@@ -11,8 +11,8 @@ import numpy as np
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.findings import Served
+from agent.fitting import Geometry
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry
 from engines.backend import Array
 
 _NULL = np.array(None, object)

@@ -8,10 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from calibrate.histogram import AbsHistogram, merge_into, nbytes
+from engines.backend import Array
 
 HELD_OUT_EVERY = 4  # one taken frame in so many goes to the held-out set instead of the histograms
 # Held-out frames in a row, in the beginning and at most: soon there are some, and later most have no neighbour that
@@ -156,8 +154,8 @@ class Collection:
     def __init__(self, held_out_size: int) -> None:
         self.histograms: dict[str, AbsHistogram] = {}
         self.frames = 0
-        self._telling = Reservoir[NDArray[np.float32]](held_out_size - held_out_size // 4)
-        self._empty = Reservoir[NDArray[np.float32]](held_out_size // 4)
+        self._telling = Reservoir[Array](held_out_size - held_out_size // 4)
+        self._empty = Reservoir[Array](held_out_size // 4)
         self._holds_out = held_out_size > 0
         self._hold_out = {True: HoldOut(), False: HoldOut()}  # by whether telling
 
@@ -172,11 +170,11 @@ class Collection:
         return nbytes(self.histograms)
 
     @property
-    def held_out(self) -> list[NDArray[np.float32]]:
+    def held_out(self) -> list[Array]:
         """The held-out network inputs (1, C, H, W), of any sizes, the telling ones first."""
         return self._telling.kept + self._empty.kept
 
-    def add(self, tensor: NDArray[np.float32], histograms: Mapping[str, AbsHistogram], telling: bool = True) -> None:
+    def add(self, tensor: Array, histograms: Mapping[str, AbsHistogram], telling: bool = True) -> None:
         """Take one observed frame: its network input (1, C, H, W) and its histograms by tap."""
         if self._holds_out and self._hold_out[telling].next():
             (self._telling if telling else self._empty).offer(tensor.copy)

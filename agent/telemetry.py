@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ class LatencyHistogram:
 
     def add(self, duration_ns: int) -> None:
         self.sum_ns += duration_ns
-        octaves = np.log2(max(duration_ns, _SMALLEST_NS) / _SMALLEST_NS)
+        octaves = math.log2(max(duration_ns, _SMALLEST_NS) / _SMALLEST_NS)
         self._counts[min(int(octaves * _BUCKETS_PER_OCTAVE), self._counts.size - 1)] += 1
 
     def percentile_ms(self, percent: float) -> float:

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.decode import Decoder, Prediction, open_decoder
+from agent.fitting import Geometry
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry, Preprocessor
+from agent.network_input import network_input
+from agent.preprocess import Preprocessor
 from engines.backend import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
-from engines.preprocessing import ImageTransform
 from engines.trace import span
 
 _OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating
@@ -83,14 +84,15 @@ class VisionTask:
 
     def __init__(self, spec: ModelSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         """Raises ConfigError when the spec does not fit the model's input or outputs."""
-        self._preprocess = Preprocessor(spec.input, *spec.input_range(inputs[0]))
+        taken = network_input(spec, inputs[0])
+        self._preprocess = Preprocessor(spec.input, taken)
 
         @lru_cache(maxsize=_OPEN_DECODERS)
         def decoder_for(shape: tuple[int, ...]) -> Decoder:
-            return open_decoder(spec, shape, outputs)
+            return open_decoder(spec, taken.size(shape), outputs)
 
         self._decoder_for = decoder_for
-        self._shape: tuple[int, ...] = spec.input_shape(inputs[0])
+        self._shape: tuple[int, ...] = taken.shape(taken.usual)
         self._decoder_for(self._shape)
         self.inferred_s = 0.0  # by the engine, for the frame of the last `infer`
         self._engine: Engine | None = None  # the last one that inferred
@@ -142,7 +144,7 @@ class VisionTask:
 
     def _begin_on_device(self, engine: OverlappingEngine, image: NDArray[np.uint8]) -> Begun:
         transform, geometry = self._preprocess.transform(image)
-        return Begun(OnDevice(engine, engine.start_image(image, transform)), _shape(transform), geometry)
+        return Begun(OnDevice(engine, engine.start_image(image, transform)), transform.input_shape, geometry)
 
     def _finished(self, begun: Begun) -> tuple[Prediction, Geometry]:
         outputs, _, _ = begun.inference.result()
@@ -156,7 +158,11 @@ class VisionTask:
         image_engine = self._image_engine
         if image_engine is not None:
             transform, geometry = self._preprocess.transform(image)
-            return (lambda: _inferred(lambda: image_engine.infer_image(image, transform))), _shape(transform), geometry
+            return (
+                (lambda: _inferred(lambda: image_engine.infer_image(image, transform))),
+                transform.input_shape,
+                geometry,
+            )
         with span("preprocess"):
             tensor, geometry = self.preprocess(image)
         return (lambda: _inferred(lambda: engine.infer(tensor))), tensor.shape, geometry
@@ -168,8 +174,8 @@ class VisionTask:
             self._image_engine = engine if isinstance(engine, ImageEngine) else None
             self._overlapping = engine if isinstance(engine, OverlappingEngine) else None
 
-    def preprocess(self, image: NDArray[np.uint8]) -> tuple[NDArray[np.float32], Geometry]:
-        """BGR uint8 (H, W, 3) to the network input (1, C, h, w), which the next call may overwrite."""
+    def preprocess(self, image: NDArray[np.uint8]) -> tuple[Array, Geometry]:
+        """BGR uint8 (H, W, 3) to the network input, which the next call may overwrite."""
         tensor, geometry = self._preprocess(image)
         self._shape = tensor.shape
         return tensor, geometry
@@ -177,7 +183,7 @@ class VisionTask:
     def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...] | None = None) -> Prediction:
         """The prediction for a batch of one, in network pixels.
 
-        shape: (1, C, h, w) of the network input the outputs are of; by default that of the last one preprocessed.
+        shape: of the network input the outputs are of; by default that of the last one preprocessed.
         """
         return self._decoder_for(shape or self._shape)(outputs)[0]
 
@@ -185,8 +191,3 @@ class VisionTask:
 def _inferred(run: Callable[[], Outputs]) -> Outputs:
     with span("infer"):
         return run()
-
-
-def _shape(transform: ImageTransform) -> tuple[int, ...]:
-    """(1, C, h, w) of the network input that a transform makes."""
-    return 1, len(transform.gain), transform.height, transform.width

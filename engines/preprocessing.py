@@ -7,6 +7,7 @@ whoever compares two engines, which of the two made a network input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +24,8 @@ HEADER = np.dtype(
         ("color", "<i4"),
         ("gain", "<f4", 3),
         ("bias", "<f4", 3),
-        ("unused", "<i4", 2),
+        ("channels_last", "<i4"),
+        ("is_bytes", "<i4"),
     ]
 )
 """struct Transform of kernels.cu, field by field."""
@@ -35,15 +37,27 @@ _COLORS = {"bgr": 0, "rgb": 1, "gray": 2}
 _PIXEL_BYTES = 3
 _ONE = np.float32(1 << 11)  # OpenCV's INTER_RESIZE_COEF_SCALE: weights of bytes are fixed-point numbers of 11 bits
 
+Layout = Literal["NCHW", "NHWC"]
+PixelType = Literal["float32", "uint8"]
+IMAGE_CHANNELS = (1, 3, 4)
+
+
+def image_layout(shape: Sequence[object]) -> Layout | None:
+    """Where an image of rank 4 has its channels, by their number; None where neither place has one of an image's."""
+    if len(shape) != 4:
+        return None
+    return "NCHW" if shape[1] in IMAGE_CHANNELS else "NHWC" if shape[3] in IMAGE_CHANNELS else None
+
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """All numbers that take BGR frames uint8 (frame_height, frame_width, 3) to the network input (1, C, height, width).
+    """All numbers that take BGR frames uint8 (frame_height, frame_width, 3) to the network input.
 
     The frame is scaled to (inner_height, inner_width), bilinearly as OpenCV's INTER_LINEAR scales bytes, and placed on
     a canvas of the input's size full of `pad`, its upper left corner at (top, left). These may be negative: what lies
     beyond the canvas is cut off, which only a frame of its own size does. Then channels come in the order of `color`,
-    and each is level * gain + bias in float32, the product rounded first. Sizes and places are in pixels.
+    and each is level * gain + bias in float32, the product rounded first; in uint8 it is the level, gain is 1 and bias
+    0. Sizes and places are in pixels.
     """
 
     frame_height: int
@@ -58,6 +72,14 @@ class ImageTransform:
     color: Literal["bgr", "rgb", "gray"]
     gain: tuple[float, ...]
     bias: tuple[float, ...]
+    layout: Layout = "NCHW"
+    dtype: PixelType = "float32"
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        """Of the network input: one image, channels where the layout has them."""
+        channels, size = len(self.gain), (self.height, self.width)
+        return (1, channels, *size) if self.layout == "NCHW" else (1, *size, channels)
 
 
 class DevicePreprocess:
@@ -83,8 +105,8 @@ class DevicePreprocess:
         """Queue on `stream` the network input of one frame.
 
         frame_address: of a BGR frame uint8 (frame_height, frame_width, 3) whose rows begin `row_bytes` apart, by
-        default 3 * frame_width. input_address: receives float32 (1, C, height, width), C = 1 for gray, else 3. With
-        another transform than before, the frames queued until then must be done: their tables are given up.
+        default 3 * frame_width. input_address: receives what `transform` has as shape and type of the network input.
+        With another transform than before, the frames queued until then must be done: their tables are given up.
 
         Raises ValueError for rows that overlap; DeviceError as Executor.upload and launch do.
         """
@@ -105,6 +127,7 @@ def _table(transform: ImageTransform) -> NDArray[np.uint8]:
     header = np.zeros(1, HEADER)
     header["width"], header["height"] = transform.width, transform.height
     header["pad"], header["color"] = transform.pad, _COLORS[transform.color]
+    header["channels_last"], header["is_bytes"] = transform.layout == "NHWC", transform.dtype == "uint8"
     header["gain"][0, : len(transform.gain)] = transform.gain
     header["bias"][0, : len(transform.bias)] = transform.bias
     columns = _taps(transform.frame_width, transform.inner_width, clamps=True)

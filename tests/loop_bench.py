@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from agent.capture import Frame
 from agent.errors import AgentError
 from agent.findings import Served
+from agent.fitting import Geometry
 from agent.loop import FrameLoop
-from agent.preprocess import Geometry
 from agent.trial import Trial, TrialEvents
 from agent.turns import Turns
 from agent.vision import Begun, Outputs, Submit, VisionTask

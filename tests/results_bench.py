@@ -14,8 +14,8 @@ from agent.config import Config
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.findings import Served
+from agent.fitting import Geometry
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry
 from agent.result_line import Answered, ResultLine
 
 SPEC = ModelSpec.model_validate({"path": "model.onnx", "task": "detect", "decoder": "yolox", "labels": ["a", "b"]})

@@ -70,8 +70,7 @@ def run(
     executor: Executor, preprocess: DevicePreprocess, transform: ImageTransform, frame: NDArray[np.uint8]
 ) -> NDArray[np.generic]:
     lying = executor.upload(frame, None)
-    channels = len(transform.gain)
-    made = executor.empty((1, channels, transform.height, transform.width), np.float32)
+    made = executor.empty(transform.input_shape, transform.dtype)
     preprocess.run(transform, lying.address, made.address)
     return executor.download(made, None)
 

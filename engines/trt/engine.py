@@ -54,8 +54,7 @@ class TensorRtEngine(Session):
         """
         with self._gpu.current():
             image = self.inputs[0]
-            channels = 1 if transform.color == "gray" else 3
-            self.select((1, channels, transform.height, transform.width), image.dtype)
+            self.select(transform.input_shape, np.dtype(transform.dtype))
             slot = self.free_slot()
             assert self._preprocess is not None  # until it is closed, and then `select` has refused
             with span("preprocess"):
