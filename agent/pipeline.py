@@ -91,7 +91,7 @@ class Pipeline:
     def pulse(self) -> tuple[int, int]:
         """Changes as long as nothing hangs: with every frame that is served; while a live camera is lost and the loop
         waits for its frames, with every attempt to have it back."""
-        return self.served, self._slot.dropped["reconnect"] if self._slot.awaited else 0
+        return self.served, self._capture.pulse if self._slot.awaited else 0
 
     def look(self) -> None:
         """Whether the camera has fallen silent; `on_camera` hears of it."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from agent.errors import ConfigError
+from agent.redaction import redacted
 
 
 class Strict(BaseModel):
@@ -81,4 +82,4 @@ def _error_line(detail: ErrorDetails) -> str:
     if expected is None:
         message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
         expected = message[:1].lower() + message[1:]
-    return f"{where}: expected {expected}, got {detail['input']!r}"
+    return f"{where}: expected {expected}, got {redacted(repr(detail['input']))}"

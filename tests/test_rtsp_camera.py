@@ -18,8 +18,9 @@ import pytest
 from brokers import eventually, free_port
 from test_live_camera import Watched
 
-from agent.camera import _open_capture, read_images
-from agent.source import Transport, parse_source
+from agent.camera import read_images
+from agent.opening import open_capture
+from agent.source import Asked, Transport, parse_source
 
 SERVER = Path(__file__).with_name("rtsp_server.py")
 PYTHON = "/usr/bin/python3"  # the one that Debian's packages are for
@@ -57,7 +58,7 @@ def _gstreamer() -> None:
 
 def read(url: str, transport: Transport, count: int) -> tuple[int, int]:
     """The height and width of the last of so many frames, read while the server comes up."""
-    source = replace(parse_source(url), transport=transport)
+    source = replace(parse_source(url), asked=Asked(transport))
     shapes: list[tuple[int, ...]] = []
 
     def is_read() -> bool:
@@ -84,7 +85,7 @@ def test_it_comes_by_the_transport_that_is_asked_for(transport: Transport) -> No
     camera = RtspCamera()
     with camera.running():
         read(camera.url, "tcp", 1)
-        frames = read_images(replace(parse_source(camera.url), transport=transport))
+        frames = read_images(replace(parse_source(camera.url), asked=Asked(transport)))
         for _ in islice(frames, 5):
             pass
         assert bool(psutil.Process().net_connections("udp")) == (transport == "udp")
@@ -116,7 +117,7 @@ def test_each_thread_of_a_decoder_but_the_first_holds_a_frame_back() -> None:
         camera = RtspCamera()
         with camera.running() as process:
             read(camera.url, "tcp", 1)
-            capture = _open_capture(replace(parse_source(camera.url), decode_threads=threads), 0.5)
+            capture = open_capture(replace(parse_source(camera.url), asked=Asked(decode_threads=threads)), 0.5)
             for _ in range(20):
                 assert capture.read()[0]
             process.send_signal(signal.SIGSTOP)

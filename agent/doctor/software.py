@@ -50,7 +50,7 @@ def _opencv() -> Finding:
     if importlib.util.find_spec("cv2") is None:
         return Finding("opencv", "not installed", False, True, remedy)
     try:
-        from agent.camera import opencv_version
+        from agent.opening import opencv_version
     except ImportError as error:  # JetPack's was built for NumPy 1
         remedy = "on a Jetson: pip install 'numpy<2' 'ml-dtypes<0.6'; elsewhere pip install opencv-python-headless"
         return Finding("opencv", f"does not load: {error}".partition("\n")[0], False, True, remedy)
@@ -60,7 +60,7 @@ def _opencv() -> Finding:
 def _gstreamer() -> Finding:
     built_in = False
     with suppress(ImportError):  # which `_opencv` has told
-        from agent.camera import has_gstreamer
+        from agent.opening import has_gstreamer
 
         built_in = has_gstreamer()
     remedy = "for csi cameras use JetPack's own OpenCV; files, v4l2 and rtsp work without"
