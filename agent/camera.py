@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,29 @@ _CUT_SHORT = 0.02  # of the length that a file claims to have; less is how some 
 log = logging.getLogger(__name__)
 
 
-def read_images(source: Source, silence_s: float = 2.0, losses: Losses | None = None) -> Iterator[tuple[float, Image]]:
+@dataclass
+class Reading:
+    """What is known of a camera's stream beside its frames.
+
+    coded_anew: whether the newest frame was coded without the others, so that it has the sensor's noise of its moment.
+    An encoder of video repeats to the bit what hardly changes, but for its key frames.
+    """
+
+    losses: Losses
+    coded_anew: bool = True
+
+
+def read_images(
+    source: Source, silence_s: float = 2.0, reading: Reading | None = None
+) -> Iterator[tuple[float, Image]]:
     """Yield (capture time, image) until the source ends, each as the source's framing has it.
 
-    silence_s: after which a camera on the network has stopped delivering. losses: told of frames that a camera made
-    and that did not come. A file that ends before its time is logged with `truncated_s`. Raises CameraError:
-    `camera.open` when nothing can be read, `camera.mode` for a mode that the camera does not have, `camera.empty` when a
-    file has no frame, `camera.lost` when a camera stops delivering, `images.*` for a bad folder or zip.
+    silence_s: after which a camera on the network has stopped delivering. reading: is kept as the frames come. A file
+    that ends before its time is logged with `truncated_s`. Raises CameraError: `camera.open` when nothing can be read,
+    `camera.mode` for a mode that the camera does not have, `camera.empty` when a file has no frame, `camera.lost` when
+    a camera stops delivering, `images.*` for a bad folder or zip.
     """
-    for ts, image in _read(source, silence_s, losses or Losses(Counter())):
+    for ts, image in _read(source, silence_s, reading or Reading(Losses(Counter()))):
         yield ts, framed(image, source.framing)
 
 
@@ -60,7 +75,7 @@ def framed(image: Image, framing: Framing) -> Image:
     return np.ascontiguousarray(region)  # as runtimes want it
 
 
-def _read(source: Source, silence_s: float, losses: Losses) -> Iterator[tuple[float, Image]]:
+def _read(source: Source, silence_s: float, reading: Reading) -> Iterator[tuple[float, Image]]:
     if source.kind == "images":
         files = ImageFiles(Path(source.location), CameraError)
         for index, name in enumerate(files.names):
@@ -69,11 +84,11 @@ def _read(source: Source, silence_s: float, losses: Losses) -> Iterator[tuple[fl
     stream = open_mjpeg(source, silence_s) if source.kind == "http" else None
     if stream is not None:
         with stream:
-            yield from _read_mjpeg(stream, losses)
+            yield from _read_mjpeg(stream, reading.losses)
         return
     capture = open_capture(source, silence_s)
     try:
-        yield from _read_live(capture, source, silence_s, losses) if source.live else _read_file(capture, source)
+        yield from _read_live(capture, source, silence_s, reading) if source.live else _read_file(capture, source)
     finally:
         capture.release()
 
@@ -108,10 +123,12 @@ def _read_mjpeg(stream: MjpegStream, losses: Losses) -> Iterator[tuple[float, Im
             yield time.time(), image
 
 
-def _read_live(capture: Any, source: Source, silence_s: float, losses: Losses) -> Iterator[tuple[float, Image]]:
+def _read_live(capture: Any, source: Source, silence_s: float, reading: Reading) -> Iterator[tuple[float, Image]]:
     """A read that took as long as silence is no frame of now: at a timeout FFmpeg gives what its decoder still held,
     one frame for each of its threads. The first one may take its time: cameras start."""
-    losses.begin(capture.get(cv2.CAP_PROP_FPS) if source.kind in ("v4l2", "csi") else 0.0)  # a stream's may be any
+    reading.losses.begin(
+        capture.get(cv2.CAP_PROP_FPS) if source.kind in ("v4l2", "csi") else 0.0
+    )  # a stream's may be any
     longest_s = math.inf
     handed_s = time.monotonic()
     while True:
@@ -120,7 +137,8 @@ def _read_live(capture: Any, source: Source, silence_s: float, losses: Losses) -
         if not ok or time.monotonic() - began_s >= longest_s:
             raise CameraError("camera.lost", f"{source.shown} stopped", "frames", "check the camera and its cable")
         longest_s = silence_s
-        losses.came(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0, began_s - handed_s)
+        reading.coded_anew = source.kind not in ("rtsp", "http") or capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) != 0.0
+        reading.losses.came(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0, began_s - handed_s)
         handed_s = time.monotonic()
         yield time.time(), image
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.backoff import Backoff
-from agent.camera import Image, read_images
+from agent.camera import Image, Reading, read_images
 from agent.errors import CameraError
 from agent.losses import Losses
 from agent.source import Source
@@ -115,7 +115,7 @@ class CaptureThread(threading.Thread):
         self._halt = threading.Event()
         self._count = 0
         self._lost = False
-        self._losses = Losses(slot.dropped)
+        self._reading = Reading(Losses(slot.dropped))
         self._stillness = Stillness(source.frozen_s if source.live else None)
         self._patience_s = source.frozen_s or 0.0
         self.pulse = 0  # changes while the camera is away, as long as the thread does not hang
@@ -131,7 +131,7 @@ class CaptureThread(threading.Thread):
                 except CameraError as error:
                     if not self._source.live:
                         raise
-                    self._losses.away()
+                    self._reading.losses.away()
                     self._tell(error)
                 self.pulse += 1
                 self._halt.wait(backoff.next_s())
@@ -158,12 +158,12 @@ class CaptureThread(threading.Thread):
     def _pump(self, backoff: Backoff) -> None:
         started = time.monotonic()
         first_ts: float | None = None
-        for ts, image in spanned("capture", read_images(self._source, self._silence_s, self._losses)):
+        for ts, image in spanned("capture", read_images(self._source, self._silence_s, self._reading)):
             if self._is_frozen(image, started):
                 self._waits_since_s = time.monotonic()
                 continue
             backoff.reset()
-            self._losses.served()
+            self._reading.losses.served()
             self._tell(None)
             first_ts = ts if first_ts is None else first_ts
             if self._speed > 0.0 and not self._source.live:
@@ -181,7 +181,9 @@ class CaptureThread(threading.Thread):
         """Whether the frame only repeats what is known. Raises CameraError (`camera.frozen`) when the camera is to be
         opened again: at once, and then ever more rarely, for it is seen when the picture changes."""
         now_s = time.monotonic()
-        if not self._stillness.look(image, now_s):
+        if self._reading.coded_anew:
+            self._stillness.look(image, now_s)
+        if not self._stillness.frozen:
             self._patience_s = self._source.frozen_s or 0.0
             return False
         self.pulse += 1

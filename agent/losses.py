@@ -8,7 +8,7 @@ from statistics import median
 
 _WINDOW = 32  # frames that tell the rate
 _ENOUGH = 8
-_STEADY = 0.75  # of the intervals near their median, without which gaps say nothing: some cameras vary their rate
+_STEADY, _NEAR = 0.75, 0.25  # so many intervals so near their median, or gaps say nothing: some cameras vary it
 _MISSING = 1.5  # of the usual interval
 _DOUBTED = 4  # gaps in a row, after which it is the rate that has changed
 _LONGEST_S = 10.0  # beyond it is the camera's clock that was set
@@ -75,7 +75,7 @@ class Losses:
         if len(self._intervals) < _ENOUGH:
             return self._claimed_s, self._claimed_s > 0.0
         period_s = median(self._intervals)
-        near = sum(each < _MISSING * period_s for each in self._intervals)
+        near = sum(abs(each - period_s) < _NEAR * period_s for each in self._intervals)
         return period_s, near >= _STEADY * len(self._intervals)
 
     def served(self) -> None:

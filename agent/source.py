@@ -35,9 +35,8 @@ _TAKEN_BY = {
     "flip": ("csi",),
 }
 
-# Seconds for which a camera's picture may repeat to the bit. Where each comes coded by itself, a sensor's noise is in
-# it; an encoder of video repeats what hardly changes until its next key frame, mostly within a few seconds.
-_FROZEN_S = {"v4l2": 2.0, "csi": 2.0, "http": 2.0, "rtsp": 8.0, "gst": 8.0}
+_FROZEN_S = 2.0
+_FROZEN_KINDS = ("v4l2", "csi", "http", "rtsp")  # of a pipeline nobody tells us how its frames are coded
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,8 @@ class Source:
 
     @property
     def usual_frozen_s(self) -> float | None:
-        """After which a camera of this kind that repeats its picture has most likely frozen; None for a file."""
-        return _FROZEN_S.get(self.kind)
+        """After how long a camera of this kind that repeats its picture has frozen; None where nothing says so."""
+        return _FROZEN_S if self.kind in _FROZEN_KINDS else None
 
 
 def is_live(text: str) -> bool:

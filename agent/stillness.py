@@ -13,7 +13,7 @@ class Stillness:
     """Watches one camera's frames, BGR uint8 (H, W, 3). limit_s: how long one may be repeated; None: for ever.
 
     A sensor's noise is in every picture of it, so that no two are the same; a screen's, a test pattern's may be. A dark
-    or even picture says nothing: there noise is cut off.
+    or even picture says nothing: there noise is cut off. `frozen`: whether one has been repeated for too long.
     """
 
     def __init__(self, limit_s: float | None) -> None:
@@ -21,12 +21,12 @@ class Stillness:
         self._rows: NDArray[np.uint8] | None = None
         self._picture: NDArray[np.uint8] | None = None  # since it has been repeated
         self._since_s = 0.0
-        self._frozen = False
+        self.frozen = False
 
-    def look(self, image: NDArray[np.uint8], now_s: float) -> bool:
-        """Whether this frame is one that the camera has been repeating for too long. now_s: of a monotonic clock."""
+    def look(self, image: NDArray[np.uint8], now_s: float) -> None:
+        """Take a frame that was coded without others. now_s: of a monotonic clock."""
         if self._limit_s is None:
-            return False
+            return
         rows = image[::_STEP]
         if self._rows is None or rows.shape != self._rows.shape:
             self._rows = rows.copy()
@@ -36,14 +36,13 @@ class Stillness:
             self._begin(now_s)
         elif self._picture is None:
             self._picture = image.copy()
-        elif self._frozen or now_s - self._since_s >= self._limit_s:
-            self._frozen = _equal(image, self._picture) and float(rows.std()) >= _FLAT
-            if not self._frozen:
+        elif self.frozen or now_s - self._since_s >= self._limit_s:
+            self.frozen = _equal(image, self._picture) and float(rows.std()) >= _FLAT
+            if not self.frozen:
                 self._begin(now_s)
-        return self._frozen
 
     def _begin(self, now_s: float) -> None:
-        self._picture, self._since_s, self._frozen = None, now_s, False
+        self._picture, self._since_s, self.frozen = None, now_s, False
 
 
 def _equal(image: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:

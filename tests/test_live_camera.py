@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,10 +23,11 @@ from agent.source import is_live, parse_source
 class Watched:
     """A capture thread on a camera; `changes` is what was told of it."""
 
-    def __init__(self, url: str, silence_s: float = 2.0) -> None:
+    def __init__(self, url: str, silence_s: float = 2.0, frozen_s: float | None = 2.0) -> None:
         self.changes: list[tuple[float, CameraError | None]] = []
         self.slot = FrameSlot(keep_every=False)
-        self.thread = CaptureThread(parse_source(url), self.slot, 1.0, 0, self._tell, silence_s)
+        source = replace(parse_source(url), frozen_s=frozen_s)
+        self.thread = CaptureThread(source, self.slot, 1.0, 0, self._tell, silence_s)
 
     def _tell(self, error: CameraError | None) -> None:
         self.changes.append((time.monotonic(), error))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mjpeg_server import MjpegServer, grey
 
-from agent.camera import read_images
+from agent.camera import Reading, read_images
 from agent.errors import CameraError
 from agent.losses import Losses
 from agent.mjpeg import JpegSplitter
@@ -95,7 +95,7 @@ def test_damaged_pictures_are_counted_and_the_stream_goes_on(camera: MjpegServer
     camera.lengths = lengths
     camera.damage = lambda number, content: content[: len(content) // 2] if number % 3 == 1 else content
     dropped: Counter[str] = Counter()
-    frames = list(islice(read_images(parse_source(camera.url), losses=Losses(dropped)), 7))
+    frames = list(islice(read_images(parse_source(camera.url), reading=Reading(Losses(dropped))), 7))
     assert [round(float(image.mean())) for _, image in frames] == [0, 20, 30, 50, 60, 80, 90]
     assert dropped == {"decode": 3}
 

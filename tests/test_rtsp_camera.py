@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from brokers import eventually, free_port
@@ -108,6 +109,40 @@ def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_fi
             back_at = time.monotonic()
             eventually(lambda: not watched.lost, 15.0)
             assert watched.changes[-1][0] - back_at < 5.0
+
+
+def test_one_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture() -> None:
+    camera = RtspCamera()
+    with camera.running() as process, Watched(camera.url) as watched:
+        eventually(lambda: watched.slot.get() is not None, 30.0)
+        eventually(lambda: not watched.lost, 10.0)
+        process.send_signal(signal.SIGUSR1)
+        frozen_at = time.monotonic()
+        eventually(lambda: watched.lost, 15.0)
+        lost_at, error = watched.changes[-1]
+        assert error is not None
+        assert error.code == "camera.frozen"
+        assert 2.0 < lost_at - frozen_at < 5.0  # two seconds, behind the key frame that began them: two a second
+        process.send_signal(signal.SIGUSR1)
+        back_at = time.monotonic()
+        eventually(lambda: not watched.lost, 15.0)
+        assert watched.changes[-1][0] - back_at < 5.0
+
+
+def test_pictures_of_another_size_are_served_as_large_as_the_first() -> None:
+    """By OpenCV from 4.13 on; an older one repeats the last picture of the size before, which is found as frozen."""
+    camera = RtspCamera()
+    with camera.running() as process:
+        read(camera.url, "tcp", 1)
+        frames = read_images(parse_source(camera.url))
+        first = next(frames)[1]
+        process.send_signal(signal.SIGUSR2)
+        later = [image for _, image in islice(frames, 60)]
+        frames.close()  # type: ignore[attr-defined]  # it is a generator, which holds the stream open
+    assert {image.shape for image in later} == {first.shape}
+    smooth = [float(np.abs(np.diff(image[..., 1].astype(int))).mean()) for image in (first, later[-1])]
+    assert smooth[1] < 0.8 * smooth[0]  # noise of twice the size, made smaller
+    assert not (later[-1] == later[-2]).all()
 
 
 def test_each_thread_of_a_decoder_but_the_first_holds_a_frame_back() -> None:
