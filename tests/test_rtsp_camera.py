@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import time
@@ -17,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from brokers import eventually, free_port
+from gstreamer import PYTHON, require_gstreamer
 from test_live_camera import Watched
 
 from agent.camera import read_images
@@ -24,8 +23,6 @@ from agent.opening import open_capture
 from agent.source import Asked, Transport, parse_source
 
 SERVER = Path(__file__).with_name("rtsp_server.py")
-PYTHON = "/usr/bin/python3"  # the one that Debian's packages are for
-ASKED = "import gi; gi.require_version('GstRtspServer', '1.0'); from gi.repository import GstRtspServer"
 pytestmark = pytest.mark.slow
 
 
@@ -47,14 +44,8 @@ class RtspCamera:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _gstreamer() -> None:
-    """TARED_REQUIRE_RTSP=1 turns its absence into a failure."""
-    done = subprocess.run([PYTHON, "-c", ASKED], capture_output=True, check=False) if shutil.which(PYTHON) else None
-    if done is None or done.returncode != 0:
-        message = "no RTSP server of GStreamer: apt-get install gir1.2-gst-rtsp-server-1.0, see `make rtsp`"
-        if os.environ.get("TARED_REQUIRE_RTSP") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
+def _server() -> None:
+    require_gstreamer("GstRtspServer")
 
 
 def read(url: str, transport: Transport, count: int) -> tuple[int, int]:
