@@ -59,11 +59,6 @@ class Feed:
         """Frames that nobody took, by cause."""
         return self._slot.dropped
 
-    @property
-    def reconnects(self) -> int:
-        """Attempts to have the camera back."""
-        return self._slot.dropped["reconnect"]
-
     def answered(self, served: Served) -> None:
         """A sink of the frame path."""
         self.newest = served

@@ -53,14 +53,10 @@ class ImageFiles:
 
     def read(self, name: str) -> NDArray[np.uint8]:
         """The image as BGR uint8 (height, width, 3), turned upright where its EXIF data says so."""
-        content = np.frombuffer(self._content(name), np.uint8)
-        try:
-            image = cv2.imdecode(content, cv2.IMREAD_COLOR) if len(content) else None
-        except cv2.error:  # e.g. a header that claims more pixels than OpenCV allocates
-            image = None
+        image = decode_image(self._content(name))
         if image is None:
             raise self._unreadable(name, "an intact image")
-        return np.asarray(image, np.uint8)
+        return image
 
     def read_text(self, name: str) -> str:
         """A text file that lies beside the images, e.g. their labels."""
@@ -109,3 +105,12 @@ def _suffix(name: str) -> str:
 def _is_hidden(name: str) -> bool:
     """Files that operating systems leave behind, e.g. .DS_Store and macOS's __MACOSX/._photo.jpg."""
     return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
+
+
+def decode_image(content: bytes) -> NDArray[np.uint8] | None:
+    """The image as BGR uint8 (height, width, 3), turned upright where its EXIF data says so; None for a damaged one."""
+    try:
+        image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
+    except cv2.error:  # e.g. a header that claims more pixels than OpenCV allocates
+        return None
+    return None if image is None else np.asarray(image, np.uint8)

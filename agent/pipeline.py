@@ -102,7 +102,7 @@ class Pipeline:
     def pulse(self) -> tuple[int, int]:
         """Changes as long as nothing hangs: with every frame that is served; while live cameras are lost and the loop
         waits for their frames, with every attempt to have one back."""
-        return self.served, sum(feed.reconnects for feed in self.feeds.values()) if self._turns.awaited else 0
+        return self.served, sum(feed.capture.pulse for feed in self.feeds.values()) if self._turns.awaited else 0
 
     def look(self) -> None:
         """Whether a camera has fallen silent; `on_camera` hears of it."""

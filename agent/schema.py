@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from agent.errors import ConfigError
+from agent.redaction import redacted
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -52,7 +53,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
             "config.missing", f"no file {path}", "a YAML file", "check the path, or copy config.yaml from the project"
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        detail = " ".join(str(error).split())
+        detail = redacted(" ".join(str(error).split()))  # quotes the file
         raise ConfigError("config.unreadable", f"{path}: {detail}", "valid YAML", "correct the file") from error
     if not isinstance(content, Mapping):
         found = "nothing" if content is None else f"a {type(content).__name__}"
@@ -65,7 +66,7 @@ def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str) -> 
     try:
         return schema.model_validate(content)
     except ValidationError as error:
-        lines = [_error_line(detail) for detail in error.errors()]
+        lines = [redacted(_error_line(detail)) for detail in error.errors()]
         raise ConfigError(
             "config.invalid",
             f"{len(lines)} error{'s' if len(lines) > 1 else ''} in {source}:\n  " + "\n  ".join(lines) + "\n",
