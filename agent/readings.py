@@ -19,6 +19,7 @@ from agent.link import MqttLink
 from agent.messages import Accuracy, CameraTelemetry, Fidelity, Latency, Observing
 from agent.observer import PREPARING
 from agent.pipeline import Pipeline
+from agent.results_writer import ResultsWriter
 from agent.service import Service
 from agent.telemetry import LoopTotals
 from calibrate.evidence import Interval
@@ -51,10 +52,11 @@ class Moment:
 class Readings:
     """The supervisor's thread asks, and for a `moment` any."""
 
-    def __init__(self, config: Config, service: Service, pipeline: Pipeline) -> None:
+    def __init__(self, config: Config, service: Service, pipeline: Pipeline, results: ResultsWriter | None) -> None:
         self._config = config
         self._service = service
         self._pipeline = pipeline
+        self._published = results.latency if results is not None else {}
 
     def note(self, states: States, job: JobReport | None, built_percent: int) -> str:
         """The state in a few words, for the progress display; of several cameras, that of the least faithful.
@@ -94,6 +96,7 @@ class Readings:
             fps=loop.fps,
             dropped=dict(loop.dropped),
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
+            published_ms=self._published_ms(feed.name),
             drift=_drift(drift) if drift else {},
             fidelity=Fidelity(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
             fidelity_hour=Fidelity(**hour.as_dict()) if hour.interval.n and observed else None,
@@ -102,6 +105,11 @@ class Readings:
             observer=state.outage or None,
             observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + feed.accuracy.nbytes),
         )
+
+    def _published_ms(self, camera: str) -> Latency | None:
+        meter = self._published.get(camera)
+        found = meter.sample() if meter is not None else None
+        return Latency(p50=found[0], p99=found[1]) if found is not None else None
 
     def moment(self, job: JobReport | None, link: MqttLink | None) -> Moment:
         """What there is to tell to a scrape; any thread may ask, and nothing begins anew by it."""

@@ -52,15 +52,16 @@ class Answered(NamedTuple):
     frame: int
     ts: float
     engine_id: str
-    latency_ns: int
+    captured_ns: int
+    done_ns: int
     result: Prediction
     geometry: Geometry | None
 
     @classmethod
     def of(cls, served: Served) -> Answered:
         frame = served.frame
-        latency_ns = served.done_ns - frame.captured_ns
-        return cls(frame.camera, frame.id, frame.ts, served.engine_id, latency_ns, served.result, served.geometry)
+        times_ns = frame.captured_ns, served.done_ns
+        return cls(frame.camera, frame.id, frame.ts, served.engine_id, *times_ns, served.result, served.geometry)
 
 
 class ResultLine:
@@ -79,7 +80,7 @@ class ResultLine:
             "ts": answered.ts,
             "camera": answered.camera,
             "engine": answered.engine_id,
-            "latency_ms": round(answered.latency_ns / 1e6, 3),
+            "latency_ms": round((answered.done_ns - answered.captured_ns) / 1e6, 3),
             **described(answered.result, answered.geometry, self._spec),
         }
 

@@ -106,7 +106,7 @@ class Supervisor:
         self._results = results
         if results is not None:
             results.follow(lambda name, error: self._posted.put(lambda: self._on_results(name, error)))
-        self._readings = Readings(config, self._service, self._pipeline)
+        self._readings = Readings(config, self._service, self._pipeline, results)
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put, past.journal)
         watched = self._pipeline.is_live and bool(content)
         self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None

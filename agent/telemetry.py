@@ -77,6 +77,25 @@ class LoopTotals:
     latency_sum_s: float
 
 
+class LatencyMeter:
+    """Percentiles since the last sample; one thread records, another samples."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latency = LatencyHistogram()
+
+    def record(self, latency_ns: int) -> None:
+        with self._lock:
+            self._latency.add(latency_ns)
+
+    def sample(self) -> tuple[float, float] | None:
+        """The 50th and the 99th percentile in ms; None where nothing was recorded."""
+        with self._lock:
+            found = self._latency.percentile_ms(50.0), self._latency.percentile_ms(99.0)
+            self._latency.clear()
+            return found if found[0] else None
+
+
 class LoopMeter:
     """Counts served frames; latency runs from the frame's arrival to its decoded result.
 

@@ -90,7 +90,14 @@ def test_where_one_drifts_the_alarm_names_it_and_the_new_engine_suits_both(
 @pytest.mark.slow
 def test_one_that_is_lost_is_named_and_the_other_goes_on(tmp_path: Path, any_broker: RealBroker) -> None:
     with MjpegServer(fps=20.0) as steady, MjpegServer(fps=20.0) as shaky:
-        world = make_world(tmp_path, lambda _: 0.5, 0.2, mqtt=mqtt(any_broker), calibration={"frames": 8})
+        world = make_world(
+            tmp_path,
+            lambda _: 0.5,
+            0.2,
+            mqtt=mqtt(any_broker),
+            calibration={"frames": 8},
+            results={"file": "results.jsonl"},
+        )
         of_cameras(world, {"name": "steady", "source": steady.url}, {"name": "shaky", "source": shaky.url})
         with Watcher(any_broker.endpoint) as watcher, world.running() as process:
 
@@ -102,6 +109,8 @@ def test_one_that_is_lost_is_named_and_the_other_goes_on(tmp_path: Path, any_bro
                 return sum(sample["cameras"][name]["fps"] for sample in told(watcher, TOPICS.telemetry))
 
             eventually(lambda: frames("steady") > 0 and frames("shaky") > 0, 60.0)
+            latest = told(watcher, TOPICS.telemetry)[-1]["cameras"]["steady"]
+            assert latest["published_ms"]["p99"] >= latest["latency_ms"]["p50"] > 0.0
             shaky.silent = True
             eventually(lost, 30.0)
             before = frames("steady")
