@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from brokers import eventually
-from mjpeg_server import MjpegServer
+from mjpeg_server import MjpegServer, grey
 from worlds import make_world
 
 from agent.backoff import Backoff
@@ -82,9 +82,9 @@ def test_one_that_hangs_in_its_driver_is_told_of_by_another_threads_clock(monkey
     released = threading.Event()
 
     def hangs(*_: object) -> Iterator[tuple[float, object]]:
-        yield 0.0, None
+        yield 0.0, grey(0)
         released.wait(30.0)
-        yield 1.0, None
+        yield 1.0, grey(1)
         released.wait(30.0)
 
     monkeypatch.setattr("agent.capture.read_images", hangs)
