@@ -1,0 +1,50 @@
+"""The video loop beside its engine and its peers: speed, overhead, latency, fairness, memory.
+
+    python -m benchmarks.loop [--parts throughput overhead ...] [--models fastestdet yolox_nano] [--rounds 9]
+
+Needs ../shared/data (or $TARED_SHARED/data) and mosquitto. The daemon runs as users start it, on real clips, with the
+float reference as its engine, on one thread. What is compared takes turns: while one runs, the others are paused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from agent.mqtt import Endpoint
+from benchmarks.loop_speed import overhead, throughput
+from benchmarks.recalibration import broker
+from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
+
+Part = Callable[[Path, Endpoint, list[str], int, Progress], tuple[list[Section], list[Bar]]]
+PARTS: dict[str, Part] = {"throughput": throughput, "overhead": overhead}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="How fast, how fair and how lean is the video loop?")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--models", nargs="+", choices=["fastestdet", "yolox_nano"], default=["fastestdet", "yolox_nano"])
+    parser.add_argument("--rounds", type=int, default=9)
+    add_output_option(parser)
+    options = parser.parse_args()
+    sections: list[Section] = []
+    bars: list[Bar] = []
+    with tempfile.TemporaryDirectory() as kept, Progress(console=Console(stderr=True)) as progress:
+        folder = Path(kept)
+        with broker(folder) as endpoint:
+            for part in options.parts:
+                (folder / part).mkdir()
+                tables, found = PARTS[part](folder / part, endpoint, options.models, options.rounds, progress)
+                sections += tables
+                bars += found
+    publish([*sections, bars_section(bars)], options)
+
+
+if __name__ == "__main__":
+    main()
