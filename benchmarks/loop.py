@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agent.mqtt import Endpoint
+from benchmarks.loop_peers import beside_peers
 from benchmarks.loop_speed import overhead, throughput
 from benchmarks.recalibration import broker
 from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
 
 Part = Callable[[Path, Endpoint, list[str], int, Progress], tuple[list[Section], list[Bar]]]
-PARTS: dict[str, Part] = {"throughput": throughput, "overhead": overhead}
+PARTS: dict[str, Part] = {"throughput": throughput, "overhead": overhead, "peers": beside_peers}
 
 
 def main() -> None:

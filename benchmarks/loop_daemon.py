@@ -23,9 +23,15 @@ from benchmarks.models import DATA, MODELS
 from benchmarks.peers import ROOT
 
 CLIP = "vid_one_by_one_person_768x432.mp4"
-# Nobody observes, and nothing is ever calibrated: the frame path alone.
-UNOBSERVED = {"budget": None, "period_s": 1e9, "alert_period_s": 1e9}
-_NEVER = {"frames": 10_000_000}  # a calibration of so many is not made while we look: no job beside the video
+# Nobody observes, and so nothing is calibrated: the frame path alone.
+UNOBSERVED = {"observe": {"budget": None, "period_s": 1e9, "alert_period_s": 1e9}}
+# Who observes keeps within the default budget, with next to nothing to spend ahead: that is for the first minute of a
+# board's life. No job comes to its work, for it would have the second core.
+OBSERVED = {
+    "observe": {"held_out": 8},
+    "calibration": {"frames": 1},
+    "recalibration": {"headroom": {"memory_bytes": 2**60, "max_delay_s": None}},
+}
 _PLAYS = 400
 _START_S = 60.0
 _END_S = 30.0
@@ -52,8 +58,7 @@ def free_port() -> int:
 
 
 class Daemon:
-    """A context manager. Serves as soon as it is entered, in its own folder; the float reference, for it never
-    calibrates."""
+    """A context manager. Serves as soon as it is entered, in its own folder."""
 
     def __init__(
         self, folder: Path, endpoint: Endpoint, config: Mapping[str, Any], program: Sequence[str] = ("agent.cli",)
@@ -63,7 +68,6 @@ class Daemon:
         self._folder, self._port = folder, free_port()
         content = {
             "state_dir": str(folder / "state"),
-            "calibration": _NEVER,
             "mqtt": {"host": endpoint.host, "port": endpoint.port, "device": folder.name},
             "metrics": {"port": self._port},
             "commands": {"unsigned": "allow"},

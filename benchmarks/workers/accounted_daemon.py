@@ -4,7 +4,8 @@
 
 From the WARM-th inference on and for FRAMES more; then OUTPUT gets CPU seconds by what they went to, as JSON, and the
 daemon ends. The engine, OpenCV's reads and a task's two halves are timed by their thread's clock; FFmpeg's own
-threads, which have names, count as decoding; all else counts to the thread that spent it.
+threads, those that there are more of after the first frame, count as decoding; all else counts to the thread that
+spent it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from engines.onnxruntime_backend import OnnxRuntimeEngine
 
 _opened = cv2.VideoCapture
 _TASKS = Path("/proc/self/task")
-_FFMPEG = "av:"  # how it names its threads
+
+
+def tasks() -> set[int]:
+    """The threads of this process."""
+    return set(map(int, os.listdir(_TASKS)))
 
 
 class Account:
@@ -37,6 +42,7 @@ class Account:
 
     def __init__(self) -> None:
         self._spent_s: Counter[tuple[str, int]] = Counter()
+        self.decoders = set[int]()  # FFmpeg's own threads
         self._lock = threading.Lock()
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,13 +69,12 @@ class Account:
         for (part, thread), seconds in spent.items():
             found[part] += seconds
             inside[thread] += seconds
-        for task in map(int, os.listdir(_TASKS)):
+        for task in tasks():
             total_s = int((_TASKS / str(task) / "schedstat").read_text().split()[0]) / 1e9
-            comm = (_TASKS / str(task) / "comm").read_text()
             if task in names:
                 found[f"the rest of thread {names[task]}"] += total_s - inside[task]
             else:
-                found["video decoding" if comm.startswith(_FFMPEG) else "threads of libraries"] += total_s
+                found["video decoding" if task in self.decoders else "threads of libraries"] += total_s
         return found
 
 
@@ -77,10 +82,18 @@ class Capture:
     """What `cv2.VideoCapture` is, with its reads accounted for."""
 
     def __init__(self, *arguments: Any) -> None:
+        self._before = tasks()
         self._capture = _opened(*arguments)
-        self.read = account.timed("video decoding", self._capture.read)
+        self._read = account.timed("video decoding", self._capture.read)
         self.grab = account.timed("video decoding", self._capture.grab)
         self.retrieve = account.timed("video decoding", self._capture.retrieve)
+
+    def read(self, *arguments: Any) -> Any:
+        answer = self._read(*arguments)
+        if self._before:
+            account.decoders |= tasks() - self._before
+            self._before = set[int]()
+        return answer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._capture, name)
