@@ -17,20 +17,29 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agent.mqtt import Endpoint
+from benchmarks.loop_memory import flat, memory
 from benchmarks.loop_peers import beside_peers
 from benchmarks.loop_speed import overhead, throughput
 from benchmarks.recalibration import broker
 from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
 
 Part = Callable[[Path, Endpoint, list[str], int, Progress], tuple[list[Section], list[Bar]]]
-PARTS: dict[str, Part] = {"throughput": throughput, "overhead": overhead, "peers": beside_peers}
+PARTS: dict[str, Part] = {
+    "throughput": throughput,
+    "overhead": overhead,
+    "peers": beside_peers,
+    "flat": flat,
+    "memory": memory,
+}
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="How fast, how fair and how lean is the video loop?")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--models", nargs="+", choices=["fastestdet", "yolox_nano"], default=["fastestdet", "yolox_nano"])
+    parser.add_argument(
+        "--models", nargs="+", choices=["fastestdet", "yolox_nano"], default=["fastestdet", "yolox_nano"]
+    )
     parser.add_argument("--rounds", type=int, default=9)
     add_output_option(parser)
     options = parser.parse_args()

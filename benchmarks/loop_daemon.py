@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -52,9 +54,12 @@ def spec(name: str) -> dict[str, object]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that the kernel gives to whoever asks for any: it stays free until the daemon is up."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            port = random.randrange(20_000, 32_000)
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Daemon:
@@ -103,7 +108,9 @@ class Daemon:
 
     def frames(self) -> dict[str, int]:
         """How many each camera has been served by now; empty before the first scrape that succeeds."""
-        return {name: int(float(value)) for name, value in self._metric(r"tared_frames_total\{camera=\"(.*?)\"\} (\S+)")}
+        return {
+            name: int(float(value)) for name, value in self._metric(r"tared_frames_total\{camera=\"(.*?)\"\} (\S+)")
+        }
 
     def fps(self, seconds: float) -> float:
         """Frames per second, of all cameras, over so many seconds from now."""
@@ -111,6 +118,10 @@ class Daemon:
         time.sleep(seconds)
         served = sum(self.frames().values()) - before
         return served / (time.monotonic() - began_s)
+
+    def told(self, text: str) -> bool:
+        """Whether its log has it."""
+        return text in self._said("log")
 
     def rss_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
