@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agent.mqtt import Endpoint
+from benchmarks.loop_cameras import fairness
 from benchmarks.loop_memory import flat, memory
 from benchmarks.loop_peers import beside_peers
 from benchmarks.loop_speed import overhead, throughput
@@ -28,6 +29,7 @@ PARTS: dict[str, Part] = {
     "throughput": throughput,
     "overhead": overhead,
     "peers": beside_peers,
+    "fairness": fairness,
     "flat": flat,
     "memory": memory,
 }
