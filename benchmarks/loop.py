@@ -9,10 +9,14 @@ float reference as its engine, on one thread. What is compared takes turns: whil
 from __future__ import annotations
 
 import argparse
+import os
+import resource
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.progress import Progress
 
@@ -35,6 +39,27 @@ PARTS: dict[str, Part] = {
 }
 
 
+class _Others:
+    """What all else takes of the machine, from now on."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def told(self) -> str:
+        """Of what has been waited for."""
+        spans = [after - before for before, after in zip(self._before, self._now(), strict=True)]
+        all_s, own_s, wall_s = spans
+        share = max(0.0, all_s - own_s) / (wall_s * (os.cpu_count() or 1))
+        return f"others took {share:.0%} of the machine meanwhile"
+
+    def _now(self) -> tuple[float, float, float]:
+        """CPU s of everybody, CPU s of ours and our children, s."""
+        times = psutil.cpu_times()
+        ours = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        own_s = sum(usage.ru_utime + usage.ru_stime for usage in ours)
+        return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice, own_s, time.monotonic()
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="How fast, how fair and how lean is the video loop?")
@@ -52,7 +77,9 @@ def main() -> None:
         with broker(folder) as endpoint:
             for part in options.parts:
                 (folder / part).mkdir()
+                others = _Others()
                 tables, found = PARTS[part](folder / part, endpoint, options.models, options.rounds, progress)
+                tables[-1].note = others.told()
                 sections += tables
                 bars += found
     publish([*sections, bars_section(bars)], options)
