@@ -79,7 +79,7 @@ def main() -> None:
                 (folder / part).mkdir()
                 others = _Others()
                 tables, found = PARTS[part](folder / part, endpoint, options.models, options.rounds, progress)
-                tables[-1].note = others.told()
+                tables[-1].note = "; ".join(filter(None, (tables[-1].note, others.told())))
                 sections += tables
                 bars += found
     publish([*sections, bars_section(bars)], options)

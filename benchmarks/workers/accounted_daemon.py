@@ -30,6 +30,7 @@ from engines.onnxruntime_backend import OnnxRuntimeEngine
 
 _opened = cv2.VideoCapture
 _TASKS = Path("/proc/self/task")
+THREAD = "thread: "
 
 
 def tasks() -> set[int]:
@@ -60,7 +61,7 @@ class Account:
         return call
 
     def now(self) -> Counter[str]:
-        """CPU seconds of this process by part."""
+        """CPU seconds of this process by part, and beside them, named THREAD and so, of each thread as a whole."""
         with self._lock:
             spent = Counter(self._spent_s)
         found: Counter[str] = Counter()
@@ -73,6 +74,7 @@ class Account:
             total_s = int((_TASKS / str(task) / "schedstat").read_text().split()[0]) / 1e9
             if task in names:
                 found[f"the rest of thread {names[task]}"] += total_s - inside[task]
+                found[f"{THREAD}{names[task]}"] += total_s
             else:
                 found["video decoding" if task in self.decoders else "threads of libraries"] += total_s
         return found
