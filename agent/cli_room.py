@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import threading
-from pathlib import Path
 from typing import Any
 
 from agent.arguments import command
 from agent.cli_fleet import add_broker_options, endpoint_from
+
+_DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
 
 
 def add_room(commands: Any) -> None:
@@ -18,7 +19,7 @@ def add_room(commands: Any) -> None:
     fleet = commands.add_parser("fleet", help=about, description=about)
     actions = fleet.add_subparsers(title="actions", required=True, metavar="ACTION")
     collect = command(actions, "collect", _collect, "store what boards report, and tell them that it has arrived")
-    collect.add_argument("--db", type=Path, default=Path("fleet.sqlite"), metavar="FILE", help="where (fleet.sqlite)")
+    collect.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help=_DB)
     collect.add_argument("--client-id", default="tared-collector", help="one of its own for each (tared-collector)")
     add_broker_options(collect)
 
@@ -27,9 +28,10 @@ def _collect(options: argparse.Namespace) -> int:
     from agent.console import progress, set_up_logging
     from agent.signals import handling_signals
     from fleet.collector import Collector
+    from fleet.store import open_store
 
     set_up_logging("warning")
-    collector = Collector(endpoint_from(options), options.db, options.client_id)
+    collector = Collector(endpoint_from(options), open_store(options.db), options.client_id)
     counts, signalled = collector.counts, threading.Event()
     with handling_signals(lambda _: signalled.set()), progress("collecting") as bar:
 

@@ -8,8 +8,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
-from pathlib import Path
+from contextlib import suppress
 
 from agent.backoff import Backoff
 from agent.errors import AgentError, ConfigError
@@ -19,6 +18,7 @@ from agent.publishing import Message
 from agent.topics import Topics
 from agent.wire import read_object
 from fleet.reports import Gap, Report, Reports, Stream
+from fleet.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,11 @@ class Collector:
     collector is: what was sent while nobody was there to take it then comes again at once.
     """
 
-    def __init__(self, endpoint: Endpoint, path: Path, client_id: str = "tared-collector") -> None:
-        """Raises AgentError as Reports."""
+    def __init__(self, endpoint: Endpoint, store: Store, client_id: str = "tared-collector") -> None:
+        """The store is the collector's own from now on."""
         self.counts: Counter[str] = Counter()
-        self._reports = Reports(path)
+        self._database = store
+        self._reports = Reports(store)
         self._inbox: queue.Queue[Message] = queue.Queue(_INBOX)
         self._client = MqttClient(
             endpoint,
@@ -57,7 +58,7 @@ class Collector:
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Collect until it is time to stop, asked several times a second."""
-        with closing(self._reports), self._client:
+        with self._database, self._client:
             while not stopping():
                 batch = self._next_batch()
                 if batch and not self._store(batch, stopping):

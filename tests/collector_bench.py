@@ -15,6 +15,7 @@ from device import TOPICS
 from agent.publishing import Message
 from fleet.collector import Collector
 from fleet.reports import Report, Stream
+from fleet.store import open_store
 
 STREAM = Stream("fleet", "board", 7)
 
@@ -28,9 +29,9 @@ def alarm(seq: int, **fields: Any) -> Message:
 
 
 @contextmanager
-def collecting(broker: RealBroker, path: Path) -> Iterator[Collector]:
+def collecting(broker: RealBroker, where: str | Path) -> Iterator[Collector]:
     stopping = threading.Event()
-    made = Collector(broker.endpoint, path)
+    made = Collector(broker.endpoint, open_store(where))
     thread = threading.Thread(target=made.run, args=(stopping.is_set,))
     thread.start()
     try:

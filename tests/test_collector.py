@@ -6,7 +6,6 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -23,12 +22,12 @@ from agent.publishing import Message
 from fleet import collector as collector_module
 from fleet.collector import read
 from fleet.reports import Gap, Reports, Stream
+from fleet.store import Store, open_store
 
 
 @pytest.fixture
-def reports(tmp_path: Path) -> Iterator[Reports]:
-    with closing(Reports(tmp_path / "fleet.sqlite")) as made:
-        yield made
+def reports(store: Store) -> Reports:
+    return Reports(store)
 
 
 def test_a_stream_is_complete_up_to_its_first_hole(reports: Reports) -> None:
@@ -64,10 +63,10 @@ def test_what_comes_twice_is_stored_once_and_each_stream_counts_for_itself(repor
     assert reports.latest("fleet", "unheard") == (0, 0)
 
 
-def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_it_goes_on_where_it_was(where: str) -> None:
     for seq in range(1, 4):
-        with closing(Reports(tmp_path / "fleet.sqlite")) as again:
-            assert again.add([report(seq)]) == {STREAM: seq}
+        with open_store(where) as store:
+            assert Reports(store).add([report(seq)]) == {STREAM: seq}
 
 
 def test_numbers_of_thousands_are_walked_in_pieces(reports: Reports) -> None:
@@ -141,8 +140,8 @@ def test_a_document_that_cannot_be_read_holds_up_nothing_after_it(any_broker: Re
         board.publish(Message(TOPICS.event, b'{"epoch":7,"seq":3,"ts":"yesterday"}'))
         board.publish(alarm(4))
         watcher.expect(TOPICS.ack, epoch=7, upto=4)
-    with closing(Reports(tmp_path / "fleet.sqlite")) as reports:
-        assert [gap.first for gap in reports.dropped("fleet", "board")] == [2, 3]
+    with open_store(tmp_path / "fleet.sqlite") as store:
+        assert [gap.first for gap in Reports(store).dropped("fleet", "board")] == [2, 3]
 
 
 @pytest.mark.broker
