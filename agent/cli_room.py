@@ -10,6 +10,7 @@ from typing import Any
 from agent.arguments import command
 from agent.cli_fleet import add_broker_options, endpoint_from
 
+_COUNTED = ("report", "gap", "status", "birth", "result", "refused")
 _DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
 
 
@@ -41,7 +42,7 @@ def _collect(options: argparse.Namespace) -> int:
 
         collector.run(stopping)
     if options.json:
-        print(json.dumps({name: counts[name] for name in ("report", "gap", "refused")}))
+        print(json.dumps({name: counts[name] for name in _COUNTED}))
     else:
         print(f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {options.db}")
     return 0

@@ -25,7 +25,15 @@ class _Progress(NamedTuple):
     heard: float = 0.0
 
 
-def advance(transaction: Transaction, seen: Mapping[Key, Sequence[Span]], now: float) -> dict[Key, int]:
+class Step(NamedTuple):
+    """Where a stream is now. went_on: whether there is a higher number than before; ts: when that was by its board."""
+
+    upto: int
+    went_on: bool
+    ts: float
+
+
+def advance(transaction: Transaction, seen: Mapping[Key, Sequence[Span]], now: float) -> dict[Key, Step]:
     """Note, and return, up to which number each stream is complete now.
 
     seen: what has just been stored, of each stream. What anybody else has stored counts too: who stores does so before
@@ -34,14 +42,14 @@ def advance(transaction: Transaction, seen: Mapping[Key, Sequence[Span]], now: f
     before = _locked(transaction, seen, now)
     after = {}
     for key, spans in seen.items():
-        known = _Progress(*before[key])
+        known = before[key]
         upto = through(known.upto, sorted(spans))
         highest, ts = max([(known.highest, known.ts), *((last, ts) for _, last, ts in spans)])
         if upto < highest:
             upto = _walked(transaction, key, upto)
         after[key] = _Progress(upto, highest, ts, max(now, known.heard))
     transaction.upsert("progress", _KEY, (*_KEY, *_COLUMNS), [(*key, *each) for key, each in after.items()])
-    return {key: each.upto for key, each in after.items()}
+    return {key: Step(each.upto, each.highest > before[key].highest, each.ts) for key, each in after.items()}
 
 
 def through(upto: int, spans: Iterable[Sequence[float]]) -> int:

@@ -6,14 +6,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fleet.identities import Identities
 from fleet.progress import advance
 from fleet.store import ReportRow, Row, Store, Transaction
+from fleet.twins import Twins
 
 
-@dataclass(frozen=True)
-class Stream:
+class Stream(NamedTuple):
     """One board's numbers between two of its starts."""
 
     fleet: str
@@ -21,8 +22,7 @@ class Stream:
     epoch: int
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """One telemetry or event. kind: telemetry, or the event's. ts: Unix time of its board in s. document: JSON."""
 
     stream: Stream
@@ -32,8 +32,7 @@ class Report:
     document: str
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
     """Numbers of a stream, first to last, that its board had to drop; n of them of this kind."""
 
     stream: Stream
@@ -45,10 +44,12 @@ class Gap:
 
 @dataclass(frozen=True)
 class Added:
-    """complete: up to which number each stream is. taken: what came under a number that another document has."""
+    """complete: up to which number each stream is. taken: what came under a number that another document has. twins:
+    streams that go on though their board, by its own clock, had begun another one before."""
 
     complete: Mapping[Stream, int]
     taken: Sequence[Report]
+    twins: Sequence[Stream]
 
 
 class Reports:
@@ -57,6 +58,7 @@ class Reports:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._identities = Identities(store)
+        self._twins = Twins(store)
 
     def add(self, news: Sequence[Report | Gap]) -> dict[Stream, int]:
         """Store it durably, what is known already once; up to which number each of its streams is complete."""
@@ -81,10 +83,12 @@ class Reports:
                 seen[key].append((each.first, each.last, 0.0))
         taken = {(*row[:3], row.document) for row in transaction.add_reports(rows)}
         _add_gaps(transaction, gaps)
-        upto = advance(transaction, seen, now)
+        steps = advance(transaction, seen, now)
+        twins = set(self._twins.among(transaction, steps))
         return Added(
-            {stream: upto[key] for stream, key in keys.items()},
+            {stream: steps[key].upto for stream, key in keys.items()},
             [each for each in news if isinstance(each, Report) and _key(each, keys) in taken] if taken else [],
+            [stream for stream, key in keys.items() if key in twins] if twins else [],
         )
 
     def latest(self, fleet: str, device: str) -> tuple[int, int]:

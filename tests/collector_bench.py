@@ -12,12 +12,15 @@ from typing import Any
 from brokers import RealBroker
 from device import TOPICS
 
+from agent.messages import Status
 from agent.publishing import Message
 from fleet.collector import Collector
 from fleet.reports import Report, Stream
 from fleet.store import open_store
 
 STREAM = Stream("fleet", "board", 7)
+_THERE = Status(state="online", session="s", boot_id="b", ts=1.0)
+ONLINE = Message(TOPICS.status, _THERE.to_json(), retain=True)  # whoever hears it has heard of what was said before
 
 
 def report(seq: int, stream: Stream = STREAM) -> Report:

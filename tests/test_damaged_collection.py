@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from brokers import RealBroker, Watcher, eventually
-from collector_bench import STREAM, alarm, collecting, report
+from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
 
 from agent.errors import AgentError
@@ -84,7 +84,7 @@ def test_the_collector_says_what_it_is_and_goes_on(
         MqttClient(any_broker.endpoint, "board") as board,
         collecting(any_broker, path) as made,
     ):
-        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        board.publish(ONLINE)
         watcher.expect(TOPICS.ack, epoch=0)
         for seq in (1, 2):
             board.publish(alarm(seq))
