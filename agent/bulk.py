@@ -1,7 +1,7 @@
 """A socket that takes publications out of what a broker sends, many at a time, before its client sees them.
 
 paho reads each packet in pieces and answers each by itself, which is most of what a message costs. Here one read has
-hundreds of them, and one write their acknowledgements; what is no PUBLISH of QoS 0 or 1 goes on to paho. The packets are
+hundreds of them, and one write their acknowledgements. What is no PUBLISH of QoS 0 or 1 goes on to paho. Packets are
 those of MQTT 3.1.1, section 3.3, and MQTT 5, section 3.3.
 """
 

@@ -1,16 +1,17 @@
-"""How many rows of telemetry a collector stores and acknowledges, beside what the broker relays: `python -m benchmarks.fleet`.
+"""How much telemetry a collector stores and acknowledges, beside what the broker relays.
 
-Eight publishers send telemetry of about 300 bytes at QoS 1 as fast as the broker takes it, through one mosquitto: first to
-one mosquitto_sub, then to one collector, in turns on the same machine. A rate is all messages over the time from the first
-publisher's start until the last one has arrived, or is acknowledged to its board. The databases wait for the disk.
+    python -m benchmarks.fleet [--rows 20000] [--rounds 5] [--json | --markdown]
+
+Needs mosquitto with its clients, and PostgreSQL. Eight publishers send telemetry of about 300 bytes at QoS 1 as fast as
+the broker takes it, through one mosquitto: to one mosquitto_sub, and then to one collector, in turns on one machine. A
+rate is all messages over the time from the first publisher's start until the last has arrived, or is acknowledged to its
+board. A ratio is of the collector to the mosquitto_sub just before. Both databases wait for the disk at each commit.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -27,89 +28,83 @@ from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
 from agent.topics import Topics
 from benchmarks.postgres import Postgres
+from benchmarks.report import Section, add_output_option, at_least, bars_section, publish
 
 _PUBLISHERS = 8
 _EPOCH = 1_760_000_000
+_BARS = {"SQLite": 0.3, "PostgreSQL": 0.5}
+# Nothing is dropped for a reader that is slower than the publishers: what is sent is what arrives.
 _BROKER = "user root\nlistener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\n"
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin"
 _PATIENCE_S = 300.0
 
 
 def main() -> None:
-    """Print each round, and the medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print each round's rates, and the bars."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000, help="of each of the eight publishers (20000)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--stores", nargs="*", default=["sqlite", "postgresql"])
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--port", type=int, default=18_993)
+    add_output_option(parser)
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as name,
-        _broker(Path(name), options.port) as endpoint,
-        _databases(Path(name), options.stores) as new,
-    ):
+    with tempfile.TemporaryDirectory() as name, Postgres(durable=True) as server:
         folder = Path(name)
         size = write_rows(folder, options.rows)
-        print(
-            f"{platform.machine()}, {os.cpu_count()} cores, {cpu()}; {_PUBLISHERS} x {options.rows} rows of {size} bytes"
+        with broker(folder, options.port) as endpoint:
+            found = [_round(folder, endpoint, options.rows, server) for _ in range(options.rounds)]
+    title = f"{_PUBLISHERS} publishers, {options.rows} rows of {size} bytes each"
+    table = Section(title, ["round", "relayed", "stored in SQLite", "relayed", "stored in PostgreSQL"])
+    for number, rates in enumerate(found, start=1):
+        cells = (f"{rate:.0f}/s" for pair in rates.values() for rate in pair)
+        table.rows.append([str(number), *cells])
+    bars = []
+    for store, bar in _BARS.items():
+        ratios = [stored / relayed for relayed, stored in (rates[store] for rates in found)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        bars.append(
+            at_least(f"{store}: stored and acked, of what is relayed ({spread})", bar, statistics.median(ratios))
         )
-        ratios: dict[str, list[float]] = {store: [] for store in options.stores}
-        for round_ in range(options.rounds):
-            for store in options.stores:
-                relayed = relay(folder, endpoint, options.rows)
-                stored = collect(folder, endpoint, options.rows, new(store))
-                ratios[store].append(stored / relayed)
-                print(
-                    f"round {round_ + 1}: relayed {relayed:7.0f}/s, {store} {stored:7.0f}/s, {stored / relayed:.2f} of it",
-                    flush=True,
-                )
-        for store, found in ratios.items():
-            print(
-                f"{store}: median {statistics.median(found):.2f} of what is relayed, from {min(found):.2f} to {max(found):.2f}"
-            )
+    publish(options, [table, bars_section(bars)])
+
+
+def _round(folder: Path, endpoint: Endpoint, rows: int, server: Postgres) -> dict[str, tuple[float, float]]:
+    """By store: what is relayed, and then stored, per second."""
+    places = {"SQLite": str(folder / f"{time.monotonic_ns()}.sqlite"), "PostgreSQL": server.new_database()}
+    return {
+        store: (relay(folder, endpoint, rows), collect(folder, endpoint, rows, place))
+        for store, place in places.items()
+    }
 
 
 def write_rows(folder: Path, rows: int) -> int:
     """A file of documents for each publisher; the size of one in bytes."""
-    fidelity = Fidelity(estimate=0.989, low=0.918, high=1.0, n=98)
     camera = CameraTelemetry(
         fps=29.97,
         dropped={"late": 2},
         latency_ms=Latency(p50=4.02, p99=10.71),
         drift={"state": "calm", "gain_db": 0.21},
-        fidelity=fidelity,
+        fidelity=Fidelity(estimate=0.989, low=0.918, high=1.0, n=98),
     )
-    health = {"memory_bytes": 812345344, "cpu": 0.42}
     size = 0
     for number in range(_PUBLISHERS):
         with (folder / f"{number}.jsonl").open("wb") as file:
             for seq in range(1, rows + 1):
-                sample = Telemetry(
-                    epoch=_EPOCH, seq=seq, ts=_EPOCH + seq / 8, cameras={"street": camera}, health=health
-                )
-                size = file.write(sample.to_json() + b"\n") - 1
+                health = {"memory_bytes": 812345344, "cpu": 0.42}
+                row = Telemetry(epoch=_EPOCH, seq=seq, ts=_EPOCH + seq / 8, cameras={"street": camera}, health=health)
+                size = file.write(row.to_json() + b"\n") - 1
     return size
 
 
 def relay(folder: Path, endpoint: Endpoint, rows: int) -> float:
     """Messages per second from the publishers to one mosquitto_sub."""
-    listener = [
-        "mosquitto_sub",
-        "-p",
-        str(endpoint.port),
-        "-q",
-        "1",
-        "-t",
-        "tared/v1/+/+/telemetry",
-        "-C",
-        str(rows * _PUBLISHERS),
-    ]
+    count = rows * _PUBLISHERS
+    listener = ["mosquitto_sub", "-p", str(endpoint.port), "-q", "1", "-t", "tared/v1/+/+/telemetry", "-C", str(count)]
     with (folder / "relayed").open("wb") as output, subprocess.Popen(listener, stdout=output) as process:
         time.sleep(0.5)  # nobody tells when it listens
         with publishing(folder, endpoint, "relay"):
             started = time.monotonic()
             process.wait(_PATIENCE_S)
-            return rows * _PUBLISHERS / (time.monotonic() - started)
+            return count / (time.monotonic() - started)
 
 
 def collect(folder: Path, endpoint: Endpoint, rows: int, database: str) -> float:
@@ -131,7 +126,7 @@ def collect(folder: Path, endpoint: Endpoint, rows: int, database: str) -> float
 
 
 def follow(watcher: MqttClient) -> Callable[[], dict[str, int]]:
-    """By topic, up to which number the newest acknowledgement goes."""
+    """What tells, by topic, up to which number the newest acknowledgement goes."""
     heard: dict[str, int] = {}
 
     def newest() -> dict[str, int]:
@@ -152,10 +147,11 @@ def _greeted(watcher: MqttClient, fleet: str, heard: Callable[[], dict[str, int]
 
 
 def until(holds: Callable[[], bool], pause_s: float) -> None:
+    """Wait for it. Raises TimeoutError."""
     give_up_at = time.monotonic() + _PATIENCE_S
     while not holds():
         if time.monotonic() > give_up_at:
-            raise TimeoutError("it did not happen in time")
+            raise TimeoutError(f"it did not happen within {_PATIENCE_S:.0f} s")
         time.sleep(pause_s)
 
 
@@ -176,41 +172,19 @@ def publishing(folder: Path, endpoint: Endpoint, fleet: str) -> Iterator[None]:
 
 
 @contextmanager
-def _broker(folder: Path, port: int) -> Iterator[Endpoint]:
+def broker(folder: Path, port: int) -> Iterator[Endpoint]:
+    """A mosquitto on this port."""
     found = shutil.which("mosquitto", path=_PATH)
     if found is None:
         raise SystemExit("mosquitto is not installed: apt-get install mosquitto mosquitto-clients")
     (folder / "mosquitto.conf").write_text(_BROKER.format(port=port))
     with subprocess.Popen([found, "-c", str(folder / "mosquitto.conf")], stderr=subprocess.DEVNULL) as process:
         try:
-            endpoint = Endpoint("127.0.0.1", port)
-            with MqttClient(endpoint, "probe") as probe:
+            with MqttClient(Endpoint("127.0.0.1", port), "probe") as probe:
                 probe.wait_connected(10.0)
-            yield endpoint
+            yield Endpoint("127.0.0.1", port)
         finally:
             process.terminate()
-
-
-@contextmanager
-def _databases(folder: Path, stores: list[str]) -> Iterator[Callable[[str], str]]:
-    """What makes the address of a new one, of each kind."""
-    if "postgresql" not in stores:
-        yield lambda _: str(folder / f"{time.monotonic_ns()}.sqlite")
-        return
-    with Postgres(durable=True) as server:
-        yield (
-            lambda store: (
-                server.new_database() if store == "postgresql" else str(folder / f"{time.monotonic_ns()}.sqlite")
-            )
-        )
-
-
-def cpu() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return json.dumps(platform.processor())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ _HEARD = "(SELECT max(heard) FROM progress p WHERE p.device = d.id)"
 class Device:
     """One of them. first_seen, last_seen: Unix time in s, by the collector's clock. state: as of its newest status,
     None where it never told one. birth, telemetry: its newest documents, empty without one. tags: names to values, ""
-    for a name alone."""
+    for a name alone. events: the newest of each kind, by kind."""
 
     id: int
     fleet: str
@@ -44,6 +44,7 @@ class Device:
     birth: Mapping[str, Any] = field(default_factory=dict)
     telemetry: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Devices:
@@ -79,10 +80,15 @@ class Devices:
                 f"SELECT device, name, value FROM tags WHERE device IN ({of_fleet}) ORDER BY name", (fleet,)
             ):
                 tags[id_][name] = value
+            events: dict[int, dict[str, Any]] = defaultdict(dict)
+            for id_, kind, document in transaction.execute(
+                f"SELECT device, kind, document FROM newest_events WHERE device IN ({of_fleet})", (fleet,)
+            ):
+                events[id_][kind] = json.loads(document)
             found = transaction.execute(
                 f"SELECT {_COLUMNS}, {_HEARD}, {_NEWEST} FROM devices d WHERE fleet = ? ORDER BY name", (fleet,)
             )
-        return [_device(fleet, row, tags) for row in found]
+        return [_device(fleet, row, tags.get(row[0], {}), events.get(row[0], {})) for row in found]
 
     def tag(self, devices: Iterable[Device], tags: Mapping[str, str], removed: Iterable[str], who: str) -> None:
         """Put these on each of the devices, and take those off; on record as done by `who`."""
@@ -119,8 +125,8 @@ def _update(transaction: Transaction, columns: Sequence[str], rows: Sequence[Row
         transaction.execute(f"UPDATE devices SET {names} WHERE id = ?", (*values, id_))
 
 
-def _device(fleet: str, row: Row, tags: Mapping[int, Mapping[str, str]]) -> Device:
+def _device(fleet: str, row: Row, tags: Mapping[str, str], events: Mapping[str, Any]) -> Device:
     id_, name, first_seen, last_seen, *told, birth, heard, newest = row
     seen = max(last_seen, heard or 0.0)
     documents = [json.loads(each) if each else {} for each in (birth, newest)]
-    return Device(id_, fleet, name, first_seen, seen, *[*told, *documents, tags.get(id_, {})])
+    return Device(id_, fleet, name, first_seen, seen, *[*told, *documents, tags, events])

@@ -13,6 +13,10 @@ from fleet.progress import advance
 from fleet.store import ReportRow, Row, Store, Transaction
 from fleet.twins import Twins
 
+# Of events, those that the contract has (agent.messages.Event): a stranger's kinds are not counted up to eternity.
+_KINDS = frozenset(["alarm", "drift", "fidelity", "view", "regime", "job", "swap", "commit", "rollback", "store", "error"])
+_KINDS |= {"camera", "observer", "results"}
+
 
 class Stream(NamedTuple):
     """One board's numbers between two of its starts."""
@@ -83,6 +87,7 @@ class Reports:
                 seen[key].append((each.first, each.last, 0.0))
         taken = {(*row[:3], row.document) for row in transaction.add_reports(rows)}
         _add_gaps(transaction, gaps)
+        _add_newest(transaction, rows)
         steps = advance(transaction, seen, now)
         twins = set(self._twins.among(transaction, steps))
         return Added(
@@ -132,6 +137,21 @@ def _add_gaps(transaction: Transaction, gaps: Sequence[tuple[int, int, int, str,
     rows = list({gap[:4]: gap for gap in gaps}.values())
     columns = ("device", "epoch", "first", "kind", "last", "n")
     transaction.upsert("dropped", columns[:4], columns, rows)
+
+
+def _add_newest(transaction: Transaction, rows: Sequence[ReportRow]) -> None:
+    """Of each device the newest event of each kind, for whoever asks how all of them are."""
+    newest: dict[Row, Row] = {}
+    for row in rows:
+        if row.kind in _KINDS:
+            key = row.device, row.kind
+            newest[key] = max(newest.get(key, ()), (row.epoch, row.seq, row.document))
+    if not newest:
+        return
+    columns = ("device", "kind", "epoch", "seq", "document")
+    known = transaction.lookup("newest_events", columns[:2], columns[2:4], newest)
+    news = [(*key, *each) for key, each in newest.items() if each[:2] > known.get(key, ())]
+    transaction.upsert("newest_events", columns[:2], columns, news)
 
 
 def _key(report: Report, keys: Mapping[Stream, tuple[int, int]]) -> tuple[int, int, int, str]:

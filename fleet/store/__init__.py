@@ -8,7 +8,7 @@ from agent.errors import ConfigError
 from fleet.store.sqlite import SqliteStore
 from fleet.store.transaction import ReportRow, Row, Store, Transaction
 
-__all__ = ["ReportRow", "Row", "Store", "Transaction", "open_store"]
+__all__ = ["ReportRow", "Row", "Store", "Transaction", "open_existing", "open_store"]
 
 _URLS = ("postgresql://", "postgres://")
 
@@ -25,6 +25,13 @@ def open_store(where: str | Path) -> Store:
         scheme = where.partition("://")[0]
         raise ConfigError("fleet.db", f"{scheme}://", "a file, or postgresql://...", "correct --db")
     return SqliteStore(Path(where))
+
+
+def open_existing(where: str) -> Store:
+    """As `open_store`, for who only looks: raises ConfigError (`fleet.db`) where there is no such file."""
+    if "://" not in where and not Path(where).exists():
+        raise ConfigError("fleet.db", f"no file {where}", "what 'tared fleet collect' writes", "correct --db")
+    return open_store(where)
 
 
 def _postgres(url: str) -> Store:

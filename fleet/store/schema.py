@@ -86,6 +86,14 @@ _DEVICES = """
         heard DOUBLE PRECISION NOT NULL,
         PRIMARY KEY (device, epoch)
     );
+    CREATE TABLE newest_events (
+        device BIGINT NOT NULL,
+        kind TEXT NOT NULL,
+        epoch BIGINT NOT NULL,
+        seq BIGINT NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (device, kind)
+    );
     CREATE TABLE results (
         device BIGINT NOT NULL,
         command TEXT NOT NULL,
