@@ -3,8 +3,8 @@
     python -m benchmarks.fleet [--rows 20000] [--rounds 5] [--json | --markdown]
 
 Needs mosquitto with its clients, and PostgreSQL. Eight publishers send telemetry of about 300 bytes at QoS 1 as fast as
-the broker takes it, through one mosquitto: to one mosquitto_sub, and then to one collector, in turns on one machine. A
-rate is all messages over the time from the first publisher's start until the last has arrived, or is acknowledged to its
+the broker takes it, through one mosquitto: to one mosquitto_sub, then to one collector, in turns on one machine. A rate
+is all messages over the time from the first publisher's start until the last has arrived, or is acknowledged to its
 board. A ratio is of the collector to the mosquitto_sub just before. Both databases wait for the disk at each commit.
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
         bars.append(
             at_least(f"{store}: stored and acked, of what is relayed ({spread})", bar, statistics.median(ratios))
         )
-    publish(options, [table, bars_section(bars)])
+    publish([table, bars_section(bars)], options)
 
 
 def _round(folder: Path, endpoint: Endpoint, rows: int, server: Postgres) -> dict[str, tuple[float, float]]:

@@ -43,7 +43,7 @@ class Postgres:
             self._run("initdb", "--auth=trust", "--username=tared", "--encoding=UTF8", "--locale=C", "--no-sync")
             config = _CONFIG.format(folder=self._folder)
             if not self._durable:
-                config += "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\n"
+                config += "fsync = off\nfull_page_writes = off\n"
             with (self._folder / "data" / "postgresql.conf").open("a") as file:
                 file.write(config)
             self.start()

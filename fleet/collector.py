@@ -13,9 +13,8 @@ from agent.intake import Arrival, Intake
 from agent.mqtt import Endpoint, MqttClient
 from fleet.acks import Acks
 from fleet.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
-from fleet.devices import Devices
-from fleet.records import Refused, Results, quarantine
-from fleet.reports import Gap, Report, Reports, Stream
+from fleet.keeper import Keeper
+from fleet.reports import Gap
 from fleet.retention import Retention
 from fleet.store import Store
 
@@ -52,7 +51,7 @@ class Collector:
         self.counts: Counter[str] = Counter()
         self._store = store
         self._reader = Reader(part)
-        self._reports, self._devices, self._results = Reports(store), Devices(store), Results(store)
+        self._keeper = Keeper(store)
         self._retention = retention or Retention()
         self._intake = Intake(_INTAKE_BYTES)
         self._acks = Acks()
@@ -88,7 +87,7 @@ class Collector:
             log.warning("collector=refused more=%d", more)
         while True:
             try:
-                self._acks.put(self._keep(batch))
+                self._acks.put(self._keeper.keep(batch))
                 break
             except AgentError as error:  # a damaged file is moved aside, and the next attempt begins a new one
                 self._tell(error)
@@ -98,24 +97,6 @@ class Collector:
         self._client.wake()
         self._count(batch)
         return True
-
-    def _keep(self, batch: Batch) -> dict[Stream, int]:
-        """Store a batch; how far the boards are that it is of, and those that came online. Raises AgentError."""
-        now = time.time()
-        with self._store.begun("write") as transaction:
-            added = self._reports.take(transaction, batch.news, now)
-            complete = dict(added.complete)
-            silent = batch.arrivals - {(stream.fleet, stream.device) for stream in complete}
-            for name, (epoch, upto) in self._reports.newest(transaction, silent).items():
-                complete[Stream(*name, epoch)] = upto
-            self._devices.told_status(transaction, batch.statuses, now)
-            self._devices.told_birth(transaction, batch.births, now)
-            self._results.take(transaction, batch.results, now)
-            strange = [*map(_taken, added.taken), *map(_twin, added.twins)]
-            quarantine(transaction, [*batch.refused, *strange], now)
-        for each in strange:
-            log.warning("collector=%s device=%s/%s found=%r", each.code, each.fleet, each.device, each.found)
-        return complete
 
     def _count(self, batch: Batch) -> None:
         gaps = sum(isinstance(each, Gap) for each in batch.news)
@@ -140,14 +121,3 @@ def subscriptions(share: str | None = None) -> list[str]:
     numbered = [f"tared/v1/+/+/{path}" for path in (*NUMBERED, *RESULTS)]
     shared = numbered if share is None else [f"$share/{share}/{topic}" for topic in numbered]
     return [*shared, *(f"tared/v1/+/+/{path}" for path in STATES)]
-
-
-def _taken(report: Report) -> Refused:
-    stream = report.stream
-    found = f"epoch {stream.epoch} number {report.seq} a second time, with another document; two boards of one name?"
-    return Refused(stream.fleet, stream.device, "event", "fleet.conflict", found, report.document.encode())
-
-
-def _twin(stream: Stream) -> Refused:
-    found = f"epoch {stream.epoch} goes on beside a later one; two boards of one name, or somebody who uses it?"
-    return Refused(stream.fleet, stream.device, "event", "fleet.twin", found, b"")

@@ -13,8 +13,10 @@ from fleet.progress import advance
 from fleet.store import ReportRow, Row, Store, Transaction
 from fleet.twins import Twins
 
-# Of events, those that the contract has (agent.messages.Event): a stranger's kinds are not counted up to eternity.
-_KINDS = frozenset(["alarm", "drift", "fidelity", "view", "regime", "job", "swap", "commit", "rollback", "store", "error"])
+# Of events, those that the contract has (agent.messages.Event), for a stranger may invent any number.
+_KINDS = frozenset(
+    ["alarm", "drift", "fidelity", "view", "regime", "job", "swap", "commit", "rollback", "store", "error"]
+)
 _KINDS |= {"camera", "observer", "results"}
 
 

@@ -25,7 +25,17 @@ _CONDITION = re.compile(r"\s*([\w.-]+)\s*(?:(<=|>=|!=|=|<|>)\s*(.*?))?\s*")
 _TAG = "tag."
 _NEW_TAG = re.compile(r"([\w.-]{1,64})(?:=([\w. -]{0,128}))?")
 _FIGURES = frozenset(
-    ["gain_db", "fidelity", "fidelity_low", "fidelity_high", "fidelity_n", "fps", "latency_p50", "latency_p99", "seen_s"]
+    [
+        "gain_db",
+        "fidelity",
+        "fidelity_low",
+        "fidelity_high",
+        "fidelity_n",
+        "fps",
+        "latency_p50",
+        "latency_p99",
+        "seen_s",
+    ]
 )
 
 
