@@ -7,9 +7,10 @@ import getpass
 import json
 import threading
 import uuid
+from pathlib import Path
 from typing import Any
 
-from agent.arguments import command, number
+from agent.arguments import command, number, print_result
 from agent.cli_fleet import add_broker_options, endpoint_from
 
 _DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
@@ -37,6 +38,10 @@ def add_room(commands: Any) -> None:
     tag.add_argument("tags", nargs="*", metavar="NAME[=VALUE]")
     tag.add_argument("--remove", action="append", default=[], metavar="NAME", help="take it off")
     _add_selection(tag)
+
+    report = command(actions, "report", _report, "how the fleet is, as one HTML file")
+    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)")
+    _add_selection(report)
 
 
 def _add_database(parser: argparse.ArgumentParser) -> None:
@@ -124,3 +129,21 @@ def _tag(options: argparse.Namespace) -> int:
     names = [each.name for each in selected]
     print(json.dumps({"devices": names}) if options.json else f"{len(names)} devices: {', '.join(names[:10])}")
     return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from agent.errors import AgentError
+    from fleet.devices import Devices
+    from fleet.page import page
+    from fleet.records import audited, refused
+    from fleet.selection import select
+    from fleet.store import open_existing
+
+    with open_existing(options.db) as store:
+        selected = select(Devices(store), options.fleet, options.where, options.silent)
+        text = page(options.fleet, selected, audited(store), refused(store), options.silent)
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise AgentError("fleet.report", str(error), "a file that can be written", "correct -o") from None
+    return print_result(options, {"devices": len(selected), "output": str(options.output)})

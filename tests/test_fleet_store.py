@@ -15,7 +15,8 @@ from agent.messages import Birth, Status
 from agent.requests import CommandResult
 from fleet.devices import Devices
 from fleet.records import Refused, Results, audited, quarantine, refused
-from fleet.reports import Report, Reports, Stream
+from fleet.reports import Gap, Report, Reports, Stream
+from fleet.retention import Retention
 from fleet.store import Store, open_store
 from fleet.store.schema import POSTGRES, SQLITE
 
@@ -168,6 +169,26 @@ def test_what_is_old_goes_a_few_rows_at_a_time(store: Store) -> None:
     with store.begun() as transaction:
         assert [transaction.prune("reports", "received", 15.0, 3) for _ in range(3)] == [3, 2, 0]
     assert [each.seq for each in reports.of(*NAME)] == list(range(21, 26))
+
+
+def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: Store) -> None:
+    reports, day_s = Reports(store), 86_400.0
+    for epoch, received in ((7, 0.0), (8, 0.0), (9, 40.0 * day_s)):
+        stream = Stream(*NAME, epoch)
+        with store.begun() as transaction:
+            news = [report(1, stream), Gap(stream, 2, 3, "telemetry", 2)]
+            reports.take(transaction, news, received)
+            quarantine(transaction, [Refused(*NAME, "event", "c", str(epoch), b"")], received)
+    with store.begun() as transaction:
+        reports.take(transaction, [report(1, Stream("fleet", "gone", 7))], 0.0)
+    retention = Retention(days=30.0)
+    for _ in range(3):
+        retention.keep(store, 40.0 * day_s)
+    assert [each.stream.epoch for each in reports.of(*NAME)] == [9]
+    assert [each.stream.epoch for each in reports.dropped(*NAME)] == [9]
+    assert reports.latest("fleet", "gone") == (7, 1)  # how far it was is known, should it come back
+    assert [each.found for each in refused(store)] == ["9"]
+    assert reports.add([report(1)]) == {STREAM: 1}
 
 
 def test_what_was_collected_before_there_were_devices_is_kept(tmp_path: Path) -> None:

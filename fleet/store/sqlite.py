@@ -15,6 +15,11 @@ from fleet.store.transaction import ReportRow, Row, Store, Transaction, What
 # What is acknowledged survives a power cut. The log is copied into the file every 16 MB, more seldom than by default:
 # a page that many batches touch is then written once.
 _PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000", "cache_size = -65536")
+# Each step of a statement lets other threads run, and waits for its turn after that: so many rows are one step.
+_ROWS = 500
+_VALUES = "(?, ?, ?, ?, ?, ?, ?)"
+_INSERT = f"INSERT OR IGNORE INTO reports VALUES {_VALUES}"
+_INSERT_MANY = f"INSERT OR IGNORE INTO reports VALUES {', '.join([_VALUES] * _ROWS)}"
 _KEY = "device = ? AND epoch = ? AND seq = ?"
 
 
@@ -93,7 +98,10 @@ class SqliteTransaction(Transaction):
 
     def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
         before = self._db.total_changes
-        self._db.executemany("INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        whole = len(rows) - len(rows) % _ROWS
+        for start in range(0, whole, _ROWS):
+            self._db.execute(_INSERT_MANY, [value for row in rows[start : start + _ROWS] for value in row])
+        self._db.executemany(_INSERT, rows[whole:])
         if self._db.total_changes - before == len(rows):
             return []
         query = f"SELECT document FROM reports WHERE {_KEY}"
