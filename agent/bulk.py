@@ -95,10 +95,16 @@ class BulkSocket:
         data = self._unread + data if self._unread else data
         start, available = 0, len(data)
         while available - start >= 2:
-            body, length = _remaining(data, start)
-            if body == 0:
-                break
-            end = body + length
+            if (
+                available - start > 2 and data[start + 1] > 0x7F > data[start + 2]
+            ):  # from 128 to 16,383 bytes, as most are
+                end = start + 3 + (data[start + 1] & 0x7F | data[start + 2] << 7)
+                body = start + 3
+            else:
+                body, length = _remaining(data, start)
+                if body == 0:
+                    break
+                end = body + length
             kind = data[start] >> 4
             if end > available:
                 if kind != _PUBLISH or available - start < _LONGEST_BYTES:
@@ -119,8 +125,11 @@ class BulkSocket:
             self._acknowledgements += _PUBACK + data[at : at + 2]
             at += 2
         if self._has_properties:
-            at, length = _variable(data, at)
-            at += length
+            if data[at]:
+                at, length = _variable(data, at)
+                at += length
+            else:
+                at += 1
         if at > end:
             found = "a publication that ends before its payload begins"
             raise AgentError("broker.protocol", found, "one whole", "update the broker, or use another")

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
 
 from agent.errors import AgentError
 from agent.intake import Arrival
-from agent.messages import Birth, Dropped, Event, Status, Telemetry
+from agent.messages import Birth, Dropped, Epoch, Event, Number, Status, Telemetry
 from agent.requests import CommandResult
 from agent.topics import Topics
 from agent.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError, read_object
@@ -28,7 +29,18 @@ _MOST_KIND = 64  # characters
 _MOST_KNOWN = 100_000  # topics
 _NAMES = b'"device"', b'"fleet"'  # keys of documents that say whose they are; the contract's do not
 
-_quick = Telemetry.__pydantic_validator__.validate_json
+
+class _Head(TypedDict):
+    """Of telemetry, what the collector itself needs; the rest is for whoever looks at it."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)  # type: ignore[misc]  # pydantic's way
+
+    epoch: Epoch
+    seq: Number
+    ts: float
+
+
+_quick = TypeAdapter(_Head).validator.validate_json
 
 
 @dataclass
@@ -67,6 +79,7 @@ class Reader:
     def read(self, arrivals: Iterable[Arrival]) -> Batch:
         """All of it, in its order. Names are those of the topic, whatever a document says."""
         batch, streams = Batch(), dict[tuple[bytes, int], Stream]()
+        news = batch.news
         for topic, payload in arrivals:
             try:
                 place = self._known[topic]
@@ -75,11 +88,12 @@ class Reader:
             if place is None:
                 continue
             fleet, device, path = place
-            if path == "telemetry" and (sample := _sample(payload)) is not None:
-                stream = streams.get((topic, sample.epoch))
+            if path == "telemetry" and (head := _head(payload)) is not None:
+                epoch = head["epoch"]
+                stream = streams.get((topic, epoch))
                 if stream is None:
-                    stream = streams[topic, sample.epoch] = Stream(fleet, device, sample.epoch)
-                batch.news.append(Report(stream, sample.seq, path, sample.ts, payload.decode()))
+                    stream = streams[topic, epoch] = Stream(fleet, device, epoch)
+                news.append(Report(stream, head["seq"], path, head["ts"], payload.decode()))
             else:
                 _take(batch, fleet, device, path, payload)
         return batch
@@ -122,9 +136,9 @@ def numbered(fleet: str, device: str, payload: bytes) -> list[Gap]:
     return [Gap(Stream(fleet, device, epoch), seq, seq, _UNREADABLE, 1)] if epoch and seq else []
 
 
-def _sample(payload: bytes) -> Telemetry | None:
-    """Telemetry in a sixth of the time, where nothing about it is unusual: read once, and not in Python. None: look at
-    it thoroughly."""
+def _head(payload: bytes) -> _Head | None:
+    """Of telemetry about which nothing is unusual: the JSON is read once, and not in Python, which takes a tenth of the
+    time. None: look at it thoroughly."""
     if (
         len(payload) > MAX_PAYLOAD_BYTES
         or payload.count(b"{") + payload.count(b"[") > MAX_DEPTH
@@ -135,10 +149,10 @@ def _sample(payload: bytes) -> Telemetry | None:
     ):
         return None
     try:
-        sample: Telemetry = _quick(payload)
+        head: _Head = _quick(payload)
     except ValidationError:
         return None
-    return sample
+    return head
 
 
 def _take(batch: Batch, fleet: str, device: str, path: str, payload: bytes) -> None:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from agent.backoff import Backoff
 from agent.errors import AgentError
-from agent.intake import Arrival, Intake
+from agent.intake import Intake
 from agent.mqtt import Endpoint, MqttClient
 from fleet.acks import Acks
 from fleet.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
 from fleet.keeper import Keeper
+from fleet.reading import Reading
 from fleet.reports import Gap
 from fleet.retention import Retention
 from fleet.store import Store
 
 log = logging.getLogger(__name__)
 
-_BATCH_BYTES = 4 << 20  # in one transaction
-_GATHER_S = 0.1  # and so long it waits for more
 _WAIT_S = 0.2  # until it looks whether it is to stop
 _INTAKE_BYTES = 32 << 20  # waiting, before the broker is to wait
 _MOST_TOLD = 3  # of what was refused at once; all lies in quarantine
@@ -71,16 +70,15 @@ class Collector:
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Collect until it is time to stop, asked several times a second."""
-        with self._store, self._client:
+        with self._store, self._client, Reading(self._intake, self._reader) as reading:
             while not stopping():
-                arrivals = self._intake.take(_BATCH_BYTES, _WAIT_S, _GATHER_S)
-                if arrivals and not self._take(arrivals, stopping):
+                batch = reading.next(_WAIT_S)
+                if batch is not None and not self._take(batch, stopping):
                     return
                 self._tidy()
 
-    def _take(self, arrivals: Sequence[Arrival], stopping: Callable[[], bool]) -> bool:
+    def _take(self, batch: Batch, stopping: Callable[[], bool]) -> bool:
         """Take what came; False if it was time to stop before the database took it: then nothing was acknowledged."""
-        batch = self._reader.read(arrivals)
         for each in batch.refused[:_MOST_TOLD]:
             log.warning("collector=refused topic=%r error=%r", each.topic, each.found)
         if (more := len(batch.refused) - _MOST_TOLD) > 0:

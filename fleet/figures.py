@@ -27,7 +27,7 @@ def stacked_bars(rows: Mapping[str, Mapping[str, int]], colours: Mapping[str, st
 
 
 def histogram(values: Sequence[float], low: float, high: float, bins: int, colour: str) -> str:
-    """How many of the values lie in each of so many equal steps from `low` to `high`; those beyond count at the ends."""
+    """How many of the values lie in each of so many equal steps from `low` to `high`; others count at its ends."""
     counts = [0] * bins
     for value in values:
         place = int((value - low) / (high - low) * bins)
