@@ -128,7 +128,7 @@ class OverlappingDeviceEngine(DeviceEngine):
         return self._begun(self.infer_image(frame, transform))
 
     def start(self, batch: Array) -> int:
-        return self._begun(self.infer(batch))
+        return self._begun(self._engine.infer(batch))
 
     def _begun(self, outputs: dict[str, Array]) -> int:
         ticket = max(self.under_way, default=0) + 1
