@@ -10,8 +10,7 @@ from pydantic import Field
 
 from agent.errors import CameraError
 from agent.framing import Framing, Polygon, Region
-from agent.model_spec import Finite
-from agent.schema import Strict
+from agent.schema import Finite, Strict
 from agent.source import Asked, Flip, PixelFormat, Source, Transport, is_live, parse_source
 
 Pixels = Annotated[int, Field(ge=16, le=16384)]

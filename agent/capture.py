@@ -29,30 +29,33 @@ class Frame:
 
     ts: capture time in seconds: media time for files, Unix time for cameras.
     captured_ns: monotonic clock when the image reached us; latency counts from here.
+    camera: the name of the one that it is of; ids are its own.
     """
 
     id: int
     ts: float
     captured_ns: int
     image: Image
+    camera: str = "camera"
 
 
 class FrameSlot:
-    """The one-slot mailbox between capture and inference.
+    """The one-slot mailbox between one camera's capture and inference.
 
     With `keep_every`, `put` waits until the slot is empty; else it overwrites and counts the loss as `stale`.
+    changed: shared by slots that one thread waits for.
     """
 
-    def __init__(self, keep_every: bool) -> None:
-        self._keep_every = keep_every
+    def __init__(self, keep_every: bool, changed: threading.Condition | None = None) -> None:
+        self.keep_every = keep_every
         self._frame: Frame | None = None
-        self._closed = self._awaited = False
-        self._changed = threading.Condition()
+        self._closed = False
+        self._changed = changed or threading.Condition()
         self.dropped: Counter[str] = Counter()
 
     def put(self, frame: Frame) -> None:
         with self._changed:
-            if self._keep_every:
+            if self.keep_every:
                 self._changed.wait_for(lambda: self._frame is None or self._closed)
             if self._closed:
                 return
@@ -62,22 +65,24 @@ class FrameSlot:
             self._changed.notify_all()
 
     @property
-    def awaited(self) -> bool:
-        """Whether somebody waits for a frame."""
-        return self._awaited
+    def full(self) -> bool:
+        """Whether a frame lies in it."""
+        return self._frame is not None
 
-    def get(self) -> Frame | None:
-        """Wait for the next frame; None once the slot is closed and empty."""
+    @property
+    def over(self) -> bool:
+        """Whether it is empty and stays so."""
+        return self._closed and self._frame is None
+
+    def take(self) -> Frame | None:
+        """The frame that lies in it, if one does."""
         with self._changed:
-            self._awaited = True
-            self._changed.wait_for(lambda: self._frame is not None or self._closed)
-            self._awaited = False
             frame, self._frame = self._frame, None
             self._changed.notify_all()
             return frame
 
     def close(self) -> None:
-        """No more frames: a waiting `put` returns, `get` empties the slot and then returns None."""
+        """No more frames: a waiting `put` returns, and what lies in it can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -102,8 +107,10 @@ class CaptureThread(threading.Thread):
         limit: int,
         on_change: Callable[[CameraError | None], None],
         silence_s: float = 2.0,
+        camera: str = "camera",
     ) -> None:
-        super().__init__(name="capture", daemon=True)
+        super().__init__(name=f"capture {camera}", daemon=True)
+        self._camera = camera
         self._source = source
         self._slot = slot
         self._speed = speed
@@ -171,7 +178,7 @@ class CaptureThread(threading.Thread):
             if self._halt.is_set():
                 return
             self._waits_since_s = None
-            self._slot.put(Frame(self._count, ts, time.monotonic_ns(), image))
+            self._slot.put(Frame(self._count, ts, time.monotonic_ns(), image, self._camera))
             self._waits_since_s = time.monotonic()
             self._count += 1
             if self._limit and self._count >= self._limit:

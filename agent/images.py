@@ -114,17 +114,3 @@ def decode_image(content: bytes) -> NDArray[np.uint8] | None:
     except cv2.error:  # e.g. a header that claims more pixels than OpenCV allocates
         return None
     return None if image is None else np.asarray(image, np.uint8)
-
-
-def encode_jpeg(image: NDArray[np.uint8], most_bytes: int) -> tuple[bytes, tuple[int, int]]:
-    """A JPEG of at most `most_bytes` of a BGR uint8 (H, W, 3) or grey (H, W) image, and its height and width: half of
-    the picture's, and half again, where it would be larger. Raises AgentError (`images.encode`)."""
-    while True:
-        _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 85])
-        height, width = image.shape[:2]
-        if len(encoded) <= most_bytes:
-            return encoded.tobytes(), (height, width)
-        if min(height, width) < 2:
-            found = f"{len(encoded)} bytes for one pixel"
-            raise AgentError("images.encode", found, f"at most {most_bytes}", "report it")
-        image = np.asarray(cv2.resize(image, (width // 2, height // 2), interpolation=cv2.INTER_AREA), np.uint8)

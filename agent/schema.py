@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from agent.errors import ConfigError
 from agent.redaction import redacted
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
@@ -21,6 +23,8 @@ class Strict(BaseModel):
 
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
+
+_STATED = "stated"
 
 # pydantic's message types, in the words of a config file; anything else keeps pydantic's own message.
 _EXPECTED = {
@@ -71,6 +75,11 @@ def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str) -> 
         ) from error
 
 
+def stated(error: str) -> PydanticCustomError:
+    """An error of a validator in whole, for values that are not to be shown: they may hold a password."""
+    return PydanticCustomError(_STATED, "{error}", {"error": error})
+
+
 def _error_line(detail: ErrorDetails) -> str:
     """One error as `camera.fps: expected integer, got 'fast'`."""
     where = ".".join(str(part) for part in detail["loc"]) or "(top level)"
@@ -78,6 +87,8 @@ def _error_line(detail: ErrorDetails) -> str:
         return f"{where}: unknown key"
     if detail["type"] == "missing":
         return f"{where}: missing"
+    if detail["type"] == _STATED:
+        return f"{where}: {detail['msg']}"
     expected = _EXPECTED.get(detail["type"])
     if expected is None:
         message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")

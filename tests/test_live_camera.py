@@ -16,9 +16,10 @@ from mjpeg_server import MjpegServer, grey
 from worlds import make_world
 
 from agent.backoff import Backoff
-from agent.capture import CaptureThread, FrameSlot
+from agent.capture import CaptureThread
 from agent.errors import CameraError
 from agent.source import is_live, parse_source
+from agent.turns import Turns
 
 
 class Watched:
@@ -26,7 +27,8 @@ class Watched:
 
     def __init__(self, url: str, silence_s: float = 2.0, frozen_s: float | None = 2.0) -> None:
         self.changes: deque[tuple[float, CameraError | None]] = deque(maxlen=100)
-        self.slot = FrameSlot(keep_every=False)
+        self.turns = Turns([False])
+        (self.slot,) = self.turns.slots
         source = replace(parse_source(url), frozen_s=frozen_s)
         self.thread = CaptureThread(source, self.slot, 1.0, 0, self._tell, silence_s)
 
@@ -46,7 +48,7 @@ class Watched:
 
     def frame(self) -> float:
         """When the next frame came."""
-        assert self.slot.get() is not None
+        assert self.turns.get() is not None
         return time.monotonic()
 
     @property

@@ -87,7 +87,7 @@ def test_it_comes_by_the_transport_that_is_asked_for(transport: Transport) -> No
 def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_five_after_its_return() -> None:
     camera = RtspCamera()
     with camera.running() as process, Watched(camera.url) as watched:
-        eventually(lambda: watched.slot.get() is not None, 30.0)
+        eventually(lambda: watched.turns.get() is not None, 30.0)
         eventually(lambda: not watched.lost, 10.0)
         process.send_signal(signal.SIGSTOP)
         stalled_at = time.monotonic()
@@ -105,7 +105,7 @@ def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_fi
 def test_one_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture() -> None:
     camera = RtspCamera()
     with camera.running() as process, Watched(camera.url) as watched:
-        eventually(lambda: watched.slot.get() is not None, 30.0)
+        eventually(lambda: watched.turns.get() is not None, 30.0)
         eventually(lambda: not watched.lost, 10.0)
         process.send_signal(signal.SIGUSR1)
         frozen_at = time.monotonic()

@@ -93,7 +93,7 @@ def test_a_camera_that_freezes_is_lost_opened_again_and_back_with_the_next_pictu
         assert "frozen_s" in str(error)
         eventually(lambda: camera.clients >= 3, 10.0)  # it was opened again, and again
         assert told(watched) == ["camera.frozen"]
-        taken = watched.slot.get()  # what came before; from then on nothing
+        taken = watched.turns.get()  # what came before; from then on nothing
         assert taken is not None
         camera.picture = noisy
         back_at = time.monotonic()

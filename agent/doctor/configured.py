@@ -25,7 +25,8 @@ _BROKER_S = 8.0
 
 def examine_configured(config: Config, service: bool = False) -> list[Finding]:
     """Try them. service: for the installed one, some of whose files only root may read."""
-    return [_camera(config.camera), _broker(config, service), _keys(config, service)]
+    cameras = [_camera(camera) for camera in config.every_camera]
+    return [*cameras, _broker(config, service), _keys(config, service)]
 
 
 def examine_unconfigured(root: Path) -> list[Finding]:
