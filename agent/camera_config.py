@@ -30,7 +30,7 @@ class CameraConfig(Strict):
     height: Pixels | None = None
     fps: Annotated[Finite, Field(ge=1.0, le=240.0)] | None = None
     flip: Flip = "none"
-    silence_s: Finite = Field(default=2.0, ge=0.2, le=60.0)
+    silence_s: Finite = Field(default=2.0, ge=0.2, le=20.0)
     frozen_s: Literal["auto"] | Annotated[Finite, Field(ge=0.5, le=9.0)] | None = "auto"
     labels: Path | None = None
     region: Region | None = None
