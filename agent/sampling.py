@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from calibrate.histogram import AbsHistogram, merge_into, nbytes
@@ -14,6 +16,8 @@ HELD_OUT_EVERY = 4  # one taken frame in so many goes to the held-out set instea
 # calibrates.
 _STRETCH, _LONGEST_STRETCH = 4, 16
 _STRETCH_SHARE = 16  # a stretch is one part in so many of all frames so far
+
+_SILENT_S = 2.0  # after which a camera is passed over
 
 T = TypeVar("T")
 
@@ -43,6 +47,37 @@ class Clock:
         """Change the period from now on; the next frame is due at once."""
         self.period_s = period_s
         self._due = float("-inf")
+
+
+class Rota:
+    """Whose frame is observed next: cameras take turns, and one that delivers nothing keeps nobody waiting.
+
+    `now_ts` is the capture time that they have in common. Of recordings each has a time of its own, so that it goes on
+    as theirs do in the mean, and begins at 0.
+    """
+
+    def __init__(self, cameras: Sequence[str]) -> None:
+        self.now_ts = 0.0
+        self._order = deque(cameras)
+        self._heard_s: dict[str, float] = {}  # monotonic
+        self._last_ts: dict[str, float] = {}
+
+    def is_turn(self, camera: str, ts: float, now_s: float) -> bool:
+        """Whether it is the turn of this camera, which has a frame of capture time `ts` now (monotonic s)."""
+        self._heard_s[camera] = now_s
+        while self._is_silent(self._order[0], now_s):
+            self._order.rotate(-1)
+        heard = sum(not self._is_silent(each, now_s) for each in self._order)
+        self.now_ts += max(0.0, ts - self._last_ts.get(camera, ts)) / heard
+        self._last_ts[camera] = ts
+        return self._order[0] == camera
+
+    def observed(self) -> None:
+        """A frame of the camera whose turn it was is taken."""
+        self._order.rotate(-1)
+
+    def _is_silent(self, camera: str, now_s: float) -> bool:
+        return now_s - self._heard_s.get(camera, -math.inf) > _SILENT_S
 
 
 class Blocks:

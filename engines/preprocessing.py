@@ -82,17 +82,23 @@ class ImageTransform:
         return (1, channels, *size) if self.layout == "NCHW" else (1, *size, channels)
 
 
+_TABLES = 8  # of sizes of frames: cameras may take turns
+
+
 class DevicePreprocess:
     """Turns frames that lie on the device into network inputs there.
 
-    Holds the tables of one transform, which are uploaded when it changes: frames of one size cost a launch each, and
-    no allocation.
+    Holds the tables of a few transforms, each uploaded once: frames of sizes that take turns cost a launch each, and no
+    allocation.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._transform: ImageTransform | None = None
-        self._table: Buffer | None = None
+        self._tables: dict[ImageTransform, Buffer] = {}
+
+    def has_room(self, transform: ImageTransform) -> bool:
+        """Whether `run` gives up no table for it."""
+        return transform in self._tables or len(self._tables) < _TABLES
 
     def run(
         self,
@@ -106,7 +112,7 @@ class DevicePreprocess:
 
         frame_address: of a BGR frame uint8 (frame_height, frame_width, 3) whose rows begin `row_bytes` apart, by
         default 3 * frame_width. input_address: receives what `transform` has as shape and type of the network input.
-        With another transform than before, the frames queued until then must be done: their tables are given up.
+        Where it does not have room for the transform, all tables are given up: what was queued before must be done.
 
         Raises ValueError for rows that overlap; DeviceError as Executor.upload and launch do.
         """
@@ -114,11 +120,13 @@ class DevicePreprocess:
         row_bytes = least if row_bytes is None else row_bytes
         if row_bytes < least:
             raise ValueError(f"rows {row_bytes} bytes apart, for {transform.frame_width} pixels of {_PIXEL_BYTES}")
-        if self._table is None or transform != self._transform:
-            self._table = self._executor.upload(_table(transform), stream)
-            self._transform = transform
+        table = self._tables.get(transform)
+        if table is None:
+            if not self.has_room(transform):
+                self._tables.clear()
+            table = self._tables[transform] = self._executor.upload(_table(transform), stream)
         blocks = -(-transform.height * transform.width // self._executor.geometry.threads)
-        arguments = (self._table, np.uint64(frame_address), np.int32(row_bytes), np.uint64(input_address))
+        arguments = (table, np.uint64(frame_address), np.int32(row_bytes), np.uint64(input_address))
         self._executor.launch("preprocess", blocks, arguments, stream)
 
 
