@@ -237,7 +237,7 @@ class Supervisor:
         if error is not None:
             self._reporter.error(error, camera=name)
         else:
-            self._reporter.event("camera", name=name, state="back")
+            self._reporter.event("camera", camera=name, name=name, state="back")
 
     def _on_observer(self, error: TaredError | None) -> None:
         if error is not None:
