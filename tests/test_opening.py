@@ -162,7 +162,7 @@ def test_a_loss_is_told_before_the_alert_of_a_view_that_stands_still() -> None:
         with pytest.raises(
             ConfigError, match=r"camera\.yaml:\n  frozen_s: expected auto, null, or seconds from 0\.5 to 9,"
         ):
-            validate(CameraConfig, {"source": "csi:0", "frozen_s": wrong}, "camera.yaml")
+            validate(CameraConfig, {"source": "csi:0", "frozen_s": wrong}, "x")
     assert CameraConfig(source="csi:0", frozen_s=_FROZEN_S - 1.0).opened().frozen_s == _FROZEN_S - 1.0
 
 
