@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # imported when a command runs, as in cli_offline.py
     from agent.mqtt_config import MqttConfig
     from agent.tls import TlsFiles
 
-_OPS = "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model"
+_OPS = "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model, histograms"
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
 
 

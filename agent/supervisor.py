@@ -16,6 +16,7 @@ from agent.config import Config
 from agent.console import Task, progress
 from agent.errors import AgentError, CameraError
 from agent.health import notify_service_manager
+from agent.histogram_upload_orders import HistogramOrders
 from agent.interrupted import Past
 from agent.job import MODEL
 from agent.labels import LabelsDesk
@@ -131,6 +132,7 @@ class Supervisor:
             handlers = {
                 **Orders(self._operations, self._service, self._pipeline, delivery).handlers,
                 **board_orders.handlers,
+                **HistogramOrders(config.privacy, self._service, link, self._posted.put).handlers,
             }
             self._remote = Remote(
                 link, config.state_dir, handlers, settings, delivery, self._labels_desk, authority, reporter
