@@ -28,6 +28,7 @@ REPEAT_S = 2.0
 _MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)
 
 _DOUBTED_FOR = 3  # times REPEAT_S: for the answer to our own command, where what was refused may be another's
+_TYPED = ("model", "histograms")  # ops whose arguments are no text: nobody types a hash, or a list of numbers
 _UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def new_command(
     try:
         if op == "set":
             args = schema.model_validate({"values": {key: _json(value) for key, value in arguments.items()}})
-        elif op == "model":
+        elif op in _TYPED:
             args = schema.model_validate(dict(arguments))
         else:
             args = schema.model_validate_strings(dict(arguments))
@@ -148,7 +149,7 @@ def _answers(
         except MessageError as error:  # whoever sends such does not end what the device is at
             log.warning("result=unreadable id=%s error=%r", command.id, str(error))
             continue
-        if signed and _may_be_of_anybodys(result):
+        if signed and may_be_of_anybodys(result):
             if doubted is None:  # the device is there: it will answer ours too
                 doubted, doubted_at = result, time.monotonic()
                 client.publish(_message(topics, command, payload))
@@ -157,7 +158,7 @@ def _answers(
         yield result
 
 
-def _may_be_of_anybodys(result: CommandResult) -> bool:
+def may_be_of_anybodys(result: CommandResult) -> bool:
     """Whether it refuses what may not be our command: nobody's word is needed to be refused under its id."""
     return result.error is not None and result.error.code.startswith(_UNPROVEN)
 
