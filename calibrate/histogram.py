@@ -68,12 +68,12 @@ class AbsHistogram:
     @property
     def bin_width(self) -> float:
         """Width of one bin, in the units of x."""
-        return float(np.ldexp(1.0, self.range_exp - self.bits))
+        return math.ldexp(1.0, self.range_exp - self.bits)
 
     @property
     def total(self) -> int:
         """Number of finite values counted."""
-        return int(self.counts.sum())
+        return int(np.add.reduce(self.counts))
 
     def folded(self, range_exp: int) -> NDArray[np.int64]:
         """The counts in the bins of a range that is not narrower, without those beyond the histogram's own range."""
@@ -141,7 +141,7 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
     Raises CalibrationError: `histogram.bits` when the two have different numbers of bins, `histogram.overflow` when
     they count 2**63 values or more together.
     """
-    check_mergeable(a, b, a.total + b.total)
+    check_mergeable(a.bits, b, a.total + b.total, a.nonfinite + b.nonfinite)
     range_exp = max(a.range_exp, b.range_exp)
     return AbsHistogram(
         a.widened(range_exp).counts + b.widened(range_exp).counts,
@@ -152,19 +152,19 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
     )
 
 
-def check_mergeable(a: AbsHistogram, b: AbsHistogram, total: int) -> None:
-    """Raises CalibrationError as `merge`. total: the number of finite values in both."""
-    if a.bits != b.bits:
+def check_mergeable(bits: int, histogram: AbsHistogram, total: int, nonfinite: int) -> None:
+    """Raises CalibrationError as `merge`. bits: of what it merges with. total, nonfinite: values in both together."""
+    if histogram.bits != bits:
         raise CalibrationError(
             "histogram.bits",
-            f"histograms of {a.counts.size} and {b.counts.size} bins",
+            f"histograms of {1 << bits} and {histogram.counts.size} bins",
             "the same number of bins in both",
             "collect both with the same setting of calibration.bins",
         )
-    if max(total, a.nonfinite + b.nonfinite) >= _MAX_TOTAL:
+    if total >= _MAX_TOTAL or nonfinite >= _MAX_TOTAL:
         raise CalibrationError(
             "histogram.overflow",
-            f"{total} values to count, {a.nonfinite + b.nonfinite} not finite",
+            f"{total} values to count, {nonfinite} not finite",
             "fewer than 2**63",
             "start a new histogram: these have long settled",
         )
