@@ -21,7 +21,14 @@ def add_merge(actions: Any) -> None:
     """An action of `tared fleet`."""
     merge = command(actions, "merge", _merge, "one calibration of the histograms that boards send, never of frames")
     merge.add_argument("devices", nargs="*", metavar="DEVICE", help="all that are there within --within")
-    merge.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="calibration.json")
+    merge.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="calibration.json; boards get the .bundle beside it",
+    )
     merge.add_argument("--method", default="entropy", help="as of 'tared calibrate' (entropy)")
     merge.add_argument("--within", type=number(float, 0.0, 3600.0), default=10.0, metavar="S", help="seconds (10)")
     merge.add_argument("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help="boards that send (16)")
@@ -37,7 +44,7 @@ def _merge(options: argparse.Namespace) -> int:
     from calibrate.threshold import parse_method
     from engines.calibration import check_destination, save_calibration
     from fleet.merge_exchange import MergeExchange
-    from fleet.merged_calibration import merge_calibration
+    from fleet.merged_calibration import merge_calibration, write_bundle
 
     set_up_logging("error")
     check_destination(options.output)
@@ -55,14 +62,18 @@ def _merge(options: argparse.Namespace) -> int:
             exchange.gather(options.devices, options.within, advance)
             merged = merge_calibration(exchange.inbox.whole, options.method, fleet, advance)
     save_calibration(merged.calibration, options.output)
+    write_bundle(merged.calibration, options.output)
     _tell(options, exchange, merged)
     return 0
 
 
 def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: Merged) -> None:
+    from fleet.merged_calibration import BUNDLE
+
     calibration = merged.calibration
     found = {
         "output": str(options.output),
+        "bundle": str(options.output.with_suffix(BUNDLE)),
         "calibration": calibration.id,
         "boards": len(calibration.merged["boards"]),
         "frames": calibration.frames,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from agent.commands import Handler, Report
+from agent.delivery import Deliverer
 from agent.errors import CommandError
-from agent.model_delivery import ModelDelivery
 from agent.operations import Operations
 from agent.pipeline import Pipeline
 from agent.requests import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs, SwitchArgs
@@ -19,7 +19,7 @@ class Orders:
     """`handlers` has one for each of them."""
 
     def __init__(
-        self, operations: Operations, service: Service, pipeline: Pipeline, delivery: ModelDelivery | None = None
+        self, operations: Operations, service: Service, pipeline: Pipeline, delivery: Deliverer | None = None
     ) -> None:
         self._operations = operations
         self._service = service

@@ -122,14 +122,24 @@ class SnapshotArgs(Strict):
     """`snapshot`: the newest frame as a JPEG on the topic of that name."""
 
 
-class ModelArgs(Strict):
-    """`model`: this file in the place of the one that is served; fetched from `url`, or else sent on the topics
-    model/{sha256}/{n} in chunks. release: what a holder of a release key says of it."""
+class FileArgs(Strict):
+    """A file for the board: fetched from `url`, or else sent on the topics model/{sha256}/{n} in chunks."""
 
     sha256: Sha256
     size: int = Field(ge=1, le=MAX_MODEL_BYTES)
     url: str | None = Field(default=None, min_length=1, max_length=2048, pattern=r"^https?://[!-~]+$")
+
+
+class ModelArgs(FileArgs):
+    """`model`: this file in the place of the one that is served. release: what a holder of a release key says of it."""
+
     release: dict[str, JsonValue] | None = None
+
+
+class CalibrationArgs(FileArgs):
+    """`calibration`: a candidate with the scales of this file, which a fleet has merged."""
+
+    size: int = Field(ge=1, le=MAX_HISTOGRAM_CHUNKS * HISTOGRAM_CHUNK_BYTES)
 
 
 class HistogramsArgs(Strict):
@@ -162,6 +172,7 @@ OPS: Mapping[str, type[Strict]] = {
     "snapshot": SnapshotArgs,
     "model": ModelArgs,
     "histograms": HistogramsArgs,
+    "calibration": CalibrationArgs,
 }
 READS = frozenset({"status"})  # ops that change nothing, and may be carried out twice
 

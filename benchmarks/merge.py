@@ -4,8 +4,8 @@
 
 As many boards as are asked for, each with its own order of magnitude of counts and its own range, drawn from a pool of
 64 uploads, so that the machine need not make a million histograms first. A gigabyte is of decoded counts: 4096 bins of
-8 bytes for each tensor. Encodings are compared on histograms of 100 thousand to 10 million values, or on a file of them,
-such as a calibration.npz. One process, one thread, CPU time: other work on the machine is none of its own.
+8 bytes for each tensor. Encodings are compared on histograms of 100 thousand to 10 million values, or on a file of
+them, such as a calibration.npz. One process, one thread, CPU time: other work on the machine is none of its own.
 """
 
 from __future__ import annotations

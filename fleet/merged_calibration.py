@@ -16,9 +16,11 @@ from agent.histogram_upload import Facts, read_facts, read_upload, write_upload
 from agent.wire import MessageError
 from calibrate.histogram import AbsHistogram
 from engines.calibration import Calibration, calibrate_histograms
+from engines.files import replace_files
 from fleet.merging import Merger
 from fleet.outliers import Distance, Group, Limits, Sketch
 
+BUNDLE = ".bundle"  # in the place of a calibration's .json: what boards get
 _AT_ONCE = 32  # boards whose scales are held against the group's histograms together
 
 Advance = Callable[[str, float], None]  # what is being done, and which fraction of it is
@@ -156,15 +158,18 @@ def _calibration(facts: Facts, seen: Mapping[str, AbsHistogram], method: str, fr
     )
 
 
-def bundle(calibration: Calibration) -> bytes:
-    """What boards get of a merged calibration: its histograms, and of how many boards they are, not of which.
+def write_bundle(calibration: Calibration, path: Path) -> None:
+    """Beside the .json of a merged calibration. Raises AgentError (`merge.write`)."""
+    try:
+        replace_files({path.with_suffix(BUNDLE): bundle(calibration)})
+    except OSError as error:
+        found, remedy = f"{path.with_suffix(BUNDLE)}: {error.strerror}", "make room, or choose another -o"
+        raise AgentError("merge.write", found, "a writable place", remedy) from error
 
-    Raises AgentError (`merge.own`) for the calibration of one board.
-    """
+
+def bundle(calibration: Calibration) -> bytes:
+    """What boards get of a merged calibration: its histograms, and of how many boards they are, not of which."""
     merged = calibration.merged
-    if not merged:
-        found, remedy = "the calibration of one board", "make one with 'tared fleet merge'"
-        raise AgentError("merge.own", found, "a merged one", remedy)
     of: dict[str, JsonValue] = {
         "boards": len(merged["boards"]),
         "excluded": len(merged["excluded"]),

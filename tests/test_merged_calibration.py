@@ -82,5 +82,3 @@ def test_boards_get_the_histograms_and_not_the_names_of_each_other(uploads: dict
     assert facts.merged == {"boards": 5, "excluded": 0, "calibration": calibration.id}
     assert (facts.model, facts.observed, facts.frames) == (FACTS.model, OBSERVED, 5 * FRAMES)
     assert b"b3" not in facts.to_json()
-    with pytest.raises(AgentError, match=r"merge\.own"):
-        bundle(calibration_of(counted(frames_of(0))))
