@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -28,12 +29,11 @@ Advance = Callable[[str, float], None]  # what is being done, and which fraction
 
 @dataclass(frozen=True)
 class Board:
-    """An upload that was looked at. kind: what its histograms merge with; tensors: their names, sorted."""
+    """An upload that was looked at. kind: a hash of what has to be the same for its histograms to merge."""
 
     path: Path
     kind: str
     frames: int
-    tensors: tuple[str, ...]
     sketch: Sketch
 
 
@@ -61,8 +61,9 @@ def merge_calibration(
     if not boards:
         why = next(iter(excluded.values()), "nobody has sent any")
         raise AgentError("merge.empty", f"no histograms to merge: {why}", "a board's upload", "see to the boards")
-    any_board = next(iter(boards.values()))
-    group = Group(any_board.tensors, [board.sketch for board in boards.values()])
+    content = next(iter(boards.values())).path.read_bytes()
+    facts, tensors = read_facts(content), sorted(tensor for tensor, _ in read_upload(content))
+    group = Group(tensors, [board.sketch for board in boards.values()])
     heavy = {device: why for device, board in boards.items() if (why := group.outweighed(board.sketch))}
     boards = {device: board for device, board in boards.items() if device not in heavy}
     seen, distances = _distances(group, boards, advance)
@@ -72,7 +73,6 @@ def merge_calibration(
     if outliers:
         boards = {device: board for device, board in boards.items() if device not in outliers}
         seen = _sum(boards, advance)
-    facts = read_facts(any_board.path.read_bytes())
     frames = {device: board.frames for device, board in boards.items()}
     calibration = _calibration(facts, seen, method, frames)
     provenance = {"fleet": fleet, "observed": facts.observed, "boards": frames, "excluded": excluded}
@@ -87,14 +87,11 @@ def look_at(path: Path) -> Board:
     if broken:
         found = f"NaN or infinite values in {len(broken)} tensors, '{min(broken)}' with {broken[min(broken)]}"
         raise MessageError("histograms.nonfinite", found, "finite activations", "see to the board's model and camera")
-    tensors = tuple(sorted(histograms))
-    return Board(path, _kind(facts, histograms, tensors), facts.frames, tensors, Sketch.of(histograms, tensors))
-
-
-def _kind(facts: Facts, histograms: Mapping[str, AbsHistogram], tensors: tuple[str, ...]) -> str:
-    """What has to be the same for histograms to mean the same, as JSON."""
-    of = [facts.model, facts.observed, facts.preprocessing, sorted(map(sorted, facts.shared))]
-    return json.dumps([*of, [(tensor, histograms[tensor].bits) for tensor in tensors]], sort_keys=True)
+    tensors = sorted(histograms)
+    bits = [(tensor, histograms[tensor].bits) for tensor in tensors]
+    same = [facts.model, facts.observed, facts.preprocessing, sorted(map(sorted, facts.shared)), bits]
+    kind = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+    return Board(path, kind, facts.frames, Sketch.of(histograms, tensors))
 
 
 def _look(uploads: Mapping[str, Path], advance: Advance) -> tuple[dict[str, Board], dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,15 @@ def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(
     with board(mosquitto.endpoint, "b", calibration_of(noisy(0))):
         exchange.gather(["b"], 0.0)
     assert set(exchange.inbox.whole) == {"b"}
+
+
+def test_two_that_ask_at_once_both_get_it(any_broker: RealBroker, tmp_path: Path) -> None:
+    """A board sends one upload at a time, and says so; chunks on their way to one are the other's too."""
+    both = [exchange_with(any_broker.endpoint, tmp_path / name) for name in ("one", "other")]
+    with board(any_broker.endpoint, "b", calibration_of(noisy(0))), ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda exchange: exchange.gather(["b"], 0.0), both))
+    one, other = (exchange.inbox.whole["b"].read_bytes() for exchange in both)
+    assert one == other
 
 
 def test_liars_and_the_silent_are_given_up_and_named(
