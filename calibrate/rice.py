@@ -3,7 +3,7 @@
 A count's neighbour differs from it by about its square root, so the differences are small, and as noisy as what was
 counted: no dictionary finds anything in them. A Rice code (Rice & Plaunt 1971; Golomb 1966) writes the lowest `width`
 bits of each as they are and the rest in unary. On histograms of real networks that is a tenth longer than LZMA of the
-same differences, and read twenty times as fast (benchmarks/RESULTS.md).
+same differences, and read fifteen times as fast (benchmarks/RESULTS.md).
 
 Laid out: the size of the remainders (uint32), a width per block, the remainders, block by block in 8 * width bytes, and
 the unary parts, zeros that a one ends; bits from the lowest on. Differences are zigzag numbers: 0, -1, 1, -2, ... A

@@ -57,7 +57,7 @@ class MergeExchange:
     def __init__(
         self, endpoint: Endpoint, fleet: str, folder: Path, at_once: int, silence_s: float, signer: Signer | None = None
     ) -> None:
-        """Raises OSError."""
+        """Raises AgentError as UploadInbox."""
         self.inbox = UploadInbox(folder)
         self.failed: dict[str, str] = {}
         self._fleet = fleet
@@ -82,7 +82,7 @@ class MergeExchange:
     ) -> None:
         """Ask these boards; where none is named, all that are there within so many seconds.
 
-        Raises AgentError (`broker.unreachable`), OSError where the disk refuses.
+        Raises AgentError (`broker.unreachable`), and as UploadInbox.
         """
         with self._client:
             if not self._client.wait_connected(_CONNECT_S):

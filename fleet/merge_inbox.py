@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
+from agent.errors import AgentError
 from agent.histogram_upload import MAX_UPLOAD_BYTES, read_facts, read_upload
 from agent.histogram_upload_chunks import read_chunk
 from agent.messages import Document
@@ -64,20 +66,22 @@ class UploadInbox:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError."""
+        """Raises AgentError (`merge.write`) for a folder that cannot be written in, as the methods do."""
         self.whole: dict[str, Path] = {}
         self.counts: Counter[str] = Counter()
         self._folder = folder
         self._coming: dict[str, _Coming] = {}
         self._arrived: dict[str, str] = {}  # the hash of each that is whole
-        folder.mkdir(parents=True, exist_ok=True)
+        with _writing():
+            folder.mkdir(parents=True, exist_ok=True)
 
     def expect(self, device: str, announced: Announced) -> None:
         """From now on chunks of this upload are taken; those that are there are kept where it is still the same."""
         known = self._coming.get(device)
         if known is None or known.announced != announced:
             part = self._path(device, "part")
-            part.unlink(missing_ok=True)
+            with _writing():
+                part.unlink(missing_ok=True)
             self._coming[device] = _Coming(announced, part)
 
     def missing(self, device: str) -> tuple[str, list[int]] | None:
@@ -91,7 +95,7 @@ class UploadInbox:
         """A chunk as it came; whether the upload is complete with it. One that comes again is passed over.
 
         Raises MessageError for a chunk that is none, or that nobody waits for, and where the upload is none: it is in
-        quarantine then, and may be asked for again. Raises OSError where the disk refuses.
+        quarantine then, and may be asked for again.
         """
         try:
             head, place, piece = read_chunk(name, number, payload)
@@ -106,16 +110,17 @@ class UploadInbox:
             raise
         self.counts["chunks"] += 1
         if place not in coming.have:
-            with coming.part.open("r+b" if coming.have else "wb") as file:
+            with _writing(), coming.part.open("r+b" if coming.have else "wb") as file:
                 file.seek(place * HISTOGRAM_CHUNK_BYTES)
                 file.write(piece)
             coming.have.add(place)
         if len(coming.have) < coming.announced.total:
             return False
         del self._coming[device]
-        self._check(device, coming)
+        with _writing():
+            self._check(device, coming)
+            self.whole[device] = coming.part.replace(self._path(device, "upload"))
         self._arrived[device] = coming.announced.sha256
-        self.whole[device] = coming.part.replace(self._path(device, "upload"))
         return True
 
     def _check(self, device: str, coming: _Coming) -> None:
@@ -142,3 +147,13 @@ class UploadInbox:
     def _path(self, device: str, suffix: str) -> Path:
         """A device may be called `..`, or as a folder is."""
         return self._folder / f"{quote(device, safe='')}.{suffix}"
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Raises AgentError for what the disk says."""
+    try:
+        yield
+    except OSError as error:
+        found, remedy = f"{error.filename}: {error.strerror}", "make room, or choose another folder with --uploads"
+        raise AgentError("merge.write", found, "a folder for what boards send", remedy) from error

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from merge_bench import FACTS
 
+from agent.errors import AgentError
 from agent.histogram_upload import MAX_UPLOAD_BYTES, write_upload
 from agent.histogram_upload_chunks import Upload
 from agent.wire import MessageError
@@ -49,6 +50,18 @@ def test_chunks_in_any_order_and_twice_are_the_file(inbox: UploadInbox) -> None:
     assert inbox.whole["b"].read_bytes() == of.content
     assert not inbox.take("b", of.name, "0", of.chunk(0)), "late, and passed over"
     assert inbox.counts["refused"] == 0
+
+
+def test_a_disk_that_refuses_is_an_error_that_names_the_file(inbox: UploadInbox, tmp_path: Path) -> None:
+    of = upload()
+    inbox.expect("b", announced(of))
+    inbox.take("b", of.name, "0", of.chunk(0))
+    (tmp_path / "uploads" / "b.part").unlink()
+    with pytest.raises(AgentError, match=r"merge\.write: .*b\.part"):
+        inbox.take("b", of.name, "1", of.chunk(1))
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(AgentError, match=r"merge\.write"):
+        UploadInbox(tmp_path / "file")
 
 
 def test_what_was_not_asked_for_is_refused(inbox: UploadInbox) -> None:
