@@ -75,13 +75,6 @@ class AbsHistogram:
         """Number of finite values counted."""
         return int(np.add.reduce(self.counts))
 
-    def folded(self, range_exp: int) -> NDArray[np.int64]:
-        """The counts in the bins of a range that is not narrower, without those beyond the histogram's own range."""
-        counts = self.counts
-        for _ in range(min(range_exp - self.range_exp, self.bits)):
-            counts = counts[0::2] + counts[1::2]
-        return counts
-
     def widened(self, range_exp: int) -> AbsHistogram:
         """The same data on the range [0, 2**range_exp); equal to having collected on that range from the start.
 
@@ -92,9 +85,11 @@ class AbsHistogram:
             raise ValueError(f"a histogram only widens, to 128 at most: range_exp {self.range_exp} -> {range_exp}")
         if fold == 0:
             return self
-        narrow = self.folded(range_exp)
+        folded = self.counts
+        for _ in range(min(fold, self.bits)):
+            folded = folded[0::2] + folded[1::2]
         counts = np.zeros_like(self.counts)
-        counts[: narrow.size] = narrow
+        counts[: folded.size] = folded
         return AbsHistogram(counts, range_exp, self.amax, self.zeros, self.nonfinite)
 
 

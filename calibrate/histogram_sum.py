@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from calibrate.compiled import address, load
 from calibrate.histogram import AbsHistogram, check_mergeable, empty_histogram
+
+_MOST = (1 << 63) - 1  # values that int64 counts hold together
+_LIBRARY = load()
+
+Counts = NDArray[np.int64]
 
 
 class HistogramSum:
@@ -17,18 +24,40 @@ class HistogramSum:
 
     def add(self, histogram: AbsHistogram) -> None:
         """Raises CalibrationError as `merge`; nothing of the histogram has been added then."""
-        total, nonfinite = self._total + histogram.total, self._nonfinite + histogram.nonfinite
-        check_mergeable(self._bits, histogram, total, nonfinite)
-        counts = histogram.counts
-        if histogram.range_exp > self._range_exp:
-            self._counts, self._range_exp = self.result().widened(histogram.range_exp).counts, histogram.range_exp
-        elif histogram.range_exp < self._range_exp:
-            counts = histogram.folded(self._range_exp)
-        below = self._counts[: counts.size]
-        np.add(below, counts, out=below)
+        nonfinite = self._nonfinite + histogram.nonfinite
+        check_mergeable(self._bits, histogram, self._total, nonfinite)
+        counts, range_exp = self._counts, self._range_exp
+        if histogram.range_exp > range_exp:
+            counts, range_exp = self.result().widened(histogram.range_exp).counts, histogram.range_exp
+        added = _add(counts, histogram.counts, min(range_exp - histogram.range_exp, self._bits), _MOST - self._total)
+        if added < 0:
+            check_mergeable(self._bits, histogram, self._total + histogram.total, nonfinite)
+        self._counts, self._range_exp = counts, range_exp
         self._amax = max(self._amax, histogram.amax)
-        self._total, self._zeros, self._nonfinite = total, self._zeros + histogram.zeros, nonfinite
+        self._total, self._zeros, self._nonfinite = self._total + added, self._zeros + histogram.zeros, nonfinite
 
     def result(self) -> AbsHistogram:
         """A copy of the sum so far; of nothing, the empty histogram."""
         return AbsHistogram(self._counts.copy(), self._range_exp, self._amax, self._zeros, self._nonfinite)
+
+
+def _add(into: Counts, counts: Counts, fold: int, room: int) -> int:
+    """Add counts (n,), each 2**fold neighbours as one, to the first of `into` (n,); their total.
+
+    -1 where that is more than `room`: then nothing is added.
+    """
+    if _LIBRARY is None or not counts.flags.c_contiguous or not counts.flags.writeable:
+        return add_numpy(into, counts, fold, room)
+    return int(_LIBRARY.tared_add(address(into), address(counts), counts.size, fold, room))
+
+
+def add_numpy(into: Counts, counts: Counts, fold: int, room: int) -> int:
+    """`_add` without the compiled pass."""
+    total = int(np.add.reduce(counts))
+    if total > room:
+        return -1
+    for _ in range(fold):
+        counts = counts[0::2] + counts[1::2]
+    below = into[: counts.size]
+    np.add(below, counts, out=below)
+    return total

@@ -17,7 +17,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.compiled import load
+from calibrate.compiled import address, load
 
 _BLOCK = 64
 _SAME = 255
@@ -67,7 +67,7 @@ def unpack(data: bytes, into: Counts) -> None:
         into[:] = unpack_numpy(data[_SIZE.size :], remainders, into.size)
         return
     packed, size = data[_SIZE.size :] + _BEHIND, len(data) - _SIZE.size
-    if _LIBRARY.tared_unpack(packed, size, remainders, into.ctypes.data, into.size):
+    if _LIBRARY.tared_unpack(packed, size, remainders, address(into), into.size):
         raise ValueError("other bytes, or too many counts")
 
 

@@ -1,4 +1,5 @@
-/* Counts from their Rice-coded differences; rice.py says how they are laid out, and does the same in NumPy.
+/* Counts from their Rice-coded differences, and counts added up; rice.py says how they are laid out, and does the first in
+ * NumPy, histogram_sum.py the second.
  *
  * C99 but for counting trailing zeros, which every compiler that builds it has. Whatever the bytes are, nothing is read
  * or written out of bounds: they come from other machines.
@@ -93,4 +94,17 @@ FOR_THIS_CPU int32_t tared_unpack(const uint8_t *data, size_t size, size_t remai
   }
   /* What nobody has asked for fills up the last byte. */
   return high.ended || low != low_end || high.end - high.from >= 8 || high.word ? TARED_MALFORMED : 0;
+}
+
+/* Adds counts[n], n a power of two, to sum[n >> fold]: each 2^fold neighbours to one. None is negative, and int64 holds
+ * all of them together. Returns their total, or -1 where it is more than `room`: then nothing is added. */
+FOR_THIS_CPU int64_t tared_add(int64_t *restrict sum, const int64_t *restrict counts, size_t n, unsigned fold, int64_t room) {
+  int64_t total = 0;
+  for (size_t i = 0; i < n; ++i) total += counts[i];
+  if (total > room) return -1;
+  if (fold == 0)
+    for (size_t i = 0; i < n; ++i) sum[i] += counts[i];
+  else
+    for (size_t i = 0; i < n; ++i) sum[i >> fold] += counts[i];
+  return total;
 }

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from calibrate import histogram_sum
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from calibrate.histogram_sum import HistogramSum
@@ -38,6 +39,15 @@ def test_any_order_and_any_grouping_give_the_bits_of_merge(
     assert added(shuffled).result() == expected
     partial = [added(shuffled[:cut]).result(), added(shuffled[cut:]).result()]
     assert added(partial).result() == expected
+
+
+@given(st.lists(st.integers(0, 1 << 56), min_size=16, max_size=16), st.integers(0, 4), st.integers(0, 1 << 61))
+def test_both_passes_add_the_same(counts: list[int], fold: int, room: int) -> None:
+    each = np.array(counts, np.int64)
+    compiled, by_numpy = np.arange(16), np.arange(16)
+    assert histogram_sum._add(compiled, each, fold, room) == histogram_sum.add_numpy(by_numpy, each, fold, room)
+    assert np.array_equal(compiled, by_numpy)
+    assert int(compiled.sum()) in (120, 120 + sum(counts))
 
 
 def test_what_was_given_stays_as_it_was() -> None:
