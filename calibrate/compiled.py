@@ -28,7 +28,7 @@ def load() -> ctypes.CDLL | None:
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.tared_survey.argtypes = [pointer, size, pointer]
     library.tared_count.argtypes = [pointer, size, ctypes.c_float, ctypes.c_uint32, pointer]
-    library.tared_unpack.argtypes = [ctypes.c_char_p, size, size, pointer, size]
+    library.tared_unpack.argtypes = [ctypes.c_char_p, size, pointer, size]
     library.tared_add.argtypes = [pointer, pointer, size, ctypes.c_uint32, ctypes.c_int64]
     library.tared_survey.restype = library.tared_count.restype = None
     library.tared_unpack.restype, library.tared_add.restype = ctypes.c_int32, ctypes.c_int64
@@ -36,5 +36,5 @@ def load() -> ctypes.CDLL | None:
 
 
 def address(array: NDArray[np.int64]) -> object:
-    """Of a contiguous array that may be written, for a pointer argument; several times as fast as `array.ctypes.data`."""
+    """Of a contiguous array that may be written, for a pointer argument; `array.ctypes.data` takes longer."""
     return ctypes.byref(_NOTHING.from_buffer(array))  # type: ignore[arg-type]  # an array is a buffer

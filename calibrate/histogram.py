@@ -216,7 +216,8 @@ def from_bytes(content: bytes) -> AbsHistogram:
     magic, bits, range_exp, used, amax, zeros, nonfinite = _HEADER.unpack_from(body)
     if magic != _MAGIC or not MIN_BITS <= bits <= MAX_BITS or used > 1 << bits:
         raise _damaged(f"a header of {magic!r} with {used} of 2**{bits} bins")
-    counts = np.zeros(1 << bits, np.int64)
+    counts = np.empty(1 << bits, np.int64)
+    counts[used:] = 0
     try:
         unpack(body[_HEADER.size :], counts[:used])
     except ValueError as error:
@@ -247,7 +248,7 @@ def _fitting(histogram: AbsHistogram, used: int) -> AbsHistogram:
         raise _damaged(f"amax {amax}, which is no float32")
     if not range_exp_for(amax) <= histogram.range_exp <= MAX_RANGE_EXP:
         raise _damaged(f"amax {amax} on a range of 2**{histogram.range_exp}")
-    if int(amax / histogram.bin_width) != max(used - 1, 0):
+    if int(math.ldexp(amax, histogram.bits - histogram.range_exp)) != max(used - 1, 0):
         raise _damaged(f"amax {amax}, and bin {max(used - 1, 0)} is the last with counts")
     if not (0 <= histogram.zeros <= histogram.counts[0] and 0 <= histogram.nonfinite < _MAX_TOTAL):
         raise _damaged(

@@ -60,21 +60,18 @@ def unpack(data: bytes, into: Counts) -> None:
 
     Raises ValueError for bytes of another layout, and for counts that are negative, or 2**63 and more together.
     """
-    if len(data) < _SIZE.size:
-        raise ValueError("too short")
-    (remainders,) = _SIZE.unpack_from(data)
     if _LIBRARY is None:
-        into[:] = unpack_numpy(data[_SIZE.size :], remainders, into.size)
-        return
-    packed, size = data[_SIZE.size :] + _BEHIND, len(data) - _SIZE.size
-    if _LIBRARY.tared_unpack(packed, size, remainders, address(into), into.size):
+        into[:] = unpack_numpy(data, into.size)
+    elif _LIBRARY.tared_unpack(data + _BEHIND, len(data), address(into), into.size):
         raise ValueError("other bytes, or too many counts")
 
 
-def unpack_numpy(packed: bytes, remainders: int, size: int) -> Counts:
-    """`unpack` without the compiled pass, of what follows the remainders' size."""
-    count = -(-size // _BLOCK)
-    data = np.frombuffer(packed, np.uint8)
+def unpack_numpy(packed: bytes, size: int) -> Counts:
+    """`unpack` of so many counts without the compiled pass."""
+    if len(packed) < _SIZE.size:
+        raise ValueError("too short")
+    (remainders,) = _SIZE.unpack_from(packed)
+    count, data = -(-size // _BLOCK), np.frombuffer(packed, np.uint8)[_SIZE.size :]
     widths, low, high = data[:count], data[count : count + remainders], data[count + remainders :]
     filled = widths != _SAME
     sizes = np.where(filled, widths, 0).astype(np.int64) * 8

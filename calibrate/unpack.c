@@ -63,11 +63,16 @@ static inline uint64_t read_block(struct unary *high, const uint8_t *low, unsign
   return wrong;
 }
 
-/* counts[n] from data[size], which 16 readable bytes follow: widths, remainders of `remainders` bytes, unary parts.
+/* counts[n] from data[size], which 16 readable bytes follow: size of the remainders, widths, remainders, unary parts.
  * Returns 0, or TARED_MALFORMED for bytes of another layout, and for counts that are negative or more together than
  * int64 holds. */
-FOR_THIS_CPU int32_t tared_unpack(const uint8_t *data, size_t size, size_t remainders, int64_t *counts, size_t n) {
+FOR_THIS_CPU int32_t tared_unpack(const uint8_t *data, size_t size, int64_t *counts, size_t n) {
   const size_t blocks = (n + BLOCK - 1) / BLOCK;
+  uint32_t remainders;
+  if (size < sizeof remainders) return TARED_MALFORMED;
+  memcpy(&remainders, data, sizeof remainders);
+  data += sizeof remainders;
+  size -= sizeof remainders;
   if (size < blocks || size - blocks < remainders) return TARED_MALFORMED;
   const uint8_t *low = data + blocks, *low_end = low + remainders;
   struct unary high = {low_end, 8 * (uint64_t)(size - blocks - remainders), 0, 0, 0, 0};
@@ -104,7 +109,13 @@ FOR_THIS_CPU int64_t tared_add(int64_t *restrict sum, const int64_t *restrict co
   if (total > room) return -1;
   if (fold == 0)
     for (size_t i = 0; i < n; ++i) sum[i] += counts[i];
+  else if (fold == 1)
+    for (size_t i = 0; i < n / 2; ++i) sum[i] += counts[2 * i] + counts[2 * i + 1];
   else
-    for (size_t i = 0; i < n; ++i) sum[i >> fold] += counts[i];
+    for (size_t i = 0; i < n >> fold; ++i) {
+      int64_t together = 0;
+      for (const int64_t *each = counts + (i << fold); each < counts + ((i + 1) << fold); ++each) together += *each;
+      sum[i] += together;
+    }
   return total;
 }

@@ -2,9 +2,10 @@
 
 The distance of a board to its group is told in dB of quantisation noise, as tared's drift is: how much more noise the
 group's scales make on what the board has seen than its own best scales would (`calibrate.noise`), and how much more its
-scales would make on what the group has seen. The first harms the board, the second is the harm that its share of the
-merged histograms does; a board in the dark fails by the first, one in the glare by either. A distance between scales
-alone would not know which tensor's matter.
+scales would make on what the group has seen. The first is what sharing a calibration does to the board, the second what
+its share in it does to the others. Both are needed: on real models a dark or blurred view shows by the second, noise
+and a covered lens by the first (benchmarks/RESULTS.md). A distance between scales alone would not know which tensor's
+matter.
 
 The group's scales are the medians of the boards' own: half of the boards would have to lie to move them. A distance is
 too large beyond the median of all by five times their spread (the median absolute deviation, scaled to a standard

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -23,9 +22,7 @@ counts = st.lists(
 
 
 def by_numpy(data: bytes, size: int) -> Counts:
-    if len(data) < 4:
-        raise ValueError("too short")
-    return rice.unpack_numpy(data[4:], struct.unpack_from("<I", data)[0], size)
+    return rice.unpack_numpy(data, size)
 
 
 def compiled(data: bytes, size: int) -> Counts:
