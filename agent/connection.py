@@ -31,9 +31,11 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from agent import tls
 from agent.broker_trouble import LastError, no_websocket, recognise, said
+from agent.bulk import BulkSocket
 from agent.endpoint import Endpoint
 from agent.errors import AgentError, ConfigError
 from agent.in_flight import InFlight
+from agent.intake import Intake
 from agent.mqtt5 import Answer, Limits, Version, extras, packet_bytes
 from agent.publishing import Message, Source
 from agent.wire import MAX_PAYLOAD_BYTES
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
 _MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # what is longer a broker that speaks MQTT 5 does not send a board
+_UNACKNOWLEDGED = 1000  # messages that a broker has under way to whoever takes in many
 _PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQTTv5}
 
 
@@ -51,7 +54,7 @@ class Connection:
 
     `outcome` says in words how far it has come, `answer` what became of the version it speaks. `admitted_at` is the
     monotonic time at which the broker had taken us and our subscriptions. A byte in `wakee` ends a turn; `hear` gets
-    what arrives, with its subscription.
+    what arrives, with its subscription; where there is an intake, that gets all of it instead.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Connection:
         will: Message | None,
         hear: Callable[[str, Message], None],
         wakee: socket.socket,
+        intake: Intake | None = None,
     ) -> None:
         self.outcome = "not tried yet"
         self.answer: Answer = "unasked"
@@ -79,9 +83,10 @@ class Connection:
         self._answer_by = math.inf
         self._hear = hear
         self._wakee = wakee
+        self._intake = intake
         self._selector = selectors.DefaultSelector()
         self._trouble = LastError()
-        self._client = Client(
+        self._client = (Client if intake is None else _BulkClient)(
             CallbackAPIVersion.VERSION2,
             client_id,
             protocol=_PROTOCOLS[version],
@@ -138,7 +143,9 @@ class Connection:
         if self._speaks_5:
             # An operator asks for nothing: amqtt 0.12 refuses a version that comes without properties, else it waits.
             wishes = {"SessionExpiryInterval": self._session_s or None, "MaximumPacketSize": _MAX_PACKET_BYTES}
-            properties = self._properties(PacketTypes.CONNECT, **(wishes if self._is_board else {}))
+            wishes |= {} if self._intake is None else {"ReceiveMaximum": _UNACKNOWLEDGED}
+            asks = self._is_board or self._intake is not None
+            properties = self._properties(PacketTypes.CONNECT, **(wishes if asks else {}))
             # A clean start would end the session that the connection before has left, and with that publish its will.
             self._client.connect(*where, clean_start=not self._session_s, properties=properties)
         else:
@@ -153,7 +160,8 @@ class Connection:
         client = self._client
         if (sock := client.socket()) is None:
             return
-        writing = selectors.EVENT_WRITE if client.want_write() else 0
+        bulk = sock if isinstance(sock, BulkSocket) else None
+        writing = selectors.EVENT_WRITE if client.want_write() or (bulk and bulk.wants_write) else 0
         self._selector.modify(sock, selectors.EVENT_READ | writing)
         # What TLS has read ahead no selector sees; only its sockets, and paho's for websockets, have `pending`.
         decrypted = getattr(sock, "pending", int)()
@@ -162,6 +170,8 @@ class Connection:
             self._wakee.recv(4096)
         if decrypted or ready.get(sock, 0) & selectors.EVENT_READ:
             self._read(sock)
+        if bulk is not None and self._intake is not None:
+            self._take_in(bulk, self._intake)
         if ready.get(sock, 0) & selectors.EVENT_WRITE:
             client.loop_write()
         client.loop_misc()
@@ -223,6 +233,15 @@ class Connection:
                     self.answer = "unasked"
                     raise other
         self._client.loop_read()
+
+    def _take_in(self, bulk: BulkSocket, intake: Intake) -> None:
+        """Hand over what came; the broker sends no more than it has under way before there is room for it."""
+        if arrived := bulk.take():
+            intake.put(arrived)
+        with contextlib.suppress(OSError):  # which paho finds, too
+            if intake.has_room:
+                bulk.acknowledge()
+            bulk.flush()
 
     def _on_connect(
         self, client: Client, _user: Any, _flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
@@ -293,6 +312,14 @@ class Connection:
         elif not self.outcome.startswith("refused"):
             hint = "; a port for TLS wants mqtt.tls" if self._endpoint.tls is None and self.answer == "silence" else ""
             self.outcome += f", then the connection was lost: {cause}{hint}"
+
+
+class _BulkClient(Client):
+    """Whose socket takes out publications."""
+
+    def _create_socket(self) -> Any:
+        """The one place where paho lets anybody come between it and its socket."""
+        return BulkSocket(super()._create_socket(), has_properties=self._protocol == MQTTProtocolVersion.MQTTv5)
 
 
 def _violation(found: str, expected: str) -> AgentError:

@@ -22,6 +22,7 @@ from agent.backoff import Backoff
 from agent.connection import CONNECT_TIMEOUT_S, Connection
 from agent.endpoint import Endpoint
 from agent.errors import AgentError
+from agent.intake import Intake
 from agent.mailbox import Mailbox
 from agent.mqtt5 import Negotiation
 from agent.publishing import Message, Source
@@ -40,7 +41,7 @@ class MqttClient:
     """Publishes and receives in the background while it is open; a context manager.
 
     Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
-    With `shared_inbox` all go there, in the order they came.
+    With `intake` all go there, in the order they came, many at a time; where it has no room the broker waits.
     Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the MQTT thread:
     it may call `publish`, nothing that waits. What is published goes before what the `sources` have; who fills one of
     those calls `wake`. An unreachable broker is no error: it is tried again for as long as the
@@ -58,11 +59,10 @@ class MqttClient:
         greet: Callable[[], None] | None = None,
         backoff: Backoff | None = None,
         sources: Sequence[Source] = (),
-        shared_inbox: queue.Queue[Message] | None = None,
+        intake: Intake | None = None,
     ) -> None:
-        self.inboxes: dict[str, queue.Queue[Message]] = {
-            topic: shared_inbox or queue.Queue(INBOX_SIZE) for topic in subscriptions
-        }
+        self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
+        self._intake = intake
         self._endpoint = endpoint
         self._password = endpoint.password()
         if endpoint.tls is not None:
@@ -83,6 +83,8 @@ class MqttClient:
         self._close_by = math.inf  # on time.monotonic()
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
+        if intake is not None:
+            intake.on_room = self.wake
         self._thread = threading.Thread(target=self._run, name="mqtt", daemon=True)
 
     def __enter__(self: ClientT) -> ClientT:
@@ -164,7 +166,7 @@ class MqttClient:
         will = self._will() if self._will is not None else None
         version = self._negotiation.version
         connection = Connection(
-            self._endpoint, version, self._client_id, self._subscriptions, will, self._hear, self._wakee
+            self._endpoint, version, self._client_id, self._subscriptions, will, self._hear, self._wakee, self._intake
         )
         try:
             connection.open(self._password)

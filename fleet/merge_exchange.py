@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent.backoff import Backoff
 from agent.errors import AgentError
+from agent.intake import Intake
 from agent.messages import Status
 from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
@@ -28,7 +27,8 @@ from fleet.operator import REPEAT_S, may_be_of_anybodys, new_command
 
 log = logging.getLogger(__name__)
 
-_INBOX = 2000  # messages, of at most 64 KiB: what comes faster is dropped, and asked for again
+_INTAKE_BYTES = 16 << 20  # what comes faster waits with the broker
+_BATCH_BYTES = 1 << 20
 _CONNECT_S = 10.0
 _ROUNDS = 8  # in which a board is asked again for what is missing
 _VALID_S = 60.0
@@ -67,13 +67,13 @@ class MergeExchange:
         self._asked: dict[str, _Asked] = {}
         self._endpoint = endpoint
         own = f"tared/v1/{fleet}/+"
-        self._arriving: queue.Queue[Message] = queue.Queue(_INBOX)
+        self._intake = Intake(_INTAKE_BYTES)
         self._client = MqttClient(
             endpoint,
             f"tared-merge-{uuid.uuid4().hex}",
             subscriptions=[f"{own}/status", f"{own}/cmd/+/result", f"{own}/histograms/+/+"],
             backoff=Backoff(0.2, 2.0),
-            shared_inbox=self._arriving,
+            intake=self._intake,
         )
         self._online: set[str] = set()
 
@@ -140,14 +140,16 @@ class MergeExchange:
                 self._publish(asked)
 
     def _hear(self, until_s: float) -> None:
-        with suppress(queue.Empty):
-            while True:
-                message = self._arriving.get(timeout=max(0.0, until_s - time.monotonic()))
-                _, _, _, device, kind, *rest = message.topic.split("/")
-                try:
-                    self._take(device, kind, rest, message.payload)
-                except MessageError as error:
-                    log.warning("merge=refused device=%r topic=%r error=%r", device, message.topic, str(error))
+        while (left_s := until_s - time.monotonic()) > 0.0:
+            for topic, payload in self._intake.take(_BATCH_BYTES, left_s, 0.0):
+                self._hear_one(topic, payload)
+
+    def _hear_one(self, topic: bytes, payload: bytes) -> None:
+        try:
+            _, _, _, device, kind, *rest = topic.decode().split("/")
+            self._take(device, kind, rest, payload)
+        except (MessageError, UnicodeDecodeError) as error:
+            log.warning("merge=refused topic=%r error=%r", topic, str(error))
 
     def _take(self, device: str, kind: str, rest: Sequence[str], payload: bytes) -> None:
         """Raises MessageError."""

@@ -143,7 +143,7 @@ def test_a_job_has_it_before_another_delivery_can_take_its_place(job_desk: JobDe
     with pytest.raises(CommandError, match=r"command\.busy"):
         job_desk.operations.try_calibration(staged("c2"))
     for _ in range(3):
-        job_desk.operations.tick(job_desk.state)
+        job_desk.operations.tick({"camera": job_desk.state})
     assert (ScriptedChild.latest.directory / "merged.upload").read_bytes() == b"merged"
     path.unlink()
     ScriptedChild.latest.on_progress("BUILDING", 50)
