@@ -243,12 +243,12 @@ def checked(histogram: AbsHistogram) -> AbsHistogram:
 
 def _fitting(histogram: AbsHistogram, used: int) -> AbsHistogram:
     """The histogram, whose counts are sound and end with bin `used`, when the other parts fit. Raises as `checked`."""
-    amax = histogram.amax
+    amax, range_exp = histogram.amax, histogram.range_exp
     if not (0.0 <= amax <= _LARGEST and amax == float(np.float32(amax))):
         raise _damaged(f"amax {amax}, which is no float32")
-    if not range_exp_for(amax) <= histogram.range_exp <= MAX_RANGE_EXP:
-        raise _damaged(f"amax {amax} on a range of 2**{histogram.range_exp}")
-    if int(math.ldexp(amax, histogram.bits - histogram.range_exp)) != max(used - 1, 0):
+    if not range_exp_for(amax) <= range_exp <= MAX_RANGE_EXP:
+        raise _damaged(f"amax {amax} on a range of 2**{range_exp}")
+    if int(math.ldexp(amax, histogram.bits - range_exp)) != max(used - 1, 0):
         raise _damaged(f"amax {amax}, and bin {max(used - 1, 0)} is the last with counts")
     if not (0 <= histogram.zeros <= histogram.counts[0] and 0 <= histogram.nonfinite < _MAX_TOTAL):
         raise _damaged(

@@ -46,9 +46,13 @@ def _add(into: Counts, counts: Counts, fold: int, room: int) -> int:
 
     -1 where that is more than `room`: then nothing is added.
     """
-    if _LIBRARY is None or not counts.flags.c_contiguous or not counts.flags.writeable:
+    if _LIBRARY is None:
         return add_numpy(into, counts, fold, room)
-    return int(_LIBRARY.tared_add(address(into), address(counts), counts.size, fold, room))
+    try:
+        where = address(counts)
+    except (TypeError, ValueError):  # counts that may not be written, or are every other one of more
+        return add_numpy(into, counts, fold, room)
+    return int(_LIBRARY.tared_add(address(into), where, counts.size, fold, room))
 
 
 def add_numpy(into: Counts, counts: Counts, fold: int, room: int) -> int:

@@ -50,6 +50,15 @@ def test_both_passes_add_the_same(counts: list[int], fold: int, room: int) -> No
     assert int(compiled.sum()) in (120, 120 + sum(counts))
 
 
+def test_counts_that_cannot_be_handed_on_as_they_are_are_added_too() -> None:
+    frozen, others = np.arange(16), np.arange(32)
+    frozen.flags.writeable = False
+    for counts in (frozen, others[::2]):
+        into = np.zeros(16, np.int64)
+        assert histogram_sum._add(into, counts, 1, 1000) == counts.sum()
+        assert np.array_equal(into[:8], counts[0::2] + counts[1::2])
+
+
 def test_what_was_given_stays_as_it_was() -> None:
     first, second = abs_histogram(np.full(5, 0.5, np.float32)), abs_histogram(np.full(5, 8.5, np.float32))
     total = HistogramSum(first.bits)
