@@ -11,11 +11,14 @@ from agent.accuracy import Truth
 from agent.authority import Authority
 from agent.board_orders import BoardOrders, set_log_level
 from agent.cadence import Cadence
+from agent.calibration_delivery import CalibrationDelivery
 from agent.config import Config
 from agent.console import Task, progress
+from agent.delivery import Deliverers
 from agent.errors import AgentError, CameraError
 from agent.feed import total_frames
 from agent.health import notify_service_manager
+from agent.histogram_upload_orders import HistogramOrders
 from agent.interrupted import Past
 from agent.job import MODEL
 from agent.labels import LabelsDesk
@@ -129,13 +132,23 @@ class Supervisor:
                 self._posted.put,
                 self._operations.new_model.bring,
             )
+            calibrations = CalibrationDelivery(
+                config.state_dir / "incoming_calibration",
+                reserve_bytes,
+                lambda: self._service.planned,
+                self._posted.put,
+                self._operations.try_calibration,
+            )
+            deliveries = Deliverers((delivery, calibrations))
             board_orders = BoardOrders(settings, self._pipeline, delivery, link, self._stop)
             handlers = {
-                **Orders(self._operations, self._service, self._pipeline, delivery).handlers,
+                **Orders(self._operations, self._service, self._pipeline, deliveries).handlers,
                 **board_orders.handlers,
+                **HistogramOrders(config.privacy, self._service, link, self._posted.put).handlers,
+                "calibration": calibrations.on_calibration,
             }
             self._remote = Remote(
-                link, config.state_dir, handlers, settings, delivery, self._labels_desk, authority, reporter
+                link, config.state_dir, handlers, settings, deliveries, self._labels_desk, authority, reporter
             )
             self._remote.recall(past.known, concluded.news)
         self._total = total_frames(sources, frame_limit)

@@ -75,10 +75,12 @@ def test_an_engine_that_is_asked_beside_is_not_closed_meanwhile_and_answers_the_
 def test_a_candidate_that_is_recalled_while_the_one_before_is_asked_leaves_it_to_one_thread_at_a_time(
     hung: threading.Event,
 ) -> None:
-    asked = threading.Event()
+    asked, alone = threading.Event(), list[bool]()
 
     def slowly(count: int) -> None:
-        if count == 1:
+        if asked.is_set():
+            alone.append(hung.is_set())
+        elif count == 1:
             asked.set()
             assert hung.wait(LIMIT_S)
 
@@ -97,6 +99,7 @@ def test_a_candidate_that_is_recalled_while_the_one_before_is_asked_leaves_it_to
     beside.join(LIMIT_S)
     bench.loop.join(LIMIT_S)
     assert bench.served[2] == (2, "old", "old")
+    assert alone == [True]
 
 
 def test_a_candidate_that_fails_in_its_rehearsal_costs_no_frame() -> None:
