@@ -1,4 +1,4 @@
-"""`tared fleet`: the control room, of which there is a collector so far."""
+"""`tared fleet`: the control room, of which there is a collector so far, and a fleet to try it with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from agent.arguments import command
 from agent.cli_fleet import add_broker_options, endpoint_from
+from agent.cli_simulate import add_simulate
 
 
 def add_room(commands: Any) -> None:
@@ -21,6 +22,7 @@ def add_room(commands: Any) -> None:
     collect.add_argument("--db", type=Path, default=Path("fleet.sqlite"), metavar="FILE", help="where (fleet.sqlite)")
     collect.add_argument("--client-id", default="tared-collector", help="one of its own for each (tared-collector)")
     add_broker_options(collect)
+    add_simulate(actions)
 
 
 def _collect(options: argparse.Namespace) -> int:

@@ -1,0 +1,115 @@
+"""A fleet of simulated boards, how it goes, and what becomes of it."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.endpoint import Endpoint
+from agent.errors import ConfigError
+from fleet.simulator.board import Board
+from fleet.simulator.loop import DIALLERS, Loop
+from fleet.simulator.wishes import Plan, Wishes, board_config
+
+_SPARE_FILES = 64 + DIALLERS  # beside the boards': the loop's, Python's, what is being dialled
+_TOLD_EVERY_S = 1.0
+_GOODBYE_S = 10.0
+
+
+@dataclass
+class Outcome:
+    """arrivals: seconds after the start at which a broker admitted a board, each time. made, confirmed: rows of the
+    boards' present epochs. results: final ones of commands by status."""
+
+    devices: int = 0
+    connected: int = 0
+    made: int = 0
+    confirmed: int = 0
+    attempts: int = 0
+    starts: int = 0
+    results: Counter[str] = field(default_factory=Counter)
+    arrivals: list[float] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the command line tells it."""
+        told = {
+            name: getattr(self, name) for name in ("devices", "connected", "made", "confirmed", "attempts", "starts")
+        }
+        return {**told, "admitted": len(self.arrivals), "results": dict(self.results)}
+
+
+class Simulation:
+    """`run` it once. outcome: how it stands, kept up while it runs."""
+
+    def __init__(self, endpoint: Endpoint, wishes: Wishes) -> None:
+        """Raises ConfigError (`simulation.files`) for more boards than this process may have sockets."""
+        self.outcome = Outcome(devices=wishes.devices)
+        self._endpoint, self._wishes = endpoint, wishes
+        self._boards: list[Board] = []
+        self._started_s = 0.0
+
+    def run(self, stopping: Callable[[], bool]) -> Outcome:
+        """Until it is time to stop, asked several times a second; then all boards say goodbye."""
+        with tempfile.TemporaryDirectory(prefix="tared-simulated-") as folder, Loop() as loop:
+            self._prepare(loop, Path(folder))
+            loop.run(stopping)
+            self._count()
+            for board in self._boards:
+                board.stop()
+            by_s = time.monotonic() + _GOODBYE_S
+            loop.run(lambda: time.monotonic() > by_s or all(board.over for board in self._boards))
+            for board in self._boards:
+                board.close()
+        return self.outcome
+
+    def _prepare(self, loop: Loop, folder: Path) -> None:
+        wishes = self._wishes
+        self._started_s = time.monotonic()
+        plan = Plan(self._endpoint, wishes, board_config(wishes), folder, self._started_s)
+        self._boards = [Board(number, plan, loop, self._note_arrival) for number in range(wishes.devices)]
+        allow_files(sum(board.files for board in self._boards))
+        step_s = (wishes.devices * 0.001 if wishes.ramp_s is None else wishes.ramp_s) / max(1, wishes.devices)
+        for number, board in enumerate(self._boards):
+            loop.at(self._started_s + number * step_s, board.start)
+        for storm_s in wishes.storms:
+            loop.at(self._started_s + storm_s, self._cut_all)
+        self._tell(loop)
+
+    def _tell(self, loop: Loop) -> None:
+        self._count()
+        loop.at(time.monotonic() + _TOLD_EVERY_S, lambda: self._tell(loop))
+
+    def _count(self) -> None:
+        outcome, up = self.outcome, [board for board in self._boards if board.starts]
+        outcome.connected = sum(board.connected for board in up)
+        outcome.made, outcome.confirmed = sum(board.made for board in up), sum(board.confirmed for board in up)
+        outcome.starts = sum(board.starts for board in up)
+        outcome.attempts = sum(board.attempts for board in up)
+        outcome.results = Counter()
+        for board in up:
+            outcome.results.update(board.results)
+
+    def _note_arrival(self) -> None:
+        self.outcome.arrivals.append(time.monotonic() - self._started_s)
+
+    def _cut_all(self) -> None:
+        for board in self._boards:
+            board.cut()
+
+
+def allow_files(wanted: int) -> None:
+    """Let this process have so many sockets and files open. Raises ConfigError (`simulation.files`)."""
+    wanted += _SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted:
+        return
+    if hard < wanted:
+        found, remedy = f"a limit of {hard} open files", "raise it (ulimit -Hn), or simulate fewer boards"
+        raise ConfigError("simulation.files", found, f"{wanted} for the boards that are asked for", remedy)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
