@@ -26,7 +26,7 @@ def add_simulate(actions: Any) -> None:
     simulate.add_argument("--devices", type=number(int, 1, 1_000_000), required=True, metavar="N")
     simulate.add_argument("--seconds", type=number(float, 0.1), metavar="S", help="end after S s (with an interrupt)")
     simulate.add_argument("--period", type=number(float, 0.1, 3600.0), default=5.0, metavar="S", help="telemetry's (5)")
-    simulate.add_argument("--ramp", type=number(float, 0.0), metavar="S", help="switch them on over S s (N / 1000)")
+    simulate.add_argument("--ramp", type=number(float, 0.0), metavar="S", help="switch them on over S s (N / 200)")
     simulate.add_argument("--drift", default="", metavar="K=V,...", help="db, after_s, spread_s, ramp_s, groups, day_s")
     shares = "shares crash, restore, no_clock, hostile of boards, duplicate, delay of messages; every_s"
     simulate.add_argument("--faults", default="", metavar="K=V,...", help=shares)

@@ -106,6 +106,12 @@ class Board:
         """Rows of the present epoch that a collector has, as far as is known."""
         return self._confirmed.get(self._outbox.epoch, 0)
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is waited for: a collector has all of the present epoch, or there never was one; a board whose
+        power is off has nothing to wait with."""
+        return not self.confirmed or self.confirmed >= self.made or self.over
+
     def start(self) -> None:
         """Power on."""
         plan, boot_s = self._plan, time.monotonic()
@@ -137,6 +143,11 @@ class Board:
             self._every(self.crash, self._rng.expovariate(1.0 / plan.wishes.faults.every_s))
         if self._hostile:
             self._every(self._send_rubbish, self._rng.expovariate(1.0 / plan.wishes.faults.every_s))
+
+    def hush(self) -> None:
+        """No more rows, faults or jobs from now on; see `settled`."""
+        self._cancel_timers()
+        self._pump()
 
     def stop(self) -> None:
         """Say goodbye; see `over`."""

@@ -31,7 +31,7 @@ _SPREAD = 0.3  # of a job's time: the deviation of its logarithm
 
 @dataclass
 class Job:
-    """On its way to `engine`; at: the number of its step. fails_at: the step that it fails in, None where it does not."""
+    """On its way to `engine`; at: the number of its step. fails_at: of the one that it fails in, if any."""
 
     trigger: str
     engine: Engine

@@ -20,6 +20,7 @@ from typing import Any
 
 DIALLERS = 16
 _LONGEST_WAIT_S = 0.2
+_LONGEST_TIMERS_S = 0.05  # at a time: brokers wait for answers meanwhile
 
 Action = Callable[[], None]
 Handle = Callable[[int], None]  # of the events of `selectors` that a socket is ready for
@@ -111,10 +112,12 @@ class Loop:
 
     def _run_timers(self) -> None:
         now = time.monotonic()
-        while self._timers and self._timers[0][0] <= now:
+        until_s = now + _LONGEST_TIMERS_S
+        while self._timers and self._timers[0][0] <= now < until_s:
             timer = heapq.heappop(self._timers)[2]
             if timer.action is not None:
                 timer.action()
+                now = time.monotonic()
 
     def _patience_s(self) -> float:
         if self._soon:

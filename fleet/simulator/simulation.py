@@ -18,6 +18,7 @@ from fleet.simulator.loop import DIALLERS, Loop
 from fleet.simulator.wishes import Plan, Wishes, board_config
 
 _SPARE_FILES = 64 + DIALLERS  # beside the boards': the loop's, Python's, what is being dialled
+_START_S = 0.005  # from one board's start to the next: about what a core needs for one
 _TOLD_EVERY_S = 1.0
 _GOODBYE_S = 10.0
 
@@ -53,20 +54,37 @@ class Simulation:
         self._endpoint, self._wishes = endpoint, wishes
         self._boards: list[Board] = []
         self._started_s = 0.0
+        self._ended = False
 
     def run(self, stopping: Callable[[], bool]) -> Outcome:
-        """Until it is time to stop, asked several times a second; then all boards say goodbye."""
+        """Until it is time to stop, asked several times a second. Then no board makes any more rows; what was made is
+        waited for until a collector has confirmed it, if there is one; and all boards say goodbye."""
         with tempfile.TemporaryDirectory(prefix="tared-simulated-") as folder, Loop() as loop:
             self._prepare(loop, Path(folder))
             loop.run(stopping)
+            started = [board for board in self._boards if board.starts]
+            self._run_until_all(loop, started, Board.hush, lambda board: board.settled, self._wishes.settle_s)
             self._count()
-            for board in self._boards:
-                board.stop()
-            by_s = time.monotonic() + _GOODBYE_S
-            loop.run(lambda: time.monotonic() > by_s or all(board.over for board in self._boards))
-            for board in self._boards:
+            self._ended = True
+            self._run_until_all(loop, started, Board.stop, lambda board: board.over, _GOODBYE_S)
+            for board in started:
                 board.close()
         return self.outcome
+
+    def _run_until_all(
+        self, loop: Loop, boards: list[Board], do: Callable[[Board], None], done: Callable[[Board], bool], most_s: float
+    ) -> None:
+        """For at most so long."""
+        waiting, by_s = list(boards), time.monotonic() + most_s
+        for board in boards:
+            do(board)
+
+        def over() -> bool:
+            while waiting and done(waiting[-1]):
+                waiting.pop()
+            return not waiting or time.monotonic() > by_s
+
+        loop.run(over)
 
     def _prepare(self, loop: Loop, folder: Path) -> None:
         wishes = self._wishes
@@ -74,7 +92,7 @@ class Simulation:
         plan = Plan(self._endpoint, wishes, board_config(wishes), folder, self._started_s)
         self._boards = [Board(number, plan, loop, self._note_arrival) for number in range(wishes.devices)]
         allow_files(sum(board.files for board in self._boards))
-        step_s = (wishes.devices * 0.001 if wishes.ramp_s is None else wishes.ramp_s) / max(1, wishes.devices)
+        step_s = _START_S if wishes.ramp_s is None else wishes.ramp_s / wishes.devices
         for number, board in enumerate(self._boards):
             loop.at(self._started_s + number * step_s, board.start)
         for storm_s in wishes.storms:
@@ -82,6 +100,8 @@ class Simulation:
         self._tell(loop)
 
     def _tell(self, loop: Loop) -> None:
+        if self._ended:
+            return
         self._count()
         loop.at(time.monotonic() + _TOLD_EVERY_S, lambda: self._tell(loop))
 

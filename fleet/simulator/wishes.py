@@ -14,8 +14,8 @@ from fleet.simulator.scene import Drift
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is to be simulated. ramp_s: over which boards are switched on; None: a thousandth of a second each, as fast
-    as one machine dials. storms: seconds after the start at which all connections are cut at once. automatic: whether
+    """What is to be simulated. ramp_s: over which boards are switched on; None: as fast as one core can. settle_s: how
+    long, at the end, a collector is waited for. storms: seconds after the start at which all connections are cut at once. automatic: whether
     boards answer alarms by themselves. operator_keys: whose signed commands count; none: everybody's do. job_s: what a
     job takes, in the median; failures: the share of those that fail. clock_skew_s: the deviation of boards' clocks.
     """
@@ -27,6 +27,7 @@ class Wishes:
     drift: Drift = field(default_factory=Drift)
     faults: Faults = field(default_factory=Faults)
     bad: Bad = field(default_factory=Bad)
+    settle_s: float = 60.0
     storms: Sequence[float] = ()
     clock_skew_s: float = 0.0
     job_s: float = 60.0
