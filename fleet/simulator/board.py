@@ -97,9 +97,14 @@ class Board:
         return self._attempts + (self._client.attempts if self._client is not None else 0)
 
     @property
+    def last(self) -> tuple[int, int]:
+        """The present epoch, and its greatest number so far."""
+        return self._outbox.last
+
+    @property
     def made(self) -> int:
         """Rows of the present epoch."""
-        return self._outbox.last[1]
+        return self.last[1]
 
     @property
     def confirmed(self) -> int:
@@ -108,8 +113,8 @@ class Board:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is waited for: a collector has all of the present epoch, or there never was one; a board whose
-        power is off has nothing to wait with."""
+        """Whether nothing is waited for: a collector has all of the present epoch, or there never was one; a board
+        whose power is off has nothing to wait with."""
         return not self.confirmed or self.confirmed >= self.made or self.over
 
     def start(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from fleet.simulator.wishes import Plan, Wishes, board_config
 _SPARE_FILES = 64 + DIALLERS  # beside the boards': the loop's, Python's, what is being dialled
 _START_S = 0.005  # from one board's start to the next: about what a core needs for one
 _TOLD_EVERY_S = 1.0
+_MANY = 500  # boards, whose objects are not looked through for garbage
 _GOODBYE_S = 10.0
 
 
@@ -56,10 +59,16 @@ class Simulation:
         self._started_s = 0.0
         self._ended = False
 
+    @property
+    def made(self) -> dict[str, tuple[int, int]]:
+        """By the names of boards: the present epoch of each, and how many rows it has made in that."""
+        return {board.topics.device: board.last for board in self._boards if board.starts}
+
     def run(self, stopping: Callable[[], bool]) -> Outcome:
         """Until it is time to stop, asked several times a second. Then no board makes any more rows; what was made is
         waited for until a collector has confirmed it, if there is one; and all boards say goodbye."""
-        with tempfile.TemporaryDirectory(prefix="tared-simulated-") as folder, Loop() as loop:
+        long_lived = _long_lived() if self._wishes.devices >= _MANY else nullcontext()
+        with tempfile.TemporaryDirectory(prefix="tared-simulated-") as folder, Loop() as loop, long_lived:
             self._prepare(loop, Path(folder))
             loop.run(stopping)
             started = [board for board in self._boards if board.starts]
@@ -95,6 +104,8 @@ class Simulation:
         step_s = _START_S if wishes.ramp_s is None else wishes.ramp_s / wishes.devices
         for number, board in enumerate(self._boards):
             loop.at(self._started_s + number * step_s, board.start)
+        if wishes.devices >= _MANY:
+            loop.at(self._started_s + wishes.devices * step_s, _freeze)
         for storm_s in wishes.storms:
             loop.at(self._started_s + storm_s, self._cut_all)
         self._tell(loop)
@@ -121,6 +132,23 @@ class Simulation:
     def _cut_all(self) -> None:
         for board in self._boards:
             board.cut()
+
+
+@contextmanager
+def _long_lived() -> Iterator[None]:
+    """Nearly all objects of thousands of boards live until the end: who looks through them for garbage, as Python does
+    again and again, stands still for seconds, and brokers hang up meanwhile."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _freeze() -> None:
+    """From now on, and until the process ends, only what is new is looked through."""
+    gc.freeze()
+    gc.enable()
 
 
 def allow_files(wanted: int) -> None:

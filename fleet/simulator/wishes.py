@@ -15,9 +15,10 @@ from fleet.simulator.scene import Drift
 @dataclass(frozen=True)
 class Wishes:
     """What is to be simulated. ramp_s: over which boards are switched on; None: as fast as one core can. settle_s: how
-    long, at the end, a collector is waited for. storms: seconds after the start at which all connections are cut at once. automatic: whether
-    boards answer alarms by themselves. operator_keys: whose signed commands count; none: everybody's do. job_s: what a
-    job takes, in the median; failures: the share of those that fail. clock_skew_s: the deviation of boards' clocks.
+    long, at the end, a collector is waited for. storms: seconds after the start at which all connections are cut at
+    once. automatic: whether boards answer alarms by themselves. operator_keys: whose signed commands count; none:
+    everybody's do. job_s: what a job takes, in the median; failures: the share of those that fail. clock_skew_s: the
+    deviation of boards' clocks.
     """
 
     devices: int
