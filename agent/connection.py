@@ -228,6 +228,9 @@ class Connection:
             self._selector.close()
         if (sock := self._client.socket()) is not None:
             sock.close()
+        # Else we and paho's client hold each other, until Python looks for such: of thousands that takes it seconds.
+        client = self._client
+        client.on_connect = client.on_subscribe = client.on_message = client.on_publish = client.on_disconnect = None
 
     def _properties(self, packet: int, **values: object) -> Properties | None:
         """Those that are not None, by their names in the specification. None where there are none, or no MQTT 5."""

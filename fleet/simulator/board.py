@@ -37,7 +37,6 @@ from fleet.simulator.scene import Scene, drift_state
 from fleet.simulator.wishes import Plan
 
 AGENT_VERSION = "simulated"
-_DOWN_S = (2.0, 20.0)  # from a power cut to the next start
 _IN_MEMORY = Path(":memory:")
 
 
@@ -166,7 +165,7 @@ class Board:
         if self._client is not None:
             self._client.abandon()
         self._outbox.close()
-        self._every(self._come_back, self._rng.uniform(*_DOWN_S))
+        self._every(self._come_back, self._rng.uniform(*self._plan.wishes.down_s))
 
     def cut(self) -> None:
         """Its connection, as when the network or the broker has gone."""

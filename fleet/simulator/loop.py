@@ -104,11 +104,12 @@ class Loop:
     def run(self, until: Callable[[], bool]) -> None:
         """Until it is so, asked several times a second."""
         while not until():
-            self._run_timers()
-            for _ in range(len(self._soon)):  # what these ask for is for the next time
-                self._soon.popleft()()
+            # Before timers: whoever looks whether an answer is late must have been given what has come already.
             for key, events in self._selector.select(self._patience_s()):
                 key.data(events)
+            for _ in range(len(self._soon)):  # what these ask for is for the next time
+                self._soon.popleft()()
+            self._run_timers()
 
     def _run_timers(self) -> None:
         now = time.monotonic()

@@ -23,6 +23,8 @@ _SPARE_FILES = 64 + DIALLERS  # beside the boards': the loop's, Python's, what i
 _START_S = 0.005  # from one board's start to the next: about what a core needs for one
 _TOLD_EVERY_S = 1.0
 _MANY = 500  # boards, whose objects are not looked through for garbage
+_YOUNG = 50_000  # objects, before the newest are
+_NEVER = 2**30
 _GOODBYE_S = 10.0
 
 
@@ -104,8 +106,6 @@ class Simulation:
         step_s = _START_S if wishes.ramp_s is None else wishes.ramp_s / wishes.devices
         for number, board in enumerate(self._boards):
             loop.at(self._started_s + number * step_s, board.start)
-        if wishes.devices >= _MANY:
-            loop.at(self._started_s + wishes.devices * step_s, _freeze)
         for storm_s in wishes.storms:
             loop.at(self._started_s + storm_s, self._cut_all)
         self._tell(loop)
@@ -136,19 +136,15 @@ class Simulation:
 
 @contextmanager
 def _long_lived() -> Iterator[None]:
-    """Nearly all objects of thousands of boards live until the end: who looks through them for garbage, as Python does
-    again and again, stands still for seconds, and brokers hang up meanwhile."""
-    gc.disable()
+    """Nearly all objects of thousands of boards live until the end, and the others are not in circles: who looks
+    through them all for garbage, as Python does again and again, stands still for seconds, and brokers hang up."""
+    before = gc.get_threshold()
+    gc.set_threshold(_YOUNG, before[1], _NEVER)
     try:
         yield
     finally:
-        gc.enable()
-
-
-def _freeze() -> None:
-    """From now on, and until the process ends, only what is new is looked through."""
-    gc.freeze()
-    gc.enable()
+        gc.freeze()  # nor at the end of the process, which is near
+        gc.set_threshold(*before)
 
 
 def allow_files(wanted: int) -> None:

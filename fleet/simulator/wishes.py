@@ -14,16 +14,18 @@ from fleet.simulator.scene import Drift
 
 @dataclass(frozen=True)
 class Wishes:
-    """What is to be simulated. ramp_s: over which boards are switched on; None: as fast as one core can. settle_s: how
-    long, at the end, a collector is waited for. storms: seconds after the start at which all connections are cut at
-    once. automatic: whether boards answer alarms by themselves. operator_keys: whose signed commands count; none:
-    everybody's do. job_s: what a job takes, in the median; failures: the share of those that fail. clock_skew_s: the
-    deviation of boards' clocks.
+    """What is to be simulated. commit_s: as `mqtt.outbox.commit_s`. ramp_s: over which boards are switched on; None: as
+    fast as one core can. settle_s: how long, at the end, a collector is waited for. storms: seconds after the start at
+    which all connections are cut at once. automatic: whether boards answer alarms by themselves. operator_keys: whose
+    signed commands count; none: everybody's do. job_s: what a job takes, in the median; failures: the share of those
+    that fail. clock_skew_s: the deviation of boards' clocks. down_s: how long a board is without power, at least and at
+    most.
     """
 
     devices: int
     fleet: str = "default"
     period_s: float = 5.0
+    commit_s: float = 5.0
     ramp_s: float | None = None
     drift: Drift = field(default_factory=Drift)
     faults: Faults = field(default_factory=Faults)
@@ -31,6 +33,7 @@ class Wishes:
     settle_s: float = 60.0
     storms: Sequence[float] = ()
     clock_skew_s: float = 0.0
+    down_s: tuple[float, float] = (2.0, 20.0)
     job_s: float = 60.0
     failures: float = 0.02
     automatic: bool = True
@@ -55,7 +58,7 @@ def board_config(wishes: Wishes) -> Config:
     content = {
         "model": {"path": Path("simulated.onnx"), "task": "detect", "decoder": "yolox"},
         "camera": {"source": "csi:0"},
-        "mqtt": {"fleet": wishes.fleet, "telemetry_period_s": wishes.period_s},
+        "mqtt": {"fleet": wishes.fleet, "telemetry_period_s": wishes.period_s, "outbox": {"commit_s": wishes.commit_s}},
         "recalibration": {"automatic": wishes.automatic},
         "commands": {"operator_keys": tuple(wishes.operator_keys)},
     }
