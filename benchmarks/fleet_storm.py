@@ -141,14 +141,15 @@ class Course:
         return True
 
     def _down_over(self) -> bool:
-        if self._passed_s < self._down_s:
+        if self._passed_s < self._down_s or self.outcome.connected:
             return False
         self._arrived_before, self.restarted_s = len(self.outcome.arrivals), time.monotonic() - self._begun_s
         self.process = self._broker.start()
         return True
 
     def _all_back(self) -> bool:
-        if self.outcome.connected < self.outcome.devices:
+        back = len(self.outcome.arrivals) - self._arrived_before
+        if min(self.outcome.connected, back) < self.outcome.devices:
             return False
         self.back_s = self._passed_s
         self.arrivals = [at_s - self.restarted_s for at_s in self.outcome.arrivals[self._arrived_before :]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import math
 import selectors
 import socket
 import time
@@ -19,7 +20,8 @@ from types import TracebackType
 from typing import Any
 
 DIALLERS = 16
-_LONGEST_WAIT_S = 0.2
+_LONGEST_WAIT_S = 0.1
+_ASKED_EVERY_S = 0.1
 _LONGEST_TIMERS_S = 0.05  # at a time: brokers wait for answers meanwhile
 
 Action = Callable[[], None]
@@ -103,7 +105,12 @@ class Loop:
 
     def run(self, until: Callable[[], bool]) -> None:
         """Until it is so, asked several times a second."""
-        while not until():
+        asked_s = -math.inf
+        while True:
+            if time.monotonic() - asked_s >= _ASKED_EVERY_S:
+                if until():
+                    return
+                asked_s = time.monotonic()
             # Before timers: whoever looks whether an answer is late must have been given what has come already.
             for key, events in self._selector.select(self._patience_s()):
                 key.data(events)

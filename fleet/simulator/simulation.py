@@ -59,7 +59,7 @@ class Simulation:
         self._endpoint, self._wishes = endpoint, wishes
         self._boards: list[Board] = []
         self._started_s = 0.0
-        self._ended = False
+        self._counted_s = 0.0
 
     @property
     def made(self) -> dict[str, tuple[int, int]]:
@@ -72,15 +72,20 @@ class Simulation:
         long_lived = _long_lived() if self._wishes.devices >= _MANY else nullcontext()
         with tempfile.TemporaryDirectory(prefix="tared-simulated-") as folder, Loop() as loop, long_lived:
             self._prepare(loop, Path(folder))
-            loop.run(stopping)
+            loop.run(lambda: self._is_over(stopping))
             started = [board for board in self._boards if board.starts]
             self._run_until_all(loop, started, Board.hush, lambda board: board.settled, self._wishes.settle_s)
             self._count()
-            self._ended = True
             self._run_until_all(loop, started, Board.stop, lambda board: board.over, _GOODBYE_S)
             for board in started:
                 board.close()
         return self.outcome
+
+    def _is_over(self, stopping: Callable[[], bool]) -> bool:
+        if time.monotonic() - self._counted_s >= _TOLD_EVERY_S:
+            self._count()
+            self._counted_s = time.monotonic()
+        return stopping()
 
     def _run_until_all(
         self, loop: Loop, boards: list[Board], do: Callable[[Board], None], done: Callable[[Board], bool], most_s: float
@@ -108,13 +113,6 @@ class Simulation:
             loop.at(self._started_s + number * step_s, board.start)
         for storm_s in wishes.storms:
             loop.at(self._started_s + storm_s, self._cut_all)
-        self._tell(loop)
-
-    def _tell(self, loop: Loop) -> None:
-        if self._ended:
-            return
-        self._count()
-        loop.at(time.monotonic() + _TOLD_EVERY_S, lambda: self._tell(loop))
 
     def _count(self) -> None:
         outcome, up = self.outcome, [board for board in self._boards if board.starts]
