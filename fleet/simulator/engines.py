@@ -6,7 +6,6 @@ import math
 import random
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +13,11 @@ from agent.commands import Report
 from agent.errors import AgentError, CommandError
 from agent.job import CANCELLED
 from agent.job_states import JobState
+from agent.messages import Birth
 from agent.reporting import Reporter
 from fleet.simulator.loop import Loop, Timer
 from fleet.simulator.scene import Engine, Scene
+from fleet.simulator.wishes import Plan
 
 # The steps of a job, how far it is when each begins, and what share of its time each takes.
 _STEPS = (
@@ -54,26 +55,16 @@ class Job:
 
 
 class Engines:
-    """What serves, what served before, those of other lights, and the job under way. now_s: seconds since the
-    simulation's start; job_s: what a job takes, in the median; failures: the share of jobs that fail."""
+    """What serves, what served before, those of other lights, and the job under way. They outlive a daemon."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        scene: Scene,
-        reporter: Reporter,
-        now_s: Callable[[], float],
-        job_s: float,
-        failures: float,
-        rng: random.Random,
-    ) -> None:
-        self._loop, self._scene, self._reporter, self._now_s = loop, scene, reporter, now_s
-        self._job_s, self._failures, self._rng = job_s, failures, rng
-        light = scene.light(now_s())
+    def __init__(self, loop: Loop, scene: Scene, plan: Plan, rng: random.Random) -> None:
+        self._loop, self._scene, self._plan, self._rng = loop, scene, plan, rng
+        self._reporter = Reporter(None, Birth(agent_version=""))  # nobody's: there is no daemon yet
+        light = scene.light(plan.now_s())
         self.serving = self.new(light, db=0.0)
         self.other_lights = {other: self.new(other, db=0.0) for other in ("day", "night") if other != light}
         self.previous: Engine | None = None
-        self.since_s = now_s()
+        self.since_s = plan.now_s()
         self.job: Job | None = None
 
     def new(self, light: str, db: float, bad: bool = False) -> Engine:
@@ -81,9 +72,9 @@ class Engines:
         return Engine(f"{self._rng.getrandbits(64):016x}", light, db, bad)
 
     def adopt(self, reporter: Reporter) -> None:
-        """The daemon starts once more: what serves goes on, and is told of to another reporter."""
+        """A daemon starts, and has another reporter: what serves goes on."""
         self._reporter = reporter
-        self.since_s = self._now_s()
+        self._serve(self.serving)
 
     def begin(self, trigger: str, bad: bool, command: Report | None = None) -> None:
         """Recalibrate, or try a new model. bad: what comes of it will be. Raises CommandError (`command.busy`)."""
@@ -94,10 +85,10 @@ class Engines:
                 return
             found = f"a job at {self.job.state.value} {self.job.percent} %"
             raise CommandError("command.busy", found, "no running job", "wait for it to end, then send it again")
-        t_s = self._now_s()
+        t_s = self._plan.now_s()
         engine = self.new(self._scene.light(t_s), self._scene.moved_db(t_s), bad)
-        seconds = self._rng.lognormvariate(math.log(self._job_s), _SPREAD)
-        fails_at = self._rng.randrange(len(_STEPS)) if self._rng.random() < self._failures else None
+        seconds = self._rng.lognormvariate(math.log(self._plan.wishes.job_s), _SPREAD)
+        fails_at = self._rng.randrange(len(_STEPS)) if self._rng.random() < self._plan.wishes.failures else None
         self.job = Job(trigger, engine, seconds, fails_at, [command] if command is not None else [])
         self._advance(self.job)
 
@@ -172,12 +163,14 @@ class Engines:
             command.succeed({"artefact": job.engine.id, "fidelity": 0.99})
 
     def _serve(self, engine: Engine) -> None:
-        self.serving, self.since_s = engine, self._now_s()
+        self.serving, self.since_s = engine, self._plan.now_s()
         self._reporter.serves(engine.id, f"cal-{engine.id}")
 
     def _tell_swap(self, kind: str, engine: Engine, trigger: str, seconds: float) -> None:
         detail: dict[str, Any] = {"artefact": engine.id, "trigger": trigger, "seconds": round(seconds, 2)}
-        self._reporter.event(kind, capture_ts=self._now_s(), **detail, fidelity=0.99, fidelity_before=None, skipped=0)
+        self._reporter.event(
+            kind, capture_ts=self._plan.now_s(), **detail, fidelity=0.99, fidelity_before=None, skipped=0
+        )
 
     def _tell_commit(self, engine: Engine, trigger: str) -> None:
         detail: dict[str, Any] = {"artefact": engine.id, "trigger": trigger, "frames": 300, "seconds": 10.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
@@ -25,26 +24,15 @@ from agent.requests import (
 )
 from agent.settings import Settings
 from calibrate.threshold import parse_method
-from fleet.simulator.engines import Engines, cancelled
-from fleet.simulator.scene import Scene
+from fleet.simulator.engines import cancelled
+from fleet.simulator.site import Site
 
 
 class Orders:
-    """`handlers` has one for each op. hits: whether what comes of what was asked turns out bad. restart: of the board's
-    daemon. folder: the board's disk, which is made when something is set."""
+    """`handlers` has one for each op. restart: of the board's daemon."""
 
-    def __init__(
-        self,
-        engines: Engines,
-        scene: Scene,
-        settings: Settings,
-        folder: Path,
-        now_s: Callable[[], float],
-        hits: Callable[[object], bool],
-        restart: Callable[[], None],
-    ) -> None:
-        self._engines, self._scene, self._settings, self._folder = engines, scene, settings, folder
-        self._now_s, self._hits, self._restart = now_s, hits, restart
+    def __init__(self, site: Site, settings: Settings, restart: Callable[[], None]) -> None:
+        self._site, self._engines, self._settings, self._restart = site, site.engines, settings, restart
         self.handlers: Mapping[str, Handler] = {
             "status": self._on_status,
             "recalibrate": self._on_recalibrate,
@@ -59,8 +47,8 @@ class Orders:
         }
 
     def _on_status(self, _args: StatusArgs, report: Report) -> None:
-        engines, t_s = self._engines, self._now_s()
-        fidelity = self._scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
+        engines, t_s = self._engines, self._site.plan.now_s()
+        fidelity = self._site.scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
         regimes: list[JsonValue] = [each.id for each in engines.other_lights.values()]
         automatic, job = self._settings.config.recalibration.automatic, engines.job
         told: dict[str, Any] = {
@@ -70,7 +58,7 @@ class Orders:
             "frames": round(30.0 * t_s),
             "fidelity": fidelity,
             "fidelity_hour": fidelity,
-            "drift": self._scene.drift(engines.serving, t_s),
+            "drift": self._site.scene.drift(engines.serving, t_s),
             "regimes": len(regimes),
             "regime_artefacts": regimes,
             "view": "good",
@@ -87,11 +75,11 @@ class Orders:
     def _on_recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
         if args.method is not None:
             parse_method(args.method)
-        self._engines.begin("command", self._hits(args.method), report)
+        self._engines.begin("command", self._is_bad(args.method), report)
 
     def _on_model(self, args: ModelArgs, report: Report) -> None:
         """The file is taken as delivered: bytes of models are no part of what is simulated."""
-        self._engines.begin("model", self._hits(args.sha256), report)
+        self._engines.begin("model", self._is_bad(args.sha256), report)
 
     def _on_switch(self, args: SwitchArgs, report: Report) -> None:
         known = {each.id: each for each in self._engines.other_lights.values()}
@@ -120,8 +108,12 @@ class Orders:
         self._engines.end_job(cancelled("the operator cancels it"))
         report.succeed()
 
+    def _is_bad(self, asked: object) -> bool:
+        """Whether what comes of this turns out bad."""
+        return self._site.plan.wishes.bad.hits(self._site.number, asked)
+
     def _on_set(self, args: SetArgs, report: Report) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._site.folder.mkdir(parents=True, exist_ok=True)
         self._settings.set(args.values, report.mandate)
         reported = self._settings.reported()
         report.succeed({"version": reported.version, "values": reported.values})

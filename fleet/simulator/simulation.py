@@ -117,7 +117,7 @@ class Simulation:
     def _count(self) -> None:
         outcome, up = self.outcome, [board for board in self._boards if board.starts]
         outcome.connected = sum(board.connected for board in up)
-        outcome.made, outcome.confirmed = sum(board.made for board in up), sum(board.confirmed for board in up)
+        outcome.made, outcome.confirmed = sum(board.last[1] for board in up), sum(board.confirmed for board in up)
         outcome.starts = sum(board.starts for board in up)
         outcome.attempts = sum(board.attempts for board in up)
         outcome.results = Counter()

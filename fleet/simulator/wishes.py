@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,10 @@ class Plan:
     config: Config
     folder: Path
     started_s: float
+
+    def now_s(self) -> float:
+        """Seconds since the simulation's start."""
+        return time.monotonic() - self.started_s
 
 
 def board_config(wishes: Wishes) -> Config:
