@@ -36,7 +36,7 @@ from fleet.simulator.wishes import Wishes
 
 _FLEET = "storm"
 _STEADY_S = 60.0
-_PATIENCE_S = 300.0  # with boards that do not come, or do not come back
+_PATIENCE_S = 400.0  # with boards that do not come, or do not come back
 _BAR_WIDTH = 60
 
 
@@ -107,16 +107,17 @@ class Course:
         self._since_s = self._begun_s = time.monotonic()
 
     def is_over(self) -> bool:
-        """One step on where the present one is done, or takes too long."""
-        late = time.monotonic() - self._since_s > _PATIENCE_S
-        if self._step() or late:
-            print(f"{self._step.__name__.strip('_')} {'NOT ' * late}after {self._passed_s:.1f} s", file=sys.stderr)
-            self._since_s = time.monotonic()
-            following = next(self._steps, None)
-            if following is None:
-                return True
-            self._step = following
-        return False
+        """One step on where the present one is done; the end where it takes too long."""
+        if self._passed_s > _PATIENCE_S:
+            print(f"{self._step.__name__.strip('_')}: not within {_PATIENCE_S:.0f} s", file=sys.stderr)
+            return True
+        if not self._step():
+            return False
+        print(f"{self._step.__name__.strip('_')} after {self._passed_s:.1f} s", file=sys.stderr)
+        self._since_s = time.monotonic()
+        following = next(self._steps, None)
+        self._step = following or self._step
+        return following is None
 
     @property
     def _passed_s(self) -> float:

@@ -37,6 +37,7 @@ class LightClient(Session):
         self._events = 0
         self._woken = False
         self._over = False
+        self._dialling = False
         self._look: Timer | None = None
         self._copies = Mailbox()  # nobody is told of them
 
@@ -74,8 +75,12 @@ class LightClient(Session):
 
     def _dial(self) -> None:
         if not self._over:
-            self.attempts += 1
-            self._loop.dial(self._open, self._dialled)
+            self._dialling = True
+            self._loop.dial(self._attempt, self._dialled)
+
+    def _attempt(self) -> None:
+        self.attempts += 1
+        self._open()
 
     def _dialled(self, error: Exception | None) -> None:
         if error is not None or self._over or not self._alive or self._connection is None:
@@ -130,7 +135,13 @@ class LightClient(Session):
 
     def _begin(self) -> None:
         super()._begin()
+        self._end_dialling()
         self.on_admitted()
+
+    def _end_dialling(self) -> None:
+        if self._dialling:
+            self._dialling = False
+            self._loop.dialled()
 
     def _lost(self, error: Exception | None) -> None:
         """The connection has ended, or was none."""
@@ -139,6 +150,7 @@ class LightClient(Session):
             self._fd = None
         if self._look is not None:
             self._look.cancel()
+        self._end_dialling()
         self._end(error)
         if self._leaving:
             self._over = True

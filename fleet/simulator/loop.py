@@ -12,6 +12,7 @@ import itertools
 import math
 import selectors
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from typing import Any
 DIALLERS = 16
 _LONGEST_WAIT_S = 0.1
 _ASKED_EVERY_S = 0.1
+_MOST_UNDER_WAY = 200  # attempts: a machine that begins more than it can finish in time finishes none
+_SWITCH_S = 0.0005
 _LONGEST_TIMERS_S = 0.05  # at a time: brokers wait for answers meanwhile
 
 Action = Callable[[], None]
@@ -53,13 +56,19 @@ class Loop:
         self._wakee.setblocking(False)
         self._selector.register(self._wakee, selectors.EVENT_READ, self._woken)
         self._diallers = ThreadPoolExecutor(DIALLERS, "dial")
+        self._waiting: deque[tuple[Action, Callable[[Exception | None], None]]] = deque()
+        self._under_way = 0
+        self._switch_s = sys.getswitchinterval()
 
     def __enter__(self) -> Loop:
+        # Who dials waits for the interpreter after each word with the network, behind a loop that is never done.
+        sys.setswitchinterval(_SWITCH_S)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        sys.setswitchinterval(self._switch_s)
         self._diallers.shutdown(cancel_futures=True)
         self._selector.close()
         self._waker.close()
@@ -79,8 +88,22 @@ class Loop:
                 self._waker.send(b"\0")
 
     def dial(self, attempt: Action, then: Callable[[Exception | None], None]) -> None:
-        """Let another thread attempt a connection; `then` hears in the loop what it raised, None for nothing."""
+        """Let another thread attempt a connection; `then` hears in the loop what it raised, None for nothing. It waits
+        for its turn: `dialled` is to be called once the attempt has come to something, or to nothing."""
+        self._waiting.append((attempt, then))
+        self._dial_next()
 
+    def dialled(self) -> None:
+        """One attempt less is under way."""
+        self._under_way -= 1
+        self._dial_next()
+
+    def _dial_next(self) -> None:
+        while self._waiting and self._under_way < _MOST_UNDER_WAY:
+            self._under_way += 1
+            self._submit(*self._waiting.popleft())
+
+    def _submit(self, attempt: Action, then: Callable[[Exception | None], None]) -> None:
         def call() -> None:
             error = None
             try:
