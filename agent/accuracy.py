@@ -12,8 +12,8 @@ from agent.detections import LabelledBoxes
 from agent.estimates import Estimate, SinceStartBySecond
 from agent.fidelity import count_matches
 from agent.findings import Served
+from agent.fitting import Geometry
 from agent.memory import Memory
-from agent.preprocess import Geometry
 from agent.review import NOTHING
 from calibrate.evidence import Interval
 

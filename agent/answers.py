@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.errors import AgentError
-from agent.preprocess import Geometry
+from agent.fitting import Geometry
 
 MAX_BYTES = 4 * 2**20  # three minutes at 30 frames per second with ten detections each, nearly five with none
 _BASE_BYTES = 480  # of an answer and its places in the two indexes, beside its boxes

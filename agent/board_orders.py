@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from agent.commands import Handler, Report
 from agent.errors import CommandError
-from agent.images import encode_jpeg
 from agent.link import MqttLink
 from agent.model_delivery import ModelDelivery
+from agent.picture import annotated, encode_jpeg
 from agent.pipeline import Pipeline
 from agent.requests import LogLevelArgs, ModelArgs, RestartArgs, SetArgs, SnapshotArgs
 from agent.settings import Settings
@@ -61,22 +61,28 @@ class BoardOrders:
         report.succeed()
         self._stop(RESTART)
 
-    def _on_snapshot(self, _args: SnapshotArgs, report: Report) -> None:
+    def _on_snapshot(self, args: SnapshotArgs, report: Report) -> None:
         config = self._settings.config
         if not config.privacy.snapshot:
             found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
             raise CommandError("command.privacy", found, "leave to send a picture", remedy)
-        frame, now_s = self._pipeline.newest, time.monotonic()
-        if frame is None or self._link is None:
+        camera = args.camera if args.camera is not None else next(iter(self._pipeline.feeds))
+        if camera not in self._pipeline.feeds:
+            found, expected = f"camera {camera[:64]!a}", " or ".join(ascii(name) for name in self._pipeline.feeds)
+            raise CommandError("command.camera", found, expected, "send it again with one of these")
+        served, now_s = self._pipeline.feeds[camera].newest, time.monotonic()
+        if served is None or self._link is None:
             raise CommandError("command.snapshot", "no frame yet", "one", "send it again in a moment")
         if now_s < self._next_snapshot_s:
             raise CommandError("command.busy", "a snapshot a moment ago", "one a second", "send it again in a moment")
         self._next_snapshot_s = now_s + _SNAPSHOT_PERIOD_S
-        jpeg, (height, width) = encode_jpeg(frame.image, MAX_SNAPSHOT_BYTES)
+        frame = served.frame
+        image = annotated(served, config.model) if args.annotated else frame.image
+        jpeg, (height, width) = encode_jpeg(image, MAX_SNAPSHOT_BYTES)
         self._link.send_snapshot(jpeg)
         report.succeed(
             {
-                "camera": config.camera.name,
+                "camera": camera,
                 "frame": frame.id,
                 "ts": frame.ts,
                 "width": width,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agent.errors import CameraError
 from agent.framing import Framing, Polygon, Region
-from agent.model_spec import Finite
-from agent.schema import Strict
-from agent.source import Source, Transport, is_live, parse_source
+from agent.schema import Finite, Strict
+from agent.source import Asked, Flip, PixelFormat, Source, Transport, is_live, parse_source
+
+Pixels = Annotated[int, Field(ge=16, le=16384)]
 
 
 class CameraConfig(Strict):
@@ -23,19 +25,29 @@ class CameraConfig(Strict):
     speed: Finite = Field(default=1.0, ge=0.0)
     transport: Transport = "tcp"
     decode_threads: int = Field(default=1, ge=1, le=16)
+    pixel_format: PixelFormat | None = None
+    width: Pixels | None = None
+    height: Pixels | None = None
+    fps: Annotated[Finite, Field(ge=1.0, le=240.0)] | None = None
+    flip: Flip = "none"
     silence_s: Finite = Field(default=2.0, ge=0.2, le=60.0)
+    frozen_s: Literal["auto"] | Annotated[Finite, Field(ge=0.5, le=9.0)] | None = "auto"
     labels: Path | None = None
     region: Region | None = None
     masks: tuple[Polygon, ...] = ()
 
     def opened(self) -> Source:
-        """What is read, and how. Raises CameraError as `parse_source`."""
-        return replace(
-            parse_source(self.source),
-            transport=self.transport,
-            decode_threads=self.decode_threads,
-            framing=Framing(self.region, self.masks),
+        """What is read, and how. Raises CameraError as `parse_source`, and `camera.option` for a key that does not fit
+        the kind of source, or comes alone."""
+        if (self.width is None) != (self.height is None):
+            found = f"camera.width: {self.width}, camera.height: {self.height}"
+            raise CameraError("camera.option", found, "both or none of them", "say the other one too")
+        source = parse_source(self.source)
+        asked = Asked(
+            self.transport, self.decode_threads, self.pixel_format, self.width, self.height, self.fps, self.flip
         )
+        frozen_s = source.usual_frozen_s if self.frozen_s == "auto" else self.frozen_s
+        return replace(source, asked=asked, frozen_s=frozen_s, framing=Framing(self.region, self.masks))
 
     def based(self, base: Path) -> CameraConfig:
         """The same with its relative paths taken from `base`."""

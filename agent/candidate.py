@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.build import build_artefact
 from agent.child_main import run_child
@@ -34,7 +33,7 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.artefact import read_artefact
-from engines.backend import Backend, BackendOptions, open_backend
+from engines.backend import Array, Backend, BackendOptions, open_backend
 from engines.calibration import load_histograms, save_histograms
 from engines.seal import find_key
 from engines.store import Store
@@ -81,7 +80,7 @@ def write_job(directory: Path, request: JobRequest, histograms: Mapping[str, Abs
                 file.write(buffer.getbuffer())
 
 
-def _read_held_out(path: Path) -> list[NDArray[np.float32]]:
+def _read_held_out(path: Path) -> list[Array]:
     with path.open("rb") as file:
         end = os.fstat(file.fileno()).st_size
         tensors = []

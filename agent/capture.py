@@ -13,10 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.backoff import Backoff
-from agent.camera import Image, read_images
+from agent.camera import Image, Reading, read_images
 from agent.errors import CameraError
+from agent.losses import Losses
 from agent.source import Source
+from agent.stillness import Stillness
 from engines.trace import spanned
+
+_PATIENCE_S = 60.0  # at most with a camera that has been opened again and still repeats its picture
 
 
 @dataclass(frozen=True)
@@ -25,30 +29,33 @@ class Frame:
 
     ts: capture time in seconds: media time for files, Unix time for cameras.
     captured_ns: monotonic clock when the image reached us; latency counts from here.
+    camera: the name of the one that it is of; ids are its own.
     """
 
     id: int
     ts: float
     captured_ns: int
     image: Image
+    camera: str = "camera"
 
 
 class FrameSlot:
-    """The one-slot mailbox between capture and inference.
+    """The one-slot mailbox between one camera's capture and inference.
 
     With `keep_every`, `put` waits until the slot is empty; else it overwrites and counts the loss as `stale`.
+    changed: shared by slots that one thread waits for.
     """
 
-    def __init__(self, keep_every: bool) -> None:
-        self._keep_every = keep_every
+    def __init__(self, keep_every: bool, changed: threading.Condition | None = None) -> None:
+        self.keep_every = keep_every
         self._frame: Frame | None = None
-        self._closed = self._awaited = False
-        self._changed = threading.Condition()
+        self._closed = False
+        self._changed = changed or threading.Condition()
         self.dropped: Counter[str] = Counter()
 
     def put(self, frame: Frame) -> None:
         with self._changed:
-            if self._keep_every:
+            if self.keep_every:
                 self._changed.wait_for(lambda: self._frame is None or self._closed)
             if self._closed:
                 return
@@ -58,22 +65,24 @@ class FrameSlot:
             self._changed.notify_all()
 
     @property
-    def awaited(self) -> bool:
-        """Whether somebody waits for a frame."""
-        return self._awaited
+    def full(self) -> bool:
+        """Whether a frame lies in it."""
+        return self._frame is not None
 
-    def get(self) -> Frame | None:
-        """Wait for the next frame; None once the slot is closed and empty."""
+    @property
+    def over(self) -> bool:
+        """Whether it is empty and stays so."""
+        return self._closed and self._frame is None
+
+    def take(self) -> Frame | None:
+        """The frame that lies in it, if one does."""
         with self._changed:
-            self._awaited = True
-            self._changed.wait_for(lambda: self._frame is not None or self._closed)
-            self._awaited = False
             frame, self._frame = self._frame, None
             self._changed.notify_all()
             return frame
 
     def close(self) -> None:
-        """No more frames: a waiting `put` returns, `get` empties the slot and then returns None."""
+        """No more frames: a waiting `put` returns, and what lies in it can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -84,9 +93,10 @@ class CaptureThread(threading.Thread):
 
     speed: how many media seconds of a file pass per second; 0 reads as fast as frames are taken.
     limit: stop after that many frames; 0 reads all.
-    silence_s: a camera that has delivered nothing for so long is lost. It is reopened with jittered backoff, for ever;
-    `on_change` hears of it once, with the error, and once with None when frames come again. Whatever else ends the
-    stream early is kept in `error`.
+    silence_s: a camera that has delivered nothing for so long is lost, and so is one whose picture is frozen
+    (`source.frozen_s`). It is reopened with jittered backoff, for ever; `on_change` hears of it once, with the error,
+    and once with None when new frames come again. Whatever else ends the stream early is kept in `error`.
+    What the camera made and nobody got is counted in `slot.dropped`, as Losses and FrameSlot say.
     """
 
     def __init__(
@@ -97,8 +107,10 @@ class CaptureThread(threading.Thread):
         limit: int,
         on_change: Callable[[CameraError | None], None],
         silence_s: float = 2.0,
+        camera: str = "camera",
     ) -> None:
-        super().__init__(name="capture", daemon=True)
+        super().__init__(name=f"capture {camera}", daemon=True)
+        self._camera = camera
         self._source = source
         self._slot = slot
         self._speed = speed
@@ -110,6 +122,10 @@ class CaptureThread(threading.Thread):
         self._halt = threading.Event()
         self._count = 0
         self._lost = False
+        self._reading = Reading(Losses(slot.dropped))
+        self._stillness = Stillness(source.frozen_s if source.live else None)
+        self._patience_s = source.frozen_s or 0.0
+        self.pulse = 0  # changes while the camera is away, as long as the thread does not hang
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -122,8 +138,9 @@ class CaptureThread(threading.Thread):
                 except CameraError as error:
                     if not self._source.live:
                         raise
+                    self._reading.losses.away()
                     self._tell(error)
-                self._slot.dropped["reconnect"] += 1
+                self.pulse += 1
                 self._halt.wait(backoff.next_s())
         except BaseException as error:
             self.error = error
@@ -148,8 +165,12 @@ class CaptureThread(threading.Thread):
     def _pump(self, backoff: Backoff) -> None:
         started = time.monotonic()
         first_ts: float | None = None
-        for ts, image in spanned("capture", read_images(self._source, self._silence_s)):
+        for ts, image in spanned("capture", read_images(self._source, self._silence_s, self._reading)):
+            if self._is_frozen(image, started):
+                self._waits_since_s = time.monotonic()
+                continue
             backoff.reset()
+            self._reading.losses.served()
             self._tell(None)
             first_ts = ts if first_ts is None else first_ts
             if self._speed > 0.0 and not self._source.live:
@@ -157,11 +178,28 @@ class CaptureThread(threading.Thread):
             if self._halt.is_set():
                 return
             self._waits_since_s = None
-            self._slot.put(Frame(self._count, ts, time.monotonic_ns(), image))
+            self._slot.put(Frame(self._count, ts, time.monotonic_ns(), image, self._camera))
             self._waits_since_s = time.monotonic()
             self._count += 1
             if self._limit and self._count >= self._limit:
                 return
+
+    def _is_frozen(self, image: Image, opened_s: float) -> bool:
+        """Whether the frame only repeats what is known. Raises CameraError (`camera.frozen`) when the camera is to be
+        opened again: at once, and then ever more rarely, for it is seen when the picture changes."""
+        now_s = time.monotonic()
+        if self._reading.coded_anew:
+            self._stillness.look(image, now_s)
+        if not self._stillness.frozen:
+            self._patience_s = self._source.frozen_s or 0.0
+            return False
+        self.pulse += 1
+        if now_s - opened_s < self._patience_s or self._halt.is_set():
+            return True
+        found = f"{self._source.shown} has repeated one picture for more than {self._source.frozen_s:g} s"
+        self._patience_s = min(2.0 * self._patience_s, _PATIENCE_S)
+        remedy = "restart the camera; if its picture may stand still, as a screen's does, set camera.frozen_s to null"
+        raise CameraError("camera.frozen", found, "pictures with a sensor's noise in them", remedy)
 
     def _tell(self, error: CameraError | None) -> None:
         """Tell of a change only: a camera that stays away would fill every log and queue."""

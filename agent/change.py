@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent.errors import AgentError
-from agent.findings import ObserverState
+from agent.findings import States
 from agent.job import PROVEN, JobObserver
 from agent.probation import Probation
 from agent.service import Loaded
 from agent.summary import Rollback, Swap
 from agent.verdict import Verdict
-from calibrate.evidence import Interval
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,13 @@ class Change:
         """Whether the engine has served before: its first answer is enough, and it stays in the store in any case."""
         return self.cause.trigger in PROVEN
 
-    def complaint(self, state: ObserverState) -> AgentError | None:
+    def complaint(self, states: States) -> AgentError | None:
         """What speaks against the engine.
 
-        While the scene drifts, its fidelity does not: it was made for another light.
+        While a camera's scene drifts, its fidelity there does not: it was made for another light.
         """
-        calm = state.drift is None or state.drift.state == "calm"
-        return self.probation.complaint(state.gain if calm else None)
+        calm = (state for state in states.values() if state.drift is None or state.drift.state == "calm")
+        return self.probation.complaint([state.gain for state in calm])
 
     def goes_live(self, ts: float | None, skipped: int) -> dict[str, Any]:
         """It serves from the frame of capture time `ts` on, though it is not kept yet; what to tell of it."""
@@ -69,15 +68,15 @@ class Change:
         )
         return _told(self.swap)
 
-    def is_kept(self, fidelity: Interval) -> dict[str, Any]:
-        """It is current; what to tell of that, with the fidelity of what it has served."""
+    def is_kept(self, states: States) -> dict[str, Any]:
+        """It is current; what to tell of that."""
         return {
             "artefact": self.loaded.artefact.id,
             "trigger": self.cause.trigger,
             "frames": self.probation.frames,
             "seconds": round(self.probation.seconds, 1),
             "late": self.probation.late,
-            "fidelity_frames": fidelity.n,
+            "fidelity_frames": sum(state.fidelity.n for state in states.values()),
             "p99_judged": self.probation.judges_p99,
         }
 

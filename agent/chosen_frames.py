@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent.capture import Frame
 from agent.config import Config
 from agent.contact_sheet import MOST, Thumbnail
@@ -17,7 +14,7 @@ from agent.luma_grid import LumaGrid
 from agent.sampling import Collection, Reservoir
 from agent.selection import TAKEN, Selection
 from agent.selection_report import SelectionReport
-from engines.backend import Observation
+from engines.backend import Array, Observation
 
 
 class ChosenFrames:
@@ -39,9 +36,7 @@ class ChosenFrames:
         thumbnails = sum(each.image.nbytes for each in self._thumbnails.kept) if self._thumbnails else 0
         return self.collection.nbytes + self._selection.nbytes + thumbnails
 
-    def add(
-        self, frame: Frame, tensor: NDArray[np.float32], seen: Observation, reference: Prediction, hurried: bool
-    ) -> None:
+    def add(self, frame: Frame, tensor: Array, seen: Observation, reference: Prediction, hurried: bool) -> None:
         """Take an observed frame, its network input (1, C, H, W) and what the reference says of it, if it is chosen."""
         grid = LumaGrid.of(frame.image)
         if self._selection.consider(frame.ts, grid, shown_classes(reference), hurried or self._hurried) != TAKEN:

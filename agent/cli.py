@@ -22,6 +22,7 @@ from agent.cli_room import add_room
 from agent.cli_service import add_service
 from agent.cli_store import add_store
 from agent.errors import ConfigError
+from agent.redaction import hide_arguments
 from calibrate.errors import TaredError
 from engines.trace import start_tracing
 
@@ -34,6 +35,7 @@ EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: for Restart=on-failure, which ta
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Errors go to stderr as one line `error: CODE: found; expected; remedy`, exit code 2."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which cleans up; the daemon sets its own
+    hide_arguments()
     try:
         options = _parser().parse_args(arguments)
         if os.environ.get("TARED_NVTX"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 from agent.errors import AgentError
-from agent.findings import ObserverState
 from agent.job_states import JobState
 from agent.verdict import MIN_TELLING
 
@@ -24,9 +23,9 @@ class Collecting:
         """It is waited for more from now on."""
         self._deadline_s = time.monotonic() + self._timeout_s
 
-    def has_enough(self, state: ObserverState) -> bool:
+    def has_enough(self, collected: int, telling: int) -> bool:
         """Raises AgentError (`recalibration.timeout`) once nothing that counts has come for timeout_s."""
-        counts = min(state.collected, self._frames), min(state.telling, MIN_TELLING)
+        counts = min(collected, self._frames), min(telling, MIN_TELLING)
         if counts == (self._frames, MIN_TELLING):
             return True
         if time.monotonic() > self._deadline_s:

@@ -26,7 +26,7 @@ from engines.artefact import read_artefact
 from engines.backend import Array, Backend, Engine, Observer, Progress, silent
 from engines.seal import find_key
 
-HeldOut = Sequence[NDArray[np.float32]]
+HeldOut = Sequence[Array]
 
 _TIMED = 200  # inferences of each engine, from which on the slowest hundredth is more than one of them
 _TIMING_S = 3.0  # for those that the held-out frames are too few for: the candidate is wanted soon

@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 
 from agent.camera_config import CameraConfig
 from agent.commands_config import CommandsConfig, PrivacyConfig
-from agent.model_spec import Finite, ModelSpec, rebase
+from agent.model_spec import ModelSpec, rebase
 from agent.mqtt_config import MqttConfig
 from agent.results_config import ResultsConfig
-from agent.schema import Strict, read_yaml, validate
+from agent.schema import Finite, Strict, read_yaml, stated, validate
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
 from engines.backend import BackendOptions
@@ -140,7 +140,8 @@ class Config(Strict):
     """The whole of config.yaml."""
 
     model: ModelSpec
-    camera: CameraConfig
+    cameras: tuple[CameraConfig, ...] = ()
+    camera: CameraConfig | None = Field(default=None, validate_default=True)
     plan: Path | None = None
     backend: str = "onnxruntime"
     threads: int = Field(default=1, ge=1, le=64)
@@ -167,6 +168,26 @@ class Config(Strict):
         if calibration is not None and recalibration.timeout_s <= calibration.within_s:
             raise ValueError(f"timeout_s above calibration.within_s, which is {calibration.within_s:g}")
         return recalibration
+
+    @field_validator("cameras")
+    @classmethod
+    def _are_told_apart(cls, cameras: tuple[CameraConfig, ...]) -> tuple[CameraConfig, ...]:
+        names = [camera.name for camera in cameras]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise stated(f"expected a name of its own for each, got {twice[0]!r} more than once")
+        return cameras
+
+    @field_validator("camera")
+    @classmethod
+    def _is_the_only_one(cls, camera: CameraConfig | None, info: ValidationInfo) -> CameraConfig | None:
+        if "cameras" in info.data and bool(info.data["cameras"]) == (camera is not None):
+            raise stated("expected camera or cameras, got both" if camera is not None else "missing")
+        return camera
+
+    @property
+    def every_camera(self) -> tuple[CameraConfig, ...]:
+        """One or more, each with a name of its own."""
+        return self.cameras if self.camera is None else (self.camera,)
 
     def backend_options(self, threads: int | None = None) -> BackendOptions:
         """How the runtime shall work; `threads` other than the configured ones where a thread of ours needs them."""
@@ -200,7 +221,8 @@ def _absolute(config: Config, base: Path) -> Config:
         update={
             "state_dir": base / config.state_dir,
             "plan": base / config.plan if config.plan else None,
-            "camera": config.camera.based(base),
+            "camera": config.camera and config.camera.based(base),
+            "cameras": tuple(camera.based(base) for camera in config.cameras),
             "mqtt": config.mqtt.based(base),
             "results": config.results.based(base),
             "commands": config.commands.based(base),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
+from pathlib import Path
 
 from agent.accuracy import Truth
 from agent.authority import Authority
@@ -21,6 +22,7 @@ from agent.job import MODEL
 from agent.link import MqttLink
 from agent.messages import Birth
 from agent.model import Model, open_model, read_plan, slower_here
+from agent.model_spec import ModelSpec
 from agent.model_watch import content_of
 from agent.mqtt import Endpoint
 from agent.outbox import Outbox
@@ -46,7 +48,7 @@ _COLLECTED_WITHIN = 0.25  # of a recording: what is to be seen of the engine com
 
 
 def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
-    """Serve until the source ends or a signal comes; on labelled video, review the engines afterwards.
+    """Serve until the sources end or a signal comes; on labelled video of the first camera, review the engines then.
 
     Raises TaredError for what cannot start, and what stopped the frame path.
     """
@@ -55,7 +57,7 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
         return _run(config, frame_limit, labels)
 
 
-def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -> RunSummary:
+def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]]) -> RunSummary:
     backend = open_backend(config.backend, config.backend_options())
     content, model = _open(config)
     if warning := slower_here(model.plan, backend.describe()):
@@ -92,13 +94,14 @@ def _run(config: Config, frame_limit: int, labels: Mapping[int, Truth] | None) -
                 say(f"warning: {error}")
             birth = birth.model_copy(update={"model": model.sha256})
             summary = serve()
-    boxes = {frame: truth for frame, truth in (labels or {}).items() if isinstance(truth, LabelledBoxes)}
-    if labels is not None and config.model.task == "detect" and not summary.stopped_by and summary.periods():
+    camera = config.every_camera[0]
+    boxes = {frame: truth for frame, truth in labels.get(camera.name, {}).items() if isinstance(truth, LabelledBoxes)}
+    if camera.name in labels and config.model.task == "detect" and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
         artefacts = [read_artefact(config.state_dir / "artefacts" / identity, find_key()) for identity in ids]
         try:
             with closing(Panel(model, backend, artefacts)) as panel:
-                summary.accuracy = review(panel, config.camera.opened(), boxes, summary.periods())
+                summary.accuracy = review(panel, camera.opened(), boxes, summary.periods())
         except TaredError as error:
             say(f"no review: {error}")  # the run itself was good, and its summary is still to be told
     return summary
@@ -114,11 +117,13 @@ def _authority(config: Config) -> Authority:
 
 
 def _fitted(config: Config) -> Config:
-    """A recording that is shorter than collecting takes has a quarter of its time to collect in. Raises CameraError."""
-    seconds = source_seconds(config.camera.opened())
-    if seconds is None or seconds <= 0.0:
+    """Recordings that are shorter than collecting takes have a quarter of their time to collect in. Raises
+    CameraError."""
+    lengths_s = [source_seconds(camera.opened()) for camera in config.every_camera]
+    known_s = [length_s for length_s in lengths_s if length_s is not None and length_s > 0.0]
+    if not known_s:
         return config
-    within_s = min(config.calibration.within_s, _COLLECTED_WITHIN * seconds)
+    within_s = min(config.calibration.within_s, _COLLECTED_WITHIN * max(known_s))
     return config.model_copy(update={"calibration": config.calibration.model_copy(update={"within_s": within_s})})
 
 
@@ -134,17 +139,20 @@ def _open(config: Config) -> tuple[str, Model]:
     return content, open_model(config.model, read_plan(config.plan) if config.plan else ALL_INT8)
 
 
-def _labels(config: Config) -> Mapping[int, Truth] | None:
-    """Raises ConfigError (`labels.task`), DatasetError (`labels.unreadable`)."""
-    path, spec = config.camera.labels, config.model
-    if path is None:
-        return None
+def _labels(config: Config) -> Mapping[str, Mapping[int, Truth]]:
+    """By camera, of those that have any. Raises ConfigError (`labels.task`), DatasetError (`labels.unreadable`)."""
+    paths = {camera.name: camera.labels for camera in config.every_camera}
+    return {name: _read_labels(path, config.model) for name, path in paths.items() if path is not None}
+
+
+def _read_labels(path: Path, spec: ModelSpec) -> Mapping[int, Truth]:
+    """Raises as `_labels`."""
     if spec.task == "detect":
         return read_labels(path)
     if spec.task == "classify":
         return read_classes(path, spec.labels)
-    found = f"camera.labels with a model of task '{spec.task}'"
-    raise ConfigError("labels.task", found, "task detect or classify", "set camera.labels to null")
+    found = f"labels of a camera with a model of task '{spec.task}'"
+    raise ConfigError("labels.task", found, "task detect or classify", "take labels away")
 
 
 @contextmanager
@@ -206,7 +214,7 @@ def _discovery(config: Config, topics: Topics, birth: Birth, authority: Authorit
     wanted = config.mqtt.home_assistant
     return Discovery(
         topics,
-        config.camera.name,
+        [camera.name for camera in config.every_camera],
         birth,
         config.state_dir / "home_assistant",
         enabled=wanted.enabled,

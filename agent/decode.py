@@ -43,10 +43,10 @@ BUILTIN: Mapping[str, CandidateDecoder] = {
 _MAX_CANDIDATES = 1000
 
 
-def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[TensorSpec]) -> Decoder:
+def open_decoder(spec: ModelSpec, size: Size, outputs: Sequence[TensorSpec]) -> Decoder:
     """The function from an engine's outputs by name to one prediction per image of the batch.
 
-    `input_shape` is (batch, channels, height, width) and detections come in its pixels. A detector's
+    size: of the network input, (height, width), in whose pixels detections come. A detector's
     candidates pass the score threshold, then suppression at the IoU threshold as the spec's `nms` has it;
     they come best first, a thousand at most.
     An own decoder is called as the built-in ones are: (outputs without batch axis, (height, width), score
@@ -59,7 +59,7 @@ def open_decoder(spec: ModelSpec, input_shape: Sequence[int], outputs: Sequence[
     if spec.task == "classify":
         _check_classifier(spec, outputs)
         return lambda batch: [_top_1(image) for image in _images(batch)]
-    decoder = _open_detector(spec, (input_shape[2], input_shape[3]))
+    decoder = _open_detector(spec, size)
     if spec.decoder in BUILTIN and all(None not in output.shape[1:] for output in outputs):
         # Decoding zeros once finds a decoder that does not fit before the first frame does.
         # The guard above rules out open dimensions, which the checker cannot follow.
@@ -73,19 +73,34 @@ def _open_detector(spec: ModelSpec, size: Size) -> Decoder:
     limit = np.float32(4 * max(size))
 
     def detect(image: Outputs) -> Detections:
-        # A broken engine may emit anything: what is not finite is dropped, and a finite box far outside
-        # is cut, or it would swallow the precision of all others in the suppression.
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # a broken engine may emit anything
             found = candidates_of(image, size, spec.score_threshold)
         _check_detections(found, spec.decoder)
-        is_finite = np.isfinite(found.boxes).all(axis=1) & np.isfinite(found.scores)
-        found = found[is_finite & (found.scores > spec.score_threshold)]
-        found = Detections(boxes=np.clip(found.boxes, -limit, limit), classes=found.classes, scores=found.scores)
+        if not len(found):
+            return found
+        if not _is_sound(found, limit, spec.score_threshold):
+            found = _made_sound(found, limit, spec.score_threshold)
         if spec.suppression == "none":
             return keep_best(found, _MAX_CANDIDATES)
         return suppress_overlaps(found, spec.iou_threshold, _MAX_CANDIDATES, spec.suppression == "agnostic")
 
     return lambda batch: [detect(image) for image in _images(batch)]
+
+
+def _is_sound(found: Detections, limit: np.float32, score_threshold: float) -> bool:
+    """Whether nothing is for `_made_sound` to do: four comparisons, which no NaN passes."""
+    boxes, scores = found.boxes, found.scores
+    return bool(
+        boxes.max() <= limit and boxes.min() >= -limit and scores.max() < np.inf and scores.min() > score_threshold
+    )
+
+
+def _made_sound(found: Detections, limit: np.float32, score_threshold: float) -> Detections:
+    """What is not finite is dropped, and a finite box far outside is cut: in the suppression it would swallow the
+    precision of all others. So is what an own decoder did not hold against the threshold."""
+    is_finite = np.isfinite(found.boxes).all(axis=1) & np.isfinite(found.scores)
+    found = found[is_finite & (found.scores > score_threshold)]
+    return Detections(boxes=np.clip(found.boxes, -limit, limit), classes=found.classes, scores=found.scores)
 
 
 def _check_detections(found: object, name: str | None) -> None:

@@ -7,6 +7,7 @@ shape, since exporters name them freely; ConfigError (`decoder.shape`) says when
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -19,6 +20,8 @@ from engines.backend import Array
 Size = tuple[int, int]  # (height, width) of the network input in pixels
 Outputs = Mapping[str, Array]
 CandidateDecoder = Callable[[Outputs, Size, float], Detections]
+
+_HALVED = np.array((1.0, 1.0, 0.5, 0.5), np.float32)  # sides, as sigmoid(x) = (1 + tanh(x / 2)) / 2
 
 
 def yolov5(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
@@ -38,7 +41,7 @@ def yolov8(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
     """Ultralytics' default head since YOLOv8 (YOLOv9, YOLO11 too): (4 + classes, N), boxes cx cy w h in pixels."""
     expected = "a YOLOv8 output (batch, 4 + classes, N), N above its channels"
     output = find_output(outputs, expected, lambda shape: len(shape) == 2 and 4 < shape[0] < shape[1])
-    likely = np.flatnonzero(output[4:].max(axis=0) > score_threshold)
+    likely = (output[4:].max(axis=0) > score_threshold).nonzero()[0]
     rows = output[:, likely].T.astype(np.float32, copy=False)
     return every_class(corners(rows[:, :2], rows[:, 2:4]), rows[:, 4:], score_threshold)
 
@@ -65,11 +68,12 @@ def ssd(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
         raise no_fit(outputs, expected)
     boxes = outputs[boxes_name]
     scores = find_output(rest, expected, lambda shape: len(shape) == 2 and shape[0] == len(boxes) and shape[1] > 1)
-    likely = np.flatnonzero(scores[:, 1:].max(axis=1) > score_threshold)
+    likely = (scores[:, 1:].max(axis=1) > score_threshold).nonzero()[0]
+    rows = scores[likely, 1:].astype(np.float32, copy=False)
     pixels = np.array((size[1], size[0]) * 2, np.float32)
-    return _strongest_class(
-        boxes[likely].astype(np.float32) * pixels, scores[likely, 1:].astype(np.float32), score_threshold
-    )
+    classes = rows.argmax(axis=1)
+    best = rows[np.arange(len(rows)), classes]
+    return Detections(boxes=boxes[likely].astype(np.float32) * pixels, classes=classes, scores=best)
 
 
 def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
@@ -80,15 +84,17 @@ def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detectio
     expected = "a FastestDet output (batch, 5 + classes, rows, columns)"
     output = find_output(outputs, expected, lambda shape: len(shape) == 3 and shape[0] > 5)
     cells = output.reshape(len(output), -1)
-    likely = np.flatnonzero(cells[0] > score_threshold ** (1.0 / 0.6))  # a class probability is at most 1
-    rows = cells[:, likely].T.astype(np.float32, copy=False)
-    grid_rows, grid_columns = output.shape[1:]
-    cell = np.stack((likely % grid_columns, likely // grid_columns), axis=1).astype(np.float32)
-    pixels = np.array((size[1], size[0]), np.float32)
-    centres = (cell + np.tanh(rows[:, 1:3])) / np.array((grid_columns, grid_rows), np.float32) * pixels
-    sides = 0.5 * (1.0 + np.tanh(0.5 * rows[:, 3:5])) * pixels  # sigmoid, as it cannot overflow
-    scores = rows[:, :1] ** 0.6 * rows[:, 5:] ** 0.4
-    return _strongest_class(corners(centres, sides), scores, score_threshold)
+    likely = (cells[0] > score_threshold ** (1.0 / 0.6)).nonzero()[0]  # a class probability is at most 1
+    rows = cells.take(likely, axis=1).T.astype(np.float32, copy=False)
+    corner, grid, pixels = _grid(size, output.shape[1:])
+    tanh = np.tanh(rows[:, 1:5] * _HALVED)
+    centres = (corner.take(likely, axis=0) + tanh[:, :2]) / grid * pixels
+    sides = 0.5 * (1.0 + tanh[:, 2:]) * pixels  # the sigmoid, as it cannot overflow
+    classes = rows[:, 5:].argmax(axis=1)
+    scores = rows[:, 0] ** 0.6 * rows[:, 5:].max(axis=1) ** 0.4
+    found = Detections(boxes=corners(centres, sides), classes=classes, scores=scores)
+    is_sure = scores > score_threshold
+    return found if is_sure.all() else found[is_sure]
 
 
 def every_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
@@ -96,22 +102,25 @@ def every_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -
 
     Boxes (n, 4), scores (n, classes).
     """
-    rows, classes = np.nonzero(scores > score_threshold)
+    rows, classes = (scores > score_threshold).nonzero()
     return Detections(boxes=boxes[rows], classes=classes, scores=scores[rows, classes])
-
-
-def _strongest_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
-    """One candidate per box (n, 4), of its strongest class, since softmax scores (n, classes) compete."""
-    classes = scores.argmax(axis=1)
-    best = scores[np.arange(len(scores)), classes]
-    return Detections(boxes=boxes, classes=classes, scores=best)[best > score_threshold]
 
 
 def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
     """Boxes (n, 4) x1 y1 x2 y2 of centres (n, 2) and widths and heights (n, 2)."""
     half = sides * np.float32(0.5)
-    boxes: FloatArray = np.hstack((centres - half, centres + half))
+    boxes = np.empty((len(centres), 4), np.float32)
+    np.subtract(centres, half, out=boxes[:, :2])
+    np.add(centres, half, out=boxes[:, 2:])
     return boxes
+
+
+@functools.lru_cache(maxsize=8)
+def _grid(size: Size, cells: tuple[int, int]) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Of a map of `cells` (rows, columns): each one's column and row (n, 2), columns and rows, width and height."""
+    rows, columns = cells
+    y, x = np.divmod(np.arange(rows * columns, dtype=np.float32), np.float32(columns))
+    return np.stack((x, y), axis=1), np.array((columns, rows), np.float32), np.array(size[::-1], np.float32)
 
 
 def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> NDArray[np.floating]:

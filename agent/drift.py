@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from agent.config import DriftConfig
@@ -65,7 +66,7 @@ class DriftState:
     the calibrated range; the rest is rounding, by steps that have become too wide. onset_ts: start of the present run
     of blocks that would gain more than is tolerated under scales of their own. switch_to: the artefact of the regime
     with the least noise, where another than the one in service has long been ahead; else empty. closely: whether more
-    is to be observed than usual.
+    is to be observed than usual. gains_db: of a recalibration over each regime, by artefact.
     """
 
     judged: bool
@@ -77,6 +78,11 @@ class DriftState:
     onset_ts: float | None
     switch_to: str
     closely: bool
+    gains_db: Mapping[str, float]
+
+    def is_left_by(self, artefact: str, tolerance_db: float) -> bool:
+        """Whether this scene would be worse off under another regime, and not well."""
+        return self.gains_db.get(artefact, 0.0) > max(tolerance_db, self.serving_db)
 
 
 class DriftMonitor:
@@ -90,11 +96,20 @@ class DriftMonitor:
     service the quietest would have, but no more than that one would gain: what fits is not left.
     """
 
-    def __init__(self, config: DriftConfig, switch_db: float, serving: Regime, others: Sequence[Regime] = ()) -> None:
-        """switch_db: what another regime has to be ahead by."""
+    def __init__(
+        self,
+        config: DriftConfig,
+        switch_db: float,
+        serving: Regime,
+        others: Sequence[Regime] = (),
+        beside: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple,
+    ) -> None:
+        """switch_db: what another regime has to be ahead by. beside: what the newest frames show of each other camera
+        that shares the calibration: a recalibration has to suit all of them."""
+        self._beside = beside
         self._tolerance_db, self._switch_db = config.tolerance_db, switch_db
         self._detector = DriftDetector(config.false_alarms_per_30d, config.tolerance_db, config.block_s)
-        self._evidence = GainEvidence(self._detector, config.tolerance_db, merged, best_scales)
+        self._evidence = GainEvidence(self._detector, config.tolerance_db, merged, self._best_scales)
         self._ahead = DriftDetector(_SWITCHES_PER_30D, switch_db, config.block_s)
         self._block: dict[str, AbsHistogram] = {}
         self._frames = 0  # of the block
@@ -120,7 +135,12 @@ class DriftMonitor:
     @property
     def nbytes(self) -> int:
         """What its histograms take."""
-        return nbytes(self._block) + nbytes(self._evidence.recent.seen or {})
+        return nbytes(self._block) + nbytes(self.recent)
+
+    @property
+    def recent(self) -> Mapping[str, AbsHistogram]:
+        """What the newest frames show."""
+        return self._evidence.recent.seen or {}
 
     @property
     def state(self) -> DriftState:
@@ -137,6 +157,7 @@ class DriftMonitor:
             onset_ts=self._onset_ts,
             switch_to=self._quietest.artefact if switches else "",
             closely=self._evidence.looks_closely,
+            gains_db=dict(self._gains_db),
         )
 
     def memory(self) -> dict[str, Any]:
@@ -193,10 +214,14 @@ class DriftMonitor:
         return last
 
     def _judge(self, began_ts: float, ended_ts: float) -> None:
-        recent, sets = self._evidence.recent.scales, [regime.scales for regime in self._regimes]
-        found = tensor_noise(self._block, sets if recent is None else [*sets, recent])
+        recent, own = self._evidence.recent.scales, self._best_scales(self._block) if self._beside() else None
+        sets = [regime.scales for regime in self._regimes]
+        others = [scales for scales in (recent, own) if scales is not None]
+        found = tensor_noise(self._block, [*sets, *others])
         today = [found.under(which, weights) for which, weights in enumerate(self._weights)]
-        own_db = min(self._gains_under(found, -1, today).values())
+        # The last row is of the best for this block alone.
+        which_own = -1 if own is None else len(sets) + len(others) - 1
+        own_db = min(self._gains_under(found, which_own, today).values())
         gains_db = self._gains_under(found, len(sets), today)  # under recent scales; where there are none, its own
         self._gains_db = gains_db
         gain_db, seconds = min(gains_db.values()), ended_ts - began_ts
@@ -207,6 +232,10 @@ class DriftMonitor:
         ahead_db = today[quietest].gain_db(today[0]) if today[quietest].total > 0.0 else FULL_SCALE_DB
         self._follow_calm(own_db, gain_db, began_ts, seconds)
         self._follow_ahead(min(ahead_db, gains_db[self._serving.artefact]))
+
+    def _best_scales(self, seen: Mapping[str, AbsHistogram]) -> dict[str, float]:
+        """As a recalibration on these frames and on the newest ones of the other cameras would choose them."""
+        return best_scales(reduce(merged, self._beside(), seen))
 
     def _gains_under(self, found: TensorNoise, which: int, today: Sequence[NetworkNoise]) -> dict[str, float]:
         """By artefact what scales gain over its own, those of the set with this number."""

@@ -11,7 +11,7 @@ from typing import Any
 from agent.change import Cause, Change, recalled
 from agent.config import Config
 from agent.errors import AgentError
-from agent.findings import ObserverState
+from agent.findings import States
 from agent.job import CANCELLED, JobObserver
 from agent.pipeline import Pipeline
 from agent.probation import Probation
@@ -81,7 +81,7 @@ class Exchange:
             self.config.recalibration.max_loss if cause.max_loss is None else cause.max_loss,
             first=self._service.degraded,
         )
-        change = Change(loaded, cause, probation, self._pipeline.dropped)
+        change = Change(loaded, cause, probation, self._pipeline.dropped.total())
         try:
             cause.report.probation(identity)
         except AgentError as error:
@@ -100,11 +100,11 @@ class Exchange:
             self._change = None
             self._fail(change, error)
 
-    def tick(self, state: ObserverState) -> None:
+    def tick(self, states: States) -> None:
         """Look at the candidate, and once more at a disk that has refused."""
         change = self._change
         if change is not None and change.swap is not None and not change.is_going:
-            self._judge(change, state)
+            self._judge(change, states)
         if self._unsaved is not None and time.monotonic() >= self._save_at_s:
             self._save(self._unsaved)
 
@@ -155,7 +155,7 @@ class Exchange:
             return
         if change.swap is None:
             self._announce(change, None, 0)
-        elif (complaint := change.complaint(self._pipeline.observer.state())) is not None:
+        elif (complaint := change.complaint(self._pipeline.observer.states())) is not None:
             self._on_failed(change, complaint, None, False)
             return
         self._commit(change)
@@ -167,7 +167,7 @@ class Exchange:
         self._change = None
         if change.swap is not None:
             self._witnesses.serves(None, self._pipeline.last_ts if ts is None else ts)
-        missed = self._pipeline.dropped - change.dropped_before
+        missed = self._pipeline.dropped.total() - change.dropped_before
         rollback, detail = change.is_rolled_back(error, ts, asked, missed)
         self._summary.rollbacks.append(rollback)
         self._reporter.event("rollback", logging.WARNING, **detail, message=str(error))
@@ -202,8 +202,8 @@ class Exchange:
         detail = change.goes_live(ts, skipped)
         self._reporter.event("rollback" if change.cause.trigger == "rollback" else "swap", **detail)
 
-    def _judge(self, change: Change, state: ObserverState) -> None:
-        complaint = change.complaint(state)
+    def _judge(self, change: Change, states: States) -> None:
+        complaint = change.complaint(states)
         if complaint is not None:
             self._go_back(change, complaint)
         elif change.probation.is_over:
@@ -239,5 +239,5 @@ class Exchange:
             self._unsaved, self._save_at_s = change, time.monotonic() + _AGAIN_S
             remedy = f"{error.remedy}; it serves, is tried again, and a restart starts the engine before"
             return AgentError(error.code, error.found, error.expected, remedy)
-        self._reporter.event("commit", **change.is_kept(self._pipeline.observer.state().fidelity))
+        self._reporter.event("commit", **change.is_kept(self._pipeline.observer.states()))
         return None

@@ -73,19 +73,22 @@ def exposing(host: str, port: int) -> Iterator[Exposition]:
 
 def _frames(now: Moment) -> Iterator[Metric]:
     served = CounterMetricFamily("tared_frames", "Frames served since the daemon began.", labels=["camera"])
-    served.add_metric([now.camera], now.loop.frames)
+    for camera in now.cameras:
+        served.add_metric([camera.name], camera.loop.frames)
     yield served
     dropped = CounterMetricFamily(
         "tared_dropped_frames", "Frames that nobody was served, by cause.", labels=["camera", "cause"]
     )
-    for cause, count in sorted(now.loop.dropped.items()):
-        dropped.add_metric([now.camera, cause], count)
+    for camera in now.cameras:
+        for cause, count in sorted(camera.loop.dropped.items()):
+            dropped.add_metric([camera.name, cause], count)
     yield dropped
     latency = HistogramMetricFamily(
         "tared_frame_latency_seconds", "From a frame's arrival to its decoded result.", labels=["camera"]
     )
-    buckets = [(f"{bound_s:.7g}", count) for bound_s, count in now.loop.latency_buckets]
-    latency.add_metric([now.camera], [*buckets, ("+Inf", now.loop.frames)], now.loop.latency_sum_s)
+    for camera in now.cameras:
+        buckets = [(f"{bound_s:.7g}", count) for bound_s, count in camera.loop.latency_buckets]
+        latency.add_metric([camera.name], [*buckets, ("+Inf", camera.loop.frames)], camera.loop.latency_sum_s)
     yield latency
 
 
@@ -94,17 +97,18 @@ def _quality(now: Moment) -> Iterator[Metric]:
     fidelity = GaugeMetricFamily(
         "tared_fidelity_ratio", "Estimated agreement with the float reference.", labels=["camera", "bound"]
     )
-    if now.fidelity is not None:
-        for bound in ("estimate", "low", "high"):
-            fidelity.add_metric([now.camera, bound], getattr(now.fidelity, bound))
+    for camera in now.cameras:
+        for bound in ("estimate", "low", "high") if camera.fidelity is not None else ():
+            fidelity.add_metric([camera.name, bound], getattr(camera.fidelity, bound))
     yield fidelity
     gain = GaugeMetricFamily(
         "tared_drift_predicted_gain_db", "Noise that a recalibration would save now.", labels=["camera"]
     )
     drift = StateSetMetricFamily("tared_drift_state", "Whether the scene has left the calibration.", labels=["camera"])
-    if now.drift is not None:
-        gain.add_metric([now.camera], now.drift.gain_db)
-        drift.add_metric([now.camera], {state: state == now.drift.state for state in _DRIFT})
+    for camera in now.cameras:
+        if camera.drift is not None:
+            gain.add_metric([camera.name], camera.drift.gain_db)
+            drift.add_metric([camera.name], {state: state == camera.drift.state for state in _DRIFT})
     yield gain
     yield drift
 
@@ -119,7 +123,8 @@ def _work(now: Moment) -> Iterator[Metric]:
     job.add_metric([], {state: state == here for state in states})
     yield job
     observed = GaugeMetricFamily("tared_observer_up", "Whether frames are observed now.", labels=["camera"])
-    observed.add_metric([now.camera], float(now.observed))
+    for camera in now.cameras:
+        observed.add_metric([camera.name], float(camera.observed))
     yield observed
     lost = CounterMetricFamily(
         "tared_mqtt_dropped_messages", "Messages that fell out of a full queue.", labels=["cause"]

@@ -1,31 +1,28 @@
-"""What observed frames have shown: a calibration's data, the drift of the scene, the fidelity of what serves."""
+"""What observed frames of one camera have shown: the drift of its scene, the fidelity of what serves."""
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from agent.beside import Beside
 from agent.capture import Frame
-from agent.chosen_frames import ChosenFrames
 from agent.config import Config
 from agent.decode import Prediction
 from agent.drift import DriftMonitor, DriftState, Regime
 from agent.estimates import Estimate, FidelityRecord, SinceStart
 from agent.fidelity import fidelity
+from agent.fitting import Geometry
+from agent.gathering import Gathering
 from agent.memory import Memory, Recalled
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry
-from agent.selection_report import SelectionReport
 from agent.view import FROZEN, View, ViewState
 from calibrate.errors import CalibrationError
 from calibrate.evidence import Interval
 from calibrate.histogram import AbsHistogram
-from engines.backend import Observation
+from engines.backend import Array, Observation
 
 
 @dataclass(frozen=True)
@@ -53,17 +50,17 @@ class Spending:
 
 @dataclass(frozen=True)
 class ObserverState:
-    """A consistent picture of the observer, for telemetry and for whoever starts a job.
+    """A consistent picture of what is known of one camera, for telemetry and for whoever starts a job.
 
-    collected: chosen frames in the histograms of the current collection; telling: held-out ones beside them on which
-    the reference found something. drift is None while nothing is calibrated.
+    collected: chosen frames, of all cameras, in the histograms of the current collection; telling: held-out ones beside
+    them on which the reference found something. drift is None while nothing is calibrated.
     drift_since: capture time at which drift.state was reached. fidelity: of frames since fidelity_since that showed
     anything; empty_frames showed nothing to either engine. fidelity_hour: over the last hour, whatever served.
     settled: the same of frames on which the scales fitted the scene, since something was last amiss.
     outage: why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
     gain: of what serves, while it is on probation, over the engine before; in [-1, 1].
-    spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms,
-    and of what chooses the frames that enter them.
+    spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms
+    of this camera, and of the collection.
     """
 
     collected: int
@@ -83,17 +80,32 @@ class ObserverState:
     nbytes: int
 
 
+States = Mapping[str, ObserverState]  # by camera
+
+
+def least_faithful(states: States) -> str:
+    """The camera whose fidelity is lowest, by its estimate; of those on which nothing was judged, the first."""
+    return min(states, key=lambda camera: states[camera].fidelity.estimate if states[camera].fidelity.n else math.inf)
+
+
 class Findings:
-    """Any thread may ask; one adds.
+    """Of one camera. Any thread may ask; one adds."""
 
-    From a drift warning on it collects afresh and in a hurry, so that by the alarm most of the cure has been collected.
-    """
-
-    def __init__(self, spec: ModelSpec, config: Config) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: Config,
+        gathering: Gathering,
+        camera: str = "camera",
+        beside: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple,
+    ) -> None:
+        """gathering: shared by all cameras of the model. beside: what the newest frames of each of the others show."""
         self._spec = spec
         self._config = config
+        self._gathering = gathering
+        self._camera = camera
+        self._beside_us = beside
         self._lock = threading.Lock()  # guards everything below
-        self._chosen = ChosenFrames(config, hurried=False)
         self._monitor: DriftMonitor | None = None
         self._view = View()
         self._watched = ""
@@ -103,36 +115,38 @@ class Findings:
         self._beside = Beside()
         self._memory: Memory | None = None
         self._nonfinite: set[str] = set()
-        self._in_use = False
 
     def remember(self, memory: Memory) -> None:
         """Keep what is found from now on, and recall what `watch` asks for."""
         self._memory = memory
 
     def watch(self, serving: Regime, others: Sequence[Regime], since: float, recall: bool = False) -> None:
-        """From capture time `since` on watch what serves, beside other regimes: fresh collection, and fresh evidence
-        unless what is remembered of this one is to be recalled."""
+        """From capture time `since` on watch what serves, beside other regimes: fresh evidence, unless what is
+        remembered of this one is to be recalled."""
         with self._lock:
-            self._monitor = DriftMonitor(self._config.drift, self._config.regimes.switch_db, serving, others)
+            switch_db = self._config.regimes.switch_db
+            self._monitor = DriftMonitor(self._config.drift, switch_db, serving, others, self._beside_us)
             self._watched = serving.artefact
             self._drift_since = since
             self._drift_name = "calm"
             self._settled.start(since)
             self._beside = Beside()
-            self._begin_collection()
             if self._memory is None:
                 self._fidelity.start(since)
             else:
                 recalled = self._memory.begin(serving.artefact, since, recall, self._fidelity)
                 if recalled is not None:
                     self._recall(recalled, self._monitor, since)
+            self._tell_gathering()
 
     def unwatch(self) -> None:
         """What serves from now on is the reference: there is nothing to hold against it."""
         with self._lock:
             self._monitor, self._watched = None, ""
+            self._drift_name = "calm"
             self._fidelity.start(0.0)
             self._settled.start(0.0)
+            self._tell_gathering()
 
     def compare(self, others: Sequence[Regime]) -> None:
         """These are the other regimes from now on; the evidence for what serves goes on."""
@@ -162,35 +176,17 @@ class Findings:
         if self._memory is not None:
             self._memory.starts(ts)
 
-    def set_in_use(self, in_use: bool) -> None:
-        """Whether a job waits for the collection, which a warning then does not drop."""
-        with self._lock:
-            self._in_use = in_use
-
-    def collect_afresh(self, hurried: bool = False) -> None:
-        """Drop the collection and start a new one. hurried: somebody waits for it, and no frame is passed over for a
-        better one."""
-        with self._lock:
-            self._begin_collection(hurried)
-
-    def selection(self) -> SelectionReport:
-        """How the frames of the collection were chosen."""
-        with self._lock:
-            return self._chosen.report(self._spec.label)
-
-    def collected(self) -> tuple[int, dict[str, AbsHistogram], list[NDArray[np.float32]]]:
-        """A copy of the collection: frames in the histograms, histograms by tap, held-out network inputs."""
-        with self._lock:
-            collection = self._chosen.collection
-            return collection.frames, dict(collection.histograms), list(collection.held_out)
+    @property
+    def recent(self) -> Mapping[str, AbsHistogram]:
+        """What the newest frames show; empty while nothing is watched."""
+        return self._monitor.recent if self._monitor is not None else {}
 
     def state(self, outage: str, spending: Spending) -> ObserverState:
         """What is known, with why nothing is observed now, if so."""
         with self._lock:
             since_start = self._fidelity.since_start
             return ObserverState(
-                self._chosen.collection.frames,
-                self._chosen.collection.telling,
+                *self._gathering.counts,
                 self._monitor.state if self._monitor else None,
                 self._drift_since,
                 since_start.interval,
@@ -203,7 +199,7 @@ class Findings:
                 outage,
                 spending,
                 self._view.state,
-                self._chosen.nbytes + (self._monitor.nbytes if self._monitor else 0),
+                self._gathering.nbytes + (self._monitor.nbytes if self._monitor else 0),
             )
 
     def history(self) -> list[tuple[float, float]]:
@@ -214,7 +210,7 @@ class Findings:
     def add(
         self,
         served: Served,
-        tensor: NDArray[np.float32],
+        tensor: Array,
         observation: Observation,
         reference: Prediction,
         before: Prediction | None = None,
@@ -226,7 +222,7 @@ class Findings:
             if self._view.state.trouble == FROZEN:
                 return  # nothing new is seen, however often
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
-            self._chosen.add(served.frame, tensor, observation, reference, hurried=self._drift_name != "calm")
+            self._gathering.add(served.frame, tensor, observation, reference)
             if served.engine_id != self._watched or self._monitor is None:
                 return
             agreement = fidelity(served.result, reference, self._spec.min_sqnr_db)
@@ -257,8 +253,7 @@ class Findings:
         self._drift_since = ts
         if "alarm" in (before, self._drift_name):
             self._start_fidelity(ts)
-        if before == "calm" and not self._in_use:
-            self._begin_collection()  # what was seen before the warning is not what the cure is for
+        self._tell_gathering()
 
-    def _begin_collection(self, hurried: bool = False) -> None:
-        self._chosen = ChosenFrames(self._config, hurried)
+    def _tell_gathering(self) -> None:
+        (self._gathering.calm if self._drift_name == "calm" else self._gathering.alert)(self._camera)

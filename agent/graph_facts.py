@@ -14,9 +14,9 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from engines.backend import EngineError, open_backend
 from engines.graph import parse_model
+from engines.preprocessing import IMAGE_CHANNELS, Layout, image_layout
 from engines.topology import Dim, Topology, tensor_types, value_type
 
-_CHANNELS = (1, 3, 4)
 _OPEN_SIDE = 640  # of an input of open size, where it has to have one
 _PASSING = (
     "Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Identity", "Cast",
@@ -58,12 +58,12 @@ class Scaling:
 class GraphFacts:
     """size: (height, width) of the image, the assumed one where it is open; None where there is no one image.
 
-    layout: 'NCHW', 'NHWC', or None where neither fits. scaling: None where the graph does nothing of the kind.
+    layout: None where neither fits. scaling: None where the graph does nothing of the kind.
     """
 
     inputs: tuple[GraphTensor, ...]
     outputs: tuple[GraphOutput, ...]
-    layout: str | None
+    layout: Layout | None
     size: tuple[int, int] | None
     scaling: Scaling | None
     operators: frozenset[str]
@@ -89,7 +89,7 @@ def read_facts(path: Path) -> GraphFacts:
     topology = Topology(model)
     values = [value for value in model.graph.input if value.name in topology.inputs]
     inputs = tuple(_tensor(value) for value in values)
-    layout = _layout(inputs[0].shape) if len(inputs) == 1 else None
+    layout = image_layout(inputs[0].shape) if len(inputs) == 1 else None
     size = _close(values[0], layout) if layout else None
     shapes = _closed_shapes(model, _tensor(values[0]) if layout else None)
     outputs = tuple(
@@ -123,13 +123,7 @@ def _sizes(shape: tuple[Dim, ...] | None) -> tuple[int | None, ...]:
     return tuple(dim if isinstance(dim, int) and dim > 0 else None for dim in shape or ())
 
 
-def _layout(shape: tuple[int | None, ...]) -> str | None:
-    if len(shape) != 4:
-        return None
-    return "NCHW" if shape[1] in _CHANNELS else "NHWC" if shape[3] in _CHANNELS else None
-
-
-def _close(image: onnx.ValueInfoProto, layout: str) -> tuple[int, int]:
+def _close(image: onnx.ValueInfoProto, layout: Layout) -> tuple[int, int]:
     """Give one image the size that its input leaves open, in the model; (height, width)."""
     batch, *rest = image.type.tensor_type.shape.dim
     batch.dim_value = 1
@@ -203,4 +197,4 @@ def _constant(topology: Topology, tensor: str) -> Constants | None:
     if stored is None or stored.data_location == onnx.TensorProto.EXTERNAL:
         return None
     values = numpy_helper.to_array(stored).astype(np.float64).ravel()
-    return values if values.size in _CHANNELS else None
+    return values if values.size in IMAGE_CHANNELS else None

@@ -27,7 +27,7 @@ def yolox(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
     expected = "an undecoded YOLOX output (batch, N, 5 + classes)"
     output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] > 5)
     grid, strides = _grid(size, len(output), "YOLOX")
-    likely = np.flatnonzero(output[:, 4] > score_threshold)
+    likely = (output[:, 4] > score_threshold).nonzero()[0]
     rows = output[likely].astype(np.float32, copy=False)
     centres = (rows[:, :2] + grid[likely]) * strides[likely]
     sides = np.exp(rows[:, 2:4]) * strides[likely]
@@ -68,7 +68,7 @@ def yunet(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
     grid, strides = _grid(size, sum(counts), "YuNet")
     first, second = (np.concatenate(columns[index::2])[:, 0].clip(0.0, 1.0) for index in (0, 1))
     scores = np.sqrt(first.astype(np.float32) * second.astype(np.float32))
-    likely = np.flatnonzero(scores > score_threshold)
+    likely = (scores > score_threshold).nonzero()[0]
     rows = np.concatenate(boxes)[likely].astype(np.float32, copy=False)
     centres = (grid[likely] + rows[:, :2]) * strides[likely]
     sides = np.exp(rows[:, 2:]) * strides[likely]
@@ -82,7 +82,7 @@ def _distances(outputs: Outputs, size: Size, score_threshold: float, offset: np.
     """
     scores, sides = _nanodet_outputs(outputs)
     grid, strides = _grid(size, len(scores), "NanoDet")
-    likely = np.flatnonzero(scores.max(axis=1) > score_threshold)
+    likely = (scores.max(axis=1) > score_threshold).nonzero()[0]
     logits = sides[likely].astype(np.float32).reshape(len(likely), 4, sides.shape[1] // 4)
     weights = np.exp(logits - logits.max(axis=2, keepdims=True))
     bins = np.arange(weights.shape[2], dtype=np.float32)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ _HOTTEST = (
     "{% set hottest.c = value %}{% endif %}{% endfor %}{{ hottest.c }}"
 )
 _MEASURED = {"state_class": "measurement", "suggested_display_precision": 1}
+_CAMERA = "CAMERA"
 # Sensors by the document they read; CAMERA is the camera's name, as a literal of the template language. What nobody
 # knows is none, which Home Assistant shows as unknown.
 _OF_TELEMETRY: Mapping[str, Mapping[str, Any]] = {
@@ -106,7 +107,15 @@ class Discovery(Mailbox):
     """
 
     def __init__(
-        self, topics: Topics, camera: str, birth: Birth, note: Path, *, enabled: bool, prefix: str, button: bool
+        self,
+        topics: Topics,
+        cameras: Sequence[str],
+        birth: Birth,
+        note: Path,
+        *,
+        enabled: bool,
+        prefix: str,
+        button: bool,
     ) -> None:
         super().__init__()
         self._note = note
@@ -116,7 +125,7 @@ class Discovery(Mailbox):
         announced = self._noted()
         if enabled:
             identity = device_id(topics)
-            document = describe(topics, identity, camera, birth, button)
+            document = describe(topics, identity, cameras, birth, button)
             payload = json.dumps(document, separators=(",", ":")).encode()
             self._announcement = Message(f"{prefix}/device/{identity}/config", payload, retain=True)
         topic = self._announcement.topic if self._announcement is not None else ""
@@ -168,7 +177,7 @@ def device_id(topics: Topics) -> str:
     return plain if unique else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def describe(topics: Topics, identity: str, camera: str, birth: Birth, button: bool) -> dict[str, Any]:
+def describe(topics: Topics, identity: str, cameras: Sequence[str], birth: Birth, button: bool) -> dict[str, Any]:
     """The payload: device, origin, components."""
     version = birth.agent_version
     hardware = {key: str(value) for key, value in birth.hardware.items()}
@@ -180,7 +189,7 @@ def describe(topics: Topics, identity: str, camera: str, birth: Birth, button: b
         "sw_version": version,
         **({"hw_version": hardware["l4t"]} if "l4t" in hardware else {}),
     }
-    components = _sensors(topics, camera)
+    components = _sensors(topics, cameras)
     if button:
         components["recalibrate"] = {
             "platform": "button",
@@ -206,11 +215,23 @@ def describe(topics: Topics, identity: str, camera: str, birth: Birth, button: b
     }
 
 
-def _sensors(topics: Topics, camera: str) -> dict[str, dict[str, Any]]:
+def _sensors(topics: Topics, cameras: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Of several cameras each has sensors of its own, by its name; those of an only one bear none."""
     sensors = {}
     for topic, table in ((topics.telemetry, _OF_TELEMETRY), (topics.birth, _OF_BIRTH), (topics.status, _OF_STATUS)):
         for key, fields in table.items():
-            # JSON's escapes are the template language's own, whatever characters a camera's name has.
-            template = fields["value_template"].replace("CAMERA", json.dumps(camera))
-            sensors[key] = {"platform": "sensor", "state_topic": topic, **fields, "value_template": template}
+            sensor = {"platform": "sensor", "state_topic": topic, **fields}
+            if _CAMERA not in fields["value_template"]:
+                sensors[key] = sensor
+            elif len(cameras) == 1:
+                sensors[key] = sensor | _of_camera(fields, cameras[0])
+            else:
+                for camera in cameras:
+                    own = _of_camera(fields, camera) | {"name": f"{camera} {fields['name'].lower()}"}
+                    sensors[f"{key}_{hashlib.sha256(camera.encode()).hexdigest()[:8]}"] = sensor | own
     return sensors
+
+
+def _of_camera(fields: Mapping[str, Any], camera: str) -> dict[str, str]:
+    """JSON's escapes are the template language's own, whatever characters a camera's name has."""
+    return {"value_template": fields["value_template"].replace(_CAMERA, json.dumps(camera))}

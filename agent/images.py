@@ -53,14 +53,10 @@ class ImageFiles:
 
     def read(self, name: str) -> NDArray[np.uint8]:
         """The image as BGR uint8 (height, width, 3), turned upright where its EXIF data says so."""
-        content = np.frombuffer(self._content(name), np.uint8)
-        try:
-            image = cv2.imdecode(content, cv2.IMREAD_COLOR) if len(content) else None
-        except cv2.error:  # e.g. a header that claims more pixels than OpenCV allocates
-            image = None
+        image = decode_image(self._content(name))
         if image is None:
             raise self._unreadable(name, "an intact image")
-        return np.asarray(image, np.uint8)
+        return image
 
     def read_text(self, name: str) -> str:
         """A text file that lies beside the images, e.g. their labels."""
@@ -111,15 +107,10 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
-def encode_jpeg(image: NDArray[np.uint8], most_bytes: int) -> tuple[bytes, tuple[int, int]]:
-    """A JPEG of at most `most_bytes` of a BGR uint8 (H, W, 3) or grey (H, W) image, and its height and width: half of
-    the picture's, and half again, where it would be larger. Raises AgentError (`images.encode`)."""
-    while True:
-        _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 85])
-        height, width = image.shape[:2]
-        if len(encoded) <= most_bytes:
-            return encoded.tobytes(), (height, width)
-        if min(height, width) < 2:
-            found = f"{len(encoded)} bytes for one pixel"
-            raise AgentError("images.encode", found, f"at most {most_bytes}", "report it")
-        image = np.asarray(cv2.resize(image, (width // 2, height // 2), interpolation=cv2.INTER_AREA), np.uint8)
+def decode_image(content: bytes) -> NDArray[np.uint8] | None:
+    """The image as BGR uint8 (height, width, 3), turned upright where its EXIF data says so; None for a damaged one."""
+    try:
+        image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
+    except cv2.error:  # e.g. a header that claims more pixels than OpenCV allocates
+        return None
+    return None if image is None else np.asarray(image, np.uint8)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from agent.config import Config
-from agent.findings import Findings, ObserverState
+from agent.findings import States
 from agent.model import Model
 from agent.news import News
+from agent.observer import ObserverThread
 from agent.regimes import RegimeBook, Regimes
 from agent.reporting import Reporter
 from agent.service import Loaded, Service
@@ -17,10 +18,12 @@ from engines.upkeep import Pins
 class InService:
     """Errors that do not keep the daemon from going on are told. Runs in the supervisor's thread."""
 
-    def __init__(self, config: Config, service: Service, findings: Findings, reporter: Reporter, news: News) -> None:
+    def __init__(
+        self, config: Config, service: Service, observer: ObserverThread, reporter: Reporter, news: News
+    ) -> None:
         """Raises AgentError (`regimes.schema`)."""
         book = RegimeBook(config.state_dir / "regimes.json", service.identity, config.regimes.most)
-        self._regimes = Regimes(config, book, findings)
+        self._regimes = Regimes(config, book, observer.findings.values(), observer.gathering)
         self._service = service
         self._reporter = reporter
         self._news = news
@@ -55,10 +58,10 @@ class InService:
             self._reporter.serves(service.serving.id, None)
             self._regimes.unwatch()
 
-    def learn(self, state: ObserverState, now_ts: float) -> None:
+    def learn(self, states: States, now_ts: float) -> None:
         """What has served its light well becomes a regime, at capture time `now_ts`."""
         try:
-            learnt = self._regimes.learns(state, now_ts)
+            learnt = self._regimes.learns(states, now_ts)
         except TaredError as error:
             self._reporter.error(error)
             return

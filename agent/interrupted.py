@@ -43,13 +43,14 @@ class Past:
     """What a process that is gone left in the state directory, as it was before this one changes anything."""
 
     def __init__(self, state_dir: Path, reporter: Reporter) -> None:
-        """Sweeps, and removes a candidate that was on probation: before anything can be chosen to serve.
+        """Sweeps, and removes a candidate that was on probation: before anything can be chosen to serve. current: the
+        id that the store's `current` led to.
 
         Holding the directory's lock is the caller's part. Raises AgentError (`journal.schema`).
         """
         sweep(state_dir)
         self._reporter = reporter
-        self._current = _current_artefact(state_dir)
+        self.current = _current_artefact(state_dir)
         self.journal = JobJournal(state_dir / "jobs.sqlite", reporter.error)
         try:
             self._records = self.journal.records()
@@ -61,7 +62,7 @@ class Past:
         for record in on_probation:
             self._reject(record, state_dir)
         # A candidate that the end of the process took back: so it has done what an operator's rollback was asking for.
-        self._left_probation = any(record.artefact != self._current for record in on_probation)
+        self._left_probation = any(record.artefact != self.current for record in on_probation)
 
     @property
     def known(self) -> list[CommandResult]:
@@ -84,7 +85,8 @@ class Past:
     def conclude(self, content: str) -> Concluded:
         """End the jobs that have not ended. content: of the model's file that is served, as `content_of` has it.
 
-        A candidate that became current was committed, whatever the journal came to say of it; another one was not.
+        A candidate that became current was committed, whatever the journal came to say of it; another one was not. So
+        was what has taken the place of an engine for another runtime.
         """
         concluded = Concluded()
         for record in self._records:
@@ -118,10 +120,12 @@ class Past:
     def _end_of(self, record: JobRecord, content: str) -> JobState:
         if record.state is JobState.PROBATION:
             back = record.trigger == "rollback" and self._left_probation
-            return JobState.COMMITTED if back or record.artefact == self._current else JobState.ROLLED_BACK
-        if record.trigger == MODEL and record.state is JobState.BUILDING and record.request.get("content") == content:
-            return JobState.COMMITTED
-        return JobState.FAILED
+            return JobState.COMMITTED if back or record.artefact == self.current else JobState.ROLLED_BACK
+        built = record.state is JobState.BUILDING and (
+            (record.trigger == MODEL and record.request.get("content") == content)
+            or (record.trigger == RUNTIME and record.request.get("instead_of", self.current) != self.current)
+        )
+        return JobState.COMMITTED if built else JobState.FAILED
 
 
 def _current_artefact(state_dir: Path) -> str:

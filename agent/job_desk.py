@@ -7,6 +7,7 @@ from typing import Any
 
 from agent.commands import Report
 from agent.errors import AgentError
+from agent.heap import give_back
 from agent.housekeeping import Housekeeping
 from agent.job import MODEL
 from agent.job_journal import JobJournal
@@ -21,7 +22,7 @@ _JOINABLE = (JobState.REQUESTED, JobState.COLLECTING)
 
 
 class JobDesk:
-    """What a job leaves in the store is tidied up when it is over."""
+    """What a job leaves in the store, and in memory, is tidied up when it is over."""
 
     def __init__(
         self, reporter: Reporter, journal: JobJournal, restraint: Restraint, housekeeping: Housekeeping
@@ -97,3 +98,4 @@ class JobDesk:
             if latest is not None and (latest.trigger, latest.state) == ("command", JobState.COMMITTED):
                 self._restraint.clear_rollbacks()
             self._housekeeping.tidy()
+            give_back()

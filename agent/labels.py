@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -21,16 +21,16 @@ Tell = Callable[[TaredError, int], None]
 
 
 class LabelsDesk:
-    """Takes labels of one camera's frames; one thread uses it, the supervisor's.
+    """Takes labels of the cameras' frames; one thread uses it, the supervisor's.
 
     Bad ones are refused with a LabelsError or MessageError, which `tell` hears at once, and from then on once a minute
     per code, with the number of messages that were refused so since it was told last: a flood fills no log.
     """
 
-    def __init__(self, camera: str, spec: ModelSpec, accuracy: LiveAccuracy, tell: Tell) -> None:
-        self._camera = camera
+    def __init__(self, accuracies: Mapping[str, LiveAccuracy], spec: ModelSpec, tell: Tell) -> None:
+        """accuracies: who scores them, by camera."""
+        self._accuracies = accuracies
         self._spec = spec
-        self._accuracy = accuracy
         self._tell = tell
         self._untold: Counter[str] = Counter()
         self._latest: dict[str, TaredError] = {}  # by code, of those that are untold
@@ -56,14 +56,16 @@ class LabelsDesk:
             remedy = "publish labels without the retain flag, and clear the retained ones"
             raise LabelsError("labels.retained", "retained labels", "fresh ones", remedy)
         message = Labels.from_json(payload)
-        if message.camera != self._camera:
-            found, expected = f"labels of camera {message.camera[:64]!a}", f"of {self._camera!a}"
+        accuracy = self._accuracies.get(message.camera)
+        if accuracy is None:
+            found = f"labels of camera {message.camera[:64]!a}"
+            expected = f"of {' or '.join(ascii(camera) for camera in self._accuracies)}"
             raise LabelsError("labels.camera", found, expected, "send them to the device that has this camera")
         truth = self._truth(message.labels)
         if message.frame is not None:
-            self._accuracy.label_frame(message.frame, truth)
+            accuracy.label_frame(message.frame, truth)
         elif message.ts is not None:
-            self._accuracy.label_ts(message.ts, truth)
+            accuracy.label_ts(message.ts, truth)
 
     def _truth(self, labels: int | str | list[LabelledBox]) -> Truth:
         task = self._spec.task

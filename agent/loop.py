@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from agent.capture import Frame, FrameSlot
+from agent.capture import Frame
 from agent.decode import Prediction
 from agent.errors import AgentError
 from agent.findings import Served
+from agent.lanes import Lanes
 from agent.trial import Trial, as_failure
+from agent.turns import Turns
 from agent.vision import VisionTask
 from engines.backend import Engine
 
@@ -20,23 +22,28 @@ Sink = Callable[[Served], None]  # must not block
 class FrameLoop(threading.Thread):
     """The inference thread.
 
-    A candidate is tried out while the engine before it stays loaded. It rehearses on the next frame, which the engine
-    before answers, as it does all others until that is over. Then the candidate answers, and the first frame it does
-    not answer well, or in time, is answered by the engine before, as are all later ones. `try_out`, `keep` and
-    `go_back` may be called from any thread. An exception of an engine that is not on trial is kept in
+    While the engine computes a frame, the one before it is decoded and handed on, and the next is made ready. Of
+    cameras that do not wait that is taken as late as can be.
+
+    A candidate is tried out while the engine before it stays loaded, a frame at a time. It rehearses on the next frame,
+    which the engine before answers, as it does all others until that is over. Then the candidate answers, and the first
+    frame it does not answer well, or in time, is answered by the engine before, as are all later ones. `try_out`,
+    `keep` and `go_back` may be called from any thread. An exception of an engine that is not on trial is kept in
     `error` and ends the loop: without a loop there is no daemon, and systemd starts a new one.
     """
 
     def __init__(
-        self, slot: FrameSlot, engine_id: str, engine: Engine, task: VisionTask, sinks: Sequence[Sink]
+        self, turns: Turns, engine_id: str, engine: Engine, tasks: Sequence[VisionTask], sinks: Sequence[Sink]
     ) -> None:
+        """tasks: one for each frame under way; the first answers while a candidate is on trial."""
         super().__init__(name="inference", daemon=True)
-        self._slot = slot
+        self._turns = turns
         self._engine_id = engine_id
         self._engine = engine
-        self._task = task
+        self._task = tasks[0]
+        self._lanes = Lanes(tasks, turns.nudge)
         self._sinks = sinks
-        self._last_id: int | None = None  # of the last frame that was answered
+        self._last_ids: dict[str, int] = {}  # by camera, of the last frame that was answered
         self._left_behind: Trial | None = None
         self._in_use = threading.Lock()  # guards the engine before, while another thread may ask it
         self._ended = False
@@ -101,30 +108,57 @@ class FrameLoop(threading.Thread):
 
     def run(self) -> None:
         try:
-            while (frame := self._slot.get()) is not None:
-                served = self._answer(frame)
-                self._last_id = frame.id
-                for sink in self._sinks:
-                    sink(served)
+            while (frame := self._next()) is not None or not self._lanes.empty:
+                if frame is None:
+                    self._deliver(self._lanes.end())
+                else:
+                    self._take(frame)
         except BaseException as error:
             self.error = error
         finally:
-            self._slot.close()  # the capture thread must not wait for a loop that has ended
+            self._turns.close()  # no capture thread must wait for a loop that has ended
+            self._lanes.close()
             self._end()
 
-    def _answer(self, frame: Frame) -> Served:
+    def _next(self) -> Frame | None:
+        """The next frame; None where the one under way is done before there is one, or where none comes any more."""
+        if self._lanes.empty:
+            return self._turns.get()
+        if self._turns.age:
+            self._lanes.wait_for_freshest()
+        return self._turns.get(self._lanes.patience_s, lambda: self._lanes.ended)
+
+    def _take(self, frame: Frame) -> None:
+        if self._trial is not None:
+            self._answer_all()
         trial = self._change(frame.ts)
         if trial is not None:
-            asked = False
-            try:
-                asked = trial.rehearse(frame)
-                served = trial.answer(frame) if asked else None
-            except Exception as error:
-                self._back(trial, error, frame.ts, asked)
-            else:
-                if served is not None:
-                    self._went_live(trial, frame)
-                    return served
+            self._deliver(self._answer(frame, trial))
+            return
+        self._lanes.begin(frame, self._engine_id, self._engine)
+        if self._lanes.full:
+            self._deliver(self._lanes.end())
+
+    def _answer_all(self) -> None:
+        while not self._lanes.empty:
+            self._deliver(self._lanes.end())
+
+    def _deliver(self, served: Served) -> None:
+        self._last_ids[served.frame.camera] = served.frame.id
+        for sink in self._sinks:
+            sink(served)
+
+    def _answer(self, frame: Frame, trial: Trial) -> Served:
+        asked = False
+        try:
+            asked = trial.rehearse(frame)
+            served = trial.answer(frame) if asked else None
+        except Exception as error:
+            self._back(trial, error, frame.ts, asked)
+        else:
+            if served is not None:
+                self._went_live(trial, frame)
+                return served
         # Also the frame that a candidate has failed on, and those during its rehearsal.
         with self._in_use:
             result, geometry = self._task.infer(self._engine, frame.image)
@@ -133,7 +167,7 @@ class FrameLoop(threading.Thread):
     def _went_live(self, trial: Trial, frame: Frame) -> None:
         if not trial.live:
             trial.live = True
-            trial.events.live(frame.ts, 0 if self._last_id is None else frame.id - self._last_id - 1)
+            trial.events.live(frame.ts, frame.id - self._last_ids.get(frame.camera, frame.id - 1) - 1)
 
     def _change(self, ts: float) -> Trial | None:
         """Do what was asked for since the last frame; what is on trial then."""

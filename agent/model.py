@@ -14,6 +14,7 @@ from typing import Any
 import onnx
 
 from agent.model_spec import ModelSpec
+from agent.network_input import network_input
 from agent.precision import read_rules
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
@@ -34,7 +35,7 @@ class Model:
 
     observed: the master as the plan has it observed and quantised: with its divisions, which change nothing in float.
     placement: where Q/DQ may go in it, whatever the plan leaves float.
-    input_shape: (1, channels, height, width) of the frames, also where the graph leaves dimensions open.
+    input_shape: of one frame's network input, in the model's layout, also where the graph leaves dimensions open.
     """
 
     spec: ModelSpec
@@ -103,7 +104,8 @@ def open_model(spec: ModelSpec, plan: PrecisionPlan = ALL_INT8) -> Model:
             return engine.infer(batch)
 
     original = load_model(spec.path)
-    input_shape = spec.input_shape(image_input(original))
+    taken = network_input(spec, image_input(original))
+    input_shape = taken.shape(taken.usual)
     master = prepare(original, run, input_shape)
     placement = place(master)
     rules = read_rules(spec.precision, master, placement)

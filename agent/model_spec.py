@@ -7,99 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationInfo, field_validator, model_serializer
 
-from agent.errors import ConfigError
+from agent.input_spec import InputSpec, ShapeRange
 from agent.own_decoder import installed_decoders
-from agent.schema import Strict, read_yaml, validate
-from engines.backend import TensorSpec
+from agent.schema import Finite, Strict, read_yaml, validate
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 DECODERS = ("yolox", "yolov5", "yolov8", "end2end", "ssd", "fastestdet", "nanodet", "nanodet-plus", "yunet")
 _DECODER_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
-
-def _rank_four(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) != 4:
-        raise ValueError("four dimensions: batch, channels, height, width")
-    return shape
-
-
 Suppression = Literal["per-class", "agnostic", "none"]
-ImageShape = tuple[int, int, int, int]  # (1, channels, height, width)
-Shape = Annotated[tuple[PositiveInt, ...], AfterValidator(_rank_four)]
-
-
-class InputSpec(Strict):
-    """From a BGR frame to the network input: (x * scale - mean) / std, channels in the order of `color`.
-
-    resize: `letterbox` scales a frame into the input, with its proportions, and pads; `stretch` scales it to the input.
-    The others keep its pixels as they are: `pad` pads a frame to the input, and cuts off what lies beyond it; with
-    `native` the input of a model of open size has the frame's own, rounded up to a `multiple` within the profile.
-    """
-
-    color: Literal["bgr", "rgb", "gray"] = "bgr"
-    resize: Literal["letterbox", "stretch", "pad", "native"] = "letterbox"
-    anchor: Literal["top-left", "center"] = "top-left"
-    pad: Annotated[int, Field(ge=0, le=255)] = 114
-    multiple: PositiveInt = 1
-    mean: tuple[Finite, ...] = (0.0,)
-    std: tuple[Finite, ...] = (1.0,)
-    scale: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-
-    @property
-    def channels(self) -> int:
-        return 1 if self.color == "gray" else 3
-
-    @field_validator("multiple")
-    @classmethod
-    def _only_of_open_sizes(cls, multiple: int, info: ValidationInfo) -> int:
-        if multiple != 1 and info.data.get("resize", "native") != "native":
-            raise ValueError("1 unless resize is 'native': every other input has the model's one size")
-        return multiple
-
-    @field_validator("mean", "std")
-    @classmethod
-    def _one_value_or_one_per_channel(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
-        color = info.data.get("color", "bgr")
-        channels = 1 if color == "gray" else 3
-        if len(values) not in (1, channels):
-            raise ValueError("one value for color 'gray'" if channels == 1 else "one value, or one per channel")
-        return values
-
-    @field_validator("std")
-    @classmethod
-    def _nonzero(cls, values: tuple[float, ...]) -> tuple[float, ...]:
-        if 0.0 in values:
-            raise ValueError("values other than zero")
-        return values
-
-
-class ShapeRange(Strict):
-    """The shapes of one input in an optimization profile, each (batch, channels, height, width)."""
-
-    min: Shape
-    opt: Shape
-    max: Shape
-
-    @field_validator("opt", "max")
-    @classmethod
-    def _not_below(cls, shape: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-        for lower in ("min", "opt"):
-            bound = info.data.get(lower, shape)
-            if any(low > high for low, high in zip(bound, shape, strict=True)):
-                raise ValueError(f"no dimension below '{lower}' {list(bound)}")
-        return shape
 
 
 class PrecisionRules(Strict):
@@ -166,8 +85,8 @@ class ModelSpec(Strict):
     def _bounds_of_open_sizes(
         cls, profiles: tuple[dict[str, ShapeRange], ...], info: ValidationInfo
     ) -> tuple[dict[str, ShapeRange], ...]:
-        if not profiles and "input" in info.data and info.data["input"].resize == "native":
-            raise ValueError("the least and the largest input, for input.resize 'native'")
+        if not profiles and "input" in info.data and info.data["input"].follows_frames:
+            raise ValueError(f"the least and the largest input, for input.resize '{info.data['input'].resize}'")
         return profiles
 
     @field_validator("labels", mode="before")
@@ -189,68 +108,6 @@ class ModelSpec(Strict):
     def label(self, class_id: int) -> str:
         """The name of a class; its number where the spec names none."""
         return self.labels[class_id] if 0 <= class_id < len(self.labels) else str(class_id)
-
-    def input_shape(self, tensor: TensorSpec) -> ImageShape:
-        """The shape (1, channels, height, width) that frames take in the model's input `tensor`, or most of them.
-
-        Dimensions the model leaves open come from the opt shape of the first profile; the batch is one
-        frame. Raises ConfigError when the profile is missing or disagrees with the model.
-        """
-        opt = self.profiles[0][tensor.name].opt if self.profiles and tensor.name in self.profiles[0] else None
-        shown = [size if size is not None else "?" for size in tensor.shape]
-        if len(tensor.shape) != 4:
-            raise ConfigError(
-                "model.input",
-                f"input '{tensor.name}' of shape {shown}",
-                "one image input (batch, channels, height, width)",
-                "export the model with an image input",
-            )
-        if opt is None and None in tensor.shape[1:]:
-            raise ConfigError(
-                "model.profile",
-                f"input '{tensor.name}' of open shape {shown} without a profile of that name",
-                "its min, opt and max shapes",
-                f"add profiles: [{{{tensor.name}: {{min: [...], opt: [...], max: [...]}}}}] to the spec",
-            )
-        wanted = tensor.shape if opt is None else opt
-        for size, profiled in zip(tensor.shape, wanted, strict=True):
-            if size not in (None, profiled):
-                raise ConfigError(
-                    "model.profile",
-                    f"opt shape {list(wanted)} for input '{tensor.name}' of shape {shown}",
-                    "a profile that keeps the model's fixed dimensions",
-                    "correct the profile, or export the model with open dimensions",
-                )
-        _, channels, height, width = (size or 1 for size in wanted)
-        return 1, channels, height, width
-
-    def input_range(self, tensor: TensorSpec) -> tuple[ImageShape, ImageShape]:
-        """The smallest and the largest shape (1, channels, height, width) that frames take in the model's input.
-
-        They differ only where `input.resize` is 'native', and come from the first profile. Raises ConfigError as
-        `input_shape`, and when the model does not take frames of many sizes, or the profile is not of such multiples.
-        """
-        shape = self.input_shape(tensor)
-        if self.input.resize != "native":
-            return shape, shape
-        if tensor.shape[2] is not None or tensor.shape[3] is not None:
-            raise ConfigError(
-                "model.input",
-                f"input '{tensor.name}' of height {tensor.shape[2] or '?'} and width {tensor.shape[3] or '?'}, and "
-                "input.resize 'native'",
-                "a model of open height and width",
-                "choose letterbox, stretch or pad, or export the model with open dimensions",
-            )
-        bounds = self.profiles[0][tensor.name]
-        (least_height, least_width), (most_height, most_width) = bounds.min[2:], bounds.max[2:]
-        if any(side % self.input.multiple for side in (least_height, least_width, most_height, most_width)):
-            raise ConfigError(
-                "model.profile",
-                f"min {list(bounds.min)} and max {list(bounds.max)} for input '{tensor.name}'",
-                f"heights and widths that are multiples of {self.input.multiple}, as input.multiple asks",
-                "correct the profile or input.multiple",
-            )
-        return (1, shape[1], least_height, least_width), (1, shape[1], most_height, most_width)
 
 
 def rebase(content: Mapping[str, Any], base: Path) -> dict[str, Any]:

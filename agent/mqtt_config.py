@@ -11,8 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
 from agent.credentials import FileOrCredential, based
 from agent.endpoint import Endpoint, Protocol, Transport
-from agent.model_spec import Finite
-from agent.schema import Strict, read_yaml, validate
+from agent.schema import Finite, Strict, read_yaml, validate
 from agent.tls import TlsFiles
 from agent.topics import check_name
 

@@ -4,17 +4,27 @@ no numbers."""
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from pydantic import JsonValue
 
 from agent.config import Config
 from agent.drift import DriftState
-from agent.findings import ObserverState
+from agent.findings import ObserverState, States
 from agent.low_fidelity import is_low
 from agent.reporting import Reporter
 from agent.summary import Alarm
 from agent.view import ViewState
+
+
+@dataclass
+class _Told:
+    """Of one camera."""
+
+    drift: str = "calm"
+    low: bool = False
+    trouble: str = ""
+    nonfinite: frozenset[str] = frozenset()
 
 
 class News:
@@ -24,48 +34,57 @@ class News:
         self._reporter = reporter
         self._alarms = alarms
         self.config = config
-        self._drift = "calm"
-        self._low = False
-        self._trouble = ""
-        self._nonfinite: frozenset[str] = frozenset()
+        self._told: dict[str, _Told] = {}
 
     def serves_anew(self) -> None:
         """Another engine serves: what drifted from the one before is old, and what that one lost."""
-        self._drift, self._low = "calm", False
+        for told in self._told.values():
+            told.drift, told.low = "calm", False
 
-    def tell(self, state: ObserverState) -> None:
-        """Report what is new in a state."""
-        fresh = sorted(set(state.nonfinite) - self._nonfinite)
+    def tell(self, states: States) -> None:
+        """Report what is new."""
+        for camera, state in states.items():
+            self._tell(camera, state, self._told.setdefault(camera, _Told()))
+
+    def _tell(self, camera: str, state: ObserverState, told: _Told) -> None:
+        fresh = sorted(set(state.nonfinite) - told.nonfinite)
         if fresh:
-            self._nonfinite |= set(fresh)
+            told.nonfinite |= set(fresh)
             message = f"NaN or infinite values in {fresh}"
-            self._reporter.event("error", logging.ERROR, code="observer.nonfinite", message=message)
-        if state.drift is not None and state.drift.state != self._drift:
-            self._tell_drift(state.drift, state.drift_since, state.view)
-        if not self._low and is_low(state, self.config):
-            self._tell_low_fidelity(state)
-        if state.view.trouble != self._trouble:
-            self._tell_view(state.view, state.drift)
+            self._reporter.event("error", logging.ERROR, code="observer.nonfinite", camera=camera, message=message)
+        if state.drift is not None and state.drift.state != told.drift:
+            told.drift = state.drift.state
+            self._tell_drift(camera, state.drift, state.drift_since, state.view)
+        if not told.low and is_low(state, self.config):
+            told.low = True
+            self._tell_low_fidelity(camera, state)
+        if state.view.trouble != told.trouble:
+            told.trouble = state.view.trouble
+            self._tell_view(camera, state.view, state.drift)
 
-    def _tell_drift(self, drift: DriftState, since: float, view: ViewState) -> None:
+    def _tell_drift(self, camera: str, drift: DriftState, since: float, view: ViewState) -> None:
         """An alarm goes with the trouble that the view is in, which explains it, and why no job answers it."""
-        self._drift = drift.state
-        detail = {"capture_ts": since, "gain_db": round(drift.gain_db, 2), "e_value": round(drift.e_value, 1)}
-        detail["clipping_share"] = round(drift.clipping_share, 2)
+        detail: dict[str, JsonValue] = {
+            "camera": camera,
+            "capture_ts": since,
+            "gain_db": round(drift.gain_db, 2),
+            "e_value": round(drift.e_value, 1),
+            "clipping_share": round(drift.clipping_share, 2),
+        }
         if drift.state != "alarm":
             self._reporter.event("drift", state=drift.state, **detail)
             return
         onset_ts = drift.onset_ts if drift.onset_ts is not None else since
         trouble: dict[str, JsonValue] = {"trouble": view.trouble, **_rounded(view)} if view.trouble else {}
         self._reporter.event("alarm", logging.WARNING, onset_ts=onset_ts, **detail, **trouble)
-        self._alarms.append(Alarm(since, onset_ts, drift.gain_db, drift.e_value))
+        self._alarms.append(Alarm(since, onset_ts, drift.gain_db, drift.e_value, camera))
 
-    def _tell_low_fidelity(self, state: ObserverState) -> None:
+    def _tell_low_fidelity(self, camera: str, state: ObserverState) -> None:
         """Once for each engine in service; the gain says that a recalibration would not help."""
-        self._low = True
         self._reporter.event(
             "fidelity",
             logging.WARNING,
+            camera=camera,
             state="low",
             since=state.settled.since,
             gain_db=round(state.drift.serving_db, 2) if state.drift is not None else None,
@@ -73,12 +92,11 @@ class News:
             **asdict(state.settled.interval),
         )
 
-    def _tell_view(self, view: ViewState, drift: DriftState | None) -> None:
+    def _tell_view(self, camera: str, view: ViewState, drift: DriftState | None) -> None:
         """Of what only somebody at the camera can cure; the gain says that a recalibration would not."""
-        self._trouble = view.trouble
         gain_db = round(drift.gain_db, 2) if drift is not None else None
         level = logging.WARNING if view.trouble else logging.INFO
-        self._reporter.event("view", level, trouble=view.trouble, gain_db=gain_db, **_rounded(view))
+        self._reporter.event("view", level, camera=camera, trouble=view.trouble, gain_db=gain_db, **_rounded(view))
 
 
 def _rounded(view: ViewState) -> dict[str, float]:

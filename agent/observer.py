@@ -12,20 +12,24 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from agent.backoff import Backoff
 from agent.budget import ObservationBudget
+from agent.capture import Frame
 from agent.config import Config
 from agent.decode import Prediction
 from agent.findings import Findings, ObserverState, Served, Spending
+from agent.gathering import Gathering
 from agent.model_spec import ModelSpec
 from agent.outage import Outage, is_final
-from agent.sampling import HELD_OUT_EVERY
+from agent.sampling import HELD_OUT_EVERY, Rota
 from agent.selection_report import remove_sheet
 from agent.vision import VisionTask
 from calibrate.errors import TaredError
+from calibrate.histogram import AbsHistogram
 from engines.backend import Observer, Progress, silent
 from engines.trace import span
 
@@ -63,10 +67,10 @@ def _looks_per_job(config: Config) -> float:
 class ObserverThread(threading.Thread):
     """Opens the reference engine, then observes offered frames one at a time, at low priority.
 
-    What they show stands in `findings`. An error is told through on_change, once per outage with None at its end, and
-    tried again after a growing pause; a frame on which it came is lost for the observer. What nothing but a new process
-    can mend is kept in `error` and ends the thread: a GPU that is lost, and whatever is no TaredError. preparing hears
-    how far the engine is. Both are called in this thread.
+    What they show stands in `findings`, by camera, and in `gathering`. An error is told through on_change, once per
+    outage with None at its end, and tried again after a growing pause; a frame on which it came is lost for the
+    observer. What nothing but a new process can mend is kept in `error` and ends the thread: a GPU that is lost, and
+    whatever is no TaredError. preparing hears how far the engine is. Both are called in this thread.
     """
 
     def __init__(
@@ -99,7 +103,12 @@ class ObserverThread(threading.Thread):
             observe.budget, observe.period_s, observe.alert_period_s, enough
         )
         self._unearned_s = 0.0  # inference that the budget has not been told of; the frame path's alone
-        self.findings = Findings(spec, config)
+        cameras = [camera.name for camera in config.every_camera]
+        self._rota = Rota(cameras) if len(cameras) > 1 else None
+        self.gathering = Gathering(spec, config)
+        self.findings: Mapping[str, Findings] = {
+            camera: Findings(spec, config, self.gathering, camera, partial(self._beside, camera)) for camera in cameras
+        }
         self.error: BaseException | None = None
 
     def wait_until_tried(self, timeout_s: float) -> bool:
@@ -119,23 +128,38 @@ class ObserverThread(threading.Thread):
         try:
             self._budget.earn(self._unearned_s)
             self._unearned_s = 0.0
-            if not self._busy and self._offered is None and self._budget.due(served.frame.ts):
+            if not self._busy and self._offered is None and self._is_due(served.frame):
                 self._offered = served
                 self._handover.notify()
         finally:
             self._handover.release()
+
+    def _is_due(self, frame: Frame) -> bool:
+        if self._rota is None:
+            return self._budget.due(frame.ts)
+        due = self._rota.is_turn(frame.camera, frame.ts, frame.captured_ns / 1e9) and self._budget.due(
+            self._rota.now_ts
+        )
+        if due:
+            self._rota.observed()
+        return due
+
+    def _beside(self, camera: str) -> Sequence[Mapping[str, AbsHistogram]]:
+        """What the newest frames of each other camera show."""
+        others = (findings.recent for name, findings in self.findings.items() if name != camera)
+        return [recent for recent in others if recent]
 
     def set_pace(self, alert: bool) -> None:
         """Observe at the alert pace, or at the normal one."""
         with self._handover:
             self._budget.set_pace(alert)
 
-    def state(self) -> ObserverState:
-        """What is known now."""
+    def states(self) -> dict[str, ObserverState]:
+        """What is known now, by camera."""
         outage = self._observing.code if self._opened.is_set() else self._opening.code or PREPARING
         with self._handover:
             spending = Spending(self._budget.spent, self._budget.debt_s)
-        return self.findings.state(outage, spending)
+        return {camera: findings.state(outage, spending) for camera, findings in self.findings.items()}
 
     def stop(self) -> None:
         """End the thread after the frame in hand; an engine that is still being built is given up."""
@@ -234,4 +258,4 @@ class ObserverThread(threading.Thread):
         tensor, _ = task.preprocess(served.frame.image)
         observation = observer.observe(tensor)
         reference = task.decode(observation.outputs, tensor.shape)
-        self.findings.add(served, tensor, observation, reference, self._before(served))
+        self.findings[served.frame.camera].add(served, tensor, observation, reference, self._before(served))

@@ -6,13 +6,14 @@ Everything in here runs in the supervisor's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent.config import Config
+from agent.drift import DriftState
 from agent.errors import AgentError
-from agent.findings import ObserverState
+from agent.findings import ObserverState, States
 from agent.low_fidelity import Attempts, is_low
 from agent.raising import Raising
 from agent.restraint import Restraint
@@ -57,34 +58,47 @@ class Occasions:
         self._on_error = on_error
         self._on_view = on_view
         self._capped = False  # and told so
-        self._trouble = ""  # with the view, when it was last looked at
+        self._troubles: dict[str, str] = {}  # with each camera's view, when it was last looked at
 
-    def look(self, state: ObserverState, idle: bool) -> Occasion | None:
+    def look(self, states: States, idle: bool) -> Occasion | None:
         """What there is to do now; None where nothing is, or where something is being done."""
-        same_view = self._is_same_view(state.view.trouble)
-        sees = not state.outage and state.view.trouble != FROZEN  # else there is nothing to collect
+        same_view = self._are_same_views(states)
+        # Else there is nothing to collect.
+        sees = any(not state.outage and state.view.trouble != FROZEN for state in states.values())
         if not (idle and sees and same_view and self._restraint.may_start):
             return None
         if self._service.degraded:
             return Occasion("first-start")
-        return self._answer(state) if self.config.recalibration.automatic else None
-
-    def _answer(self, state: ObserverState) -> Occasion | None:
-        """Do about the scene what can be done, the quickest first."""
-        if state.drift is None or not self._shows_the_scene(state):
+        if not self.config.recalibration.automatic:
             return None
-        if state.drift.switch_to and self._restraint.may_switch:
-            return Occasion("switch", {"artefact": state.drift.switch_to}, switch_to=state.drift.switch_to)
-        if state.drift.state == "alarm":
+        judged = [state for state in states.values() if state.drift is not None and self._shows_the_scene(state)]
+        return self._answer(judged) if judged else None
+
+    def _answer(self, states: Sequence[ObserverState]) -> Occasion | None:
+        """Do about the scenes what can be done, the quickest first."""
+        drifts = [state.drift for state in states if state.drift is not None]
+        switch_to = self._switch_to(drifts)
+        if switch_to and self._restraint.may_switch:
+            return Occasion("switch", {"artefact": switch_to}, switch_to=switch_to)
+        if any(drift.state == "alarm" for drift in drifts):
             return Occasion("alarm") if self._may_start_job("an alarm") else None
         due = self._schedule.due(time.time())
         if due:
             return Occasion("schedule", {"due": due}) if self._may_start_job("a time of the schedule") else None
-        return self._low_fidelity(state)
+        return self._low_fidelity(states)
 
-    def _low_fidelity(self, state: ObserverState) -> Occasion | None:
+    def _switch_to(self, drifts: Sequence[DriftState]) -> str:
+        """The regime that one camera's scene asks for, and that no other's would be left by; else empty."""
+        tolerance_db = self.config.drift.tolerance_db
+        for wanted in filter(None, (drift.switch_to for drift in drifts)):
+            if not any(drift.is_left_by(wanted, tolerance_db) for drift in drifts):
+                return wanted
+        return ""
+
+    def _low_fidelity(self, states: Sequence[ObserverState]) -> Occasion | None:
         recalibration, serving = self.config.recalibration, self._service.serving.id
-        if not recalibration.raise_precision or not is_low(state, self.config):
+        state = next((state for state in states if is_low(state, self.config)), None)
+        if not recalibration.raise_precision or state is None:
             return None
         rung = self._attempts.next_rung(serving)
         if not rung or not self._may_start_job("low fidelity"):
@@ -100,11 +114,17 @@ class Occasions:
         found = self.config.model.task == "detect" and state.telling > 0
         return not state.view.trouble or (state.view.trouble == BLIND and found)
 
-    def _is_same_view(self, trouble: str) -> bool:
-        """Else what was collected is of another one, and no cure for this, nor a sign that something is seen now."""
-        if trouble in (self._trouble, FROZEN):  # of a frozen one nothing is collected
+    def _are_same_views(self, states: States) -> bool:
+        """Else what was collected is of other ones, and no cure for these, nor a sign that something is seen now."""
+        troubles = {camera: state.view.trouble for camera, state in states.items()}
+        changed = {
+            camera: trouble
+            for camera, trouble in troubles.items()
+            if trouble not in (self._troubles.get(camera, ""), FROZEN)  # of a frozen one nothing is collected
+        }
+        if not changed:
             return True
-        self._trouble = trouble
+        self._troubles |= changed
         self._on_view()
         return False
 

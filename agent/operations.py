@@ -14,7 +14,7 @@ from agent.commands import Report
 from agent.config import Config
 from agent.errors import AgentError
 from agent.exchange import Exchange, Witnesses
-from agent.findings import ObserverState
+from agent.findings import States
 from agent.housekeeping import Housekeeping
 from agent.in_service import InService
 from agent.job import MODEL, Job
@@ -22,7 +22,6 @@ from agent.job_desk import JobDesk
 from agent.job_journal import JobJournal
 from agent.job_report import JobReport
 from agent.low_fidelity import Attempts
-from agent.memory import Memory
 from agent.new_model import NewModel
 from agent.news import News
 from agent.occasions import Occasion, Occasions
@@ -58,12 +57,10 @@ class Operations:
             return config.state_dir / name if pipeline.is_live else None  # a recording that is played once more is news
 
         if pipeline.is_live:
-            source = config.camera.source
-            pipeline.observer.findings.remember(Memory(config.state_dir / "evidence.jsonl", source, tell))
-            pipeline.accuracy.remember(Memory(config.state_dir / "accuracy.jsonl", source, tell))
+            pipeline.remember(config.state_dir, tell)
         self.summary = RunSummary(str(service.serving.path))
         self._news = News(reporter, self.summary.alarms, config)
-        self._in_service = InService(config, service, pipeline.observer.findings, reporter, self._news)
+        self._in_service = InService(config, service, pipeline.observer, reporter, self._news)
         self._attempts = Attempts(kept("attempts.json"), service.origin, tell)
         jobs, probation = config.recalibration, config.probation
         self._restraint = Restraint(
@@ -127,25 +124,25 @@ class Operations:
             self._restraint.pause_jobs()
         self._in_service.start()
 
-    def tick(self, state: ObserverState) -> None:
+    def tick(self, states: States) -> None:
         """Look at the observer's evidence, start what is due, move the running job on."""
-        self._exchange.tick(state)
-        self._news.tell(state)
+        self._exchange.tick(states)
+        self._news.tell(states)
         if not self._exchange.under_way:  # a candidate on probation teaches nothing
-            self._in_service.learn(state, self._pipeline.last_ts)
+            self._in_service.learn(states, self._pipeline.last_ts)
         if self._idle:
             self._desk.tidy()
         if time.monotonic() >= self._retry_s:
-            self._start_what_is_due(state)
-        closely = state.drift is not None and state.drift.closely
+            self._start_what_is_due(states)
+        closely = any(state.drift is not None and state.drift.closely for state in states.values())
         self._pipeline.observer.set_pace(alert=self._jobs.collecting or closely or self._exchange.under_way)
-        self._pipeline.observer.findings.set_in_use(self._jobs.collecting)
+        self._pipeline.observer.gathering.set_in_use(self._jobs.collecting)
         self._jobs.tick()
 
-    def _start_what_is_due(self, state: ObserverState) -> None:
+    def _start_what_is_due(self, states: States) -> None:
         try:
             self.new_model.tick(self._idle)
-            occasion = self._occasions.look(state, self._idle)
+            occasion = self._occasions.look(states, self._idle)
             if occasion is not None:
                 self._take(occasion)
         except AgentError as error:
@@ -172,11 +169,11 @@ class Operations:
         self._jobs.request(trigger, report, raising=raising)
         if trigger == "schedule":
             self._schedule.answered(request["due"])
-            self._pipeline.observer.findings.collect_afresh()
+            self._pipeline.observer.gathering.collect_afresh()
 
     def _other_view(self) -> None:
         if not self._jobs.collecting:
-            self._pipeline.observer.findings.collect_afresh()
+            self._pipeline.observer.gathering.collect_afresh()
 
     def _switch(self, identity: str) -> None:
         """Put the artefact of another regime in service; one that cannot serve any more is forgotten. Raises AgentError
@@ -205,8 +202,9 @@ class Operations:
             job.report.fail(error)
             return
         self._exchange.start(loaded, Cause(job.trigger, job.started_s, job.report, outcome.verdict, job.max_loss))
-        if job.trigger == "command":  # the operator's word that the camera shows what it is meant to show
-            self._pipeline.observer.findings.renew_view()
+        if job.trigger == "command":  # the operator's word that the cameras show what they are meant to show
+            for findings in self._pipeline.observer.findings.values():
+                findings.renew_view()
 
     def _on_rolled_back(self, artefact: str) -> None:
         """A candidate was taken out of service for what it did: there is not to be another at once, nor this again."""
@@ -228,7 +226,7 @@ class Operations:
             return False
         report = self._desk.begin("command", request, command)
         self._jobs.request("command", report, args.frames, args.method, max_loss=args.max_loss)
-        self._pipeline.observer.findings.collect_afresh(hurried=True)
+        self._pipeline.observer.gathering.collect_afresh(hurried=True)
         return True
 
     def cancel(self) -> bool:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from pydantic import JsonValue
+
 from agent.commands import Handler, Report
 from agent.errors import CommandError
+from agent.findings import ObserverState, least_faithful
 from agent.model_delivery import ModelDelivery
 from agent.operations import Operations
 from agent.pipeline import Pipeline
@@ -34,31 +37,41 @@ class Orders:
         }
 
     def _on_status(self, _args: StatusArgs, report: Report) -> None:
-        state, service, job = self._pipeline.observer.state(), self._service, self._operations.job
+        """Of several cameras, the least faithful one's state beside that of all."""
+        states, service, job = self._pipeline.observer.states(), self._service, self._operations.job
+        camera = least_faithful(states)
+        cameras: dict[str, JsonValue] = {name: self._camera_status(name, state) for name, state in states.items()}
         report.succeed(
             {
                 "engine": service.serving.id,
                 "degraded": service.degraded,
                 "raised": service.raised,
                 "frames": self._pipeline.served,
-                "fidelity": asdict(state.fidelity),
-                "fidelity_hour": state.fidelity_hour.as_dict(),
-                "accuracy": self._pipeline.accuracy.estimate.as_dict(),
-                "drift": asdict(state.drift) if state.drift else None,
+                **self._camera_status(camera, states[camera]),
+                **({"cameras": cameras} if len(cameras) > 1 else {}),
                 "regimes": len(self._operations.regimes),
                 "regime_artefacts": list(self._operations.regimes),
-                "view": state.view.trouble or "good",
-                "observer": state.outage or "observing",
+                "observer": states[camera].outage or "observing",
                 "automatic": not self._operations.stopped_by,
                 "stopped_by": self._operations.stopped_by,
                 "job": job.as_dict() if job is not None else None,
             }
         )
 
+    def _camera_status(self, camera: str, state: ObserverState) -> dict[str, JsonValue]:
+        return {
+            "camera": camera,
+            "fidelity": asdict(state.fidelity),
+            "fidelity_hour": state.fidelity_hour.as_dict(),
+            "accuracy": self._pipeline.feeds[camera].accuracy.estimate.as_dict(),
+            "drift": asdict(state.drift) if state.drift else None,
+            "view": state.view.trouble or "good",
+        }
+
     def _on_recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
         if args.method is not None:
             parse_method(args.method)
-        outage = self._pipeline.observer.state().outage
+        outage = next(iter(self._pipeline.observer.states().values())).outage
         if outage:
             found = f"nothing is observed now: {outage}"
             raise CommandError("command.observer", found, "frames to collect", "see the events, then send it again")

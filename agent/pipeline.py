@@ -1,25 +1,29 @@
-"""The threads of one camera: capture -> inference -> observer, with the counters beside them."""
+"""The threads of the frame path: a capture thread per camera -> inference -> observer."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
-from agent.accuracy import LiveAccuracy
-from agent.capture import CaptureThread, Frame, FrameSlot
 from agent.config import Config
 from agent.errors import AgentError, CameraError
+from agent.feed import Feed, waits
 from agent.findings import Served
 from agent.loop import FrameLoop, Sink
+from agent.memory import Memory
 from agent.model import Model
 from agent.observer import ObserverThread
 from agent.probation import Record, deadline_s
 from agent.source import Source
 from agent.telemetry import LoopMeter
 from agent.trial import CheckedTask, Trial, TrialEvents, WitnessTask
+from agent.turns import Turns
 from agent.vision import VisionTask
 from calibrate.errors import TaredError
+from engines.artefact import fingerprint
 from engines.backend import Engine, Progress, open_backend
 
 READY_S = 2.0  # an observer that is only loaded is there by then; one that has to be built does not keep the video
@@ -28,37 +32,35 @@ JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that
 
 
 class Pipeline:
-    """Built stopped. `meter` is sampled for telemetry, `run_meter` once for the summary; labels go to `accuracy`.
+    """Built stopped; one feed per camera. `record` has what each engine has answered, for who judges a candidate.
 
-    `record` has what each engine has answered, for who judges a candidate.
-
-    on_camera is called in the capture thread with the error when a live camera is lost, with None when it is back;
-    on_observer so in the observer's thread, when observing fails and when it works again. preparing hears in that
-    thread, too, how far the reference engine is, where that has to be built first. sinks: who else gets every
-    answer.
+    on_camera is called in a capture thread with a camera's name and the error when it is lost, with None when it is
+    back; on_observer in the observer's thread, when observing fails and when it works again. preparing hears in that
+    thread, too, how far the reference engine is, where that has to be built first. sinks: who else gets every answer.
     """
 
     def __init__(
         self,
         config: Config,
-        source: Source,
+        sources: Sequence[Source],
         model: Model,
         engine_id: str,
         engine: Engine,
         frame_limit: int,
-        on_camera: Callable[[CameraError | None], None],
+        on_camera: Callable[[str, CameraError | None], None],
         on_observer: Callable[[TaredError | None], None],
         preparing: Progress,
         sinks: Sequence[Sink] = (),
     ) -> None:
-        self.is_live = source.live
-        policy = config.camera.policy
-        self._waits = policy == "every-frame" or (policy == "auto" and not source.live)
-        self._slot = FrameSlot(self._waits)
-        self.meter = LoopMeter(self._slot.dropped)
-        self.run_meter = LoopMeter(self._slot.dropped)
-        self.last_ts = 0.0
-        self.newest: Frame | None = None
+        """sources: of every camera, in their order."""
+        cameras = config.every_camera
+        self._turns = Turns([waits(camera, source) for camera, source in zip(cameras, sources, strict=True)])
+        rows = zip(cameras, sources, self._turns.slots, strict=True)
+        self.feeds = {
+            camera.name: Feed(camera, source, slot, model.spec.task, frame_limit, partial(on_camera, camera.name))
+            for camera, source, slot in rows
+        }
+        self.run_meter = LoopMeter(lambda: self.dropped)
         self.served = 0
         # One thread: the observer's own, whose low priority then holds for all of its work.
         backend = open_backend(config.backend, config.backend_options(threads=1))
@@ -70,12 +72,20 @@ class Pipeline:
         task = self._task = WitnessTask(model.spec, engine.inputs, engine.outputs)
         self._open_trial_task = partial(CheckedTask, model.spec, engine.inputs, engine.outputs, task.not_finite)
         self._probation = config.probation
-        self.record = Record(source.live)
-        self.accuracy = LiveAccuracy(model.spec.task)
-        own_sinks = [self._count, self.record.add, self.observer.offer, self.accuracy.answered]
-        self.loop = FrameLoop(self._slot, engine_id, engine, task, [*own_sinks, *sinks])
-        camera = config.camera
-        self._capture = CaptureThread(source, self._slot, camera.speed, frame_limit, on_camera, camera.silence_s)
+        self.record = Record(self.is_live or len(cameras) > 1)
+        own_sinks = [self._count, self.record.add, self.observer.offer]
+        tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs)]
+        self.loop = FrameLoop(self._turns, engine_id, engine, tasks, [*own_sinks, *sinks])
+
+    @property
+    def is_live(self) -> bool:
+        """Whether all is news that is seen; a recording may be played once more."""
+        return all(feed.is_live for feed in self.feeds.values())
+
+    @property
+    def last_ts(self) -> float:
+        """Capture time of the latest frame that was answered, of any camera."""
+        return max(feed.last_ts for feed in self.feeds.values())
 
     @property
     def running(self) -> bool:
@@ -85,22 +95,32 @@ class Pipeline:
     @property
     def error(self) -> BaseException | None:
         """What stopped a thread that should have gone on."""
-        return self.loop.error or self.observer.error or self._capture.error
+        captures = (feed.capture.error for feed in self.feeds.values())
+        return self.loop.error or self.observer.error or next(filter(None, captures), None)
 
     @property
     def pulse(self) -> tuple[int, int]:
-        """Changes as long as nothing hangs: with every frame that is served; while a live camera is lost and the loop
-        waits for its frames, with every attempt to have it back."""
-        return self.served, self._slot.dropped["reconnect"] if self._slot.awaited else 0
+        """Changes as long as nothing hangs: with every frame that is served; while live cameras are lost and the loop
+        waits for their frames, with every attempt to have one back."""
+        return self.served, sum(feed.capture.pulse for feed in self.feeds.values()) if self._turns.awaited else 0
 
     def look(self) -> None:
-        """Whether the camera has fallen silent; `on_camera` hears of it."""
-        self._capture.look()
+        """Whether a camera has fallen silent; `on_camera` hears of it."""
+        for feed in self.feeds.values():
+            feed.capture.look()
 
     @property
-    def dropped(self) -> int:
-        """Frames that nobody took, of any cause."""
-        return sum(self._slot.dropped.values())
+    def dropped(self) -> Counter[str]:
+        """Frames of all cameras that nobody took, by cause."""
+        return sum((Counter(feed.dropped) for feed in self.feeds.values()), Counter[str]())
+
+    def remember(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
+        """Keep what is found over a restart; on_error hears of a disk that refuses."""
+        for camera, feed in self.feeds.items():
+            suffix = f"-{fingerprint({'camera': camera})[:12]}" if len(self.feeds) > 1 else ""
+            evidence, accuracy = (state_dir / f"{what}{suffix}.jsonl" for what in ("evidence", "accuracy"))
+            self.observer.findings[camera].remember(Memory(evidence, feed.location, on_error))
+            feed.accuracy.remember(Memory(accuracy, feed.location, on_error))
 
     @property
     def stuck(self) -> bool:
@@ -130,21 +150,23 @@ class Pipeline:
         """
         self.observer.start()
         self.observer.wait_until_tried(READY_S)
-        while self._waits and waiting() and not self.observer.wait_until_tried(_LOOK_S):
+        while not self._turns.age and waiting() and not self.observer.wait_until_tried(_LOOK_S):
             pass
-        for thread in (self.loop, self._capture):
-            thread.start()
+        self.loop.start()
+        for feed in self.feeds.values():
+            feed.capture.start()
 
     def stop(self) -> None:
         """Stop capturing; what is in flight is still served. `join` waits for the rest."""
-        self._capture.stop()
+        for feed in self.feeds.values():
+            feed.capture.stop()
         if self.observer.opening:
             self.observer.stop()  # now: a builder stops only between two steps
 
     def join(self) -> None:
         """Wait for the frame path's end, then end the observer; JOIN_S at most. Raises what stopped a thread."""
         deadline_s = time.monotonic() + JOIN_S
-        for thread in (self._capture, self.loop):
+        for thread in (*(feed.capture for feed in self.feeds.values()), self.loop):
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self.observer.stop()
         self.observer.join(max(0.0, deadline_s - time.monotonic()))
@@ -152,9 +174,6 @@ class Pipeline:
             raise self.error
 
     def _count(self, served: Served) -> None:
-        self.last_ts = served.frame.ts
-        self.newest = served.frame
         self.served += 1
-        latency_ns = served.done_ns - served.frame.captured_ns
-        self.meter.record(latency_ns)
-        self.run_meter.record(latency_ns)
+        self.run_meter.record(served.done_ns - served.frame.captured_ns)
+        self.feeds[served.frame.camera].answered(served)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -117,7 +118,7 @@ class Probation:
     engine's is told and not judged: where a runtime has no fast kernels for INT8, it is what the owner has asked for.
     Fidelity: beside the engine before, on the same frames; a first engine's beside the reference, which it may lose
     `max_loss` to. The interval is a confidence sequence, so that all looks together condemn a candidate that loses no
-    more than it may in 2.5 % of probations at most.
+    more than it may in 2.5 % of probations at most, for each camera.
     """
 
     def __init__(
@@ -174,10 +175,10 @@ class Probation:
             return False
         return quantile_bounds(self._before_s, 0.99)[1] < math.inf
 
-    def complaint(self, gain: Interval | None) -> AgentError | None:
-        """What speaks against the candidate; gain: of its fidelity over the engine before, None where that is no
-        measure for it."""
-        return self._slow() or (self._unfaithful(gain) if gain is not None else None)
+    def complaint(self, gains: Sequence[Interval]) -> AgentError | None:
+        """What speaks against the candidate; gains: of its fidelity over the engine before, on each camera where that
+        is a measure for it."""
+        return self._slow() or next(filter(None, map(self._unfaithful, gains)), None)
 
     def suffered(self, error: AgentError, asked: bool) -> int:
         """Frames that were answered late or wrongly, or would have been, when it was taken back for this reason.

@@ -27,7 +27,7 @@ from calibrate.noise import tensor_noise
 from calibrate.plan import PrecisionPlan
 from calibrate.raising import rungs
 from calibrate.sensitivity import measure_blocks, share_out
-from engines.backend import Backend, Progress
+from engines.backend import Array, Backend, Progress
 from engines.calibration import Calibration
 from engines.fusion import FusionGroup, fusion_groups, tensors_read
 from engines.placement import place
@@ -62,7 +62,7 @@ class Scene:
 
     histograms: Mapping[str, AbsHistogram]
     calibration: Calibration
-    frames: Sequence[NDArray[np.float32]]
+    frames: Sequence[Array]
 
 
 class RaisedPlan:

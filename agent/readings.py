@@ -1,8 +1,8 @@
-"""What is told of the moment: on the progress display, and in telemetry."""
+"""What is told of the moment: on the progress display, in telemetry, and to a scrape."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from pydantic import JsonValue
@@ -10,7 +10,8 @@ from pydantic import JsonValue
 from agent.accuracy import accuracy_bound
 from agent.config import Config
 from agent.drift import DriftState
-from agent.findings import ObserverState
+from agent.feed import Feed
+from agent.findings import ObserverState, States, least_faithful
 from agent.health import health
 from agent.job_report import JobReport
 from agent.job_states import JobState
@@ -18,20 +19,28 @@ from agent.link import MqttLink
 from agent.messages import Accuracy, CameraTelemetry, Fidelity, Latency, Observing
 from agent.observer import PREPARING
 from agent.pipeline import Pipeline
+from agent.results_writer import ResultsWriter
 from agent.service import Service
 from agent.telemetry import LoopTotals
 from calibrate.evidence import Interval
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The daemon at one moment, as a scrape tells it; None is unknown: what nobody observes now."""
+class CameraMoment:
+    """One camera at one moment; None is unknown: what nobody observes now."""
 
-    camera: str
+    name: str
     loop: LoopTotals
     fidelity: Interval | None
     drift: DriftState | None
     observed: bool
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The daemon at one moment, as a scrape tells it."""
+
+    cameras: Sequence[CameraMoment]
     engine: str
     degraded: bool
     job: JobState | None
@@ -41,22 +50,30 @@ class Moment:
 
 
 class Readings:
-    """Of one camera; the supervisor's thread asks."""
+    """The supervisor's thread asks, and for a `moment` any."""
 
-    def __init__(self, config: Config, service: Service, pipeline: Pipeline) -> None:
+    def __init__(self, config: Config, service: Service, pipeline: Pipeline, results: ResultsWriter | None) -> None:
         self._config = config
         self._service = service
         self._pipeline = pipeline
+        self._published = results.latency if results is not None else {}
 
-    def note(self, state: ObserverState, job: JobReport | None, built_percent: int) -> str:
-        """The state in a few words, for the progress display. built_percent: of the reference, where that is built."""
-        words = [f"{self._pipeline.last_ts:6.1f} s"]
+    def note(self, states: States, job: JobReport | None, built_percent: int) -> str:
+        """The state in a few words, for the progress display; of several cameras, that of the least faithful.
+
+        built_percent: of the reference, where that is built.
+        """
+        camera = least_faithful(states)
+        state, feed = states[camera], self._pipeline.feeds[camera]
+        words = [f"{feed.last_ts:6.1f} s"]
         words.append("reference" if self._service.degraded else f"INT8 {self._service.serving.id[:6]}")
+        if len(states) > 1:
+            words.append(camera)
         if state.drift is not None:
             words.append(f"drift {state.drift.state} {state.drift.gain_db:.1f} dB")
         if state.fidelity.n:
             words.append(f"fidelity {state.fidelity.estimate:.3f}")
-        accuracy = self._pipeline.accuracy.estimate.interval
+        accuracy = feed.accuracy.estimate.interval
         if accuracy.n:
             words.append(f"accuracy {accuracy.estimate:.3f}")
         if state.outage:
@@ -66,35 +83,39 @@ class Readings:
             words.append(job.words)
         return "  ".join(words)
 
-    def sample(self, state: ObserverState) -> CameraTelemetry:
-        """What telemetry tells of the camera."""
-        loop = self._pipeline.meter.sample()
+    def samples(self, states: States) -> dict[str, CameraTelemetry]:
+        """What telemetry tells of each camera."""
+        return {camera: self._sample(self._pipeline.feeds[camera], state) for camera, state in states.items()}
+
+    def _sample(self, feed: Feed, state: ObserverState) -> CameraTelemetry:
+        loop = feed.meter.sample()
         drift = state.drift if not state.outage else None  # what nobody observes now is not known now
-        fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, self._pipeline.accuracy.estimate
+        fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, feed.accuracy.estimate
         observed = not state.outage
         return CameraTelemetry(
             fps=loop.fps,
             dropped=dict(loop.dropped),
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
+            published_ms=self._published_ms(feed.name),
             drift=_drift(drift) if drift else {},
             fidelity=Fidelity(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
             fidelity_hour=Fidelity(**hour.as_dict()) if hour.interval.n and observed else None,
             accuracy=Accuracy(**accuracy.as_dict()) if accuracy.interval.n else None,
             accuracy_lower_bound_if_reference_accuracy_holds=self._accuracy_bound(fidelity) if observed else None,
             observer=state.outage or None,
-            observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + self._pipeline.accuracy.nbytes),
+            observing=Observing(**asdict(state.spending), state_bytes=state.nbytes + feed.accuracy.nbytes),
         )
+
+    def _published_ms(self, camera: str) -> Latency | None:
+        meter = self._published.get(camera)
+        found = meter.sample() if meter is not None else None
+        return Latency(p50=found[0], p99=found[1]) if found is not None else None
 
     def moment(self, job: JobReport | None, link: MqttLink | None) -> Moment:
         """What there is to tell to a scrape; any thread may ask, and nothing begins anew by it."""
-        state = self._pipeline.observer.state()
-        observed = not state.outage
+        states = self._pipeline.observer.states()
         return Moment(
-            camera=self._config.camera.name,
-            loop=self._pipeline.run_meter.totals(),
-            fidelity=state.fidelity if state.fidelity.n and observed else None,
-            drift=state.drift if observed else None,
-            observed=observed,
+            cameras=[_camera_moment(self._pipeline.feeds[camera], state) for camera, state in states.items()],
             engine=self._service.serving.id,
             degraded=self._service.degraded,
             job=job.state if job is not None else None,
@@ -107,6 +128,17 @@ class Readings:
         """What top-1 accuracy is at least, by the owner's word on the reference: see `accuracy_bound`."""
         reference = self._config.model.reference_accuracy
         return accuracy_bound(reference, fidelity) if reference is not None and fidelity.n else None
+
+
+def _camera_moment(feed: Feed, state: ObserverState) -> CameraMoment:
+    observed = not state.outage
+    return CameraMoment(
+        name=feed.name,
+        loop=feed.run_meter.totals(),
+        fidelity=state.fidelity if state.fidelity.n and observed else None,
+        drift=state.drift if observed else None,
+        observed=observed,
+    )
 
 
 def _drift(drift: DriftState) -> dict[str, JsonValue]:

@@ -135,10 +135,10 @@ class Recalibration:
 
     def _has_collected(self, job: Job) -> bool:
         """Raises AgentError (`recalibration.timeout`)."""
-        state = self._observer.state()
-        if self._collecting.has_enough(state):
+        collected, telling = self._observer.gathering.counts
+        if self._collecting.has_enough(collected, telling):
             return True
-        percent = min(_COLLECTED_PERCENT * state.collected // job.frames, _COLLECTED_PERCENT - 1)
+        percent = min(_COLLECTED_PERCENT * collected // job.frames, _COLLECTED_PERCENT - 1)
         self._advance(job, JobState.COLLECTING.value, percent)
         return False
 
@@ -160,8 +160,8 @@ class Recalibration:
                 module = "agent.reference_child"
                 self._start_child(job, module, lambda path: write_reference_job(path, self.config, model))
             return
-        frames, histograms, held_out = self._observer.findings.collected()
-        job.report.selected(self._observer.findings.selection(), self.config.state_dir)
+        frames, histograms, held_out = self._observer.gathering.collected()
+        job.report.selected(self._observer.gathering.selection(), self.config.state_dir)
         if self._advance(job, JobState.CALIBRATING.value, _COLLECTED_PERCENT):
             request = self._job_request(job, frames)
             self._start_child(job, "agent.candidate", lambda path: write_job(path, request, histograms, held_out))
@@ -179,7 +179,7 @@ class Recalibration:
             dla=self.config.dla,
             method=job.method,
             frames=frames,
-            source=self.config.camera.name,
+            source=", ".join(camera.name for camera in self.config.every_camera),
             state_dir=str(self.config.state_dir),
             serving=str(serving) if serving else None,
             max_loss=self.config.recalibration.max_loss if job.max_loss is None else job.max_loss,

@@ -16,6 +16,7 @@ from agent.child_main import run_child
 from agent.config import Config, backend_options
 from agent.model import open_model, read_plan
 from agent.model_spec import ModelSpec
+from agent.network_input import network_input
 from agent.outcome import Emit, Outcome
 from agent.vision import VisionTask
 from calibrate.plan import ALL_INT8
@@ -57,7 +58,7 @@ def build_reference(directory: Path, emit: Emit) -> Outcome:
         key=key,
     )
     with closing(backend.load(artefact.read_engine())) as engine:
-        height, width = spec.input_range(engine.inputs[0])[0][2:]
+        height, width = network_input(spec, engine.inputs[0]).least
         task = VisionTask(spec, engine.inputs, engine.outputs)
         task.infer(engine, np.zeros((height, width, 3), np.uint8))
     return Outcome(artefact.path)

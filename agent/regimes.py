@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 from agent.config import Config
 from agent.drift import Regime
 from agent.errors import AgentError
-from agent.findings import Findings, ObserverState
+from agent.findings import Findings, States
+from agent.gathering import Gathering
 from agent.model import Model
 from agent.state_file import parse_state, understood
 from agent.weights import tap_weights
@@ -122,10 +124,12 @@ def _positive(row: Any) -> dict[str, float]:
 class Regimes:
     """What serves, and what else is known, for the drift monitor; learns what serves once that has proved sound."""
 
-    def __init__(self, config: Config, book: RegimeBook, findings: Findings) -> None:
+    def __init__(self, config: Config, book: RegimeBook, findings: Collection[Findings], gathering: Gathering) -> None:
+        """findings: of each camera."""
         self._config = config
         self._book = book
         self._findings = findings
+        self._gathering = gathering
         self._serving: Regime | None = None
         self._unwanted: set[str] = set()
         self._dwelt_s, self._seen_ts = 0.0, float("inf")
@@ -143,7 +147,9 @@ class Regimes:
         weights = tap_weights(model, calibration)
         self._serving = Regime.of(artefact, calibration, model.scales(calibration), weights)
         self._dwelt_s, self._seen_ts = 0.0, float("inf")
-        self._findings.watch(self._serving, self._others(), since, recall)
+        self._gathering.collect_afresh()
+        for findings in self._findings:
+            findings.watch(self._serving, self._others(), since, recall)
         if artefact in (regime.artefact for regime in self._book.known):
             self._book.learn(self._serving)
 
@@ -151,20 +157,21 @@ class Regimes:
         """The reference serves, which has no scales that could be wrong."""
         self._serving = None
         self._dwelt_s, self._seen_ts = 0.0, float("inf")
-        self._findings.unwatch()
+        for findings in self._findings:
+            findings.unwatch()
 
-    def learns(self, state: ObserverState, now_ts: float) -> str:
+    def learns(self, states: States, now_ts: float) -> str:
         """The artefact that serves, at the moment when it has become a regime; else nothing.
 
-        It has served its own light for long, without drift, with a view that shows something, and with good fidelity.
+        It has served its own light for long, without drift, with views that show something, and with good fidelity.
         Frames on which nothing is found tell nothing: a covered lens proves nothing, however long it lasts. Raises
         AgentError (`regimes.write`).
         """
         serving = self._serving
-        self._dwell(state, now_ts)
+        self._dwell(states, now_ts)
         if serving is None or serving in self._book.known or serving.artefact in self._unwanted:
             return ""
-        if self._dwelt_s < self._config.regimes.dwell_s or state.fidelity.low < self._config.regimes.fidelity:
+        if self._dwelt_s < self._config.regimes.dwell_s or not self._is_faithful(states):
             return ""
         self._book.learn(serving)
         return serving.artefact
@@ -174,17 +181,28 @@ class Regimes:
         self._unwanted.add(artefact)
         self._book.forget(artefact)
         if self._serving is not None:
-            self._findings.compare(self._others())
+            for findings in self._findings:
+                findings.compare(self._others())
 
     def _others(self) -> list[Regime]:
         return [
             regime for regime in self._book.known if self._serving is None or regime.artefact != self._serving.artefact
         ]
 
-    def _dwell(self, state: ObserverState, now_ts: float) -> None:
+    def _is_faithful(self, states: States) -> bool:
+        """Proved on one camera at least, and refuted on none: some cameras see something once a week."""
+        least, fidelities = self._config.regimes.fidelity, [state.fidelity for state in states.values()]
+        return any(known.low >= least for known in fidelities) and all(known.high >= least for known in fidelities)
+
+    def _dwell(self, states: States, now_ts: float) -> None:
         """Count capture time as long as all is well; a gap, or what a clock was set by, is not time that was seen."""
-        drift, tolerance_db = state.drift, self._config.drift.tolerance_db
-        well = drift is not None and drift.judged and drift.state == "calm" and drift.serving_db <= tolerance_db
+        tolerance_db = self._config.drift.tolerance_db
+        judged = [
+            (state.drift, state.view) for state in states.values() if state.drift is not None and state.drift.judged
+        ]
+        well = judged and all(
+            drift.state == "calm" and drift.serving_db <= tolerance_db and not view.trouble for drift, view in judged
+        )
         passed_s = min(max(0.0, now_ts - self._seen_ts), _STEP_S)
-        self._dwelt_s = self._dwelt_s + passed_s if well and not state.view.trouble else 0.0
+        self._dwelt_s = self._dwelt_s + passed_s if well else 0.0
         self._seen_ts = now_ts

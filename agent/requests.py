@@ -117,7 +117,11 @@ class RestartArgs(Strict):
 
 
 class SnapshotArgs(Strict):
-    """`snapshot`: the newest frame as a JPEG on the topic of that name."""
+    """`snapshot`: the newest frame of a camera, of the first one unless it is named, as a JPEG on the topic of that
+    name; annotated with what the engine found on it, if so wanted."""
+
+    camera: str | None = Field(default=None, max_length=256)
+    annotated: bool = False
 
 
 class ModelArgs(Strict):

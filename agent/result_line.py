@@ -11,8 +11,8 @@ import numpy as np
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.findings import Served
+from agent.fitting import Geometry
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry
 from engines.backend import Array
 
 _NULL = np.array(None, object)
@@ -48,26 +48,27 @@ def _values(output: Array) -> list[Any]:
 class Answered(NamedTuple):
     """What the frame path hands over of a frame: not its image, which takes MB, and nothing is computed for it."""
 
+    camera: str
     frame: int
     ts: float
     engine_id: str
-    latency_ns: int
+    captured_ns: int
+    done_ns: int
     result: Prediction
     geometry: Geometry | None
 
     @classmethod
     def of(cls, served: Served) -> Answered:
         frame = served.frame
-        latency_ns = served.done_ns - frame.captured_ns
-        return cls(frame.id, frame.ts, served.engine_id, latency_ns, served.result, served.geometry)
+        times_ns = frame.captured_ns, served.done_ns
+        return cls(frame.camera, frame.id, frame.ts, served.engine_id, *times_ns, served.result, served.geometry)
 
 
 class ResultLine:
     """An answer of the daemon, put into words by whoever asks first."""
 
-    def __init__(self, answered: Answered, camera: str, spec: ModelSpec) -> None:
+    def __init__(self, answered: Answered, spec: ModelSpec) -> None:
         self._answered = answered
-        self._camera = camera
         self._spec = spec
 
     @cached_property
@@ -77,9 +78,9 @@ class ResultLine:
         return {
             "frame": answered.frame,
             "ts": answered.ts,
-            "camera": self._camera,
+            "camera": answered.camera,
             "engine": answered.engine_id,
-            "latency_ms": round(answered.latency_ns / 1e6, 3),
+            "latency_ms": round((answered.done_ns - answered.captured_ns) / 1e6, 3),
             **described(answered.result, answered.geometry, self._spec),
         }
 

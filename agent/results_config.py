@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from agent.model_spec import Finite
-from agent.schema import Strict
+from agent.schema import Finite, Strict
 
 
 class ResultsConfig(Strict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from agent.config import Config
 from agent.errors import AgentError
 from agent.findings import Served
 from agent.result_line import Answered, ResultLine
+from agent.telemetry import LatencyMeter
 
 _WAITING = 256  # answers
 _WAITING_RAW = 8  # of raw outputs each may take MB
@@ -57,7 +59,6 @@ class ResultsWriter(threading.Thread):
 
     def __init__(self, config: Config, outputs: Sequence[Output]) -> None:
         super().__init__(name="results", daemon=True)
-        self._camera = config.camera.name
         self._spec = config.model
         self._outputs = outputs
         self._room = _WAITING_RAW if config.model.task == "raw" else _WAITING
@@ -68,6 +69,8 @@ class ResultsWriter(threading.Thread):
         self._settling = self._ending = False
         self._on_change: Callable[[str, AgentError | None], None] = lambda _name, _error: None
         self._troubled: set[str] = set()
+        # By camera, from a frame's arrival until every output has its line.
+        self.latency = {camera.name: LatencyMeter() for camera in config.every_camera}
         self.failed: BaseException | None = None
 
     def __enter__(self) -> ResultsWriter:
@@ -129,9 +132,11 @@ class ResultsWriter(threading.Thread):
         taken = 0
         while self._waiting and taken < self._room:  # and not for as long as more come
             taken += 1
-            line = ResultLine(self._waiting.popleft(), self._camera, self._spec)
+            answered = self._waiting.popleft()
+            line = ResultLine(answered, self._spec)
             for output in self._outputs:
                 output.add(line)
+            self.latency[answered.camera].record(time.monotonic_ns() - answered.captured_ns)
         patience_s = min(output.tick() for output in self._outputs)
         for output in self._outputs:
             if settling:

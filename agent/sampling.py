@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from calibrate.histogram import AbsHistogram, merge_into, nbytes
+from engines.backend import Array
 
 HELD_OUT_EVERY = 4  # one taken frame in so many goes to the held-out set instead of the histograms
 # Held-out frames in a row, in the beginning and at most: soon there are some, and later most have no neighbour that
 # calibrates.
 _STRETCH, _LONGEST_STRETCH = 4, 16
 _STRETCH_SHARE = 16  # a stretch is one part in so many of all frames so far
+
+_SILENT_S = 2.0  # after which a camera is passed over
 
 T = TypeVar("T")
 
@@ -45,6 +47,37 @@ class Clock:
         """Change the period from now on; the next frame is due at once."""
         self.period_s = period_s
         self._due = float("-inf")
+
+
+class Rota:
+    """Whose frame is observed next: cameras take turns, and one that delivers nothing keeps nobody waiting.
+
+    `now_ts` is the capture time that they have in common. Of recordings each has a time of its own, so that it goes on
+    as theirs do in the mean, and begins at 0.
+    """
+
+    def __init__(self, cameras: Sequence[str]) -> None:
+        self.now_ts = 0.0
+        self._order = deque(cameras)
+        self._heard_s: dict[str, float] = {}  # monotonic
+        self._last_ts: dict[str, float] = {}
+
+    def is_turn(self, camera: str, ts: float, now_s: float) -> bool:
+        """Whether it is the turn of this camera, which has a frame of capture time `ts` now (monotonic s)."""
+        self._heard_s[camera] = now_s
+        while self._is_silent(self._order[0], now_s):
+            self._order.rotate(-1)
+        heard = sum(not self._is_silent(each, now_s) for each in self._order)
+        self.now_ts += max(0.0, ts - self._last_ts.get(camera, ts)) / heard
+        self._last_ts[camera] = ts
+        return self._order[0] == camera
+
+    def observed(self) -> None:
+        """A frame of the camera whose turn it was is taken."""
+        self._order.rotate(-1)
+
+    def _is_silent(self, camera: str, now_s: float) -> bool:
+        return now_s - self._heard_s.get(camera, -math.inf) > _SILENT_S
 
 
 class Blocks:
@@ -121,8 +154,8 @@ class Collection:
     def __init__(self, held_out_size: int) -> None:
         self.histograms: dict[str, AbsHistogram] = {}
         self.frames = 0
-        self._telling = Reservoir[NDArray[np.float32]](held_out_size - held_out_size // 4)
-        self._empty = Reservoir[NDArray[np.float32]](held_out_size // 4)
+        self._telling = Reservoir[Array](held_out_size - held_out_size // 4)
+        self._empty = Reservoir[Array](held_out_size // 4)
         self._holds_out = held_out_size > 0
         self._hold_out = {True: HoldOut(), False: HoldOut()}  # by whether telling
 
@@ -137,11 +170,11 @@ class Collection:
         return nbytes(self.histograms)
 
     @property
-    def held_out(self) -> list[NDArray[np.float32]]:
+    def held_out(self) -> list[Array]:
         """The held-out network inputs (1, C, H, W), of any sizes, the telling ones first."""
         return self._telling.kept + self._empty.kept
 
-    def add(self, tensor: NDArray[np.float32], histograms: Mapping[str, AbsHistogram], telling: bool = True) -> None:
+    def add(self, tensor: Array, histograms: Mapping[str, AbsHistogram], telling: bool = True) -> None:
         """Take one observed frame: its network input (1, C, H, W) and its histograms by tap."""
         if self._holds_out and self._hold_out[telling].next():
             (self._telling if telling else self._empty).offer(tensor.copy)

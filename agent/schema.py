@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from agent.errors import ConfigError
+from agent.redaction import redacted
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
@@ -20,6 +23,8 @@ class Strict(BaseModel):
 
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
+
+_STATED = "stated"
 
 # pydantic's message types, in the words of a config file; anything else keeps pydantic's own message.
 _EXPECTED = {
@@ -48,7 +53,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
             "config.missing", f"no file {path}", "a YAML file", "check the path, or copy config.yaml from the project"
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        detail = " ".join(str(error).split())
+        detail = redacted(" ".join(str(error).split()))  # quotes the file
         raise ConfigError("config.unreadable", f"{path}: {detail}", "valid YAML", "correct the file") from error
     if not isinstance(content, Mapping):
         found = "nothing" if content is None else f"a {type(content).__name__}"
@@ -61,13 +66,18 @@ def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str) -> 
     try:
         return schema.model_validate(content)
     except ValidationError as error:
-        lines = [_error_line(detail) for detail in error.errors()]
+        lines = [redacted(_error_line(detail)) for detail in error.errors()]
         raise ConfigError(
             "config.invalid",
             f"{len(lines)} error{'s' if len(lines) > 1 else ''} in {source}:\n  " + "\n  ".join(lines) + "\n",
             "the keys and values that config.yaml documents",
             "correct each line named above",
         ) from error
+
+
+def stated(error: str) -> PydanticCustomError:
+    """An error of a validator in whole, for values that are not to be shown: they may hold a password."""
+    return PydanticCustomError(_STATED, "{error}", {"error": error})
 
 
 def _error_line(detail: ErrorDetails) -> str:
@@ -77,6 +87,8 @@ def _error_line(detail: ErrorDetails) -> str:
         return f"{where}: unknown key"
     if detail["type"] == "missing":
         return f"{where}: missing"
+    if detail["type"] == _STATED:
+        return f"{where}: {detail['msg']}"
     expected = _EXPECTED.get(detail["type"])
     if expected is None:
         message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")

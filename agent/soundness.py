@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.model_spec import ModelSpec
 from engines.backend import Array, Engine
@@ -51,9 +50,7 @@ def largest_batch(engine: Engine, spec: ModelSpec) -> int:
     return profile[image.name].max[0] if image.name in profile and image.shape[0] is None else 1
 
 
-def row_faults(
-    infer: Callable[[Array], Mapping[str, Array]], frames: Sequence[NDArray[np.float32]], most: int
-) -> list[str]:
+def row_faults(infer: Callable[[Array], Mapping[str, Array]], frames: Sequence[Array], most: int) -> list[str]:
     """What is wrong with batches of up to `most` frames, in words; empty where nothing is, or nothing can be told.
 
     Equal frames of one batch have to be answered bit by bit equally, wherever they lie in it, and each row has to be

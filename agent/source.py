@@ -1,14 +1,15 @@
-"""What a source is called, and of which kind it is; nothing is opened here."""
+"""What a source is called, of which kind it is, and what may be asked of that kind; nothing is opened here."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from agent.errors import CameraError
 from agent.framing import WHOLE, Framing
+from agent.redaction import redacted
 
 _SCHEMES = {
     "rtsp": "rtsp",
@@ -21,35 +22,81 @@ _SCHEMES = {
 }
 
 Transport = Literal["tcp", "udp"]
+PixelFormat = Literal["mjpg", "yuyv"]
+Flip = Literal["none", "clockwise", "counterclockwise", "rotate-180", "horizontal", "vertical"]
+
+_TAKEN_BY = {
+    "transport": ("rtsp",),
+    "decode_threads": ("rtsp", "http"),
+    "pixel_format": ("v4l2",),
+    "width": ("v4l2", "csi"),
+    "height": ("v4l2", "csi"),
+    "fps": ("v4l2", "csi"),
+    "flip": ("csi",),
+}
+
+_FROZEN_S = 2.0
+_FROZEN_KINDS = ("v4l2", "csi", "http", "rtsp")  # of a pipeline nobody tells us how its frames are coded
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a camera and its driver; None: what they do by themselves.
+
+    transport: of rtsp. decode_threads: of a stream's decoder, which holds back a frame for each but the first;
+    OpenCV by itself has one for each core. pixel_format: how frames come over the wire, of v4l2. width, height, fps:
+    the mode of v4l2 and csi. flip: by the hardware, of csi.
+    """
+
+    transport: Transport = "tcp"
+    decode_threads: int = 1
+    pixel_format: PixelFormat | None = None
+    width: int | None = None
+    height: int | None = None
+    fps: float | None = None
+    flip: Flip = "none"
 
 
 @dataclass(frozen=True)
 class Source:
     """A parsed SRC argument: `kind` is video, images, v4l2, csi, rtsp, http or gst.
 
-    transport: of rtsp. decode_threads: of a stream's decoder, which holds back a frame for each but the first;
-    OpenCV by itself has one for each core. framing: what every reader sees of each picture.
+    location: with its password, and so in no `repr`. asked: of the camera. frozen_s: for which the picture of a camera
+    may repeat to the bit before it counts as lost; None: for ever. framing: what every reader sees of each picture.
     """
 
     kind: str
-    location: str
-    transport: Transport = "tcp"
-    decode_threads: int = 1
+    location: str = field(repr=False)
+    asked: Asked = Asked()
+    frozen_s: float | None = None
     framing: Framing = WHOLE
+
+    def __post_init__(self) -> None:
+        """Raises CameraError (`camera.option`) for what nobody can ask of such a source."""
+        for each in fields(Asked):
+            taken_by, value = _TAKEN_BY[each.name], getattr(self.asked, each.name)
+            if value != each.default and self.kind not in taken_by:
+                found = f"camera.{each.name}: {value} for a source of kind {self.kind}"
+                raise CameraError("camera.option", found, f"one of kind {' or '.join(taken_by)}", "leave the key out")
 
     @property
     def shown(self) -> str:
         """The location as it may appear in logs and messages: without user names, passwords and what a query says."""
-        return re.sub(r"(//[^\s?]*)\?\S*", r"\1?...", re.sub(r"//[^/@\s]*@", "//", self.location))
+        return redacted(self.location)
 
     @property
     def live(self) -> bool:
         return self.kind in _SCHEMES.values()
 
+    @property
+    def usual_frozen_s(self) -> float | None:
+        """After how long a camera of this kind that repeats its picture has frozen; None where nothing says so."""
+        return _FROZEN_S if self.kind in _FROZEN_KINDS else None
+
 
 def is_live(text: str) -> bool:
-    """Whether this SRC argument names a camera, and no file."""
-    return text.partition(":")[0] in _SCHEMES
+    """Whether this SRC argument names a camera, or what may be meant as one, and no file."""
+    return text.partition(":")[0] in _SCHEMES or "://" in text
 
 
 def parse_source(text: str) -> Source:
@@ -63,13 +110,16 @@ def parse_source(text: str) -> Source:
     if kind in ("rtsp", "http"):
         return Source(kind, text)
     if kind == "csi" and not rest.isdigit():
-        raise CameraError("camera.source", f"source '{text}'", "csi:N with a sensor number", "e.g. csi:0")
+        raise CameraError("camera.source", f"source '{redacted(text)}'", "csi:N with a sensor number", "e.g. csi:0")
     if kind == "gst" and not re.search(r"!\s*appsink\b", rest):
-        found = f"a pipeline without '! appsink': '{Source(kind, rest).shown}'"
+        found = f"a pipeline without '! appsink': '{redacted(rest)}'"
         remedy = "end it with '! videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false'"
         raise CameraError("camera.source", found, "one whose frames reach us", remedy)
     if kind in ("csi", "gst"):
         return Source(kind, rest)
+    if kind is None and rest.startswith("//"):
+        found = f"source '{redacted(text)}'"
+        raise CameraError("camera.source", found, f"{', '.join(_SCHEMES)} or a path", "check how it begins")
     path = Path(rest if kind == "v4l2" else text)
     if not path.exists():
         raise CameraError("camera.missing", f"no {path}", "a video, images or a camera there", "check the source")

@@ -87,9 +87,9 @@ def _takes_pixels(scaling: Scaling) -> bool:
 
 
 def _profiles(facts: GraphFacts) -> Iterator[Guess]:
-    if not facts.is_open or facts.size is None or facts.layout != "NCHW":
+    if not facts.is_open or facts.size is None:
         return
-    image = facts.inputs[0]
-    shape = [1, facts.channels or 3, *facts.size]
-    reason = f"height or width is open: {shape[2]}x{shape[3]} is assumed"
+    image, (height, width), channels = facts.inputs[0], facts.size, facts.channels or 3
+    shape = [1, channels, height, width] if facts.layout == "NCHW" else [1, height, width, channels]
+    reason = f"height or width is open: {height}x{width} is assumed"
     yield Guess("profiles", [{image.name: {"min": shape, "opt": shape, "max": shape}}], "guess", reason)

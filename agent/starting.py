@@ -61,9 +61,11 @@ class Starting:
 class RuntimeJob:
     """The job that a change of the runtime makes of a start: what serves is built anew from its own calibration."""
 
-    def __init__(self, journal: JobJournal, reporter: Reporter) -> None:
+    def __init__(self, journal: JobJournal, reporter: Reporter, current: str) -> None:
+        """current: id of what served; empty where nothing did."""
         self._journal = journal
         self._reporter = reporter
+        self._request = {"instead_of": current}
         self._report: JobReport | None = None
         self._error: TaredError | None = None
         self._refusal: AgentError | None = None  # of the journal, at the job's first step
@@ -74,7 +76,7 @@ class RuntimeJob:
         self._error = error
         if error.code == "artefact.runtime" and self._report is None:
             try:
-                self._report = JobReport(RUNTIME, self._reporter, lambda _: None, None, self._journal)
+                self._report = JobReport(RUNTIME, self._reporter, lambda _: None, None, self._journal, self._request)
                 self._report.progress(JobState.BUILDING.value, 0)
             except AgentError as refusal:  # the engine is wanted all the same
                 self._reporter.error(refusal)

@@ -20,6 +20,7 @@ class Alarm:
     onset_ts: float
     gain_db: float
     e_value: float
+    camera: str = "camera"
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,25 @@ class Rollback:
     missed: int
 
 
+@dataclass(frozen=True)
+class CameraSummary:
+    """One camera of a run."""
+
+    loop: LoopSample
+    fidelity: Interval
+    live_accuracy: Estimate | None
+
+    def as_dict(self) -> dict[str, Any]:
+        accuracy = {"live_accuracy": self.live_accuracy.as_dict()} if self.live_accuracy is not None else {}
+        return {**self.loop.as_dict(), "fidelity": asdict(self.fidelity), **accuracy}
+
+
 @dataclass
 class RunSummary:
-    """One run of the daemon; `stopped_by` names the signal that ended it."""
+    """One run of the daemon; `stopped_by` names the signal that ended it.
+
+    `loop` is of all cameras together; fidelity and what goes with it of the least faithful of them.
+    """
 
     artefact: str
     calibrated: bool = False
@@ -75,6 +92,7 @@ class RunSummary:
     fidelity_history: list[tuple[float, float]] = field(default_factory=list)
     accuracy: dict[str, dict[str, Score]] = field(default_factory=dict)
     results_dropped: Mapping[str, int] = field(default_factory=dict)  # lines, by the output that lost them
+    cameras: Mapping[str, CameraSummary] = field(default_factory=dict)  # by name, where there are several
 
     def periods(self) -> list[Period]:
         """The stretches that tell the story: under the first engine until its light was over, and under the last."""
@@ -102,5 +120,6 @@ class RunSummary:
                 for period, scores in self.accuracy.items()
             },
             **({"results_dropped": dict(self.results_dropped)} if self.results_dropped else {}),
+            **({"cameras": {name: each.as_dict() for name, each in self.cameras.items()}} if self.cameras else {}),
             "artefact": self.artefact,
         }

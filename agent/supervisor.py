@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from agent.accuracy import Truth
@@ -15,6 +15,7 @@ from agent.camera import source_length
 from agent.config import Config
 from agent.console import Task, progress
 from agent.errors import AgentError, CameraError
+from agent.findings import least_faithful
 from agent.health import notify_service_manager
 from agent.interrupted import Past
 from agent.job import MODEL
@@ -35,8 +36,9 @@ from agent.results_writer import ResultsWriter
 from agent.service import Service
 from agent.settings import Settings
 from agent.signals import handling_signals
+from agent.source import Source
 from agent.starting import RuntimeJob, Starting
-from agent.summary import RunSummary
+from agent.summary import CameraSummary, RunSummary
 from calibrate.errors import TaredError
 from engines.backend import Backend
 from engines.seal import find_key
@@ -46,7 +48,7 @@ _TICK_S = 0.1
 
 
 class Supervisor:
-    """One run of the daemon on one camera.
+    """One run of the daemon.
 
     Everything in here, and in Operations, happens in the thread that calls `run`; other threads hand it functions.
     """
@@ -59,21 +61,21 @@ class Supervisor:
         link: MqttLink | None,
         birth: Birth,
         frame_limit: int = 0,
-        labels: Mapping[int, Truth] | None = None,
+        labels: Mapping[str, Mapping[int, Truth]] | None = None,
         content: str = "",
         authority: Authority | None = None,
         results: ResultsWriter | None = None,
     ) -> None:
-        """labels: of a recording, by frame number. content: of the model's file, as `content_of` has it; where it is
-        known, another one beside a live camera ends the run. authority: whose commands count, None for everybody's.
-        results: who is given every answer.
+        """labels: of recordings, by camera and frame number. content: of the model's file, as `content_of` has it;
+        where it is known, another one beside live cameras ends the run. authority: whose commands count, None for
+        everybody's. results: who is given every answer.
 
         Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
         """
         self._link = link
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop_reason = ""
-        source = config.camera.opened()
+        sources = [camera.opened() for camera in config.every_camera]
         reporter = self._reporter = Reporter(link, birth)
         trusts = authority.trusts if authority is not None else lambda _key: True
         settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)
@@ -83,7 +85,7 @@ class Supervisor:
         self._telemetry = Cadence(config.mqtt.telemetry_period_s, time.monotonic())
         past = Past(config.state_dir, reporter)
         self._service = Service(model, backend, Store(config.state_dir, find_key()))
-        runtime = RuntimeJob(past.journal, reporter)
+        runtime = RuntimeJob(past.journal, reporter, past.current)
         with progress("preparing", 100) as bar:
             starting = Starting("engine", reporter, bar.update)
             engine = self._service.start(runtime.on_error, starting, past.proven, not past.rebuild_interrupted)
@@ -91,12 +93,12 @@ class Supervisor:
         self._built_percent = 0  # of the reference; the observer's thread counts it up
         self._pipeline = Pipeline(
             config,
-            source,
+            sources,
             model,
             self._service.serving.id,
             engine,
             frame_limit,
-            lambda error: self._posted.put(lambda: self._on_camera(error)),
+            lambda name, error: self._posted.put(lambda: self._on_camera(name, error)),
             lambda error: self._posted.put(lambda: self._on_observer(error)),
             Starting("reference", reporter, self._on_building, self._posted.put),
             [results.offer] if results is not None else [],
@@ -104,14 +106,15 @@ class Supervisor:
         self._results = results
         if results is not None:
             results.follow(lambda name, error: self._posted.put(lambda: self._on_results(name, error)))
-        self._readings = Readings(config, self._service, self._pipeline)
+        self._readings = Readings(config, self._service, self._pipeline, results)
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put, past.journal)
-        watched = source.live and bool(content)
+        watched = self._pipeline.is_live and bool(content)
         self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
         concluded = past.conclude(content)
         self._rolled_back = concluded.rolled_back
-        self._labels_desk = LabelsDesk(config.camera.name, model.spec, self._pipeline.accuracy, self._on_bad_labels)
-        self._recorded_labels = labels
+        accuracies = {camera: feed.accuracy for camera, feed in self._pipeline.feeds.items()}
+        self._labels_desk = LabelsDesk(accuracies, model.spec, self._on_bad_labels)
+        self._recorded_labels = labels or {}
         self._remote: Remote | None = None
         if link is not None:
             releases = Releases(authority, config.state_dir / "releases.json")
@@ -136,8 +139,7 @@ class Supervisor:
                 link, config.state_dir, handlers, settings, delivery, self._labels_desk, authority, reporter
             )
             self._remote.recall(past.known, concluded.news)
-        length = source_length(source)
-        self._total = min(length or frame_limit, frame_limit or length or 0) or None
+        self._total = _total(sources, frame_limit)
 
     def run(self) -> RunSummary:
         """Serve until the source ends, the frame limit is reached, or SIGTERM or SIGINT comes.
@@ -171,17 +173,25 @@ class Supervisor:
             self._run_posted()  # a swap that only the end of the stream completed
             self._take_labels()
         summary = self._operations.summary
-        summary.loop = self._pipeline.run_meter.sample()
+        self._sum_up(summary)
         summary.stopped_by = self._stop_reason
         summary.calibrated = not self._service.degraded
         summary.last_ts = self._pipeline.last_ts
-        state = self._pipeline.observer.state()
-        summary.fidelity, summary.fidelity_since = state.fidelity, state.fidelity_since
-        summary.fidelity_history = self._pipeline.observer.findings.history()
-        accuracy = self._pipeline.accuracy.estimate
-        summary.live_accuracy = accuracy if accuracy.interval.n else None
         summary.results_dropped = self._results_dropped
         return summary
+
+    def _sum_up(self, summary: RunSummary) -> None:
+        """What the frames have shown: of all cameras together, and of several of each."""
+        states, summary.loop = self._pipeline.observer.states(), self._pipeline.run_meter.sample()
+        cameras = {
+            name: CameraSummary(feed.run_meter.sample(), states[name].fidelity, feed.labelled)
+            for name, feed in self._pipeline.feeds.items()
+        }
+        camera = least_faithful(states)
+        summary.fidelity, summary.fidelity_since = states[camera].fidelity, states[camera].fidelity_since
+        summary.fidelity_history = self._pipeline.observer.findings[camera].history()
+        summary.live_accuracy = cameras[camera].live_accuracy
+        summary.cameras = cameras if len(cameras) > 1 else {}
 
     def moment(self) -> Moment:
         """The daemon now, for who scrapes it; any thread may ask."""
@@ -196,8 +206,8 @@ class Supervisor:
             self._run_posted()
             self._take_labels()
             self._pipeline.look()
-            state = self._pipeline.observer.state()
-            self._operations.tick(state)
+            states = self._pipeline.observer.states()
+            self._operations.tick(states)
             if self._operations.new_model.usable:
                 self._stop_reason = self._stop_reason or MODEL
             if self._pipeline.pulse != pinged:
@@ -206,11 +216,9 @@ class Supervisor:
             if self._link is not None and self._service.degraded != state_told:
                 state_told = self._service.degraded
                 self._link.set_state("degraded" if state_told else "online")
-            bar.update(self._pipeline.served, self._readings.note(state, self._operations.job, self._built_percent))
+            bar.update(self._pipeline.served, self._readings.note(states, self._operations.job, self._built_percent))
             if self._telemetry.due(time.monotonic()):
-                self._reporter.telemetry(
-                    {self._config.camera.name: self._readings.sample(state)}, self._results_dropped
-                )
+                self._reporter.telemetry(self._readings.samples(states), self._results_dropped)
         self._run_posted()
 
     @property
@@ -222,9 +230,9 @@ class Supervisor:
         return self._results is not None and self._results.failed is not None
 
     def _take_labels(self) -> None:
-        """Those of a recording, for what was answered since the last call, and what has to be told of others."""
-        if self._recorded_labels is not None:
-            self._pipeline.accuracy.label_recorded(self._recorded_labels)
+        """Those of recordings, for what was answered since the last call, and what has to be told of others."""
+        for camera, labels in self._recorded_labels.items():
+            self._pipeline.feeds[camera].accuracy.label_recorded(labels)
         self._labels_desk.tick(time.monotonic())
 
     def _run_posted(self) -> None:
@@ -237,11 +245,11 @@ class Supervisor:
         if self._remote is not None:
             self._remote.tick()
 
-    def _on_camera(self, error: CameraError | None) -> None:
+    def _on_camera(self, name: str, error: CameraError | None) -> None:
         if error is not None:
-            self._reporter.error(error)
+            self._reporter.error(error, camera=name)
         else:
-            self._reporter.event("camera", name=self._config.camera.name, state="back")
+            self._reporter.event("camera", name=name, state="back")
 
     def _on_observer(self, error: TaredError | None) -> None:
         if error is not None:
@@ -285,3 +293,10 @@ class Supervisor:
 
     def _on_signal(self, name: str) -> None:
         self._stop_reason = name
+
+
+def _total(sources: Sequence[Source], frame_limit: int) -> int | None:
+    """How many frames there will be, of all cameras; None where nobody knows."""
+    lengths = [source_length(source) for source in sources]
+    known = [min(length or frame_limit, frame_limit or length or 0) for length in lengths]
+    return sum(known) if all(known) else None

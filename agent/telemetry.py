@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ class LatencyHistogram:
 
     def add(self, duration_ns: int) -> None:
         self.sum_ns += duration_ns
-        octaves = np.log2(max(duration_ns, _SMALLEST_NS) / _SMALLEST_NS)
+        octaves = math.log2(max(duration_ns, _SMALLEST_NS) / _SMALLEST_NS)
         self._counts[min(int(octaves * _BUCKETS_PER_OCTAVE), self._counts.size - 1)] += 1
 
     def percentile_ms(self, percent: float) -> float:
@@ -76,14 +77,34 @@ class LoopTotals:
     latency_sum_s: float
 
 
+class LatencyMeter:
+    """Percentiles since the last sample; one thread records, another samples."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latency = LatencyHistogram()
+
+    def record(self, latency_ns: int) -> None:
+        with self._lock:
+            self._latency.add(latency_ns)
+
+    def sample(self) -> tuple[float, float] | None:
+        """The 50th and the 99th percentile in ms; None where nothing was recorded."""
+        with self._lock:
+            found = self._latency.percentile_ms(50.0), self._latency.percentile_ms(99.0)
+            self._latency.clear()
+            return found if found[0] else None
+
+
 class LoopMeter:
     """Counts served frames; latency runs from the frame's arrival to its decoded result.
 
     `record` is called by the frame path, `sample` by whoever reports; the stretch starts anew at each sample.
     """
 
-    def __init__(self, dropped: Mapping[str, int]) -> None:
-        self._dropped = dropped  # the slot's live counter
+    def __init__(self, dropped: Callable[[], Mapping[str, int]]) -> None:
+        """dropped: frames that nobody took since the beginning, by cause."""
+        self._dropped = dropped
         self._lock = threading.Lock()
         self._latency = LatencyHistogram()
         self._frames = 0
@@ -98,14 +119,14 @@ class LoopMeter:
     def totals(self) -> LoopTotals:
         """What was counted since the last sample, without beginning anew."""
         with self._lock:
-            dropped = Counter(self._dropped) - self._dropped_before
+            dropped = Counter(self._dropped()) - self._dropped_before
             return LoopTotals(self._frames, dropped, self._latency.cumulated(), self._latency.sum_ns / 1e9)
 
     def sample(self) -> LoopSample:
         """The stretch since the last sample."""
         with self._lock:
             now = time.monotonic()
-            dropped = Counter(self._dropped)
+            dropped = Counter(self._dropped())
             sample = LoopSample(
                 self._frames,
                 dropped - self._dropped_before,

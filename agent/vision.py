@@ -3,20 +3,80 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.decode import Decoder, Prediction, open_decoder
+from agent.fitting import Geometry
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry, Preprocessor
+from agent.network_input import network_input
+from agent.preprocess import Preprocessor
 from engines.backend import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
-from engines.preprocessing import ImageTransform
 from engines.trace import span
 
 _OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating
+
+
+Outputs = Mapping[str, Array]
+
+
+class Inference(Protocol):
+    """An inference under way."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether somebody hears of its end at once."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known to be over."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """For its end, but no longer."""
+        ...
+
+    def result(self) -> tuple[Outputs, float, float]:
+        """The outputs by name, once they are there, and when it began and ended (monotonic s). Raises its error."""
+        ...
+
+
+Submit = Callable[[Callable[[], Outputs]], Inference]
+
+
+class OnDevice:
+    """An inference that an engine computes beside the thread that has begun it."""
+
+    def __init__(self, engine: OverlappingEngine, ticket: int) -> None:
+        self._engine = engine
+        self._ticket = ticket
+        self._began_s = time.monotonic()
+        self.tells = self.ended = False  # nobody asks the device
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+
+    def result(self) -> tuple[Outputs, float, float]:
+        with span("infer"):
+            outputs = self._engine.finish(self._ticket)
+        self.ended = True
+        return outputs, self._began_s, time.monotonic()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A frame whose inference has begun, at `began_s` (monotonic); shape: (1, C, h, w) of its network input."""
+
+    inference: Inference
+    shape: tuple[int, ...]
+    geometry: Geometry
+    began_s: float = field(default_factory=time.monotonic)
 
 
 class VisionTask:
@@ -24,68 +84,98 @@ class VisionTask:
 
     def __init__(self, spec: ModelSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         """Raises ConfigError when the spec does not fit the model's input or outputs."""
-        self._preprocess = Preprocessor(spec.input, *spec.input_range(inputs[0]))
+        taken = network_input(spec, inputs[0])
+        self._preprocess = Preprocessor(spec.input, taken)
 
         @lru_cache(maxsize=_OPEN_DECODERS)
         def decoder_for(shape: tuple[int, ...]) -> Decoder:
-            return open_decoder(spec, shape, outputs)
+            return open_decoder(spec, taken.size(shape), outputs)
 
         self._decoder_for = decoder_for
-        self._shape: tuple[int, ...] = spec.input_shape(inputs[0])
+        self._shape: tuple[int, ...] = taken.shape(taken.usual)
         self._decoder_for(self._shape)
         self.inferred_s = 0.0  # by the engine, for the frame of the last `infer`
         self._engine: Engine | None = None  # the last one that inferred
         self._image_engine: ImageEngine | None = None  # the same, where it preprocesses itself
+        self._overlapping: OverlappingEngine | None = None  # the same, where it computes beside the thread that asks
 
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> tuple[Prediction, Geometry]:
         """The prediction for a frame, BGR uint8 (H, W, 3), and where the frame lay in the network input.
 
         An engine that preprocesses does it itself; every other gets what `preprocess` makes.
         """
-        if engine is not self._engine:  # not for every frame: looking for a Protocol's members costs microseconds
-            self._engine, self._image_engine = engine, engine if isinstance(engine, ImageEngine) else None
-        if self._image_engine is None:
-            with span("preprocess"):
-                tensor, geometry = self.preprocess(image)
-            started_ns = time.perf_counter_ns()
-            with span("infer"):
-                outputs = engine.infer(tensor)
-            self.inferred_s = (time.perf_counter_ns() - started_ns) / 1e9
-            with span("decode"):
-                return self.decode(outputs), geometry
-        transform, geometry = self._preprocess.transform(image)
+        run, shape, geometry = self._make_ready(engine, image)
         started_ns = time.perf_counter_ns()
-        with span("infer"):
-            outputs = self._image_engine.infer_image(image, transform)
+        outputs = run()
         self.inferred_s = (time.perf_counter_ns() - started_ns) / 1e9
         with span("decode"):
-            return self.decode(outputs, _shape(transform)), geometry
+            return self.decode(outputs, shape), geometry
+
+    def begin(self, engine: Engine, image: NDArray[np.uint8], submit: Submit) -> Begun:
+        """Begin with a frame as for `infer`; `decoded` makes a prediction of its outputs.
+
+        submit: runs what blocks beside the calling thread; not needed by an engine that computes beside it anyway.
+        Until the outputs are there, no other frame may be begun.
+        """
+        self._look_at(engine)
+        if self._overlapping is not None:
+            return self._begin_on_device(self._overlapping, image)
+        run, shape, geometry = self._make_ready(engine, image)
+        return Begun(submit(run), shape, geometry)
+
+    def decoded(self, outputs: Outputs, begun: Begun) -> Prediction:
+        """The prediction for a frame that was begun, of its outputs."""
+        with span("decode"):
+            return self.decode(outputs, begun.shape)
 
     def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Prediction, Geometry]]:
         """As `infer`, for one after the other. While an engine that can computes one, the next is read and uploaded."""
         if not isinstance(engine, OverlappingEngine):
             yield from (self.infer(engine, image) for image in images)
             return
-        under_way: tuple[int, ImageTransform, Geometry] | None = None
+        under_way: Begun | None = None
         for image in images:
-            transform, geometry = self._preprocess.transform(image)
-            begun = engine.start_image(image, transform), transform, geometry
+            begun = self._begin_on_device(engine, image)
             if under_way is not None:
-                yield self._finished(engine, *under_way)
+                yield self._finished(under_way)
             under_way = begun
         if under_way is not None:
-            yield self._finished(engine, *under_way)
+            yield self._finished(under_way)
 
-    def _finished(
-        self, engine: OverlappingEngine, ticket: int, transform: ImageTransform, geometry: Geometry
-    ) -> tuple[Prediction, Geometry]:
-        with span("infer"):
-            outputs = engine.finish(ticket)
-        with span("decode"):
-            return self.decode(outputs, _shape(transform)), geometry
+    def _begin_on_device(self, engine: OverlappingEngine, image: NDArray[np.uint8]) -> Begun:
+        transform, geometry = self._preprocess.transform(image)
+        return Begun(OnDevice(engine, engine.start_image(image, transform)), transform.input_shape, geometry)
 
-    def preprocess(self, image: NDArray[np.uint8]) -> tuple[NDArray[np.float32], Geometry]:
-        """BGR uint8 (H, W, 3) to the network input (1, C, h, w), which the next call may overwrite."""
+    def _finished(self, begun: Begun) -> tuple[Prediction, Geometry]:
+        outputs, _, _ = begun.inference.result()
+        return self.decoded(outputs, begun), begun.geometry
+
+    def _make_ready(
+        self, engine: Engine, image: NDArray[np.uint8]
+    ) -> tuple[Callable[[], Outputs], tuple[int, ...], Geometry]:
+        """What infers it, the shape (1, C, h, w) of its network input, and where the frame lies in that."""
+        self._look_at(engine)
+        image_engine = self._image_engine
+        if image_engine is not None:
+            transform, geometry = self._preprocess.transform(image)
+            return (
+                (lambda: _inferred(lambda: image_engine.infer_image(image, transform))),
+                transform.input_shape,
+                geometry,
+            )
+        with span("preprocess"):
+            tensor, geometry = self.preprocess(image)
+        return (lambda: _inferred(lambda: engine.infer(tensor))), tensor.shape, geometry
+
+    def _look_at(self, engine: Engine) -> None:
+        """What it can; not for every frame: looking for a Protocol's members costs microseconds."""
+        if engine is not self._engine:
+            self._engine = engine
+            self._image_engine = engine if isinstance(engine, ImageEngine) else None
+            self._overlapping = engine if isinstance(engine, OverlappingEngine) else None
+
+    def preprocess(self, image: NDArray[np.uint8]) -> tuple[Array, Geometry]:
+        """BGR uint8 (H, W, 3) to the network input, which the next call may overwrite."""
         tensor, geometry = self._preprocess(image)
         self._shape = tensor.shape
         return tensor, geometry
@@ -93,11 +183,11 @@ class VisionTask:
     def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...] | None = None) -> Prediction:
         """The prediction for a batch of one, in network pixels.
 
-        shape: (1, C, h, w) of the network input the outputs are of; by default that of the last one preprocessed.
+        shape: of the network input the outputs are of; by default that of the last one preprocessed.
         """
         return self._decoder_for(shape or self._shape)(outputs)[0]
 
 
-def _shape(transform: ImageTransform) -> tuple[int, ...]:
-    """(1, C, h, w) of the network input that a transform makes."""
-    return 1, len(transform.gain), transform.height, transform.width
+def _inferred(run: Callable[[], Outputs]) -> Outputs:
+    with span("infer"):
+        return run()

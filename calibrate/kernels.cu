@@ -393,7 +393,7 @@ struct __align__(16) Transform {
     int width, height;  // of the network input
     int pad, color;
     float gain[3], bias[3];  // by channel of the network input
-    int unused[2];
+    int channels_last, is_bytes;  // NHWC instead of NCHW; uint8 instead of float32
 };
 static_assert(sizeof(Tap) == 16 && sizeof(Transform) == 48, "the host packs them by hand");
 
@@ -406,11 +406,12 @@ __device__ __forceinline__ int interpolate(const unsigned char* upper, const uns
     return (((above >> 4) * row.first_weight >> 16) + ((below >> 4) * row.second_weight >> 16) + 2) >> 2;
 }
 
-// A BGR frame, of rows that begin row_bytes apart, to the network input: (1, 3 or 1, height, width). One thread a pixel,
-// in as many blocks as that takes. Neighbours write next to each other, channel by channel; the frame's bytes they read
-// come from the cache, since every pixel of it is read by several threads, or else by every few threads one.
+// A BGR frame, of rows that begin row_bytes apart, to the network input of 3 channels or 1, float or bytes, channels first
+// or last. One thread a pixel, in as many blocks as that takes. Neighbours write next to each other, channel by channel;
+// the frame's bytes they read come from the cache, since every pixel of it is read by several threads, or else by every
+// few threads one.
 extern "C" __global__ void __launch_bounds__(THREADS)
-preprocess(const Transform* transform, const unsigned char* frame, int row_bytes, float* input) {
+preprocess(const Transform* transform, const unsigned char* frame, int row_bytes, void* input) {
     const unsigned width = transform->width, pixels = width * transform->height;
     const unsigned pixel = blockIdx.x * THREADS + threadIdx.x;
     if (pixel >= pixels) return;
@@ -429,8 +430,13 @@ preprocess(const Transform* transform, const unsigned char* frame, int row_bytes
                                      : levels[0];
     const int ordered[3] = {leading, levels[1], color == RGB ? levels[0] : levels[2]};
 #pragma unroll
-    for (int k = 0; k < 3; ++k)
-        if (k < channels)
-            input[(u64)k * pixels + pixel] =
+    for (int k = 0; k < 3; ++k) {
+        if (k >= channels) break;
+        const u64 place = transform->channels_last ? (u64)pixel * channels + k : (u64)k * pixels + pixel;
+        if (transform->is_bytes)
+            ((unsigned char*)input)[place] = (unsigned char)ordered[k];
+        else
+            ((float*)input)[place] =
                 __fadd_rn(__fmul_rn((float)ordered[k], transform->gain[k]), transform->bias[k]);
+    }
 }

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, external_data_helper
+from onnx import ModelProto, TensorProto, external_data_helper, helper
 
-from engines.backend import EngineError, TensorSpec
-from engines.topology import TensorType, all_nodes, subgraphs, value_type
+from engines.backend import Array, EngineError, TensorSpec
+from engines.preprocessing import image_layout
+from engines.topology import TensorType, all_nodes, subgraphs, trial_shape, value_type
 
-_IMAGE_CHANNELS = (1, 3, 4)
 _REEXPORT = "export the model again"
 _QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
 _INTEGER_OPS = ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QGemm")
 
 
 def load_model(path: Path) -> ModelProto:
-    """Read an ONNX file, external data included, that takes one float32 NCHW image.
+    """Read an ONNX file, external data included, that takes one image: float32 or uint8, NCHW or NHWC.
 
     Raises EngineError: `model.missing`, `model.empty`, `model.unreadable` (not ONNX, or cut short),
     `model.external-data` (missing, or outside the model's folder), `model.operator` (unknown to ONNX),
@@ -43,7 +43,15 @@ def image_input(model: ModelProto) -> TensorSpec:
     initializers = {tensor.name for tensor in model.graph.initializer}
     value = next(value for value in model.graph.input if value.name not in initializers)
     shape = value_type(value).shape or ()
-    return TensorSpec(value.name, np.dtype(np.float32), tuple(d if isinstance(d, int) else None for d in shape))
+    dtype = helper.tensor_dtype_to_np_dtype(value_type(value).elem_type)
+    return TensorSpec(value.name, dtype, tuple(d if isinstance(d, int) else None for d in shape))
+
+
+def trial_image(model: ModelProto, shape: Sequence[int] | None = None) -> Array:
+    """A random image, of this shape or of one that the model takes: of levels where it is uint8, else in [0, 1)."""
+    image, random = image_input(model), np.random.default_rng(0)
+    shape = shape or trial_shape(image.shape)
+    return random.integers(0, 256, shape, np.uint8) if image.dtype == np.uint8 else random.random(shape, np.float32)
 
 
 def canonical_hash(model: ModelProto) -> str:
@@ -178,13 +186,12 @@ def _check_input(model: ModelProto) -> None:
         names = ", ".join(f"'{value.name}'" for value in inputs) or "none"
         raise _no_image(f"{len(inputs)} inputs ({names})", "export it with the image as its only input")
     name, found = inputs[0].name, value_type(inputs[0])
-    if found.elem_type != TensorProto.FLOAT:
-        raise _no_image(_describe(name, found), "export it with a float32 input")
+    if found.elem_type not in (TensorProto.FLOAT, TensorProto.UINT8):
+        raise _no_image(_describe(name, found), "export it with a float32 or uint8 input")
     if found.shape is None or len(found.shape) != 4:
         raise _no_image(_describe(name, found), "export it with an input of rank 4")
-    if found.shape[1] not in _IMAGE_CHANNELS:
-        remedy = "export it as NCHW" if found.shape[3] in _IMAGE_CHANNELS else "fix its channel dimension"
-        raise _no_image(_describe(name, found), remedy)
+    if image_layout(found.shape) is None:
+        raise _no_image(_describe(name, found), "fix its channel dimension")
 
 
 def _describe(name: str, found: TensorType) -> str:
@@ -193,4 +200,6 @@ def _describe(name: str, found: TensorType) -> str:
 
 
 def _no_image(found: str, remedy: str) -> EngineError:
-    return EngineError("model.input", found, "one float32 image, NCHW with 1, 3 or 4 channels", remedy)
+    return EngineError(
+        "model.input", found, "one float32 or uint8 image, NCHW or NHWC, with 1, 3 or 4 channels", remedy
+    )

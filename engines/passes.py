@@ -17,8 +17,10 @@ from onnx import AttributeProto, ModelProto, TensorProto, ValueInfoProto, numpy_
 
 from engines.backend import Array, EngineError
 from engines.fold import fold_batch_norms, fold_integer_biases
+from engines.graph import trial_image
+from engines.image_cast import cast_image_first
 from engines.own_quantisation import check_own_quantisation
-from engines.topology import TensorType, Topology, all_nodes, trial_shape, value_type
+from engines.topology import TensorType, Topology, all_nodes, value_type
 
 MIN_OPSET = 13  # the first with per-channel Q/DQ
 MIN_IR_VERSION = 8  # initialisers need not be inputs (4), and every opset up to 17 may be declared
@@ -182,6 +184,7 @@ PASSES: tuple[Pass, ...] = (
     raise_opset,
     constants_to_initializers,
     drop_identities,
+    cast_image_first,
     fold_integer_biases,
     fold_batch_norms,
     drop_unused,
@@ -205,8 +208,7 @@ def _check_step(model: ModelProto, signature: list[tuple[str, TensorType]], step
 
 
 def _check_equivalent(model: ModelProto, master: ModelProto, run: Run, input_shape: Sequence[int] | None) -> None:
-    (_, image_type), *_ = _signature(model)
-    image = np.random.default_rng(0).random(input_shape or trial_shape(image_type.shape or ()), np.float32)
+    image = trial_image(model, input_shape)
     expected, found = run(model, image), run(master, image)
     reorders = any(node.op_type in _REORDERING_OPS for node in all_nodes(master.graph))
     for name, values in expected.items():

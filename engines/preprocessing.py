@@ -7,6 +7,7 @@ whoever compares two engines, which of the two made a network input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +24,8 @@ HEADER = np.dtype(
         ("color", "<i4"),
         ("gain", "<f4", 3),
         ("bias", "<f4", 3),
-        ("unused", "<i4", 2),
+        ("channels_last", "<i4"),
+        ("is_bytes", "<i4"),
     ]
 )
 """struct Transform of kernels.cu, field by field."""
@@ -35,15 +37,27 @@ _COLORS = {"bgr": 0, "rgb": 1, "gray": 2}
 _PIXEL_BYTES = 3
 _ONE = np.float32(1 << 11)  # OpenCV's INTER_RESIZE_COEF_SCALE: weights of bytes are fixed-point numbers of 11 bits
 
+Layout = Literal["NCHW", "NHWC"]
+PixelType = Literal["float32", "uint8"]
+IMAGE_CHANNELS = (1, 3, 4)
+
+
+def image_layout(shape: Sequence[object]) -> Layout | None:
+    """Where an image of rank 4 has its channels, by their number; None where neither place has one of an image's."""
+    if len(shape) != 4:
+        return None
+    return "NCHW" if shape[1] in IMAGE_CHANNELS else "NHWC" if shape[3] in IMAGE_CHANNELS else None
+
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """All numbers that take BGR frames uint8 (frame_height, frame_width, 3) to the network input (1, C, height, width).
+    """All numbers that take BGR frames uint8 (frame_height, frame_width, 3) to the network input.
 
     The frame is scaled to (inner_height, inner_width), bilinearly as OpenCV's INTER_LINEAR scales bytes, and placed on
     a canvas of the input's size full of `pad`, its upper left corner at (top, left). These may be negative: what lies
     beyond the canvas is cut off, which only a frame of its own size does. Then channels come in the order of `color`,
-    and each is level * gain + bias in float32, the product rounded first. Sizes and places are in pixels.
+    and each is level * gain + bias in float32, the product rounded first; in uint8 it is the level, gain is 1 and bias
+    0. Sizes and places are in pixels.
     """
 
     frame_height: int
@@ -58,19 +72,33 @@ class ImageTransform:
     color: Literal["bgr", "rgb", "gray"]
     gain: tuple[float, ...]
     bias: tuple[float, ...]
+    layout: Layout = "NCHW"
+    dtype: PixelType = "float32"
+
+    @property
+    def input_shape(self) -> tuple[int, int, int, int]:
+        """Of the network input: one image, channels where the layout has them."""
+        channels, size = len(self.gain), (self.height, self.width)
+        return (1, channels, *size) if self.layout == "NCHW" else (1, *size, channels)
+
+
+_TABLES = 8  # of sizes of frames: cameras may take turns
 
 
 class DevicePreprocess:
     """Turns frames that lie on the device into network inputs there.
 
-    Holds the tables of one transform, which are uploaded when it changes: frames of one size cost a launch each, and
-    no allocation.
+    Holds the tables of a few transforms, each uploaded once: frames of sizes that take turns cost a launch each, and no
+    allocation.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._transform: ImageTransform | None = None
-        self._table: Buffer | None = None
+        self._tables: dict[ImageTransform, Buffer] = {}
+
+    def has_room(self, transform: ImageTransform) -> bool:
+        """Whether `run` gives up no table for it."""
+        return transform in self._tables or len(self._tables) < _TABLES
 
     def run(
         self,
@@ -83,8 +111,8 @@ class DevicePreprocess:
         """Queue on `stream` the network input of one frame.
 
         frame_address: of a BGR frame uint8 (frame_height, frame_width, 3) whose rows begin `row_bytes` apart, by
-        default 3 * frame_width. input_address: receives float32 (1, C, height, width), C = 1 for gray, else 3. With
-        another transform than before, the frames queued until then must be done: their tables are given up.
+        default 3 * frame_width. input_address: receives what `transform` has as shape and type of the network input.
+        Where it does not have room for the transform, all tables are given up: what was queued before must be done.
 
         Raises ValueError for rows that overlap; DeviceError as Executor.upload and launch do.
         """
@@ -92,11 +120,13 @@ class DevicePreprocess:
         row_bytes = least if row_bytes is None else row_bytes
         if row_bytes < least:
             raise ValueError(f"rows {row_bytes} bytes apart, for {transform.frame_width} pixels of {_PIXEL_BYTES}")
-        if self._table is None or transform != self._transform:
-            self._table = self._executor.upload(_table(transform), stream)
-            self._transform = transform
+        table = self._tables.get(transform)
+        if table is None:
+            if not self.has_room(transform):
+                self._tables.clear()
+            table = self._tables[transform] = self._executor.upload(_table(transform), stream)
         blocks = -(-transform.height * transform.width // self._executor.geometry.threads)
-        arguments = (self._table, np.uint64(frame_address), np.int32(row_bytes), np.uint64(input_address))
+        arguments = (table, np.uint64(frame_address), np.int32(row_bytes), np.uint64(input_address))
         self._executor.launch("preprocess", blocks, arguments, stream)
 
 
@@ -105,6 +135,7 @@ def _table(transform: ImageTransform) -> NDArray[np.uint8]:
     header = np.zeros(1, HEADER)
     header["width"], header["height"] = transform.width, transform.height
     header["pad"], header["color"] = transform.pad, _COLORS[transform.color]
+    header["channels_last"], header["is_bytes"] = transform.layout == "NHWC", transform.dtype == "uint8"
     header["gain"][0, : len(transform.gain)] = transform.gain
     header["bias"][0, : len(transform.bias)] = transform.bias
     columns = _taps(transform.frame_width, transform.inner_width, clamps=True)

@@ -104,6 +104,6 @@ def captured_names(graph: GraphProto) -> set[str]:
 
 
 def trial_shape(shape: Sequence[Dim]) -> tuple[int, ...]:
-    """A concrete NCHW shape: open dimensions become one image of 256 x 256, divisible by usual strides."""
-    usual = (1, 3, 256, 256)
+    """A concrete shape: open dimensions become one image of 256 x 256, divisible by usual strides."""
+    usual = (1, 256, 256, 256)  # whose channels no image leaves open
     return tuple(size if isinstance(size, int) else usual[axis] for axis, size in enumerate(shape))

@@ -50,7 +50,8 @@ class Upkeep:
         """
         links = {link: (self._store.target(link),) for link in LINKS}
         with self._store.reading():
-            stored = [self._stored(path) for path in self._store.places()]
+            found = [self._stored(path) for path in self._store.places()]
+        stored = [one for one in found if one is not None]
         return stored, retain(stored, {**links, **pins}, self._keep)
 
     def cached(self) -> list[Path]:
@@ -117,7 +118,9 @@ class Upkeep:
             if self._store.target(link) not in [path.name for path in places]:  # else it is among those
                 _collect(errors, partial(self._store.read, link))
         for path in places:
-            _collect(errors, partial(self._store.find, path.name))
+            wrong: list[EngineError] = []
+            _collect(wrong, partial(self._store.find, path.name))
+            errors += wrong if os.path.lexists(path) else ()  # a daemon beside this may have removed it meanwhile
         references = [path for path in self.cached() if path.is_dir()]
         for path in references:
             _collect(errors, partial(read_artefact, path, self._store.key))
@@ -134,16 +137,20 @@ class Upkeep:
         keep = max(1, self._keep)
         return [*references[keep:], *timings[keep:]]
 
-    def _stored(self, path: Path) -> Stored:
-        made_s, nbytes = path.lstat().st_mtime, size(path)
+    def _stored(self, path: Path) -> Stored | None:
+        """None for one that a daemon beside this has removed meanwhile."""
         try:
+            made_s, nbytes = path.lstat().st_mtime, size(path)
             manifest = read_manifest(path, self._store.key)
+            names = set(os.listdir(path))
+        except FileNotFoundError:
+            return None
         except EngineError as error:
-            return Stored(path.name, made_s, nbytes, error.code)
+            return Stored(path.name, made_s, nbytes, error.code) if os.path.lexists(path) else None
         inputs, trouble = manifest["inputs"], ""
         if path.is_symlink() or manifest["id"] != path.name:
             trouble = "artefact.place"
-        elif set(os.listdir(path)) != {MANIFEST, *manifest["files"]}:
+        elif names != {MANIFEST, *manifest["files"]}:
             trouble = "artefact.damaged"
         reference = "calibration" not in inputs and inputs.get("precision") != "int8"
         return Stored(path.name, made_s, nbytes, trouble, str(inputs.get("model", "")), reference)

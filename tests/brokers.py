@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -172,6 +173,13 @@ class Watcher:
         message = self._client.inbox.get(timeout=timeout_s)
         self.seen.append(message)
         return message
+
+    def all(self) -> list[Message]:
+        """What has come so far."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.seen.append(self._client.inbox.get_nowait())
+        return self.seen
 
     def expect(self, topic: str, **fields: object) -> dict[str, Any]:
         """The next document on `topic` that has these fields. Fails when it does not come."""

@@ -162,6 +162,13 @@ def once(owner, name, instead):
 
 """
 
+_OTHER_RUNTIME = """
+from engines.onnxruntime_backend import OnnxRuntimeBackend
+
+describe = OnnxRuntimeBackend.describe
+OnnxRuntimeBackend.describe = lambda backend: {**describe(backend), "runtime": "another"}
+"""
+
 # By name: what fails once in the daemon, as arguments of `once`.
 DAEMON_FAULTS = {
     "write_job": "recalibration, 'write_job', OSError(errno.ENOSPC, 'No space left on device')",
@@ -237,6 +244,11 @@ def clock_jumps(state: str, ahead_s: float) -> str:
 def write_refused(state: str) -> str:
     """The journal's disk fails once, when a job is to be in this state."""
     return _REFUSED_WRITE.format(state=state)
+
+
+def other_runtime() -> str:
+    """What the engines in the store were built for is not what is here."""
+    return _OTHER_RUNTIME + in_child(_OTHER_RUNTIME, first=False)
 
 
 def failing(name: str) -> str:

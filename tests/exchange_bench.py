@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from agent.change import Cause
 from agent.config import Config
 from agent.errors import AgentError
 from agent.exchange import Exchange, Witnesses
-from agent.findings import ObserverState, Served
+from agent.findings import Served, States
 from agent.messages import Birth
 from agent.pipeline import Pipeline
 from agent.probation import Record
@@ -121,7 +122,7 @@ class Bench:
 
     def tick(self, gain: Interval = UNKNOWN, drift: str = "calm") -> None:
         state = SimpleNamespace(gain=gain, drift=SimpleNamespace(state=drift))
-        self.exchange.tick(cast(ObserverState, state))
+        self.exchange.tick(cast(States, {"camera": state}))
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
@@ -140,8 +141,10 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     events: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append((kind, detail)))
     loop, record, committed, disk = Loop(), Record(live=False), list[str](), list[TaredError]()
-    pipeline = SimpleNamespace(loop=loop, record=record, error=None, last_ts=7.0, dropped=0, trial=None)
-    pipeline.observer = SimpleNamespace(state=lambda: SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, drift=None))
+    pipeline = SimpleNamespace(loop=loop, record=record, error=None, last_ts=7.0, dropped=Counter(), trial=None)
+    pipeline.observer = SimpleNamespace(
+        states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, drift=None)}
+    )
     pipeline.try_out = lambda _id, _engine, told: setattr(pipeline, "trial", told)
     service = SimpleNamespace(serving=SimpleNamespace(id="old"), degraded=False)
 

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
-from raising_world import collapsing_net, observer_state
+from raising_world import collapsing_net, observer_state, observing
 from test_raising_operations import frame_path, stored
 from worlds import SPEC
 
@@ -20,7 +20,8 @@ from agent import recalibration
 from agent.commands import Report
 from agent.config import Config
 from agent.errors import AgentError
-from agent.findings import Findings, ObserverState
+from agent.findings import ObserverState
+from agent.gathering import Gathering
 from agent.headroom import Headroom
 from agent.job_journal import JobJournal
 from agent.messages import Birth
@@ -93,7 +94,7 @@ class JobDeskBench:
             return
         begun = getattr(ScriptedChild, "latest", None)
         for _ in range(3):
-            self.operations.tick(self.state)
+            self.operations.tick({"camera": self.state})
         if ScriptedChild.latest is begun or ScriptedChild.latest.ended:
             return
         for number, step in enumerate(steps):
@@ -140,12 +141,12 @@ def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path)
     service = Service(open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir))
     service.start(pytest.fail).close()
     reporter = Reporter(None, Birth(agent_version="0"))
-    findings, state = Findings(config.model, config), replace(observer_state(config), collected=100, telling=100)
+    state = replace(observer_state(config), collected=100, telling=100)
+    observer = observing(config, state)
     seen = {"tap": AbsHistogram(np.ones(8, np.int64), 0, 0.5, 0, 0)}
-    monkeypatch.setattr(findings, "collected", lambda: (100, seen, [np.zeros((1, 3, 8, 8), np.float32)]))
-    observer = SimpleNamespace(findings=findings, set_pace=lambda **_: None, state=lambda: state)
-    accuracy = SimpleNamespace(remember=lambda _: None)
-    pipeline = SimpleNamespace(is_live=True, observer=observer, accuracy=accuracy, last_ts=0.0, **frame_path())
+    monkeypatch.setattr(Gathering, "counts", (100, 100))
+    monkeypatch.setattr(Gathering, "collected", lambda _: (100, seen, [np.zeros((1, 3, 8, 8), np.float32)]))
+    pipeline = SimpleNamespace(is_live=True, observer=observer, last_ts=0.0, **frame_path())
     journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
     operations = Operations(config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal)
     operations.start(0)

@@ -123,7 +123,8 @@ class Case:
         running one's."""
         for artefact in (self.world.state_dir / "artefacts").iterdir():
             read_artefact(artefact)
-        assert [path for path in self.world.state_dir.rglob(".*.new") if path.is_dir() or path.is_file()] == []
+        unfinished = (path for ending in ("new", "old", "gone") for path in self.world.state_dir.rglob(f".*.{ending}"))
+        assert [path for path in unfinished if path.is_dir() or path.is_file()] == []
         jobs = self.world.state_dir / "jobs"
         journal = JobJournal(jobs.with_name("jobs.sqlite"), _unexpected)
         running = {record.id for record in journal.records() if not record.state.over}

@@ -73,8 +73,8 @@ def _entropy_prefix(terms: Floats, threads: int) -> Floats:
     return (before[:, None] + within[:, :-1]).reshape(-1)
 
 
-def preprocessed(transform: ImageTransform, frame: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """preprocess of kernels.cu, a whole frame at a time: (1, C, height, width)."""
+def preprocessed(transform: ImageTransform, frame: NDArray[np.uint8]) -> NDArray[np.generic]:
+    """preprocess of kernels.cu, a whole frame at a time: (1, C, height, width) or (1, height, width, C)."""
     scaled = scaled_levels(frame, transform.inner_height, transform.inner_width)
     canvas = np.full((transform.height, transform.width, 3), transform.pad, np.int64)
     y, x = np.arange(transform.height) - transform.top, np.arange(transform.width) - transform.left
@@ -85,7 +85,8 @@ def preprocessed(transform: ImageTransform, frame: NDArray[np.uint8]) -> NDArray
     else:
         levels = canvas.transpose(2, 0, 1)[:: -1 if transform.color == "rgb" else 1]
     gain, bias = (np.array(v, np.float32).reshape(-1, 1, 1) for v in (transform.gain, transform.bias))
-    return (levels.astype(np.float32) * gain + bias)[np.newaxis]
+    image = (levels.astype(np.float32) * gain + bias)[np.newaxis].astype(transform.dtype)
+    return image if transform.layout == "NCHW" else np.ascontiguousarray(image.transpose(0, 2, 3, 1))
 
 
 def scaled_levels(frame: NDArray[np.uint8], height: int, width: int) -> NDArray[np.int64]:
@@ -120,11 +121,14 @@ def transforms(rng: np.random.Generator, count: int, most: int) -> Iterator[Imag
         centred = number % 2 == 1
         top, left = ((height - inner_height) // 2, (width - inner_width) // 2) if centred else (0, 0)
         color: Literal["bgr", "rgb", "gray"] = ("bgr", "rgb", "gray")[number % 3]
+        is_bytes = number // 3 % 3 == 2
         gain, bias = rng.normal(size=(2, 1 if color == "gray" else 3)).astype(np.float32).tolist()
+        if is_bytes:
+            gain, bias = [1.0] * len(gain), [0.0] * len(bias)
         pad = int(rng.integers(256))
         yield ImageTransform(
             frame_height, frame_width, inner_height, inner_width, top, left, height, width, pad, color,
-            tuple(gain), tuple(bias),
+            tuple(gain), tuple(bias), ("NCHW", "NHWC")[number // 2 % 2], "uint8" if is_bytes else "float32",
         )  # fmt: skip
 
 

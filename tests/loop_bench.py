@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.capture import Frame, FrameSlot
+from agent.capture import Frame
 from agent.errors import AgentError
 from agent.findings import Served
+from agent.fitting import Geometry
 from agent.loop import FrameLoop
 from agent.trial import Trial, TrialEvents
-from agent.vision import VisionTask
+from agent.turns import Turns
+from agent.vision import Begun, Outputs, Submit, VisionTask
 from engines.backend import Array, Engine, TensorSpec
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
@@ -62,15 +64,22 @@ class PlainTask(VisionTask):
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> Any:
         return next(iter(engine.infer(image))), None
 
+    def begin(self, engine: Engine, image: NDArray[np.uint8], submit: Submit) -> Begun:
+        return Begun(submit(lambda: engine.infer(image)), image.shape, cast(Geometry, None))
+
+    def decoded(self, outputs: Outputs, _begun: Begun) -> Any:
+        return next(iter(outputs))
+
 
 class Bench:
     """A loop, its slot, what it served, and what trials told."""
 
     def __init__(self, engine: NamedEngine) -> None:
-        self.slot = FrameSlot(keep_every=True)
+        self.turns = Turns([True])
+        (self.slot,) = self.turns.slots
         self.served: list[tuple[int, str, str]] = []
         self.told: list[tuple[str, Any]] = []
-        self.loop = FrameLoop(self.slot, engine.name, engine, PlainTask(), [self._keep])
+        self.loop = FrameLoop(self.turns, engine.name, engine, [PlainTask(), PlainTask()], [self._keep])
         self._next_id = 0
         self.loop.start()
 

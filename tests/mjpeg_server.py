@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
 import cv2
 import numpy as np
 
-_HEADER = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+_HEADER = b"--frame\r\nContent-Type: image/jpeg\r\n%s\r\n"
+
+
+def grey(number: int) -> np.ndarray:
+    """The pictures of a camera whose light changes."""
+    return np.full((48, 64, 3), number * 10 % 250, np.uint8)
 
 
 class MjpegServer:
-    """A context manager. fps: of each client. `silent` keeps the next frames back; `hang_up_after` ends each connection
-    after so many."""
+    """A context manager. fps: of each client.
+
+    `silent` keeps the next frames back; `hang_up_after` ends each connection after so many; `picture` makes the frame
+    of a number; `damage` may spoil its JPEG; `authorization` is what a client has to send; `lengths` are told or not.
+    """
 
     def __init__(self, fps: float = 50.0) -> None:
         self.silent = False
         self.hang_up_after = 0
         self.clients = 0
+        self.picture: Callable[[int], np.ndarray] = grey
+        self.damage: Callable[[int, bytes], bytes] = lambda _, content: content
+        self.authorization = ""
+        self.lengths = True
         self._period_s = 1.0 / fps
         self._closing = threading.Event()
         camera = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if self.headers.get("Authorization", "") != camera.authorization:
+                    self.send_response(401)
+                    self.send_header("WWW-Authenticate", 'Basic realm="camera"')
+                    self.end_headers()
+                    return
                 camera.clients += 1
                 self.send_response(200)
                 self.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
@@ -61,8 +79,9 @@ class MjpegServer:
             while not self._closing.wait(self._period_s):
                 if self.silent:
                     continue
-                content = cv2.imencode(".jpg", np.full((48, 64, 3), number * 10 % 250, np.uint8))[1].tobytes()
-                client.wfile.write(_HEADER % len(content) + content + b"\r\n")
+                content = self.damage(number, cv2.imencode(".jpg", self.picture(number))[1].tobytes())
+                length = b"Content-Length: %d\r\n" % len(content) if self.lengths else b""
+                client.wfile.write(_HEADER % length + content + b"\r\n")
                 number += 1
                 if number == self.hang_up_after:
                     return

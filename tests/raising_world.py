@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from agent.config import Config
 from agent.drift import DriftMonitor, Regime
 from agent.estimates import Estimate
 from agent.findings import Findings, ObserverState, Spending
+from agent.gathering import Gathering
 from agent.schema import validate
 from calibrate.evidence import Interval
 
@@ -70,10 +72,21 @@ def observer_state(
     """What an observer may have found. fidelity: low, high, frames. drift: empty where nothing is calibrated."""
     low, high, n = fidelity
     known = DriftMonitor(config.drift, config.regimes.switch_db, Regime("", {}, {}, {})).state
-    state = Findings(config.model, config).state(outage, Spending(0.0, 0.0))
+    state = Findings(config.model, config, Gathering(config.model, config)).state(outage, Spending(0.0, 0.0))
     return replace(
         state,
         settled=Estimate(Interval((low + high) / 2, low, high, n), 0, 0.0),
         drift=replace(known, serving_db=serving_db, state=drift, switch_to=switch_to) if drift else None,
         view=replace(state.view, trouble=trouble),
+    )
+
+
+def observing(config: Config, state: ObserverState) -> SimpleNamespace:
+    """An observer of one camera that has found this."""
+    gathering = Gathering(config.model, config)
+    return SimpleNamespace(
+        findings={"camera": Findings(config.model, config, gathering)},
+        gathering=gathering,
+        set_pace=lambda **_: None,
+        states=lambda: {"camera": state},
     )

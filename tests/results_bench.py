@@ -14,8 +14,8 @@ from agent.config import Config
 from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.findings import Served
+from agent.fitting import Geometry
 from agent.model_spec import ModelSpec
-from agent.preprocess import Geometry
 from agent.result_line import Answered, ResultLine
 
 SPEC = ModelSpec.model_validate({"path": "model.onnx", "task": "detect", "decoder": "yolox", "labels": ["a", "b"]})
@@ -33,11 +33,11 @@ def detections(*scores: float) -> Detections:
 def served(number: int, result: Prediction | None = None, geometry: Geometry | None = None) -> Served:
     """It has taken 2.5 ms."""
     answer = result if result is not None else Classification(1, 0.75)
-    return Served(Frame(number, number / 10.0, 1_000_000, IMAGE), "f00d", answer, 3_500_000, 0.001, geometry)
+    return Served(Frame(number, number / 10.0, 1_000_000, IMAGE, "street"), "f00d", answer, 3_500_000, 0.001, geometry)
 
 
 def line(number: int, result: Prediction | None = None, spec: ModelSpec = SPEC) -> ResultLine:
-    return ResultLine(Answered.of(served(number, result)), "street", spec)
+    return ResultLine(Answered.of(served(number, result)), spec)
 
 
 def frames_of(text: bytes | Path) -> list[int]:

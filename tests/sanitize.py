@@ -115,7 +115,7 @@ def _preprocessing_trial(executor: FiberExecutor, rng: np.random.Generator) -> s
         frame = rows[:, : transform.frame_width]
         wanted = preprocessed(transform, frame)
         lying = executor.upload(rows.reshape(-1)[: rows.size - 9])  # the last row ends with its last pixel
-        made = executor.empty(wanted.shape, np.float32)
+        made = executor.empty(transform.input_shape, transform.dtype)
         preprocess.run(transform, lying.address, made.address, row_bytes=rows.strides[0])
         if executor.download(made).tobytes() != wanted.tobytes():
             return "wrong: a network input"

@@ -15,8 +15,8 @@ from agent.capture import Frame
 from agent.decode import Classification, Prediction
 from agent.detections import Detections, LabelledBoxes
 from agent.findings import Served
+from agent.fitting import Geometry
 from agent.memory import Memory
-from agent.preprocess import Geometry
 from calibrate.evidence import Interval
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)

@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 from worlds import SPEC
 
+from agent.camera_config import CameraConfig
 from agent.config import Config, MqttConfig, load_config
 from agent.errors import ConfigError
 from agent.model_spec import ModelSpec
@@ -26,6 +27,8 @@ LEFT_OUT = re.compile(r"left out: ([^#\n]+)", re.IGNORECASE)
 
 
 def nested(field: FieldInfo) -> type[Strict] | None:
+    if CameraConfig in get_args(field.annotation) and field.default is None:
+        return CameraConfig  # which the file has, though `cameras` may stand in its place
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, Strict) else None
 
@@ -125,7 +128,7 @@ def test_every_key_of_a_model_is_in_the_file_with_its_true_default(tmp_path: Pat
 def test_the_file_runs_the_sample() -> None:
     config = load_config(ROOT / "config.yaml")
     assert config.model.path == ROOT / "examples/street/street.onnx"
-    assert config.camera.source == str(ROOT / "var/sample/street.mp4")
+    assert config.every_camera[0].source == str(ROOT / "var/sample/street.mp4")
     assert config.state_dir == ROOT / "var/state"
 
 
@@ -176,8 +179,8 @@ def test_relative_paths_are_relative_to_the_file_that_names_them(folder: Path, m
     for named in (path, Path(*path.parts[1:])):  # absolute, and relative to the working folder
         config = load_config(named)
         assert config.model.path == folder / "models" / "net.onnx"
-        assert config.camera.source == str(folder / "clip.mp4")
-        assert config.camera.labels == folder / "clip.jsonl"
+        assert config.every_camera[0].source == str(folder / "clip.mp4")
+        assert config.every_camera[0].labels == folder / "clip.jsonl"
         assert config.state_dir == folder / "state"
         assert config.mqtt.password_file == folder / "secret"
         assert config.mqtt.tls == TlsFiles(ca_file=folder / "ca.pem", cert_file=Path("credential:me"))
@@ -187,9 +190,9 @@ def test_absolute_paths_and_cameras_stay_as_they_are(folder: Path) -> None:
     for source in ("/videos/clip.mp4", "v4l2:/dev/video0", "csi:0", "rtsp://user@host/stream", "rtsps://host/stream"):
         content = {**MINIMAL, "state_dir": "/var/lib/tared", "camera": {"source": source}}
         config = load_config(write(folder, content))
-        assert (config.camera.source, config.state_dir) == (source, Path("/var/lib/tared"))
+        assert (config.every_camera[0].source, config.state_dir) == (source, Path("/var/lib/tared"))
     night = load_config(write(folder, {**MINIMAL, "camera": {"source": "22:30.mp4"}}))
-    assert night.camera.source == str(folder / "22:30.mp4")
+    assert night.every_camera[0].source == str(folder / "22:30.mp4")
 
 
 def test_a_model_may_be_named_or_written_out(folder: Path) -> None:

@@ -5,17 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.decode import Classification, Decoder, open_decoder
-from agent.detections import Detections, iou_matrix
+from agent.detections import Detections
 from agent.errors import ConfigError
 from agent.model_spec import ModelSpec
-from agent.nms import suppress_overlaps
 from engines.backend import TensorSpec
 
-SIZE = (1, 3, 64, 96)  # network input of 64 rows and 96 columns: 96 + 24 + 6 YOLOX cells
+SIZE = (64, 96)  # network input of 64 rows and 96 columns: 96 + 24 + 6 YOLOX cells
 
 
 def detector(name: str, score_threshold: float = 0.5, iou_threshold: float = 0.5) -> ModelSpec:
@@ -148,37 +145,6 @@ def test_a_gigantic_box_does_not_hide_the_others() -> None:
     assert len(decode(detector("yolov8"), out=output)) == 3
 
 
-def naive_nms(found: Detections, iou_threshold: float, is_agnostic: bool) -> list[int]:
-    kept: list[int] = []
-    for index in np.argsort(-found.scores, kind="stable"):
-        same = [k for k in kept if is_agnostic or found.classes[k] == found.classes[index]]
-        overlaps = iou_matrix(found.boxes[[index]], found.boxes[same])
-        if overlaps.max(initial=0.0) <= iou_threshold:
-            kept.append(int(index))
-    return kept
-
-
-CORNER, SIDE = st.integers(-40, 120), st.integers(-2, 60)  # some without area, or inside out
-CANDIDATES = st.lists(st.tuples(CORNER, CORNER, SIDE, SIDE, st.integers(0, 3), st.integers(0, 8)), max_size=25)
-
-
-@given(rows=CANDIDATES, iou_threshold=st.sampled_from([0.0, 0.3003, 0.45003, 0.70003, 1.0]), is_agnostic=st.booleans())
-def test_suppression_agrees_with_the_naive_one(
-    rows: list[tuple[int, int, int, int, int, int]], iou_threshold: float, is_agnostic: bool
-) -> None:
-    table = np.array(rows, np.float32).reshape(-1, 6)
-    found = Detections(
-        boxes=np.hstack((table[:, :2], table[:, :2] + table[:, 2:4])),
-        classes=table[:, 4].astype(np.int64),
-        scores=table[:, 5] / 8,
-    )
-    expected = found[np.array(naive_nms(found, iou_threshold, is_agnostic), np.intp)]
-    kept = suppress_overlaps(found, iou_threshold, 1000, is_agnostic)
-    assert kept.boxes.tolist() == expected.boxes.tolist()
-    assert kept.classes.tolist() == expected.classes.tolist()
-    assert kept.scores.tolist() == expected.scores.tolist()
-
-
 TWICE = {  # one object under two classes, and under one of them once more
     "out": np.array([[[0, 0, 30, 40, 0.8, 1], [1, 0, 30, 40, 0.9, 0], [0, 0, 30, 40, 0.7, 0]]], np.float32)
 }
@@ -188,16 +154,6 @@ TWICE = {  # one object under two classes, and under one of them once more
 def test_the_spec_says_which_overlaps_are_suppressed(nms: str, scores: list[float]) -> None:
     spec = detector("end2end").model_copy(update={"nms": nms})
     assert [row[2] for row in rows(decode(spec, **TWICE))] == scores
-
-
-def test_classes_stay_apart_left_of_the_input() -> None:
-    # OpenCV moves class 1 by the largest coordinate + 1 in x and y: from -11 onto the box of class 0.
-    found = Detections(
-        boxes=np.array([[90, 90, 100, 100], [-11, -11, -1, -1]], np.float32),
-        classes=np.array([0, 1]),
-        scores=np.array([0.9, 0.8], np.float32),
-    )
-    assert len(suppress_overlaps(found, 0.5, 1000)) == 2
 
 
 @pytest.mark.parametrize("nms", ["per-class", "agnostic", "none"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model_families import family, yunet
+from plain_decoders import around, cells
 from zoo import run
 
 from agent.decode import BUILTIN, open_decoder
@@ -22,15 +23,7 @@ from engines.backend import TensorSpec
 
 SIDES = st.integers(17, 130)  # odd ones too; below, two strides have maps of one cell
 STRIDES = (8, 16, 32, 64)
-Row = tuple[list[float], int, float]  # box, class, score
-
-
-def cells(height: int, width: int, strides: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """(stride, row, column), finest map first."""
-    for stride in strides:
-        for row in range(math.ceil(height / stride)):
-            for column in range(math.ceil(width / stride)):
-                yield stride, row, column
+Row = tuple[Sequence[float], int, float]  # box, class, score
 
 
 def count(height: int, width: int, strides: tuple[int, ...]) -> int:
@@ -41,10 +34,6 @@ def same(found: Detections, expected: list[Row]) -> None:
     assert found.classes.tolist() == [class_id for _, class_id, _ in expected]
     assert np.allclose(found.scores, [score for _, _, score in expected], rtol=1e-5)
     assert np.allclose(found.boxes, np.array([box for box, _, _ in expected]).reshape(-1, 4), rtol=1e-4, atol=1e-2)
-
-
-def around(x: float, y: float, width: float, height: float) -> list[float]:
-    return [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 0.95]))
@@ -169,7 +158,7 @@ def nanodet_shapes(**changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 def opened(name: str, shapes: dict[str, tuple[int, ...]]) -> Callable[..., object]:
     spec = ModelSpec(path=Path("a.onnx"), task="detect", decoder=name)
     outputs = [TensorSpec(output, np.dtype(np.float32), shape) for output, shape in shapes.items()]
-    return open_decoder(spec, (1, 3, 64, 64), outputs)
+    return open_decoder(spec, (64, 64), outputs)
 
 
 def test_published_layouts_open() -> None:

@@ -63,10 +63,25 @@ def test_an_opencv_that_does_not_load_is_told_with_its_remedy(tmp_path: Path, mo
     (tmp_path / "cv2").mkdir()
     (tmp_path / "cv2" / "__init__.py").write_text("raise ImportError('numpy.core.multiarray failed to import')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name == "cv2" or name.startswith(("cv2.", "agent.camera"))]:
+    for name in [name for name in sys.modules if name == "cv2" or name.startswith(("cv2.", "agent.opening"))]:
         monkeypatch.delitem(sys.modules, name)
     found = by_name()
     assert found["opencv"].found.startswith("does not load: ")
     assert "numpy<2" in found["opencv"].remedy
     assert not found["opencv gstreamer"].ok
     assert not healthy(examine())
+
+
+def test_what_this_opencv_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.opening.has_gstreamer", lambda: False)
+    monkeypatch.setattr("agent.opening.opencv_version", lambda: "4.8.1")
+    found = by_name()
+    assert found["opencv gstreamer"].found == "no, as in every OpenCV from PyPI"
+    assert "csi: and gst:" in found["opencv gstreamer"].remedy
+    assert found["opencv"].found.startswith("4.8.1, which repeats the last picture")
+    assert not found["opencv"].needed
+    monkeypatch.setattr("agent.opening.has_gstreamer", lambda: True)
+    monkeypatch.setattr("agent.opening.opencv_version", lambda: "4.13.0-dev")
+    found = by_name()
+    assert found["opencv gstreamer"].ok
+    assert found["opencv"].ok

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from boards import AGX_XAVIER, LAPTOP, ORIN_NANO, lay_down
 from brokers import RealBroker, free_port
+from mjpeg_server import MjpegServer
 from worlds import make_world
 
 from agent.cli import main
@@ -132,6 +133,17 @@ def test_the_cameras_first_frame_is_read(tmp_path: Path) -> None:
     found = around(configured(tmp_path))["camera"]
     assert found.ok
     assert "clip.avi: 32 x 32 in " in found.found
+
+
+def test_the_camera_is_looked_at_as_it_is_configured(tmp_path: Path) -> None:
+    refused = around(configured(tmp_path, camera={"source": "clip.avi", "width": 640, "height": 480}))["camera"]
+    assert refused.found == "camera.width: 640 for a source of kind video"
+    with MjpegServer() as server:
+        server.authorization = "none has it"
+        address = server.url.replace("//", "//admin:secret@")
+        found = around(configured(tmp_path, camera={"source": address, "transport": "tcp"}))["camera"]
+    assert "answers 401" in found.found
+    assert "secret" not in found.found
 
 
 def test_a_camera_that_is_not_there(tmp_path: Path) -> None:

@@ -33,9 +33,8 @@ def test_it_is_kept_after_its_frames_and_seconds_and_committed_only_then(bench: 
 
 @pytest.mark.parametrize(("before", "judged"), [(500, False), (1000, True)])
 def test_what_a_probation_could_judge_is_told(bench: Bench, before: int, judged: bool) -> None:
-    bench.pipeline.observer.state = lambda: SimpleNamespace(
-        fidelity=Interval(0.95, 0.9, 1.0, 12), gain=UNKNOWN, drift=None
-    )
+    state = SimpleNamespace(fidelity=Interval(0.95, 0.9, 1.0, 12), gain=UNKNOWN, drift=None)
+    bench.pipeline.observer.states = lambda: {"camera": state}
     bench.answer(before, "old")
     bench.live()
     bench.answer(39)
@@ -105,7 +104,8 @@ def test_a_first_engine_may_be_slower_than_the_reference(bench: Bench, degraded:
 @pytest.mark.parametrize(("gain", "committed"), [(UNKNOWN, ["new"]), (BAD, [])])
 def test_a_recording_that_ends_decides_by_what_it_has_shown(bench: Bench, gain: Interval, committed: list[str]) -> None:
     trial = bench.live()
-    bench.pipeline.observer.state = lambda: SimpleNamespace(fidelity=UNKNOWN, gain=gain, drift=None)
+    state = SimpleNamespace(fidelity=UNKNOWN, gain=gain, drift=None)
+    bench.pipeline.observer.states = lambda: {"camera": state}
     trial.ended()
     assert bench.committed == committed
     assert bench.report[-1] == (("succeed", "new") if committed else ("roll_back", "probation.fidelity"))

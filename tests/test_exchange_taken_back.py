@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from exchange_bench import BAD, Bench, Told, bench
 
@@ -17,7 +19,7 @@ def test_a_complaint_takes_it_back_and_says_so_once(bench: Bench) -> None:
     bench.tick(BAD)
     assert bench.loop.asked == ["probation.fidelity"]
     assert bench.report == [("probation", "new")]  # until the frame path has gone back
-    bench.pipeline.dropped = 3
+    bench.pipeline.dropped = Counter({"stale": 3})
     trial.failed(AgentError("probation.fidelity", "a", "b", "c"), 6.0, False)
     assert bench.report[-1] == ("roll_back", "probation.fidelity")
     assert bench.served == [("new", 1.0), (None, 6.0)]

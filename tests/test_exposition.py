@@ -136,7 +136,7 @@ def test_nobody_is_asked_before_there_is_a_daemon() -> None:
 
 
 def test_totals_do_not_begin_anew() -> None:
-    meter = LoopMeter({"stale": 3})
+    meter = LoopMeter(lambda: {"stale": 3})
     for latency_ns in (1_000_000, 3_000_000, 100_000_000):
         meter.record(latency_ns)
     for _ in range(2):

@@ -21,6 +21,7 @@ from agent.decode import Classification, Prediction
 from agent.detections import Detections
 from agent.drift import Regime
 from agent.findings import Findings, Served, Spending
+from agent.gathering import Gathering
 from agent.memory import Memory
 from agent.model import Model
 from agent.model_spec import ModelSpec
@@ -45,7 +46,8 @@ def config() -> Config:
 
 
 def findings_of(config: Config, memory: Path | None = None) -> Findings:
-    made = Findings(ModelSpec.model_validate(SPEC), config)
+    spec = ModelSpec.model_validate(SPEC)
+    made = Findings(spec, config, Gathering(spec, config))
     if memory is not None:
         made.remember(Memory(memory, "rtsp://camera", lambda error: pytest.fail(str(error))))
     return made
@@ -113,7 +115,7 @@ def two_tensors() -> Model:
 def regimes_of(config: Config, folder: Path) -> tuple[Findings, Regimes, RegimeBook]:
     """A calibration for light 1 in service since capture time 0."""
     findings, book = findings_of(config), RegimeBook(folder / "regimes.json", "", 5)
-    regimes = Regimes(config, book, findings)
+    regimes = Regimes(config, book, [findings], findings._gathering)
     regimes.watch("lit 1", two_tensors(), calibration(), 0.0)
     return findings, regimes, book
 
@@ -123,7 +125,7 @@ def dwell(findings: Findings, regimes: Regimes, seconds: range, **how: Any) -> l
     learnt = []
     for second in seconds:
         feed(findings, range(second, second + 1), **how)
-        learnt.append(regimes.learns(findings.state("", Spending(0.0, 0.0)), float(second)))
+        learnt.append(regimes.learns({"camera": findings.state("", Spending(0.0, 0.0))}, float(second)))
     return learnt
 
 
@@ -222,7 +224,7 @@ def test_a_warning_begins_a_collection_unless_a_job_waits_for_the_one_there_is(c
     findings = findings_of(config)
     findings.watch(regime(), [], 0.0)
     feed(findings, range(40))
-    findings.set_in_use(in_use)
+    findings._gathering.set_in_use(in_use)
     feed(findings, range(40, 69), light=1 / 16)
     state = findings.state("", Spending(0.0, 0.0))
     assert state.drift is not None
@@ -256,31 +258,31 @@ def quickly(findings: Findings, seconds: range, light: float = 1.0) -> None:
 def test_of_a_scene_that_stands_still_frames_are_chosen_unless_somebody_waits(config: Config) -> None:
     findings = findings_of(config)
     quickly(findings, range(20))
-    chosen = findings.selection().detail()
+    chosen = findings._gathering.selection().detail()
     assert chosen["considered"] == 200
     assert chosen["taken"] == pytest.approx(20.0 * 512 * 4 / 3 / 300, abs=3)
     assert chosen["taken"] + chosen["duplicate"] == 200
     assert chosen["classes"] == {"a": chosen["taken"]}
     state = findings.state("", Spending(0.0, 0.0))
     assert (state.collected, state.telling) == (chosen["taken"] - chosen["held_out"], chosen["held_out"])
-    findings.collect_afresh(hurried=True)
+    findings._gathering.collect_afresh(hurried=True)
     quickly(findings, range(20, 26))
-    assert findings.selection().detail()["taken"] == 60
-    findings.collect_afresh()
+    assert findings._gathering.selection().detail()["taken"] == 60
+    findings._gathering.collect_afresh()
     quickly(findings, range(26, 32))
-    assert findings.selection().detail()["taken"] < 30
+    assert findings._gathering.selection().detail()["taken"] < 30
 
 
 def test_from_a_warning_on_frames_are_taken_as_they_come(config: Config) -> None:
     findings = findings_of(config)
     findings.watch(regime(), [], 0.0)
     quickly(findings, range(40))
-    assert findings.selection().detail()["duplicate"] > 200
+    assert findings._gathering.selection().detail()["duplicate"] > 200
     quickly(findings, range(40, 63), light=1 / 16)
     drift = findings.state("", Spending(0.0, 0.0)).drift
     assert drift is not None
     assert drift.state != "calm"
-    detail = findings.selection().detail()
+    detail = findings._gathering.selection().detail()
     assert detail["taken"] == detail["considered"] > 50
 
 
@@ -296,7 +298,7 @@ def test_thumbnails_are_kept_only_for_a_sheet(config: Config) -> None:
     without = config.calibration.model_copy(update={"contact_sheet": False})
     findings = findings_of(config.model_copy(update={"calibration": without}))
     quickly(findings, range(3))
-    assert findings.selection().thumbnails is None
+    assert findings._gathering.selection().thumbnails is None
     plain = findings_of(config)
     quickly(plain, range(60))
-    assert len(plain.selection().thumbnails or ()) == 48
+    assert len(plain._gathering.selection().thumbnails or ()) == 48

@@ -133,7 +133,7 @@ def test_outputs_of_any_size_are_decoded_with_its_own_grid(model: Model) -> None
         for tensor in reversed(tensors):
             outputs = engine.infer(tensor)
             found = task.decode(outputs, tensor.shape)
-            (wanted,) = open_decoder(model.spec, tensor.shape, engine.outputs)(outputs)
+            (wanted,) = open_decoder(model.spec, tensor.shape[2:], engine.outputs)(outputs)
             assert isinstance(found, Detections)
             assert isinstance(wanted, Detections)
             assert np.array_equal(found.boxes, wanted.boxes)
@@ -156,17 +156,17 @@ def observed_in_turn(model: Model, frames: int) -> tuple[int, dict[str, AbsHisto
     thread.start()
     sizes = list(SIZES)
     for number in range(frames):
-        before = thread.state()
+        before = thread.gathering.counts
         served = Served(Frame(number, float(number), 0, frame_of(*sizes[number % len(sizes)])), "", {}, 0, 0.0)
         deadline = time.monotonic() + 10.0
-        while thread.state().collected + thread.state().telling == before.collected + before.telling:
+        while thread.gathering.counts == before:
             thread.offer(served)
             assert time.monotonic() < deadline, thread.error
             time.sleep(0.001)
     thread.stop()
     thread.join(10.0)
     assert thread.error is None
-    return thread.findings.collected()
+    return thread.gathering.collected()
 
 
 def job_of(model: Model, folder: Path) -> JobRequest:

@@ -8,8 +8,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 from zoo import Net, by_name, image, residual_net, run
 
-from engines.backend import EngineError
-from engines.graph import canonical_hash, load_model
+from engines.backend import EngineError, TensorSpec
+from engines.graph import canonical_hash, image_input, load_model, trial_image
 from engines.passes import PASSES, TOLERANCE, prepare
 
 MODELS = ("cls_resnet20_cifar10", "det_fastestdet_352_coco80", "det_yolox_nano_416_coco80", "face_ultraface_rfb_320")
@@ -92,19 +92,34 @@ def test_loads_q_dq(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("elem_type", "shape"),
     [
-        (TensorProto.FLOAT, [1, 8, 8, 3]),
         (TensorProto.FLOAT, [1, 2, 8, 8]),
+        (TensorProto.UINT8, [1, 8, 8, "channels"]),
         (TensorProto.FLOAT, [1, "channels", 8, 8]),
         (TensorProto.FLOAT, [1, 3, 64]),
-        (TensorProto.UINT8, [1, 3, 8, 8]),
+        (TensorProto.INT8, [1, 3, 8, 8]),
         (TensorProto.FLOAT16, [1, 3, 8, 8]),
     ],
 )
-def test_refuses_an_input_that_is_no_float_image(elem_type: int, shape: list[int | str], tmp_path: Path) -> None:
+def test_refuses_an_input_that_is_no_image(elem_type: int, shape: list[int | str], tmp_path: Path) -> None:
     value = helper.make_tensor_value_info("x", elem_type, shape)
     result = helper.make_tensor_value_info("y", elem_type, shape)
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [result])
     assert refused(save(helper.make_model(graph), tmp_path)) == "model.input"
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.FLOAT, TensorProto.UINT8])
+@pytest.mark.parametrize("shape", [[1, 3, 8, 8], [1, 8, 8, 3], ["n", "h", "w", 1], [1, 1, "h", "w"]])
+def test_an_image_is_float_or_bytes_channels_first_or_last(
+    elem_type: int, shape: list[int | str], tmp_path: Path
+) -> None:
+    value, result = (helper.make_tensor_value_info(name, elem_type, shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [result])
+    model = load_model(save(helper.make_model(graph), tmp_path))
+    dtype = np.dtype(np.float32 if elem_type == TensorProto.FLOAT else np.uint8)
+    assert image_input(model) == TensorSpec("x", dtype, tuple(d if isinstance(d, int) else None for d in shape))
+    trial = trial_image(model)
+    assert (trial.dtype, trial.shape) == (dtype, tuple({"n": 1, "h": 256, "w": 256}.get(str(d), d) for d in shape))
+    assert trial.std() > 0
 
 
 def test_refuses_two_inputs(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def telemetry(**camera: Any) -> bytes:
 
 def shown(payload: bytes, topic: str) -> dict[str, str]:
     """Every sensor that reads this topic, as it would show."""
-    components = describe(TOPICS, "id", CAMERA, BIRTH, True)["components"]
+    components = describe(TOPICS, "id", [CAMERA], BIRTH, True)["components"]
     return {
         key: render(each["value_template"], payload)
         for key, each in components.items()
@@ -116,14 +116,14 @@ def shown(payload: bytes, topic: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("button", [True, False])
 def test_it_keeps_home_assistants_rules(button: bool) -> None:
-    document = json.loads(json.dumps(describe(TOPICS, device_id(TOPICS), CAMERA, BIRTH, button)))
+    document = json.loads(json.dumps(describe(TOPICS, device_id(TOPICS), [CAMERA], BIRTH, button)))
     check_rules(document)
     assert ("recalibrate" in document["components"]) == button
 
 
 @pytest.mark.parametrize("spoilt", ["unique_id", "state_topic", "platform"])
 def test_the_rules_notice_what_is_missing(spoilt: str) -> None:
-    document = describe(TOPICS, "id", CAMERA, BIRTH, True)
+    document = describe(TOPICS, "id", [CAMERA], BIRTH, True)
     del document["components"]["fps"][spoilt]
     with pytest.raises(KeyError):
         check_rules(document)
@@ -154,12 +154,12 @@ def test_what_nobody_knows_shows_as_unknown() -> None:
 
 @pytest.mark.parametrize(("state", "there"), [("online", "online"), ("degraded", "online"), ("offline", "offline")])
 def test_a_degraded_board_is_available(state: Any, there: str) -> None:
-    (place,) = describe(TOPICS, "id", CAMERA, BIRTH, True)["availability"]
+    (place,) = describe(TOPICS, "id", [CAMERA], BIRTH, True)["availability"]
     assert render(place["value_template"], Status(state=state, session="", boot_id="", ts=0.0).to_json()) == there
 
 
 def test_the_button_makes_a_new_command_every_time() -> None:
-    template = describe(TOPICS, "id", CAMERA, BIRTH, True)["components"]["recalibrate"]["command_template"]
+    template = describe(TOPICS, "id", [CAMERA], BIRTH, True)["components"]["recalibrate"]["command_template"]
     payloads = [render(template).encode() for _ in range(50)]
     commands = [parse_command(payload, time.time()).command for payload in payloads]
     assert {command.op for command in commands} == {"recalibrate"}
@@ -195,7 +195,9 @@ class Board:
 
     def link(self, enabled: bool = True, topics: Topics = TOPICS) -> MqttLink:
         outbox = Outbox(Path(":memory:"), topics, OutboxConfig(commit_s=0.0))
-        discovery = Discovery(topics, "front", BIRTH, self._note, enabled=enabled, prefix="homeassistant", button=True)
+        discovery = Discovery(
+            topics, ["front"], BIRTH, self._note, enabled=enabled, prefix="homeassistant", button=True
+        )
         return MqttLink(self.endpoint, topics, BIRTH, outbox, Backoff(0.05, 0.2), discovery)
 
     def retained(self) -> list[str]:

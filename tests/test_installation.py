@@ -207,7 +207,7 @@ def test_the_first_configuration_is_one(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     (tmp_path / "model.yaml").write_text(yaml.safe_dump({"path": "m.onnx", "task": "raw"}))
     config = load_config(tmp_path / "config.yaml")
-    assert config.camera.source == "v4l2:/dev/video0"
+    assert config.every_camera[0].source == "v4l2:/dev/video0"
     assert read_unit()["ExecStart"].endswith(f" -c /{CONFIG_PATH}")
 
 

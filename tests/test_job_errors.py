@@ -19,13 +19,15 @@ from job_bench import JobDeskBench
 
 from agent import collecting, job_journal, recalibration
 from agent.errors import AgentError
+from agent.gathering import Gathering
 from agent.headroom import Headroom
 from agent.job_journal import JobJournal
 from agent.job_states import JobState
 from agent.outcome import Outcome
 from agent.service import Service
+from agent.trial import TrialEvents
 from calibrate.errors import CalibrationError
-from engines.backend import EngineError
+from engines.backend import Engine, EngineError
 from engines.store import Store
 from engines.upkeep import Upkeep
 
@@ -99,6 +101,7 @@ JOURNALED = {
     "REQUESTED": "",
     "COLLECTING": "FAILED",
     "CALIBRATING": "FAILED",
+    "PLANNING": "FAILED",
     "BUILDING": "FAILED",
     "VALIDATING": "FAILED",
     "PROBATION": "FAILED",
@@ -115,20 +118,35 @@ def test_what_cannot_be_journaled_is_not_begun(
 ) -> None:
     before = job_desk.service.serving.id
     refuse(monkeypatch, state, refusal)
-    job_desk.recalibrate()
+    job_desk.recalibrate(steps=("PLANNING", "BUILDING", "VALIDATING"))
     check(job_desk, tmp_path / "state", before, "journal.write", JOURNALED[state])
 
 
-@pytest.mark.parametrize("state", ["COMMITTED", "FAILED"])
+@pytest.mark.parametrize(
+    ("end", "written"),
+    [
+        ("COMMITTED", "PROBATION"),
+        ("ROLLED_BACK", "PROBATION"),
+        ("FAILED", "VALIDATING"),
+        ("CANCELLED", "COLLECTING"),
+    ],
+)
 def test_an_end_that_cannot_be_journaled_is_told_all_the_same(
-    job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch, state: str
+    job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch, end: str, written: str
 ) -> None:
-    """The next start finds it out."""
-    refuse(monkeypatch, state, REFUSALS[0])
-    job_desk.recalibrate(Outcome(error=ENGINE_FAILS) if state == "FAILED" else None)
+    """The next start finds it out, from what was written last."""
+    pipeline: Any = job_desk.operations._pipeline
+    refuse(monkeypatch, end, REFUSALS[0])
+    with monkeypatch.context() as patch:
+        if end == "ROLLED_BACK":
+            patch.setattr(pipeline, "try_out", fail_at_once)
+        elif end == "CANCELLED":
+            patch.setattr(pipeline.observer, "state", lambda: replace(job_desk.state, collected=0))
+        job_desk.recalibrate(Outcome(error=ENGINE_FAILS) if end == "FAILED" else None)
+        assert job_desk.operations.cancel() is (end == "CANCELLED")
     (final,) = job_desk.finals()
-    assert final.status == ("FAILED" if state == "FAILED" else "SUCCEEDED")
-    assert job_desk.journal.records()[-1].state.value == ("VALIDATING" if state == "FAILED" else "PROBATION")
+    assert final.status == ("SUCCEEDED" if end == "COMMITTED" else "FAILED")
+    assert job_desk.journal.records()[-1].state.value == written
     job_desk.recalibrate()
     assert job_desk.finals()[-1].status == "SUCCEEDED"
 
@@ -151,16 +169,21 @@ def test_an_observer_that_fails_while_frames_are_collected(
 ) -> None:
     """The job waits for it, and is given up once it has waited for too long."""
     before = job_desk.service.serving.id
-    observer: Any = job_desk.operations._pipeline.observer
     with monkeypatch.context() as patch:
-        patch.setattr(observer, "state", lambda: replace(job_desk.state, collected=0, outage="observer.run"))
+        patch.setattr(Gathering, "counts", (0, 0))
         job_desk.recalibrate()
         assert job_desk.operations.job is not None
         assert job_desk.operations.job.state is JobState.COLLECTING
         late = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6)
         patch.setattr(collecting, "time", late)
-        job_desk.operations.tick(job_desk.state)
+        job_desk.operations.tick({"camera": replace(job_desk.state, outage="observer.run")})
     check(job_desk, tmp_path / "state", before, "recalibration.timeout", "FAILED")
+
+
+def fail_at_once(_identity: str, engine: Engine, events: TrialEvents) -> None:
+    """In place of a frame path on which a candidate serves."""
+    engine.close()
+    events.failed(AgentError("probation.error", "a kernel that fails", "an answer to every frame", "none"), 1.0, True)
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, state: str, refusal: Exception) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from brokers import RealBroker
-from daemon_drivers import at_write, child_killed
+from daemon_drivers import at_write, child_killed, other_runtime
 from job_kills import Case, copied, in_world, put_other_model
 from worlds import World
 
 from agent.job_states import JobState
+from engines.artefact import read_artefact
 
 BEFORE, AFTER = "before", "after"
 INTERRUPTED, COMMAND_INTERRUPTED = "recalibration.interrupted", "command.interrupted"
@@ -21,7 +22,7 @@ INTERRUPTED, COMMAND_INTERRUPTED = "recalibration.interrupted", "command.interru
 # right before is the state before. A state that jobs come to need one more line here.
 RECALIBRATION = ["REQUESTED", "COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING", "PROBATION", "COMMITTED"]
 EXCHANGE = ["REQUESTED", "PROBATION", "COMMITTED"]
-MODEL = ["REQUESTED", "BUILDING", "COMMITTED"]
+MODEL = RUNTIME = ["REQUESTED", "BUILDING", "COMMITTED"]
 RAISING = ["PLANNING", "BUILDING"]
 CHILD = ["CALIBRATING", "BUILDING", "VALIDATING", "OUTCOME"]
 MOMENTS = [BEFORE, AFTER]
@@ -71,13 +72,14 @@ def test_a_recalibration_by_command(case: Case, start_s: float, state: str, mome
 
 @trial
 @pytest.mark.parametrize(("state", "moment"), cases(EXCHANGE))
-def test_a_rollback_by_command(case: Case, state: str, moment: str) -> None:
+def test_a_rollback_by_command(case: Case, start_s: float, state: str, moment: str) -> None:
     previous = (case.world.state_dir / "previous").readlink().name
     with case.living("first", at_write(moment, state, "rollback")) as first:
         first.wait(lambda: first.status()["frames"] > 0)
         command = case.send("rollback")
         case.check_killed(first)
     with case.living("second") as second:
+        assert case.serving_after(second) <= start_s + LOAD_S
         result = case.outcome(command)
         case.check_sound(second)
     jobs, held = case.records("rollback"), expected(EXCHANGE, state, moment)
@@ -118,7 +120,9 @@ def test_a_candidate_that_the_operator_takes_back(case: Case, start_s: float, st
 
 @trial
 @pytest.mark.parametrize(("state", "moment"), cases(RAISING))
-def test_a_raised_precision(any_broker: RealBroker, low: World, tmp_path: Path, state: str, moment: str) -> None:
+def test_a_raised_precision(
+    any_broker: RealBroker, low: World, tmp_path: Path, start_s: float, state: str, moment: str
+) -> None:
     world = copied(low, tmp_path / "world", any_broker)
     with in_world(world, any_broker) as case:
         before = case.current
@@ -128,6 +132,7 @@ def test_a_raised_precision(any_broker: RealBroker, low: World, tmp_path: Path, 
         assert job.state.value == expected(["CALIBRATING", *RAISING], state, moment)
         world.config["recalibration"]["automatic"] = False
         with case.living("second") as second:
+            assert case.serving_after(second) <= start_s + LOAD_S
             case.check_sound(second)
             second.wait(lambda: second.status()["job"] is None)
         (job,) = case.records("precision")
@@ -139,7 +144,7 @@ def test_a_raised_precision(any_broker: RealBroker, low: World, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("state", "moment"), cases(["FAILED", "CANCELLED"]))
-def test_a_job_that_comes_to_nothing(case: Case, state: str, moment: str) -> None:
+def test_a_job_that_comes_to_nothing(case: Case, start_s: float, state: str, moment: str) -> None:
     """By its time limit, and by SIGTERM."""
     before = case.current
     if state == "FAILED":
@@ -153,6 +158,7 @@ def test_a_job_that_comes_to_nothing(case: Case, state: str, moment: str) -> Non
         case.check_killed(first)
     case.world.config["recalibration"].pop("timeout_s", None)
     with case.living("second") as second:
+        assert case.serving_after(second) <= start_s + LOAD_S
         result = case.outcome(command)
         case.check_sound(second)
     written = {"FAILED": "recalibration.timeout", "CANCELLED": "recalibration.cancelled"}[state]
@@ -164,13 +170,14 @@ def test_a_job_that_comes_to_nothing(case: Case, state: str, moment: str) -> Non
 @trial
 @pytest.mark.parametrize(("state", "moment"), cases(RECALIBRATION))
 def test_a_first_calibration_is_made_all_the_same(
-    blank: World, any_broker: RealBroker, tmp_path: Path, state: str, moment: str
+    blank: World, any_broker: RealBroker, tmp_path: Path, start_s: float, state: str, moment: str
 ) -> None:
     world = copied(blank, tmp_path / "world", any_broker)
     with in_world(world, any_broker) as case:
         with case.living("first", at_write(moment, state, "first-start")) as first:
             case.check_killed(first)
         with case.living("second") as second:
+            assert case.serving_after(second) <= start_s + LOAD_S
             second.wait(lambda: not second.status()["degraded"])
             second.wait(lambda: second.status()["job"] is None)
             case.check_sound(second)
@@ -182,18 +189,39 @@ def test_a_first_calibration_is_made_all_the_same(
 
 @trial
 @pytest.mark.parametrize(("state", "moment"), cases(MODEL))
-def test_a_new_model(case: Case, state: str, moment: str) -> None:
+def test_a_new_model(case: Case, start_s: float, state: str, moment: str) -> None:
     with case.living("first", at_write(moment, state, "model")) as first:
         first.wait(lambda: first.status()["frames"] > 0)
         put_other_model(case.world)
         case.check_killed(first)
     with case.living("second") as second:
+        assert case.serving_after(second) <= start_s + LOAD_S
         case.check_sound(second)
         second.wait(lambda: not second.status()["degraded"])
     held = expected(MODEL, state, moment)
     committed = held in ("BUILDING", "COMMITTED")
     ends = [JobState.COMMITTED] if committed else [JobState.FAILED] if held else []
     assert [job.state for job in case.records("model")] == ends
+
+
+@trial
+@pytest.mark.parametrize(("state", "moment"), cases(RUNTIME))
+def test_another_runtime(case: Case, start_s: float, state: str, moment: str) -> None:
+    """A start that was killed while it built anew is not killed again: the next one leaves that to a job's child."""
+    known, before = len(case.records("first-start")), case.current
+    with case.living("first", other_runtime() + at_write(moment, state, "runtime")) as first:
+        case.check_killed(first)
+    with case.living("second", other_runtime()) as second:
+        assert case.serving_after(second) <= start_s + LOAD_S
+        second.wait(lambda: not second.status()["degraded"])
+        second.wait(lambda: second.status()["job"] is None)
+        case.check_sound(second)
+    interrupted = (state, moment) in (("REQUESTED", AFTER), ("BUILDING", BEFORE), ("BUILDING", AFTER))
+    ends = [JobState.FAILED] * 2 if interrupted else [JobState.COMMITTED]
+    assert [job.state for job in case.records("runtime")] == ends
+    assert [job.state for job in case.records("first-start")[known:]] == [JobState.COMMITTED] * interrupted
+    assert read_artefact(case.world.state_dir / "current").manifest["inputs"]["backend"]["runtime"] == "another"
+    assert case.current != before
 
 
 @pytest.mark.parametrize(("step", "moment"), cases(CHILD, ("VALIDATING", BEFORE)))

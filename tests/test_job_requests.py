@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from device import NOW, Device, payload
@@ -16,6 +18,8 @@ from agent.interrupted import Past
 from agent.job_journal import JobJournal
 from agent.job_states import JobState
 from agent.messages import Birth
+from agent.pipeline import Pipeline
+from agent.readings import Readings
 from agent.reporting import Reporter
 from agent.requests import CommandResult, RecalibrateArgs
 
@@ -95,6 +99,27 @@ def test_a_step_that_cannot_be_journaled_ends_the_job(
     assert at.results[-1].error.code == "journal.write"
     assert at.operations.job is None
     assert at.operations._jobs.job is None
+
+
+def test_step_and_percent_are_told_to_the_sender_the_world_and_the_terminal(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    assert ask(at, "c1")
+    jobs, interval = at.operations._jobs, SimpleNamespace(n=0)
+    pipeline = SimpleNamespace(last_ts=1.0, accuracy=SimpleNamespace(estimate=SimpleNamespace(interval=interval)))
+    readings = Readings(at.operations.config, at.service, cast(Pipeline, pipeline))
+    assert jobs.job is not None
+    shown = []
+    for step, percent in (("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 51), ("BUILDING", 60)):
+        jobs._advanced(jobs.job, step, percent)
+        shown.append(readings.note(at.state, at.operations.job, 0).rpartition("  ")[2])
+    jobs.job.waits("thermal zone at 80 C")
+    shown.append(readings.note(at.state, at.operations.job, 0).rpartition("  ")[2])
+    told = [("COLLECTING", 0), ("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 60)]  # ten percent after ten percent
+    assert [(each.step, each.percent) for each in at.results if each.step] == told
+    events = [f"job {{'trigger': 'command', 'step': '{step}', 'percent': {percent}}}" for step, percent in told]
+    assert [event for event in at.told if event.startswith("job ") and "waits" not in event] == events
+    building = "BUILDING 60 %"
+    assert shown == ["CALIBRATING 40 %", *["BUILDING 50 %"] * 2, building, f"{building}, waits: thermal zone at 80 C"]
 
 
 @pytest.mark.parametrize("step", ["SINGING", "COLLECTING", "REQUESTED", "PROBATION", "COMMITTED", "FAILED"])
@@ -197,6 +222,21 @@ def test_a_rebuild_for_another_runtime_that_was_interrupted_is_known_until_anoth
     journal.begin("c", "runtime", {}, [])
     journal.enter("c", JobState.FAILED, error=AgentError("artefact.runtime", "an engine", "another", "build it"))
     assert not Past(tmp_path, reporter).rebuild_interrupted
+
+
+@pytest.mark.parametrize(("instead_of", "end"), [("4567", JobState.FAILED), ("0123", JobState.COMMITTED)])
+def test_a_rebuild_for_another_runtime_that_became_current_was_committed(
+    tmp_path: Path, instead_of: str, end: JobState
+) -> None:
+    """Else the next change of the runtime would be built at no start."""
+    journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+    journal.begin("a", "runtime", {"instead_of": instead_of}, [])
+    journal.enter("a", JobState.BUILDING)
+    (tmp_path / "current").symlink_to("artefacts/4567")
+    past = Past(tmp_path, Reporter(None, Birth(agent_version="0")))
+    past.conclude("")
+    assert journal.records()[0].state is end
+    assert Past(tmp_path, Reporter(None, Birth(agent_version="0"))).rebuild_interrupted is (end is JobState.FAILED)
 
 
 def test_what_was_carried_out_by_a_process_that_is_gone_is_answered_and_not_done_again() -> None:

@@ -37,7 +37,7 @@ class Desk:
         for frame in range(10):
             answer = Classification(1, 0.9) if task == "classify" else detected
             self.accuracy.answered(Served(Frame(frame, frame / 10, 0, IMAGE), "int8", answer, 0, 0.0))
-        self.desk = LabelsDesk("north", spec, self.accuracy, self._tell)
+        self.desk = LabelsDesk({"north": self.accuracy}, spec, self._tell)
 
     def _tell(self, error: TaredError, count: int) -> None:
         assert error.found

@@ -7,10 +7,11 @@ import threading
 import pytest
 from loop_bench import IMAGE, LIMIT_S, RECALL, Bench, NamedEngine, PlainTask, breaks_at, until
 
-from agent.capture import Frame, FrameSlot
+from agent.capture import Frame
 from agent.findings import Served
 from agent.loop import FrameLoop
 from agent.trial import Trial, TrialEvents
+from agent.turns import Turns
 from engines.backend import EngineError
 
 
@@ -54,15 +55,16 @@ def test_the_frame_a_candidate_fails_on_is_answered_by_the_old_engine(frame: int
 
 
 def test_a_loop_waits_for_frames_unless_it_works_or_hangs() -> None:
-    slot, hung = FrameSlot(keep_every=True), threading.Event()
+    turns, hung = Turns([True]), threading.Event()
+    (slot,) = turns.slots
     engine = NamedEngine("a")
-    loop = FrameLoop(slot, "a", engine, PlainTask(), [lambda _: hung.wait()])
+    loop = FrameLoop(turns, "a", engine, [PlainTask(), PlainTask()], [lambda _: hung.wait()])
     loop.start()
-    until(lambda: slot.awaited)
+    until(lambda: turns.awaited)
     slot.put(Frame(0, 0.0, 0, IMAGE))
-    until(lambda: not slot.awaited)
+    until(lambda: not turns.awaited)
     hung.set()
-    until(lambda: slot.awaited)
+    until(lambda: turns.awaited)
     slot.close()
     loop.join(LIMIT_S)
 
@@ -172,8 +174,9 @@ def test_twenty_swaps_and_twenty_rollbacks_lose_no_frame() -> None:
         ids.append((served.frame.id, served.engine_id))
         answered.release()
 
-    slot = FrameSlot(keep_every=False)
-    loop = FrameLoop(slot, "0", NamedEngine("0"), PlainTask(), [keep])
+    turns = Turns([False])
+    (slot,) = turns.slots
+    loop = FrameLoop(turns, "0", NamedEngine("0"), [PlainTask(), PlainTask()], [keep])
     loop.start()
     told: list[str] = []
     events = TrialEvents(

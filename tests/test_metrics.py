@@ -18,8 +18,9 @@ from agent.detections import Detections, LabelledBoxes, iou_matrix
 from agent.errors import DatasetError
 from agent.fidelity import MatchCounts, count_matches
 from agent.images import ImageFiles
+from agent.input_spec import InputSpec, ShapeRange
 from agent.metrics import IOU_THRESHOLDS, AveragePrecision, evaluate
-from agent.model_spec import InputSpec, ModelSpec, ShapeRange
+from agent.model_spec import ModelSpec
 from agent.vision import VisionTask
 from engines.backend import Array, TensorSpec
 

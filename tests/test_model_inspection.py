@@ -11,6 +11,7 @@ import pytest
 from bench import Bench
 from hypothesis import given
 from hypothesis import strategies as st
+from image_fronts import fronted
 from lab import SPECS
 from model_families import CLASSES, CLASSIFIERS, DETECTORS, IMAGE, OTHERS, Family, classifier, family, yolov8, yolox
 from onnx import ModelProto, TensorProto, helper
@@ -19,12 +20,15 @@ from zoo import Net, run
 from agent.cli import main
 from agent.decode import open_decoder
 from agent.graph_facts import read_facts
+from agent.input_spec import InputSpec
 from agent.model_guess import class_names
 from agent.model_inspection import inspect_model, write_spec
-from agent.model_spec import InputSpec, ModelSpec, load_model_spec
+from agent.model_spec import ModelSpec, load_model_spec
+from agent.network_input import network_input
 from agent.schema import read_yaml
 from engines.backend import TensorSpec
-from engines.graph import load_model
+from engines.graph import image_input, load_model
+from engines.preprocessing import Layout, PixelType
 
 STREET = Path(__file__).parents[1] / "examples/street/street.onnx"
 
@@ -55,7 +59,7 @@ def test_real_models_are_guessed_as_they_are(name: str, shared_data: Path, tmp_p
 def test_the_samples_model_but_for_its_training(tmp_path: Path) -> None:
     spec = written(STREET, tmp_path)
     assert (spec.task, spec.decoder) == ("detect", "yolox")
-    assert spec.input_shape(TensorSpec("images", np.dtype(np.float32), (1, 3, 160, 288))) == (1, 3, 160, 288)
+    assert network_input(spec, TensorSpec("images", np.dtype(np.float32), (1, 3, 160, 288))).usual == (160, 288)
 
 
 @pytest.mark.parametrize("make", [*DETECTORS, *CLASSIFIERS])
@@ -68,7 +72,7 @@ def test_every_family_is_known_by_its_graph(make: Family, tmp_path: Path) -> Non
     assert inspection.classes == {"end2end": 0, "yunet": 1}.get(spec.decoder or "", CLASSES)
     outputs = run(model, np.ones(IMAGE, np.float32))
     tensors = [TensorSpec(name, output.dtype, output.shape) for name, output in outputs.items()]
-    assert len(open_decoder(spec, IMAGE, tensors)(outputs)) == 1
+    assert len(open_decoder(spec, IMAGE[2:], tensors)(outputs)) == 1
 
 
 @pytest.mark.parametrize("make", DETECTORS)
@@ -76,7 +80,7 @@ def test_open_sizes_are_guessed_with_a_profile(make: Family, tmp_path: Path) -> 
     path = saved(tmp_path, family(make, ("batch", 3, "height", "width")))
     spec = written(path, tmp_path)
     assert spec.decoder == DETECTORS[make]
-    assert spec.input_shape(TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))) == (1, 3, 640, 640)
+    assert network_input(spec, TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))).usual == (640, 640)
 
 
 def unknown_rows(is_runnable: bool) -> ModelProto:
@@ -152,30 +156,35 @@ def test_what_the_graph_scales_itself_is_not_scaled_twice(
     assert (spec.input.mean, spec.input.std, spec.input.color) == ((0.0,), (1.0,), color)
 
 
-def retyped(model: ModelProto, elem_type: int, shape: tuple[int, ...], *front: Any) -> ModelProto:
-    """The model behind another input and the nodes that make its image of that."""
-    for node in model.graph.node:
-        node.input[:] = ["prepared" if name == "image" else name for name in node.input]
-    nodes = [*front, *model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("image", elem_type, shape))
-    return model
+@pytest.mark.parametrize("make", [*DETECTORS, *CLASSIFIERS])
+@pytest.mark.parametrize(("layout", "dtype"), [("NHWC", "float32"), ("NCHW", "uint8"), ("NHWC", "uint8")])
+def test_channels_last_and_bytes_are_seen(make: Family, layout: Layout, dtype: PixelType, tmp_path: Path) -> None:
+    path = saved(tmp_path, fronted(family(make), layout, dtype))
+    inspection = inspect_model(path)
+    assert (inspection.facts.layout, inspection.facts.inputs[0].dtype, inspection.refusal) == (layout, dtype, "")
+    spec = written(path, tmp_path)
+    assert (spec.task, spec.decoder) == (("detect", DETECTORS[make]) if make in DETECTORS else ("classify", None))
+    taken = network_input(spec, image_input(load_model(path)))
+    assert (taken.layout, taken.dtype, taken.usual) == (layout, dtype, IMAGE[2:])
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_open_sizes_are_guessed_in_the_model_s_layout(layout: Layout, tmp_path: Path) -> None:
+    path = saved(tmp_path, fronted(family(yolox, ("batch", 3, "height", "width")), layout, "uint8"))
+    spec = written(path, tmp_path)
+    assert network_input(spec, image_input(load_model(path))).usual == (640, 640)
+    assert inspect_model(path).facts.outputs[0].closed == (1, 8400, 5 + CLASSES)
 
 
 def test_what_tared_cannot_take_is_guessed_and_told(tmp_path: Path) -> None:
-    front = [
-        helper.make_node("Cast", ["image"], ["floats"], to=TensorProto.FLOAT),
-        helper.make_node("Transpose", ["floats"], ["prepared"], perm=[0, 3, 1, 2]),
-    ]
-    path = saved(tmp_path, retyped(family(yolox), TensorProto.UINT8, (1, 64, 96, 3), *front))
+    model = fronted(family(yolox), "NHWC", "uint8")
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT32
+    path = saved(tmp_path, model)
     inspection = inspect_model(path)
-    assert (inspection.facts.layout, inspection.facts.inputs[0].dtype) == ("NHWC", "uint8")
     assert inspection.refusal.startswith("model.input: ")
     assert guessed(path)["decoder"] == "yolox"
     write_spec(inspection, tmp_path / "model.yaml", may_overwrite=False)
     assert "# Not usable as it is: model.input" in (tmp_path / "model.yaml").read_text()
-    assert (guessed(path)["input.scale"], "input.mean" in guessed(path)) == (1.0, False)
 
 
 def test_a_grey_image_has_one_mean(tmp_path: Path) -> None:

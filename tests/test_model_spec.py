@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from agent.decode import BUILTIN
 from agent.errors import ConfigError
 from agent.model_spec import DECODERS, ModelSpec, load_model_spec
 from agent.schema import validate
-from engines.backend import TensorSpec
 
 PROFILE = "profiles:\n  - {x: {min: [1,3,320,320], opt: [1,3,416,416], max: [4,3,640,640]}}\n"
 
@@ -18,10 +16,6 @@ def write(folder: Path, text: str) -> Path:
     path = folder / "MODEL.yaml"
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def tensor(*shape: int | None) -> TensorSpec:
-    return TensorSpec("x", np.dtype(np.float32), shape)
 
 
 def test_reads_the_documented_spec_relative_to_its_file(tmp_path: Path) -> None:
@@ -126,60 +120,3 @@ def test_labels_file_must_hold_labels(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(ConfigError, match="labels: expected"):
         load_model_spec(write(tmp_path, "{path: a.onnx, task: classify, labels: labels.txt}"))
-
-
-def test_input_shape_takes_open_dimensions_from_the_opt_shape(tmp_path: Path) -> None:
-    fixed = load_model_spec(write(tmp_path, "{path: a.onnx, task: classify}"))
-    assert fixed.input_shape(tensor(1, 3, 32, 48)) == (1, 3, 32, 48)
-    assert fixed.input_shape(tensor(None, 3, 32, 48)) == (1, 3, 32, 48)
-    dynamic = load_model_spec(write(tmp_path, f"path: a.onnx\ntask: classify\n{PROFILE}"))
-    assert dynamic.input_shape(tensor(None, 3, None, None)) == (1, 3, 416, 416)
-
-
-def test_input_shape_refuses_what_the_profile_does_not_settle(tmp_path: Path) -> None:
-    fixed = load_model_spec(write(tmp_path, "{path: a.onnx, task: classify}"))
-    with pytest.raises(ConfigError, match="without a profile") as caught:
-        fixed.input_shape(tensor(None, 3, None, None))
-    assert caught.value.code == "model.profile"
-    dynamic = load_model_spec(write(tmp_path, f"path: a.onnx\ntask: classify\n{PROFILE}"))
-    with pytest.raises(ConfigError, match="fixed dimensions"):
-        dynamic.input_shape(tensor(None, 3, 320, None))
-    with pytest.raises(ConfigError, match="one image input"):
-        fixed.input_shape(tensor(1, 10))
-
-
-NATIVE = "path: a.onnx\ntask: classify\ninput: {resize: native, multiple: 32}\n"
-
-
-def test_frames_have_one_size_unless_they_keep_their_own(tmp_path: Path) -> None:
-    one = load_model_spec(write(tmp_path, f"path: a.onnx\ntask: classify\ninput: {{resize: pad}}\n{PROFILE}"))
-    assert one.input_range(tensor(None, 3, None, None)) == ((1, 3, 416, 416),) * 2
-    many = load_model_spec(write(tmp_path, NATIVE + PROFILE))
-    assert many.input_range(tensor(None, 3, None, None)) == ((1, 3, 320, 320), (1, 3, 640, 640))
-    assert many.input_shape(tensor(None, 3, None, None)) == (1, 3, 416, 416)
-
-
-def test_frames_keep_their_size_only_within_a_profile(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"profiles: expected the least and the largest input.*got \(\)"):
-        load_model_spec(write(tmp_path, NATIVE))
-    elsewhere = load_model_spec(write(tmp_path, NATIVE + PROFILE.replace("{x:", "{y:")))
-    with pytest.raises(ConfigError, match="without a profile") as caught:
-        elsewhere.input_range(tensor(None, 3, None, None))
-    assert caught.value.code == "model.profile"
-
-
-@pytest.mark.parametrize("shape", [(1, 3, 416, 416), (1, 3, None, 416), (1, 3, 416, None)])
-def test_frames_keep_their_size_only_where_height_and_width_are_open(
-    tmp_path: Path, shape: tuple[int | None, ...]
-) -> None:
-    spec = load_model_spec(write(tmp_path, NATIVE + PROFILE))
-    with pytest.raises(ConfigError, match="a model of open height and width") as caught:
-        spec.input_range(tensor(*shape))
-    assert caught.value.code == "model.input"
-
-
-def test_the_bounds_of_open_sizes_are_multiples_too(tmp_path: Path) -> None:
-    spec = load_model_spec(write(tmp_path, NATIVE + PROFILE.replace("640,640", "640,650")))
-    with pytest.raises(ConfigError, match="multiples of 32") as caught:
-        spec.input_range(tensor(None, 3, None, None))
-    assert caught.value.code == "model.profile"

@@ -113,19 +113,19 @@ def test_an_outage_is_told_once_at_its_beginning_and_once_at_its_end(bench: Benc
     thread = bench.start(lambda _: observer)
     bench.feed(thread, lambda: len(bench.told) == 2)
     assert bench.told == [FULL, None]
-    assert thread.state().outage == ""
+    assert thread.states()["camera"].outage == ""
     assert thread.error is None
-    assert thread.state().collected + thread.state().telling >= observer_module._WELL_AFTER
+    assert sum(thread.gathering.counts) >= observer_module._WELL_AFTER
 
 
 def test_the_state_says_what_is_wrong(bench: Bench) -> None:
     observer = bench.observer(*[FULL] * 1_000_000)
     thread = bench.start(lambda _: observer)
     thread.wait_until_tried(MANY)
-    assert thread.state().outage == ""
-    bench.feed(thread, lambda: bool(thread.state().outage))
-    assert thread.state().outage == "cuda.memory"
-    assert thread.state().collected == 0
+    assert thread.states()["camera"].outage == ""
+    bench.feed(thread, lambda: bool(thread.states()["camera"].outage))
+    assert thread.states()["camera"].outage == "cuda.memory"
+    assert thread.gathering.counts[0] == 0
 
 
 def test_what_fails_now_and_then_fills_no_log(bench: Bench) -> None:
@@ -195,15 +195,15 @@ def test_frames_are_passed_over_until_the_reference_is_there(bench: Bench) -> No
 
     thread = bench.start(slow)
     thread.wait_until_tried(0.01)
-    assert thread.state().outage == PREPARING
+    assert thread.states()["camera"].outage == PREPARING
     for ts in range(100):
         thread.offer(Served(Frame(ts, float(ts), 0, np.zeros((8, 8, 3), np.uint8)), "", {}, 0, 0.0))
     gate.set()
     thread.wait_until_tried(MANY)
-    assert thread.state().outage == ""
+    assert thread.states()["camera"].outage == ""
     time.sleep(0.02)
-    assert thread.state().collected + thread.state().telling == 0  # none of the hundred was kept for later
-    bench.feed(thread, lambda: thread.state().collected > 0)
+    assert sum(thread.gathering.counts) == 0  # none of the hundred was kept for later
+    bench.feed(thread, lambda: thread.gathering.counts[0] > 0)
     assert opened_in == [thread]
     assert bench.told == []
 
@@ -237,9 +237,9 @@ def test_a_reference_that_cannot_be_opened_is_tried_again(bench: Bench) -> None:
 
     thread = bench.start(opening)
     thread.wait_until_tried(MANY)
-    assert thread.state().outage == "observer.mismatch"
+    assert thread.states()["camera"].outage == "observer.mismatch"
     again.set()
-    bench.feed(thread, lambda: thread.state().collected > 0)
+    bench.feed(thread, lambda: thread.gathering.counts[0] > 0)
     assert bench.told == [mismatch, None]
 
 

@@ -58,7 +58,7 @@ def spec(decoder: str) -> ModelSpec:
 
 
 def found(decoder: str) -> Detections:
-    decode = open_decoder(spec(decoder), (1, 3, 64, 96), [TensorSpec("out", np.dtype(np.float32), (1, 1))])
+    decode = open_decoder(spec(decoder), (64, 96), [TensorSpec("out", np.dtype(np.float32), (1, 1))])
     (detections,) = decode({"out": np.array([[0.9]], np.float32)})
     assert isinstance(detections, Detections)
     return detections
@@ -96,7 +96,7 @@ def test_a_package_that_went_after_the_spec_was_read(site: Path) -> None:
     read = spec("mine")
     (site / "my_decoder-1.0.dist-info" / "entry_points.txt").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="decoder 'mine' of 0 installed packages"):
-        open_decoder(read, (1, 3, 64, 96), [])
+        open_decoder(read, (64, 96), [])
 
 
 def test_an_artefact_needs_the_package_of_its_decoder(site: Path, bench: Bench) -> None:

@@ -11,14 +11,18 @@ from fiber_executor import COMPILER, FiberExecutor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernel_reference import preprocessed, scaled_levels
+from network_inputs import of_size
 from numpy.typing import NDArray
 
-from agent.model_spec import InputSpec
+from agent.decoders import Size
+from agent.input_spec import InputSpec
+from agent.network_input import NetworkInput
 from agent.preprocess import Preprocessor
 from engines.kernels import Geometry
-from engines.preprocessing import DevicePreprocess
+from engines.preprocessing import DevicePreprocess, Layout, PixelType
 
 SIDES = st.integers(1, 60)
+RESIZES = ["letterbox", "stretch", "pad", "native", "nearest", "rect"]
 NORMALISED = {"mean": (123.7, 116.3, 103.5), "std": (58.4, 57.1, 57.4)}
 
 
@@ -33,55 +37,69 @@ def noise(height: int, width: int) -> NDArray[np.uint8]:
     return np.random.default_rng(height * 1000 + width).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def check(executor: FiberExecutor, spec: InputSpec, frame: NDArray[np.uint8], height: int, width: int) -> None:
+def check(
+    executor: FiberExecutor, spec: InputSpec, frame: NDArray[np.uint8], size: Size, layout: Layout, dtype: PixelType
+) -> None:
     """CPU, device and plain reference, on one frame."""
-    largest = (1, spec.channels, height + 16, width + 16) if spec.resize == "native" else None
-    preprocessor = Preprocessor(spec, (1, spec.channels, height, width), largest)
+    most = (size[0] + 16, size[1] + 16) if spec.follows_frames else size
+    preprocessor = Preprocessor(spec, NetworkInput(spec.channels, size, size, most, layout, dtype))
     transform, geometry = preprocessor.transform(frame)
     wanted, where = preprocessor(frame)
-    lying, made = executor.upload(frame), executor.empty(wanted.shape, np.float32)
+    lying, made = executor.upload(frame), executor.empty(wanted.shape, dtype)
     DevicePreprocess(executor).run(transform, lying.address, made.address)
     assert where == geometry
+    assert (wanted.shape, wanted.dtype) == (transform.input_shape, dtype)
     assert np.array_equal(executor.download(made), wanted)
     assert np.array_equal(preprocessed(transform, frame), wanted)
 
 
-@pytest.mark.parametrize("resize", ["letterbox", "stretch", "pad", "native"])
+def numbers(color: str, dtype: PixelType) -> dict[str, object]:
+    """Those of floats; bytes stay what they are."""
+    if dtype == "uint8":
+        return {}
+    normalised = {"mean": (127.0,), "std": (128.0,)} if color == "gray" else NORMALISED
+    return {"scale": 0.7, **normalised}
+
+
+@pytest.mark.parametrize("resize", RESIZES)
 @pytest.mark.parametrize("anchor", ["top-left", "center"])
 @pytest.mark.parametrize("color", ["bgr", "rgb", "gray"])
-def test_they_are_equal(executor: FiberExecutor, resize: str, anchor: str, color: str) -> None:
-    numbers = {"mean": 127.0, "std": 128.0} if color == "gray" else NORMALISED
-    spec = InputSpec.model_validate(
-        {"resize": resize, "anchor": anchor, "color": color, "pad": 93, "scale": 0.7}
-        | {key: value if isinstance(value, tuple) else (value,) for key, value in numbers.items()}
-    )
-    for frame_height, frame_width in ((1, 1), (1, 37), (41, 1), (64, 96), (37, 53), (150, 90), (32, 48), (31, 49)):
-        check(executor, spec, noise(frame_height, frame_width), 32, 48)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_they_are_equal(
+    executor: FiberExecutor, resize: str, anchor: str, color: str, layout: Layout, dtype: PixelType
+) -> None:
+    spec = input_spec(resize=resize, anchor=anchor, color=color, pad=93, **numbers(color, dtype))
+    for frame_height, frame_width in ((1, 1), (1, 37), (41, 1), (40, 60), (37, 53), (32, 48), (31, 49)):
+        check(executor, spec, noise(frame_height, frame_width), (32, 48), layout, dtype)
+
+
+def input_spec(**given: object) -> InputSpec:
+    return InputSpec.model_validate(given)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    frame_height=SIDES,
-    frame_width=SIDES,
-    height=SIDES,
-    width=SIDES,
-    resize=st.sampled_from(["letterbox", "stretch", "pad", "native"]),
+    frame_size=st.tuples(SIDES, SIDES),
+    size=st.tuples(SIDES, SIDES),
+    resize=st.sampled_from(RESIZES),
     anchor=st.sampled_from(["top-left", "center"]),
     color=st.sampled_from(["bgr", "rgb", "gray"]),
+    layout=st.sampled_from(["NCHW", "NHWC"]),
     scale=st.floats(1e-3, 10.0),
     mean=st.floats(-300.0, 300.0),
     std=st.one_of(st.floats(0.01, 300.0), st.floats(-300.0, -0.01)),
 )
-@example(1, 1, 1, 1, "stretch", "center", "gray", 1.0, 0.0, 1.0)
-@example(60, 60, 1, 1, "letterbox", "center", "rgb", 1.0, 0.0, -1.0)
+@example((1, 1), (1, 1), "stretch", "center", "gray", "NCHW", 1.0, 0.0, 1.0)
+@example((60, 60), (1, 1), "letterbox", "center", "rgb", "NHWC", 1.0, 0.0, -1.0)
 def test_they_are_equal_whatever_the_sizes_and_numbers(
-    executor: FiberExecutor, frame_height: int, frame_width: int, height: int, width: int, resize: str, anchor: str,
-    color: str, scale: float, mean: float, std: float,
+    executor: FiberExecutor, frame_size: Size, size: Size, resize: str, anchor: str, color: str, layout: Layout,
+    scale: float, mean: float, std: float,
 ) -> None:  # fmt: skip
-    spec = InputSpec.model_validate(
-        {"resize": resize, "anchor": anchor, "color": color, "scale": scale, "mean": (mean,), "std": (std,)}
-    )
-    check(executor, spec, noise(frame_height, frame_width), height, width)
+    spec = input_spec(resize=resize, anchor=anchor, color=color, scale=scale, mean=(mean,), std=(std,))
+    check(executor, spec, noise(*frame_size), size, layout, "float32")
+    plain = input_spec(resize=resize, anchor=anchor, color=color)
+    check(executor, plain, noise(*frame_size), size, layout, "uint8")
 
 
 def test_the_reference_is_opencv_s_resize() -> None:
@@ -94,7 +112,7 @@ def test_the_reference_is_opencv_s_resize() -> None:
 
 
 def test_a_grey_level_is_that_of_opencv_for_every_colour() -> None:
-    preprocessor = Preprocessor(InputSpec(color="gray", resize="stretch"), (1, 1, 256, 256))
+    preprocessor = Preprocessor(InputSpec(color="gray", resize="stretch"), of_size(256, 256, channels=1))
     green, red = np.meshgrid(np.arange(256, dtype=np.uint8), np.arange(256, dtype=np.uint8))
     for blue in range(256):
         frame = np.stack((np.full_like(green, blue), green, red), axis=-1)

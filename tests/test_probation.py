@@ -106,12 +106,12 @@ def test_latency_beyond_what_is_allowed_ends_it_early(slowdown: float, complaint
     for number in range(100):
         spread = 1.0 + 0.1 * (number % 10) / 10
         answer(record, "new", frame=200 + number, inferred_s=0.01 * slowdown * spread)
-        found.append(code(watch.complaint(UNKNOWN)))
+        found.append(code(watch.complaint([UNKNOWN])))
     assert found[-1] == complaint
     assert set(found[:31]) == {""}
     if complaint:
         assert found[31] == complaint
-        error = watch.complaint(UNKNOWN)
+        error = watch.complaint([UNKNOWN])
         assert error is not None
         assert watch.suffered(error, asked=False) == watch.late == 100
 
@@ -132,7 +132,7 @@ def test_slow_frames_now_and_then_are_counted_and_forgiven() -> None:
     for number in range(200):
         answer(record, "new", frame=200 + number, inferred_s=1.0 if number % 20 == 0 else 0.01)
     assert watch.late == 10
-    assert watch.complaint(UNKNOWN) is None
+    assert watch.complaint([UNKNOWN]) is None
 
 
 def test_a_tail_that_a_long_record_shows_is_slow() -> None:
@@ -142,7 +142,7 @@ def test_a_tail_that_a_long_record_shows_is_slow() -> None:
     watch = Probation(ProbationConfig(), record, "new", "before", 0.1)
     for number in range(600):
         answer(record, "new", frame=2000 + number, inferred_s=1.0 if number % 20 == 0 else 0.01)
-    error = watch.complaint(UNKNOWN)
+    error = watch.complaint([UNKNOWN])
     assert code(error) == "probation.latency"
     assert "p99" in str(error)
 
@@ -160,7 +160,7 @@ def test_engines_of_one_speed_are_almost_never_told_apart() -> None:
             watch = Probation(ProbationConfig(max_slowdown=slowdown), record, "new", "before", 0.1)
             for frame, time_s in enumerate(times_s[300:]):
                 answer(record, "new", frame=300 + frame, inferred_s=float(time_s))
-                if frame % 10 == 0 and watch.complaint(UNKNOWN) is not None:
+                if frame % 10 == 0 and watch.complaint([UNKNOWN]) is not None:
                     wrong[slowdown] += 1
                     break
     assert wrong[2.0] == 0
@@ -184,9 +184,9 @@ def test_fidelity_surely_below_the_engine_before_ends_it_and_all_its_frames_suff
     watch, record = probation(max_loss=0.2, first=first)
     for frame in range(200, 240):
         answer(record, "new", frame=frame)
-    assert watch.complaint(UNKNOWN) is None
-    assert watch.complaint(Interval(-0.4, -0.8, -may_lose, 9)) is None
-    error = watch.complaint(Interval(-0.5, -0.8, -may_lose - 0.001, 10))
+    assert watch.complaint([UNKNOWN]) is None
+    assert watch.complaint([Interval(-0.4, -0.8, -may_lose, 9)]) is None
+    error = watch.complaint([Interval(-0.5, -0.8, -may_lose - 0.001, 10)])
     assert error is not None
     assert error.code == "probation.fidelity"
     assert watch.suffered(error, asked=False) == 40
@@ -200,7 +200,7 @@ def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_
         for second, (candidate, before) in enumerate(rng.random((200, 2)) < 0.8):
             for _neighbour in range(5):  # right and wrong together
                 beside.add(second + 0.2 * _neighbour, Fidelity(float(candidate)), Fidelity(float(before)))
-            if watch.complaint(beside.gain) is not None:
+            if watch.complaint([beside.gain]) is not None:
                 condemned += 1
                 break
     assert condemned <= 10
@@ -215,7 +215,7 @@ def test_a_scene_that_is_hard_for_both_speaks_against_neither_and_one_that_only_
         told.add(second, Fidelity(0.2), Fidelity(0.9))
     assert hard.gain.estimate == pytest.approx(0.0)
     assert empty.gain == UNKNOWN
-    assert [code(watch.complaint(beside.gain)) for beside in (hard, empty, told)] == ["", "", "probation.fidelity"]
+    assert [code(watch.complaint([beside.gain])) for beside in (hard, empty, told)] == ["", "", "probation.fidelity"]
     assert -0.9 < told.gain.low < -0.7 < told.gain.high < -0.3
 
 

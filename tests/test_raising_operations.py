@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -12,14 +13,14 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
-from raising_world import COLLAPSES, collapsing_net, observer_state
+from raising_world import COLLAPSES, collapsing_net, observer_state, observing
 from worlds import SPEC
 
 from agent.build import build_artefact
 from agent.commands import Report
 from agent.config import Config
 from agent.errors import AgentError
-from agent.findings import Findings, ObserverState
+from agent.findings import ObserverState
 from agent.job_journal import JobJournal
 from agent.low_fidelity import Attempts
 from agent.messages import Birth
@@ -54,7 +55,7 @@ class Desk:
 
     def tick(self, **changes: Any) -> None:
         """As of a camera at which fidelity is low, but for these changes."""
-        self.operations.tick(replace(self.state, **changes))
+        self.operations.tick({"camera": replace(self.state, **changes)})
 
     @property
     def rung(self) -> int | None:
@@ -93,7 +94,8 @@ def frame_path() -> dict[str, Any]:
     """What a pipeline has for a change of engine."""
     loop = Loop()
     return {
-        "loop": loop, "try_out": loop.try_out, "record": Record(live=True), "dropped": 0, "error": None, "stuck": False
+        "loop": loop, "try_out": loop.try_out, "record": Record(live=True), "dropped": Counter(), "error": None,
+        "stuck": False, "remember": lambda *_: None
     }  # fmt: skip
 
 
@@ -117,11 +119,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         told: list[str] = []
         reporter = Reporter(None, Birth(agent_version="0"))
         monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append(f"{kind} {detail}"))
-        findings = Findings(config.model, config)
         state = observer_state(config)
-        accuracy = SimpleNamespace(remember=lambda _: None)
-        observer = SimpleNamespace(findings=findings, set_pace=lambda **_: None, state=lambda: state)
-        pipeline = SimpleNamespace(is_live=live, observer=observer, accuracy=accuracy, last_ts=0.0, **frame_path())
+        pipeline = SimpleNamespace(is_live=live, observer=observing(config, state), last_ts=0.0, **frame_path())
         journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
         operations = Operations(
             config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal

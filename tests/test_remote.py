@@ -52,7 +52,7 @@ class Board:
         self.settings = Settings(config, path, authority.trusts, lambda _: self.remote.report(), reporter.error)
         releases = Releases(authority, folder / "releases.json")
         delivery = ModelDelivery(folder / "incoming", model.path, False, 0, releases, lambda _: None, never_tried)
-        labels = LabelsDesk("front", model, LiveAccuracy(model.task), lambda error, _: pytest.fail(str(error)))
+        labels = LabelsDesk({"front": LiveAccuracy(model.task)}, model, lambda error, _: pytest.fail(str(error)))
         handlers = Device().handlers()
         self.remote = Remote(link, folder, handlers, self.settings, delivery, labels, authority, reporter)
 

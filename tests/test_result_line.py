@@ -16,7 +16,7 @@ WHO = {"frame": 7, "ts": 0.7, "camera": "street", "engine": "f00d", "latency_ms"
 def test_boxes_are_in_the_frames_own_pixels() -> None:
     answered = Answered.of(served(7, detections(0.5), HALVED))
     found = {"class": 1, "label": "b", "score": 0.5, "box": [20.0, 10.0, 40.0, 40.0]}
-    assert strict(ResultLine(answered, "street", SPEC).encoded.decode()) == {**WHO, "detections": [found]}
+    assert strict(ResultLine(answered, SPEC).encoded.decode()) == {**WHO, "detections": [found]}
 
 
 def test_boxes_without_a_geometry_are_in_frame_pixels_already() -> None:

@@ -63,6 +63,10 @@ def test_all_that_is_offered_is_in_the_file_once_it_has_settled(tmp_path: Path) 
         writer.offer(served(100))
     assert frames_of(path) == list(range(101))
     assert writer.dropped == {"file": 0}
+    published = writer.latency["street"].sample()
+    assert published is not None
+    assert published[1] >= published[0] > 0.0
+    assert writer.latency["street"].sample() is None  # each stretch is told once
 
 
 def test_an_output_that_hangs_keeps_no_frame_and_the_oldest_answers_go() -> None:

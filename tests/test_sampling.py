@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.sampling import HELD_OUT_EVERY, Blocks, Clock, Collection, HoldOut
+from agent.sampling import HELD_OUT_EVERY, Blocks, Clock, Collection, HoldOut, Rota
 from calibrate.histogram import abs_histogram
 
 
@@ -118,3 +118,27 @@ def test_a_clock_that_jumps_back_starts_a_block_anew() -> None:
     assert blocks.place(1.0) == (True, False)
     assert blocks.place(4.0) == (False, True)
     assert blocks.began_ts == 1.0
+
+
+def test_cameras_are_observed_in_turn_and_a_silent_one_is_passed_over() -> None:
+    rota, observed = Rota(["a", "b", "c"]), list[str]()
+    for tick in range(600):  # tenths of a second
+        for camera in "abc":
+            if camera == "b" and tick >= 300:
+                continue
+            if rota.is_turn(camera, 1000.0 + tick / 10, tick / 10) and len(observed) < tick:
+                rota.observed()
+                observed.append(camera)
+    both, without = observed[:200], observed[350:]
+    assert [both.count(camera) for camera in "abc"] == pytest.approx([67, 67, 67], abs=3)
+    assert [without.count(camera) for camera in "abc"] == pytest.approx([len(without) / 2, 0, len(without) / 2], abs=2)
+
+
+def test_cameras_have_a_time_in_common_that_goes_as_theirs_do() -> None:
+    """One recording of 10 frames a second, one of 5, and a clock that jumps back."""
+    rota = Rota(["a", "b"])
+    for tick in range(200):
+        rota.is_turn("a", tick / 10 - (15.0 if tick > 150 else 0.0), tick / 100)
+        if tick % 2 == 0:
+            rota.is_turn("b", 500.0 + tick / 10, tick / 100)
+    assert rota.now_ts == pytest.approx(20.0, abs=0.3)

@@ -255,6 +255,25 @@ def test_links_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
             store.read("current")
 
 
+def test_a_first_link_that_is_made_while_it_is_looked_for_is_no_folder_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one process reads the store in the instant in which another makes its first engine current."""
+    store = Store(tmp_path)
+    artefact, is_symlink = put(store, 1), Path.is_symlink
+
+    def look(path: Path) -> bool:
+        found = is_symlink(path)
+        if path.name == "current" and not found:
+            monkeypatch.setattr(Path, "is_symlink", is_symlink)
+            store.promote(artefact)
+        return found
+
+    monkeypatch.setattr(Path, "is_symlink", look)
+    assert store.read("current") is None
+    assert store.read("current") == artefact
+
+
 def test_turning_back_to_an_older_signed_artefact_is_not_prevented(tmp_path: Path) -> None:
     """The documented limit of a signature: `current` itself is not signed."""
     store = Store(tmp_path, KEY)

@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 import onnx
 import pytest
+from network_inputs import of_size
 
 from agent.detections import Detections, LabelledBoxes
 from agent.fidelity import MatchCounts, count_matches
@@ -210,7 +211,7 @@ def _f1(backend: Backend, model: Model, graph: onnx.ModelProto, frames: list[Fra
 
 def _int8(backend: Backend, model: Model, frames: list[Frame]) -> onnx.ModelProto:
     """The model under INT8 scales calibrated on `frames`, every convolution quantised."""
-    preprocess = Preprocessor(model.spec.input, (1, 3, INPUT_HEIGHT_PX, INPUT_WIDTH_PX))
+    preprocess = Preprocessor(model.spec.input, of_size(INPUT_HEIGHT_PX, INPUT_WIDTH_PX))
     with closing(backend.observer(model.reference, model.placement.taps)) as observer:
         seen = [observer.observe(preprocess(frame.image)[0]).histograms for frame in frames]
     merged = {tap: merge_all([histograms[tap] for histograms in seen]) for tap in seen[0]}

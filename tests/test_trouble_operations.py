@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import onnx
 import pytest
-from raising_world import collapsing_net, observer_state
+from raising_world import collapsing_net, observer_state, observing
 from test_raising_operations import frame_path, stored
 from test_view import camera, scene, watched
 from worlds import SPEC
@@ -19,6 +19,7 @@ from agent.commands import Report
 from agent.config import Config
 from agent.errors import AgentError, CommandError
 from agent.findings import Findings, ObserverState
+from agent.gathering import Gathering
 from agent.job_journal import JobJournal
 from agent.job_states import JobState
 from agent.messages import Birth
@@ -30,6 +31,7 @@ from agent.reporting import Reporter
 from agent.requests import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.schema import validate
 from agent.view import ViewState
+from calibrate.evidence import Interval
 from engines.artefact import Artefact
 
 TROUBLES = ["blind", "moved", "blurred", "frozen"]
@@ -42,6 +44,7 @@ class Desk:
     operations: Operations
     journal: JobJournal
     findings: Findings
+    gathering: Gathering
     other: Artefact
     state: ObserverState
     told: list[tuple[str, dict[str, Any]]]
@@ -53,7 +56,7 @@ class Desk:
         view = ViewState(trouble, {"alike": 0.12345} if trouble else {})
         state = replace(self.state, view=view, telling=telling, drift=replace(self.state.drift, **drift))
         for _ in range(times):
-            self.operations.tick(state)
+            self.operations.tick({"camera": state})
         job = self.operations._jobs.job
         return job.trigger if job is not None else ""
 
@@ -86,8 +89,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         told: list[tuple[str, dict[str, Any]]] = []
         reporter = Reporter(None, Birth(agent_version="0"))
         monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append((kind, detail)))
-        findings, state = Findings(config.model, config), observer_state(config, drift="alarm", serving_db=9.0)
-        observer = SimpleNamespace(findings=findings, set_pace=lambda **_: None, state=lambda: state)
+        state = observer_state(config, drift="alarm", serving_db=9.0)
+        observer = observing(config, state)
         pipeline = SimpleNamespace(is_live=False, observer=observer, last_ts=0.0, **frame_path())
         spec = config.model.model_copy(update={"task": task})
         config = config.model_copy(update={"model": spec})
@@ -97,7 +100,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         )
         operations.start(0)
         other = next(each for each in artefacts if each.id != service.serving.id)
-        return Desk(operations, journal, findings, other, state, told)
+        return Desk(operations, journal, observer.findings["camera"], observer.gathering, other, state, told)
 
     return make
 
@@ -165,7 +168,7 @@ def test_what_was_found_by_day_is_no_car_in_the_dark(
     """What was collected of another view counts no more: neither as a sign that something is seen nor as a cure."""
     at = desk("detect")
     begun: list[str] = []
-    monkeypatch.setattr(at.findings, "collect_afresh", lambda: begun.append("afresh"))
+    monkeypatch.setattr(at.gathering, "collect_afresh", lambda: begun.append("afresh"))
     at.tick(telling=5, state="calm", serving_db=9.0)
     assert at.tick("blind", telling=5, times=1) == ""
     assert len(begun) == 1
@@ -183,7 +186,7 @@ def test_the_operators_word_starts_a_job_and_a_trouble_then_takes_nothing_from_i
     at = desk()
     at.tick(trouble)
     at.recalibrate()
-    monkeypatch.setattr(at.findings, "collect_afresh", pytest.fail)
+    monkeypatch.setattr(at.gathering, "collect_afresh", pytest.fail)
     assert at.tick() == at.tick(trouble) == "command"
 
 
@@ -306,3 +309,19 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
     assert at.journal.records() == []
     pipeline.stuck = False
     assert at.tick(state="alarm", serving_db=9.0) == "alarm"
+
+
+def test_no_regime_is_switched_to_that_another_camera_would_be_left_by(desk: Callable[..., Desk]) -> None:
+    at = desk()
+    serving, wanted = at.operations._service.serving.id, at.other.id
+    assert at.state.drift is not None
+    faithful = replace(at.state.settled, interval=Interval(0.95, 0.93, 0.97, 200))
+    calm = replace(at.state, settled=faithful, drift=replace(at.state.drift, state="calm", serving_db=0.5))
+    assert calm.drift is not None
+    asks = replace(calm, drift=replace(calm.drift, switch_to=wanted, serving_db=9.0))
+    left = replace(calm, drift=replace(calm.drift, gains_db={serving: 0.5, wanted: 9.0}))
+    suited = replace(calm, drift=replace(calm.drift, gains_db={serving: 0.5, wanted: 1.0}))
+    at.operations.tick({"yard": asks, "hall": left})
+    assert at.operations._service.serving.id == serving
+    at.operations.tick({"yard": asks, "hall": suited})
+    assert at.operations._service.serving.id == wanted

@@ -17,7 +17,15 @@ from trt_world import PC, int8, net
 from zoo import Net, image, run
 
 import engines.tensorrt_backend as tensorrt_backend
-from engines.backend import BackendOptions, BuildRequest, EngineError, ImageEngine, ProfiledEngine, ShapeRange
+from engines.backend import (
+    BackendOptions,
+    BuildRequest,
+    EngineError,
+    ImageEngine,
+    OverlappingEngine,
+    ProfiledEngine,
+    ShapeRange,
+)
 from engines.kernels import DeviceError
 from engines.preprocessing import ImageTransform
 from engines.tensorrt_backend import TensorRtBackend
@@ -139,6 +147,28 @@ def test_a_camera_frame_is_preprocessed_where_the_input_lies() -> None:
         second = ImageTransform(16, 16, 8, 8, 0, 0, 8, 8, 114, "bgr", (1.0,) * 3, (0.0,) * 3)
         found = engine.infer_image(larger, second)
         np.testing.assert_allclose(found["t9"], run(net(), preprocessed(larger, second))["t9"], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("sizes", [3, 12])
+def test_frames_of_sizes_that_take_turns_overlap(sizes: int) -> None:
+    """As those of several cameras do; of more sizes than there are tables for, too."""
+    backend, rng = TensorRtBackend(), np.random.default_rng(0)
+    frames = [rng.integers(0, 256, (4 + number % sizes, 9 + number % sizes, 3), dtype=np.uint8) for number in range(30)]
+    with closing(backend.load(backend.build(BuildRequest(net())).engine)) as engine:
+        assert isinstance(engine, OverlappingEngine)
+        under_way: list[tuple[int, NDArray[np.float32]]] = []
+
+        def check() -> None:
+            ticket, tensor = under_way.pop(0)
+            np.testing.assert_allclose(engine.finish(ticket)["t9"], run(net(), tensor)["t9"], rtol=1e-4, atol=1e-5)
+
+        for frame in frames:
+            height, width = frame.shape[:2]
+            transform = ImageTransform(height, width, 4, 8, 0, 0, 8, 8, 114, "rgb", (1 / 255,) * 3, (0.0,) * 3)
+            under_way.append((engine.start_image(frame, transform), preprocessed(frame, transform)))
+            if len(under_way) == 2:
+                check()
+        check()
 
 
 def preprocessed(frame: NDArray[np.uint8], transform: ImageTransform) -> NDArray[np.float32]:

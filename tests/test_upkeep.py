@@ -223,6 +223,29 @@ def test_verifying_finds_every_changed_byte_and_every_link_that_leads_nowhere(st
     assert str(engine) in errors[1].found
 
 
+@pytest.mark.parametrize("moment", ["lstat", "read", "listed"])
+def test_beside_a_daemon_that_tidies_what_is_gone_meanwhile_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    made = [put(store, number) for number in range(2)]
+    places, read_manifest = store.places(), upkeep.read_manifest
+
+    def read_and_remove(path: Path, key: bytes | None) -> dict[str, Any]:
+        manifest = read_manifest(path, key) if moment == "listed" else {}
+        staging.remove(path)
+        return manifest or read_manifest(path, key)
+
+    monkeypatch.setattr(store, "places", lambda: places)
+    if moment == "lstat":
+        staging.remove(made[0].path)
+    with monkeypatch.context() as patch:
+        if moment != "lstat":
+            patch.setattr(upkeep, "read_manifest", read_and_remove)
+        stored, _ = Upkeep(store, 3, 0).survey({})
+    assert [one.id for one in stored] == ([made[1].id] if moment == "lstat" else [])
+    assert Upkeep(store, 3, 0).verify() == (2, [])
+
+
 def test_a_manifest_of_the_first_schema_is_read_and_one_of_the_next_refused(store: Store) -> None:
     """SCHEMA 1 is the first: there is nothing older to migrate yet."""
     artefact = put(store, 1)

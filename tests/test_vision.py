@@ -46,7 +46,7 @@ class DeviceEngine:
 
     def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
         lying = self._executor.upload(frame)
-        made = self._executor.empty((1, len(transform.gain), transform.height, transform.width), np.float32)
+        made = self._executor.empty(transform.input_shape, transform.dtype)
         self._preprocess.run(transform, lying.address, made.address)
         return self._engine.infer(self._executor.download(made))
 
@@ -69,7 +69,10 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 @pytest.mark.parametrize(
     ("engine", "resize"),
-    [(ONE_SIZE, "letterbox"), (ONE_SIZE, "stretch"), (ONE_SIZE, "pad"), (ANY_SIZE, "letterbox"), (ANY_SIZE, "native")],
+    [
+        *((ONE_SIZE, resize) for resize in ("letterbox", "stretch", "pad")),
+        *((ANY_SIZE, resize) for resize in ("letterbox", "native", "nearest", "rect")),
+    ],
     indirect=["engine"],
 )
 def test_an_engine_that_preprocesses_answers_the_same(engine: Engine, resize: str) -> None:

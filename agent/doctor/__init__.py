@@ -48,7 +48,9 @@ def _examine(config_path: Path | None, root: Path, service: bool) -> list[Findin
         *examine_software(),
         *examine_gpu(root, wants_gpu),
         *(examine_configured(config, service) if config is not None else examine_unconfigured(root)),
-        *examine_service(root, csi=config is not None and config.camera.source.startswith("csi:")),
+        *examine_service(
+            root, csi=config is not None and any(camera.source.startswith("csi:") for camera in config.every_camera)
+        ),
     ]
 
 

@@ -10,12 +10,13 @@ import uuid
 from pathlib import Path
 
 from agent.authority import Authority
+from agent.camera_config import CameraConfig
 from agent.config import Config
 from agent.doctor.finding import Finding
 from agent.endpoint import is_loopback
 from agent.errors import AgentError, CameraError, ConfigError
 from agent.mqtt import MqttClient
-from agent.source import parse_source
+from agent.redaction import redacted
 from agent.topics import Topics
 
 _FRAME_S = 15.0  # a stream's own limits are 5 s to open and 5 s for a frame
@@ -24,7 +25,8 @@ _BROKER_S = 8.0
 
 def examine_configured(config: Config, service: bool = False) -> list[Finding]:
     """Try them. service: for the installed one, some of whose files only root may read."""
-    return [_camera(config.camera.source), _broker(config, service), _keys(config, service)]
+    cameras = [_camera(camera) for camera in config.every_camera]
+    return [*cameras, _broker(config, service), _keys(config, service)]
 
 
 def examine_unconfigured(root: Path) -> list[Finding]:
@@ -40,16 +42,16 @@ def examine_unconfigured(root: Path) -> list[Finding]:
     return [Finding("cameras", ", ".join(names) or "none", bool(names), False, remedy)]
 
 
-def _camera(text: str) -> Finding:
+def _camera(camera: CameraConfig) -> Finding:
     """In a process of its own: what hangs in a driver can be ended, what crashes takes nothing along."""
     try:
-        shown = parse_source(text).shown
+        shown = camera.opened().shown
     except CameraError as error:
         return Finding("camera", error.found, False, True, error.remedy)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "agent.doctor.first_frame"],
-            input=text,  # and no argument, which everybody may read: it can hold a password
+            input=camera.model_dump_json(),  # and no argument, which everybody may read: it can hold a password
             capture_output=True,
             text=True,
             timeout=_FRAME_S,
@@ -59,7 +61,8 @@ def _camera(text: str) -> Finding:
         remedy = "see whether another program holds it, and that it plays elsewhere"
         return Finding("camera", f"{shown}: no frame within {_FRAME_S:.0f} s", False, True, remedy)
     if done.returncode != 0:
-        found = f"{shown}: the look ended with {done.returncode} {done.stderr.strip().rpartition(chr(10))[2]}".rstrip()
+        last = redacted(done.stderr.strip().rpartition("\n")[2])
+        found = f"{shown}: the look ended with {done.returncode} {last}".rstrip()
         return Finding("camera", found, False, True, "try it with another program, and report this")
     told = json.loads(done.stdout)
     if "error" in told:

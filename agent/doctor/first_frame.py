@@ -1,13 +1,15 @@
-"""`python -m agent.doctor.first_frame`: open the source named on stdin, and tell of its first frame in JSON."""
+"""`python -m agent.doctor.first_frame`: open the camera configured on stdin, and tell of its first frame in JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from dataclasses import replace
 
 from agent.camera import read_images
-from agent.source import parse_source
+from agent.camera_config import CameraConfig
+from agent.framing import WHOLE
 from calibrate.errors import TaredError
 
 
@@ -15,7 +17,8 @@ def main() -> None:
     """Entry point."""
     began_s = time.monotonic()
     try:
-        _, image = next(iter(read_images(parse_source(sys.stdin.read()))))
+        camera = CameraConfig.model_validate_json(sys.stdin.read())
+        _, image = next(iter(read_images(replace(camera.opened(), framing=WHOLE))))
         height, width = image.shape[:2]
         told = {"width": width, "height": height, "seconds": time.monotonic() - began_s}
     except TaredError as error:

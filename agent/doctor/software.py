@@ -11,6 +11,8 @@ from contextlib import suppress
 from agent.doctor.finding import Finding
 from calibrate.collect import COMPILED
 
+_FOLLOWS_SIZES = (4, 13)  # measured: 4.8, 4.10 and 4.12 do not, 4.13 and 5.0 do
+
 
 def examine_software() -> list[Finding]:
     """Look at what is installed in this environment."""
@@ -50,18 +52,25 @@ def _opencv() -> Finding:
     if importlib.util.find_spec("cv2") is None:
         return Finding("opencv", "not installed", False, True, remedy)
     try:
-        from agent.camera import opencv_version
+        from agent.opening import opencv_version
     except ImportError as error:  # JetPack's was built for NumPy 1
         remedy = "on a Jetson: pip install 'numpy<2' 'ml-dtypes<0.6'; elsewhere pip install opencv-python-headless"
         return Finding("opencv", f"does not load: {error}".partition("\n")[0], False, True, remedy)
-    return Finding("opencv", opencv_version(), True, True)
+    version = opencv_version()
+    if tuple(int(part) for part in version.split(".")[:2]) < _FOLLOWS_SIZES:
+        found = f"{version}, which repeats the last picture where a stream's or a file's size changes"
+        remedy = "let cameras keep one size: their picture counts as frozen, and they are opened again; files go wrong"
+        return Finding("opencv", found, False, False, remedy)
+    return Finding("opencv", version, True, True)
 
 
 def _gstreamer() -> Finding:
     built_in = False
     with suppress(ImportError):  # which `_opencv` has told
-        from agent.camera import has_gstreamer
+        from agent.opening import has_gstreamer
 
         built_in = has_gstreamer()
-    remedy = "for csi cameras use JetPack's own OpenCV; files, v4l2 and rtsp work without"
-    return Finding("opencv gstreamer", "yes" if built_in else "no", built_in, False, "" if built_in else remedy)
+    if built_in:
+        return Finding("opencv gstreamer", "yes", True, False)
+    remedy = "sources csi: and gst: need JetPack's own OpenCV; files, v4l2, rtsp and http work without"
+    return Finding("opencv gstreamer", "no, as in every OpenCV from PyPI", False, False, remedy)

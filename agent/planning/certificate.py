@@ -15,7 +15,6 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.decode import Prediction
 from agent.errors import AgentError
@@ -129,7 +128,7 @@ class Certifier:
                 if self._deadline():
                     return
 
-    def _measure(self, engine: Engine, number: int, index: int, tensor: NDArray[np.float32]) -> Measurement:
+    def _measure(self, engine: Engine, number: int, index: int, tensor: Array) -> Measurement:
         latencies_ms = None
         if number >= _TIMED:
             outputs = engine.infer(tensor)
@@ -145,7 +144,7 @@ class Certifier:
         agreement = fidelity(served, truth, self._spec.min_sqnr_db)
         return Measurement(1.0 - agreement.value, agreement.is_empty, answers(served, truth), latencies_ms)
 
-    def _truth(self, index: int, tensor: NDArray[np.float32]) -> Prediction:
+    def _truth(self, index: int, tensor: Array) -> Prediction:
         """The reference's prediction, kept for the next candidate unless it is raw outputs, which may be large."""
         if index in self._truths:
             return self._truths[index]
@@ -160,7 +159,7 @@ def _key(plan: str, number: int) -> str:
     return f"trial {plan} {number}"
 
 
-def _infer_timed(engine: Engine, tensor: NDArray[np.float32]) -> tuple[dict[str, Array], float]:
+def _infer_timed(engine: Engine, tensor: Array) -> tuple[dict[str, Array], float]:
     """The outputs, and the latency in ms."""
     started = time.perf_counter_ns()
     outputs = engine.infer(tensor)

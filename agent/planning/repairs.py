@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent.journal import Journal
 from agent.model import Model
 from agent.planning.what_if import WhatIf
 from calibrate.plan import PrecisionPlan, Repairs
-from engines.backend import Backend, Progress
+from engines.backend import Array, Backend, Progress
 from engines.calibration import Calibration
 from engines.channels import observe_channels
 from engines.repairs import FAMILIES, Proposal, propose_repairs
@@ -41,7 +38,7 @@ class Chosen:
 def choose_repairs(
     model: Model,
     calibration: Calibration,
-    frames: Sequence[NDArray[np.float32]],
+    frames: Sequence[Array],
     what_if: WhatIf,
     runtime: Backend,
     journal: Journal,

@@ -34,7 +34,7 @@ from calibrate.cut import FLOAT
 from calibrate.partition import frontier
 from calibrate.sensitivity import Block, measure_blocks
 from engines.artefact import fingerprint
-from engines.backend import Backend, Progress
+from engines.backend import Array, Backend, Progress
 from engines.fusion import fusion_groups
 from engines.placement import place
 from engines.planned import observed_graph
@@ -127,7 +127,7 @@ class Planner:
         return labels(self.found.grouping, {**self.rules.floats, **self.builder.without_int8}, self.rules.int8)
 
     @cached_property
-    def _search_frames(self) -> list[NDArray[np.float32]]:
+    def _search_frames(self) -> list[Array]:
         with closing(self._embedded.load(self.model.master.SerializeToString())) as engine:
             task = VisionTask(self.model.spec, engine.inputs, engine.outputs)
         with closing(self._frames.draw()) as draws:

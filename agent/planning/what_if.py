@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.decode import RawOutputs
 from agent.fidelity import fidelity
@@ -19,11 +18,11 @@ from agent.model import Model
 from agent.planning.divergence import DetectorDivergence, Sighting, outputs_divergence, sightings_divergence
 from agent.vision import VisionTask
 from calibrate.plan import PrecisionPlan
-from engines.backend import Backend
+from engines.backend import Array, Backend
 from engines.calibration import Calibration
 from engines.planned import quantised_graph
 
-Frames = Sequence[NDArray[np.float32]]
+Frames = Sequence[Array]
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,11 @@ class WhatIf:
                     losses.append(1.0 - agreement.value if finite else 1.0)
         return Answer(_mean(divergences), _mean(losses), len(losses))
 
-    def _read(self, outputs: RawOutputs, frame: NDArray[np.float32]) -> Sighting | None:
+    def _read(self, outputs: RawOutputs, frame: Array) -> Sighting | None:
         return self._detector.read(outputs, frame.shape) if self._detector is not None else None
 
     def _divergence(
-        self, outputs: RawOutputs, frame: NDArray[np.float32], expected: RawOutputs, reference: Sighting | None
+        self, outputs: RawOutputs, frame: Array, expected: RawOutputs, reference: Sighting | None
     ) -> float | None:
         """Of detections where the frames show any, else of the outputs as they are."""
         if reference is None or not self._telling:

@@ -28,7 +28,7 @@ class TensorRtEngine(Session):
 
     def __init__(self, dialect: Dialect, gpu: Gpu, content: bytes) -> None:
         super().__init__(dialect, gpu, content)
-        self._transform: ImageTransform | None = None
+        self._frame_bytes = 0
         self._frames: list[HostMemory] = []
         try:
             with gpu.current():  # here and not at the first frame, which would wait for nvcc
@@ -54,8 +54,7 @@ class TensorRtEngine(Session):
         """
         with self._gpu.current():
             image = self.inputs[0]
-            channels = 1 if transform.color == "gray" else 3
-            self.select((1, channels, transform.height, transform.width), image.dtype)
+            self.select(transform.input_shape, np.dtype(transform.dtype))
             slot = self.free_slot()
             assert self._preprocess is not None  # until it is closed, and then `select` has refused
             with span("preprocess"):
@@ -93,9 +92,12 @@ class TensorRtEngine(Session):
                 self._executor.close()
 
     def _make_room(self, transform: ImageTransform) -> None:
-        """Memory for frames of this size, made once for each."""
-        if transform != self._transform:
-            self.settle()  # frames of another size may still be read
-            nbytes = transform.frame_height * transform.frame_width * 3
+        """Memory for the largest frames so far; sizes may take turns, as those of several cameras do."""
+        assert self._preprocess is not None  # as in `start_image`
+        nbytes = transform.frame_height * transform.frame_width * 3
+        if nbytes > self._frame_bytes:
+            self.settle()  # smaller frames may still be read
             self._frames = [HostMemory(self._gpu, nbytes) for _ in self._slots]
-            self._transform = transform
+            self._frame_bytes = nbytes
+        if not self._preprocess.has_room(transform):
+            self.settle()

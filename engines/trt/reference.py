@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from engines.artefact import find_artefact, write_artefact
-from engines.backend import BuildRequest, EngineError, Progress
+from engines.backend import Array, BuildRequest, EngineError, Progress
 from engines.cuda import Gpu
-from engines.graph import canonical_hash, image_input
+from engines.graph import canonical_hash, image_input, trial_image
 from engines.store import Store
-from engines.topology import Topology, trial_shape
+from engines.topology import Topology
 from engines.trt.dialect import Dialect
 from engines.trt.observer import TensorRtObserver
 from engines.trt.probes import ListeningProbe, OutputProbe, Probe
@@ -148,11 +146,9 @@ def _part(progress: Progress, index: int, parts: int) -> Progress:
     return lambda fraction, doing: progress((index + fraction) / parts, doing)
 
 
-def _image(request: BuildRequest) -> np.typing.NDArray[np.float32]:
-    image = image_input(request.graph)
-    opt = request.profiles[0][image.name].opt if request.profiles else None
-    shape = request.input_shape or opt or trial_shape(image.shape)
-    return np.random.default_rng(0).random(shape, np.float32)
+def _image(request: BuildRequest) -> Array:
+    opt = request.profiles[0][image_input(request.graph).name].opt if request.profiles else None
+    return trial_image(request.graph, request.input_shape or opt)
 
 
 def _fill(way: str, engines: Sequence[bytes], folder: Path) -> Mapping[str, Any]:

@@ -1,0 +1,68 @@
+"""One camera of the pipeline: the thread that reads it, its slot, and what is counted of its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from agent.accuracy import LiveAccuracy
+from agent.camera_config import CameraConfig
+from agent.capture import CaptureThread, FrameSlot
+from agent.errors import CameraError
+from agent.estimates import Estimate
+from agent.findings import Served
+from agent.source import Source
+from agent.telemetry import LoopMeter
+
+
+def waits(camera: CameraConfig, source: Source) -> bool:
+    """Whether the camera waits until its frame is taken, so that every frame is answered."""
+    return camera.policy == "every-frame" or (camera.policy == "auto" and not source.live)
+
+
+class Feed:
+    """`meter` is sampled for telemetry, `run_meter` once for the summary; labels go to `accuracy`. `newest` is the
+    latest answer."""
+
+    def __init__(
+        self,
+        camera: CameraConfig,
+        source: Source,
+        slot: FrameSlot,
+        task: str,
+        frame_limit: int,
+        on_change: Callable[[CameraError | None], None],
+    ) -> None:
+        """task: of the model spec. on_change: called in the capture thread, as CaptureThread has it."""
+        self.name = camera.name
+        self.is_live = source.live
+        self.location = camera.source
+        self.meter = LoopMeter(lambda: slot.dropped)
+        self.run_meter = LoopMeter(lambda: slot.dropped)
+        self.accuracy = LiveAccuracy(task)
+        self.newest: Served | None = None
+        self.capture = CaptureThread(source, slot, camera.speed, frame_limit, on_change, camera.silence_s, camera.name)
+        self._slot = slot
+
+    @property
+    def last_ts(self) -> float:
+        """Capture time of the latest frame that was answered; 0 before the first."""
+        return self.newest.frame.ts if self.newest is not None else 0.0
+
+    @property
+    def labelled(self) -> Estimate | None:
+        """Accuracy by labels; None where none have come."""
+        estimate = self.accuracy.estimate
+        return estimate if estimate.interval.n else None
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Frames that nobody took, by cause."""
+        return self._slot.dropped
+
+    def answered(self, served: Served) -> None:
+        """A sink of the frame path."""
+        self.newest = served
+        latency_ns = served.done_ns - served.frame.captured_ns
+        self.meter.record(latency_ns)
+        self.run_meter.record(latency_ns)
+        self.accuracy.answered(served)

@@ -1,0 +1,168 @@
+"""MJPEG over HTTP: one answer that does not end, with a JPEG after the other in it (multipart/x-mixed-replace).
+
+FFmpeg reads it too, but keeps the first picture's size for ever (until OpenCV 4.12 it then repeats one picture), ends
+the stream at a damaged picture, and holds two of them back where the camera does not tell their lengths.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from agent.errors import CameraError
+from agent.source import Source
+
+_OPEN_S = 5.0  # for a camera to answer
+_CHUNK_BYTES = 1 << 16
+_MOST_BYTES = 64 << 20  # of one picture; what goes on for longer is none
+_BEGIN, _END, _EDGE = b"\xff\xd8", b"\xff\xd9", re.compile(rb"\xff[\xd8\xd9]")
+_SCAN, _ENDS = 0xDA, (0xD8, 0xD9)
+_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
+
+
+class MjpegStream:
+    """A context manager and an iterator of JPEGs, None for a damaged one.
+
+    Raises CameraError (`camera.lost`) when the camera ends it.
+    """
+
+    def __init__(self, source: Source, answer: Any) -> None:
+        self._source = source
+        self._answer = answer
+
+    def __enter__(self) -> MjpegStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._answer.close()
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        splitter = JpegSplitter()
+        try:
+            while chunk := self._answer.read1(_CHUNK_BYTES):
+                yield from splitter.feed(chunk)
+        except (OSError, http.client.HTTPException):
+            pass  # of whatever kind: the camera is gone
+        raise CameraError("camera.lost", f"{self._source.shown} stopped", "frames", "check the camera and its network")
+
+
+def open_mjpeg(source: Source, silence_s: float) -> MjpegStream | None:
+    """Ask the camera; None where what it answers is no MJPEG, but perhaps something else that FFmpeg reads.
+
+    The certificate of an https camera is not checked, as FFmpeg does not: cameras sign their own. Raises CameraError
+    (`camera.open`).
+    """
+    try:
+        answer = _opener(source).open(_without_user(urlsplit(source.location)), timeout=max(_OPEN_S, silence_s))
+    except urllib.error.HTTPError as error:
+        error.close()
+        remedy = "check the user name and password in its address" if error.code in (401, 403) else "check its address"
+        found = f"{source.shown} answers {error.code} {error.reason}"
+        raise CameraError("camera.open", found, "a stream of pictures", remedy) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        found = f"{source.shown} does not answer ({type(reason).__name__})"
+        raise CameraError("camera.open", found, "a camera", "check its address and the network") from None
+    if answer.headers.get_content_type() == "multipart/x-mixed-replace":
+        return MjpegStream(source, answer)
+    answer.close()
+    return None
+
+
+class JpegSplitter:
+    """Cuts what a camera sends into JPEGs by their own markers (ITU-T T.81, annex B).
+
+    Boundaries and lengths between them are not looked at: cameras get them wrong. So a picture is there with its last
+    byte, whatever follows.
+    """
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._coded = self._seen = 0  # where the picture's coded data begin, 0 until they do; what has been searched
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | None]:
+        """The pictures that are over with these bytes; None for one that is damaged or was cut off."""
+        self._kept += chunk
+        while self._go_to_begin():
+            try:
+                self._coded = self._coded or _headers_end(self._kept)
+            except ValueError:
+                yield None
+                self._drop(len(_BEGIN))
+                continue
+            edge = _EDGE.search(self._kept, max(self._coded, self._seen - 1)) if self._coded else None
+            if edge is not None:
+                whole = edge[0] == _END  # within coded data there is no begin: it is that of the next picture
+                end = edge.end() if whole else edge.start()
+                yield bytes(self._kept[:end]) if whole else None
+                self._drop(end)
+            elif len(self._kept) > _MOST_BYTES:
+                yield None
+                self._drop(len(self._kept))
+            else:
+                self._seen = len(self._kept)
+                return
+
+    def _go_to_begin(self) -> bool:
+        begin = self._kept.find(_BEGIN)
+        if begin != 0:
+            self._drop(begin if begin > 0 else max(0, len(self._kept) - 1))
+        return begin >= 0
+
+    def _drop(self, count: int) -> None:
+        del self._kept[:count]
+        self._coded = self._seen = 0
+
+
+def _headers_end(data: bytearray) -> int:
+    """Where the coded data of the picture begin; 0 where more bytes have to tell. Headers are passed over by their
+    lengths, for a thumbnail in them may be a JPEG itself. Raises ValueError for what is no header."""
+    at = len(_BEGIN)
+    while at + 4 <= len(data):
+        marker = data[at + 1]
+        if data[at] != 0xFF or marker in _ENDS:
+            raise ValueError(marker)
+        if marker == 0xFF:  # fills up
+            at += 1
+        elif marker in _ALONE:
+            at += 2
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+            if marker == _SCAN:
+                return at
+    return 0
+
+
+class _Hangup(urllib.request.BaseHandler):
+    """Ends the connection of an answer that asks for a password, before it is asked again: nobody else does."""
+
+    handler_order = 400  # those that give the password have 490
+
+    def http_error_401(self, _request: Any, answer: Any, *_: Any) -> None:
+        answer.close()
+
+
+def _opener(source: Source) -> urllib.request.OpenerDirector:
+    """With what the address says of its user, by either way of HTTP (RFC 7617, RFC 7616)."""
+    parts = urlsplit(source.location)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    if parts.username is not None:
+        users = urllib.request.HTTPPasswordMgrWithDefaultRealm()
+        users.add_password(None, _without_user(parts), unquote(parts.username), unquote(parts.password or ""))
+        handlers += [_Hangup(), urllib.request.HTTPBasicAuthHandler(users), urllib.request.HTTPDigestAuthHandler(users)]
+    return urllib.request.build_opener(*handlers)
+
+
+def _without_user(parts: SplitResult) -> str:
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,33 @@
+"""GStreamer of the system's Python, which `make rtsp` installs: it serves and makes what cameras would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PYTHON = "/usr/bin/python3"  # the one that Debian's packages are for
+_MAKER = Path(__file__).with_name("video_maker.py")
+
+
+def require_gstreamer(module: str) -> None:
+    """Skip where this part of it is missing. TARED_REQUIRE_RTSP=1 turns its absence into a failure."""
+    asked = f"import gi; gi.require_version('{module}', '1.0'); from gi.repository import {module}"
+    done = subprocess.run([PYTHON, "-c", asked], capture_output=True, check=False) if shutil.which(PYTHON) else None
+    if done is None or done.returncode != 0:
+        message = f"no {module} of GStreamer: apt-get install gir1.2-gst-rtsp-server-1.0, see `make rtsp`"
+        if os.environ.get("TARED_REQUIRE_RTSP") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+def make_video(kind: str, path: Path) -> Path:
+    """A file of `video_maker.py`; skips where GStreamer has no such encoder."""
+    done = subprocess.run([PYTHON, str(_MAKER), kind, str(path)], capture_output=True, text=True, check=False)
+    if done.returncode != 0 and "no element" in done.stderr and os.environ.get("TARED_REQUIRE_RTSP") != "1":
+        pytest.skip(f"GStreamer cannot make {kind}: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return path

@@ -1,0 +1,145 @@
+"""A camera's password, by real processes: in no log, no message, no file, and not where `ps` looks."""
+
+from __future__ import annotations
+
+import base64
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from brokers import RealBroker, eventually
+from mjpeg_server import MjpegServer
+from mqtt_clients import connected
+from worlds import make_world
+
+from agent.camera_config import CameraConfig
+from agent.errors import ConfigError
+from agent.redaction import redacted
+from agent.schema import read_yaml, validate
+
+USER, PASSWORD = "kestrel", "s3cret-w0rd"
+HELD_BACK = re.compile(rf"{USER}|{PASSWORD}|t0ken")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("rtsp://u:p@10.0.0.7:554/a/b", "rtsp://10.0.0.7:554/a/b"),
+        ("rtsp://10.0.0.7:554/a/b", "rtsp://10.0.0.7:554/a/b"),
+        ("rtsp://u:p@ss@10.0.0.7/a", "rtsp://10.0.0.7/a"),
+        ("rtsp://u:p/ss@10.0.0.7/a", "rtsp://10.0.0.7/a"),
+        ("rtsp://u:p?ss@10.0.0.7/a", "rtsp://..."),
+        ("http://cam/x?user=u&pwd=p", "http://cam/x?..."),
+        ("http://cam/x?mail=a@b", "http://..."),
+        ("rtsp://cam/user=u_password=p_channel=1.sdp", "rtsp://cam/user=..."),
+        ("no 'rtsp://u:p@cam/x' there", "no 'rtsp://cam/x' there"),
+        (
+            'rtspsrc location="rtsp://u:p@cam/x" user-id=u user-pw="p p" ! a',
+            'rtspsrc location="rtsp://cam/x" user-id=... user-pw=... ! a',
+        ),
+        ("/data/clip@2.mp4", "/data/clip@2.mp4"),
+    ],
+)
+def test_what_is_shown_of_an_address(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    "camera",
+    [
+        f"rtsp://{USER}:{PASSWORD}@cam/x",
+        {"source": [f"rtsp://{USER}:{PASSWORD}@cam/x"]},
+        {"source": "csi:0", f"rtsp://{USER}:{PASSWORD}@cam/x": 1},
+    ],
+)
+def test_a_configuration_that_is_wrong_is_told_without_it(camera: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(CameraConfig, camera if isinstance(camera, dict) else {"source": {"x": camera}}, "config.yaml")
+    assert not HELD_BACK.search(str(caught.value))
+
+
+def test_a_file_that_is_no_yaml_is_told_without_it(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"camera:\n  source: rtsp://{USER}:{PASSWORD}@cam: [x\n")
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        read_yaml(tmp_path / "config.yaml")
+    assert not HELD_BACK.search(str(caught.value))
+
+
+def arguments(process: psutil.Process) -> str:
+    """What everybody may read of a process and all that it has started."""
+    family = [process, *process.children(recursive=True)]
+    return "".join(Path(f"/proc/{each.pid}/cmdline").read_bytes().decode(errors="replace") for each in family)
+
+
+@pytest.fixture
+def camera() -> Iterator[MjpegServer]:
+    with MjpegServer(fps=20.0) as server:
+        server.authorization = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_the_daemon_keeps_it_to_itself(tmp_path: Path, camera: MjpegServer, mosquitto: RealBroker) -> None:
+    """While the camera is there, while it is lost, and while it takes another password."""
+    address = camera.url.replace("//", f"//{USER}:{PASSWORD}@") + "?key=t0ken"
+    broker = {"host": mosquitto.host, "port": mosquitto.port}
+    world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": address, "silence_s": 0.5}, mqtt=broker)
+    world.config["log_level"] = "debug"
+    told: list[str] = []
+    with connected(mosquitto.endpoint, "#") as client, world.running() as process:
+
+        def hears(wanted: str) -> bool:
+            while not client.inbox.empty():
+                told.append(str(client.inbox.get()))
+            return any(wanted in each for each in told)
+
+        eventually(lambda: hears('"fps"') and camera.clients > 0, 60.0)
+        assert not HELD_BACK.search(arguments(psutil.Process(process.pid)))
+        camera.authorization = "none has it"
+        camera.hang_up_after = 1
+        camera.silent = True
+        eventually(lambda: hears("camera.silent"), 30.0)
+        process.terminate()
+        stdout, stderr = process.communicate(timeout=30.0)
+        hears("")
+    assert "camera.silent" in stderr
+    for text in (*told, stdout, stderr):
+        assert not HELD_BACK.search(text), text
+    for path in world.state_dir.rglob("*"):
+        assert not path.is_file() or not HELD_BACK.search(path.read_bytes().decode("latin-1")), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["rtsp", "http", "rtmp"])
+def test_on_the_command_line_it_is_overwritten(tmp_path: Path, scheme: str) -> None:
+    """By a camera that takes the connection and never says a word: FFmpeg and we give up after five seconds."""
+    world = make_world(tmp_path, lambda _: 0.5, 1.0)
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = f"{scheme}://{USER}:{PASSWORD}@127.0.0.1:{listening.getsockname()[1]}/x?token=t0ken"
+        command = [
+            sys.executable,
+            "-m",
+            "agent.cli",
+            "calibrate",
+            str(world.folder / "model.yaml"),
+            "--frames",
+            address,
+        ]
+        with subprocess.Popen([*command, "-o", str(tmp_path / "c.json")], stderr=subprocess.PIPE, text=True) as process:
+            if scheme != "rtmp":  # which is refused at once
+                stack.enter_context(listening.accept()[0])
+                seen = arguments(psutil.Process(process.pid))
+                assert not HELD_BACK.search(seen), seen
+                assert f"{scheme}://" in seen
+            stderr = process.communicate(timeout=60.0)[1]
+    assert process.returncode == 2
+    assert stderr.startswith("error: camera.")
+    assert not HELD_BACK.search(stderr), stderr

@@ -1,0 +1,34 @@
+"""What a job took of the heap goes back to the board, once after each job."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+from job_bench import JobDeskBench
+
+from agent import job_desk as desks
+from agent.heap import give_back
+
+COUNT, BYTES = 1000, 100_000  # too small for pages of their own
+
+
+def test_what_was_freed_below_what_is_kept_goes_back() -> None:
+    process = psutil.Process()
+    filled = [bytes([number % 256]) * BYTES for number in range(COUNT)]
+    kept = filled[:: -COUNT // 10]  # the last one among them
+    filled.clear()
+    before_bytes = process.memory_info().rss
+    give_back()
+    assert before_bytes - process.memory_info().rss > COUNT * BYTES / 2
+    assert len(kept) == 10
+
+
+def test_it_goes_back_once_after_each_job(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[str] = []
+    monkeypatch.setattr(desks, "give_back", lambda: given_back.append(job_desk.service.serving.id))
+    job_desk.operations.tick(job_desk.state)  # what the start took
+    job_desk.recalibrate()
+    for _ in range(3):
+        job_desk.operations.tick(job_desk.state)
+    (_, after) = given_back
+    assert after == job_desk.other.id

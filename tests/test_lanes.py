@@ -1,0 +1,151 @@
+"""Two frames on their way: while the engine computes one, the next is made ready and the one before is decoded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from loop_bench import NamedEngine, PlainTask
+from numpy.typing import NDArray
+
+from agent.capture import Frame
+from agent.findings import Served
+from agent.lanes import Lanes
+from agent.loop import FrameLoop
+from agent.turns import Turns
+from agent.vision import Begun, Submit
+from engines.backend import Array, Engine
+
+LIMIT_S = 20.0
+
+
+def frame(number: int, camera: str = "camera") -> Frame:
+    return Frame(number, float(number), time.monotonic_ns(), np.full((2, 2, 3), number, np.uint8), camera)
+
+
+class Numbering(NamedEngine):
+    """Answers a frame with its number, after `before` has been called with it."""
+
+    def __init__(self, before: Callable[[int], None] = lambda _: None) -> None:
+        super().__init__("a")
+        self._before = before
+
+    def infer(self, batch: Array) -> dict[str, Array]:
+        number = int(batch[0, 0, 0])
+        self._before(number)
+        return {str(number): batch}
+
+
+class Telling(PlainTask):
+    """Says when it makes a frame ready."""
+
+    def __init__(self, ready: Callable[[int], None]) -> None:
+        super().__init__()
+        self._ready = ready
+
+    def begin(self, engine: Engine, image: NDArray[np.uint8], submit: Submit) -> Begun:
+        self._ready(int(image[0, 0, 0]))
+        return super().begin(engine, image, submit)
+
+
+def serve(engine: Numbering, frames: int, ready: Callable[[int], None] = lambda _: None) -> list[Served]:
+    """What a loop makes of so many frames of a camera that waits."""
+    turns, served = Turns([True]), list[Served]()
+    loop = FrameLoop(turns, "a", engine, [Telling(ready), Telling(ready)], [served.append])
+    loop.start()
+    for number in range(frames):
+        turns.slots[0].put(frame(number))
+    turns.close()
+    loop.join(LIMIT_S)
+    assert not loop.is_alive()
+    if loop.error is not None:
+        raise loop.error
+    return served
+
+
+def test_the_next_frame_is_made_ready_while_the_engine_computes() -> None:
+    """Were it not, the engine would wait for it in vain."""
+    ready = [threading.Event() for _ in range(11)]
+    ready[10].set()
+    in_time: list[bool] = []
+    engine = Numbering(lambda number: in_time.append(ready[number + 1].wait(LIMIT_S)))
+    served = serve(engine, 10, lambda number: ready[number].set())
+    assert in_time == [True] * 10
+    assert [(each.frame.id, each.result) for each in served] == [(number, str(number)) for number in range(10)]
+
+
+def test_an_error_ends_it_after_all_answers_before() -> None:
+    def fails(number: int) -> None:
+        if number == 3:
+            raise RuntimeError("the engine broke")
+
+    turns, served = Turns([True]), list[Served]()
+    loop = FrameLoop(turns, "a", Numbering(fails), [PlainTask(), PlainTask()], [served.append])
+    loop.start()
+    for number in range(6):
+        turns.slots[0].put(frame(number))
+    loop.join(LIMIT_S)
+    assert str(loop.error) == "the engine broke"
+    assert [each.frame.id for each in served] == [0, 1, 2]
+    assert turns.over or turns.slots[0].full  # no capture thread waits for it
+
+
+def test_of_a_camera_that_does_not_wait_the_freshest_frame_is_taken() -> None:
+    """An engine of 40 ms, a frame every 2 ms: one taken as soon as the other lane is free would be 40 ms old."""
+    turns, ages_s, ended = Turns([False]), list[float](), threading.Event()
+
+    def begins(number: int) -> None:
+        ages_s.append(time.monotonic() - times_s[number])
+        time.sleep(0.04)
+
+    times_s: dict[int, float] = {}
+    loop = FrameLoop(turns, "a", Numbering(begins), [PlainTask(), PlainTask()], [lambda _: None])
+    loop.start()
+    for number in range(250):
+        times_s[number] = time.monotonic()
+        turns.slots[0].put(frame(number))
+        ended.wait(0.002)
+    turns.close()
+    loop.join(LIMIT_S)
+    assert loop.error is None
+    assert len(ages_s) >= 5
+    assert np.median(ages_s[2:]) < 0.02
+
+
+def test_a_frame_under_way_is_answered_though_no_other_comes() -> None:
+    turns, answered = Turns([False]), threading.Event()
+    loop = FrameLoop(turns, "a", Numbering(), [PlainTask(), PlainTask()], [lambda _: answered.set()])
+    loop.start()
+    turns.slots[0].put(frame(0))
+    assert answered.wait(LIMIT_S)
+    turns.close()
+    loop.join(LIMIT_S)
+
+
+def test_what_an_engine_has_computed_beside_another_frame_is_not_counted_twice() -> None:
+    """As one on a GPU does: begun while the one before is computed, it waits for that."""
+    times = iter([(0.0, 10.0), (2.0, 13.0)])
+
+    class Computed:
+        tells, ended = False, True
+
+        def wait(self, timeout_s: float) -> None: ...
+
+        def result(self) -> tuple[dict[str, Array], float, float]:
+            return ({"a": np.zeros(1)}, *next(times))
+
+    class Beside(PlainTask):
+        def begin(self, _engine: Engine, image: NDArray[np.uint8], _submit: Submit) -> Begun:
+            return Begun(Computed(), image.shape, cast(Any, None))
+
+    lanes = Lanes([Beside(), Beside()], lambda: None)
+    for number in (0, 1):
+        lanes.begin(frame(number), "a", NamedEngine("a"))
+    assert lanes.full
+    assert [lanes.end().inferred_s, lanes.end().inferred_s] == pytest.approx([10.0, 3.0])
+    assert lanes.empty
+    lanes.close()

@@ -1,0 +1,95 @@
+"""Frames that a camera made and nobody got: told from rates that vary, clocks that jump and cameras that come back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.losses import Losses
+
+PERIOD_S = 0.04
+
+
+def counted(stamps: list[float], kept_s: float = 0.0, claimed_fps: float = 0.0) -> Counter[str]:
+    dropped: Counter[str] = Counter()
+    losses = Losses(dropped)
+    losses.begin(claimed_fps)
+    for stamp_s in stamps:
+        losses.came(stamp_s, kept_s)
+    return +dropped
+
+
+def times(numbers: list[int]) -> list[float]:
+    return [number * PERIOD_S for number in numbers]
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.sets(st.integers(40, 390), max_size=30), st.floats(-0.05, 0.05), st.floats(0.0, 1e9))
+def test_what_is_missing_from_a_steady_stream_is_counted(lost: set[int], jitter: float, since_s: float) -> None:
+    """Whatever its clock says; up to four gaps one behind the other."""
+    for number in range(40, 390, 8):  # no more gaps in a row than that
+        lost -= {number, number + 1}
+    stamps = [since_s + (number + jitter * (number % 2)) * PERIOD_S for number in range(401) if number not in lost]
+    assert counted(stamps) == (Counter(decode=len(lost)) if lost else Counter())
+
+
+def test_a_rate_that_changes_is_no_loss() -> None:
+    halved = [*range(100), *range(100, 300, 2)]
+    assert counted(times(halved)) == {}
+    assert counted(times(halved + list(range(300, 400)))) == {}
+
+
+def test_a_rate_that_varies_tells_nothing() -> None:
+    numbers = [0]
+    for step in [1, 2, 3, 1, 3] * 50:
+        numbers.append(numbers[-1] + step)
+    assert counted(times(numbers)).total() <= 6  # until enough of it was seen
+
+
+def test_a_clock_that_is_set_is_no_loss() -> None:
+    assert counted(times([*range(100), *range(10**6, 10**6 + 100), *range(100)])) == {}
+
+
+def test_streams_without_times_have_none() -> None:
+    assert counted([0.0] * 100) == {}
+    assert counted([float("nan"), -3.7e17, float("nan")] * 30) == {}
+
+
+def test_what_a_slow_reader_missed_is_its_own() -> None:
+    """By the rate that the driver claims, where it never kept up."""
+    assert counted(times(list(range(0, 300, 3))), kept_s=0.1, claimed_fps=25.0) == {"slow": 198}
+    assert counted(times(list(range(0, 300, 3))), kept_s=0.1) == {}
+
+
+def test_a_camera_that_was_away_missed_what_it_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("agent.losses.time.monotonic", lambda: now_s)
+    dropped: Counter[str] = Counter()
+    losses = Losses(dropped)
+
+    def serve(frames: int) -> None:
+        nonlocal now_s
+        for _ in range(frames):
+            losses.served()
+            now_s += 0.1
+
+    losses.away()  # before anything came: nobody knows
+    assert dropped["reconnect"] == 0
+    serve(20)
+    now_s += 1.9
+    losses.away()
+    assert dropped["reconnect"] == 19
+    now_s += 1.0
+    losses.away()
+    losses.away()
+    assert dropped["reconnect"] == 29
+    now_s += 1.0
+    serve(3)
+    assert dropped["reconnect"] == 39
+    losses.away()  # again, at once, at the rate known from before
+    now_s += 0.9
+    serve(1)
+    assert dropped["reconnect"] == 48

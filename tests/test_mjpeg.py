@@ -1,0 +1,148 @@
+"""MJPEG cameras over HTTP and what they send: pictures of other sizes, damaged ones, other boundaries, passwords."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+from pathlib import Path
+from threading import Thread
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mjpeg_server import MjpegServer, grey
+
+from agent.camera import Reading, read_images
+from agent.errors import CameraError
+from agent.losses import Losses
+from agent.mjpeg import JpegSplitter
+from agent.source import parse_source
+
+JPEGS = [
+    cv2.imencode(".jpg", np.random.default_rng(number).integers(0, 255, (40 + number, 64, 3), np.uint8))[1].tobytes()
+    for number in range(3)
+]
+
+
+@pytest.fixture
+def camera() -> Iterator[MjpegServer]:
+    with MjpegServer() as server:
+        yield server
+
+
+def split(wire: bytes, sizes: list[int]) -> list[bytes | None]:
+    splitter = JpegSplitter()
+    found: list[bytes | None] = []
+    for size in (*sizes, len(wire)):
+        found.extend(splitter.feed(wire[:size]))
+        wire = wire[size:]
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([1.0, 1.0, 0.8, 0.04])), max_size=5),
+    st.sampled_from([b"\r\n--frame\r\nContent-Type: image/jpeg\r\n\r\n", b"", b"\r\n--a\r\nContent-Length: 5\r\n\r\n"]),
+    st.lists(st.integers(1, 5000), max_size=8),
+)
+def test_pictures_are_found_however_they_arrive(
+    sent: list[tuple[int, float]], between: bytes, sizes: list[int]
+) -> None:
+    """Whole ones come as they were sent; of the others as many are missed as were cut off."""
+    whole = [share == 1.0 for _, share in sent] + [True]
+    parts = [JPEGS[number][: int(share * len(JPEGS[number]))] for number, share in sent] + [JPEGS[0]]
+    found = split(between.join([b"", *parts]), sizes)
+    assert [part for part, kept in zip(parts, whole, strict=True) if kept] == [each for each in found if each]
+    assert len(found) == len(sent) + 1
+
+
+def test_a_picture_is_there_with_its_last_byte() -> None:
+    assert list(JpegSplitter().feed(JPEGS[0])) == [JPEGS[0]]
+    splitter = JpegSplitter()
+    assert list(splitter.feed(JPEGS[0][:-1])) == []
+    assert list(splitter.feed(JPEGS[0][-1:])) == [JPEGS[0]]
+
+
+def test_a_thumbnail_in_a_header_is_no_picture() -> None:
+    thumbnail = b"\xff\xe1" + (len(JPEGS[1]) + 2).to_bytes(2, "big") + JPEGS[1]
+    assert len(thumbnail) < 65536
+    picture = JPEGS[0][:2] + thumbnail + JPEGS[0][2:]
+    assert split(picture + picture, [700, 900]) == [picture, picture]
+
+
+def test_what_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.mjpeg._MOST_BYTES", 10_000)
+    splitter = JpegSplitter()
+    endless = JPEGS[0][:2000]
+    assert list(splitter.feed(endless)) == []
+    assert list(splitter.feed(bytes(10_000))) == [None]
+    assert list(splitter.feed(JPEGS[1])) == [JPEGS[1]]
+
+
+def test_a_resolution_that_changes_is_followed(camera: MjpegServer) -> None:
+    """OpenCV's own reader keeps the first."""
+    camera.picture = lambda number: np.full((96, 128, 3) if 5 <= number < 10 else (48, 64, 3), 100, np.uint8)
+    shapes = [image.shape[:2] for _, image in islice(read_images(parse_source(camera.url)), 15)]
+    assert shapes == [(48, 64)] * 5 + [(96, 128)] * 5 + [(48, 64)] * 5
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_damaged_pictures_are_counted_and_the_stream_goes_on(camera: MjpegServer, lengths: bool) -> None:
+    camera.lengths = lengths
+    camera.damage = lambda number, content: content[: len(content) // 2] if number % 3 == 1 else content
+    dropped: Counter[str] = Counter()
+    frames = list(islice(read_images(parse_source(camera.url), reading=Reading(Losses(dropped))), 7))
+    assert [round(float(image.mean())) for _, image in frames] == [0, 20, 30, 50, 60, 80, 90]
+    assert dropped == {"decode": 3}
+
+
+def test_a_camera_that_wants_a_password_gets_it(camera: MjpegServer) -> None:
+    camera.authorization = "Basic " + base64.b64encode(b"ad min:p@ss/w").decode()
+    url = camera.url.replace("//", "//ad%20min:p%40ss%2Fw@")
+    assert next(read_images(parse_source(url)))[1].shape == grey(0).shape
+
+
+def test_one_that_is_not_given_it_says_so_without_what_it_got(camera: MjpegServer) -> None:
+    camera.authorization = "Basic other"
+    with pytest.raises(CameraError, match=r"camera\.open: .*answers 401.*password in its address") as caught:
+        next(read_images(parse_source(camera.url.replace("//", "//admin:secret@"))))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_camera_that_is_not_there_says_so() -> None:
+    with pytest.raises(CameraError, match=r"camera\.open: http://127\.0\.0\.1:9/x does not answer") as caught:
+        next(read_images(parse_source("http://a:secret@127.0.0.1:9/x")))
+    assert "secret" not in repr(caught.value.__context__)
+
+
+def test_what_is_no_mjpeg_is_left_to_ffmpeg(tmp_path: Path) -> None:
+    path = tmp_path / "clip.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10.0, (64, 48))
+    for number in range(12):
+        writer.write(grey(number))
+    writer.release()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "video/x-msvideo")
+            self.end_headers()
+            self.wfile.write(path.read_bytes())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=lambda: server.serve_forever(0.05))
+        thread.start()
+        frames = read_images(parse_source(f"http://127.0.0.1:{server.server_port}/clip.avi"))
+        try:
+            assert [image.shape for _, image in islice(frames, 12)] == [(48, 64, 3)] * 12
+        finally:
+            frames.close()  # type: ignore[attr-defined]  # it is a generator, which holds the connection
+            server.shutdown()
+            thread.join()

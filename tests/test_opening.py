@@ -1,0 +1,173 @@
+"""What is asked of a camera's driver, what it grants, and what cannot be asked of a source. No camera is here: a fake
+driver answers as V4L2's do; a loopback device of the kernel's, where there is one, answers itself."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from pathlib import Path
+
+import cv2
+import pytest
+from gstreamer import PYTHON
+
+from agent.camera import read_images
+from agent.camera_config import CameraConfig
+from agent.errors import CameraError
+from agent.opening import csi_pipeline, open_capture
+from agent.source import Asked, Source, parse_source
+
+LOOPBACK = sorted(Path("/sys/devices/virtual/video4linux").glob("video*"))
+
+
+class Driver:
+    """One that has 640 x 480 in YUYV at up to 30 fps, and 1280 x 720 in MJPG; `calls` in their order."""
+
+    def __init__(self, *_: object) -> None:
+        self.calls: list[int] = []
+        self.state = {cv2.CAP_PROP_FOURCC: fourcc("YUYV"), cv2.CAP_PROP_FPS: 30.0}
+        self.size = (640, 480)
+        self.wanted = [640, 480]
+        self.released = False
+
+    def set(self, which: int, value: float) -> bool:
+        self.calls.append(which)
+        if which in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT):
+            self.wanted[which == cv2.CAP_PROP_FRAME_HEIGHT] = round(value)
+            large = self.state[cv2.CAP_PROP_FOURCC] == fourcc("MJPG") and self.wanted == [1280, 720]
+            self.size = (1280, 720) if large else (640, 480)
+        elif which == cv2.CAP_PROP_FPS:
+            self.state[which] = min(30.0, value)
+        else:
+            self.state[which] = value
+        return True
+
+    def get(self, which: int) -> float:
+        if which in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT):
+            return float(self.size[which == cv2.CAP_PROP_FRAME_HEIGHT])
+        return self.state[which]
+
+    def isOpened(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        self.released = True
+
+
+def fourcc(name: str) -> float:
+    return float(cv2.VideoWriter.fourcc(*name))
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    only = Driver()
+    monkeypatch.setattr("agent.opening.cv2.VideoCapture", lambda *_: only)
+    return only
+
+
+def v4l2(**asked: object) -> Source:
+    return Source("v4l2", "/dev/video0", Asked(**asked))  # type: ignore[arg-type]  # its keys are what is tested
+
+
+def test_the_format_is_asked_for_before_its_sizes_and_rates(driver: Driver) -> None:
+    open_capture(v4l2(pixel_format="mjpg", width=1280, height=720, fps=25.0), 2.0)
+    asked = [cv2.CAP_PROP_FOURCC, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FPS]
+    assert driver.calls[:4] == asked
+    assert driver.size == (1280, 720)
+
+
+def test_nothing_is_asked_that_was_not_said(driver: Driver) -> None:
+    open_capture(v4l2(), 2.0)
+    assert driver.calls == [cv2.CAP_PROP_BUFFERSIZE]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"width": 1280, "height": 720}, "gives 640 x 480; .*1280 x 720"),
+        ({"width": 1280, "height": 720, "pixel_format": "yuyv"}, "gives 640 x 480"),
+    ],
+)
+def test_a_size_that_is_not_granted_is_an_error(driver: Driver, asked: dict[str, object], said: str) -> None:
+    with pytest.raises(CameraError, match=rf"camera\.mode: /dev/video0 {said}") as caught:
+        open_capture(v4l2(**asked), 2.0)
+    assert "--list-formats-ext" in caught.value.remedy
+    assert driver.released
+
+
+def test_a_format_that_is_not_granted_is_an_error(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "set", lambda *_: False)
+    with pytest.raises(CameraError, match=r"camera\.mode: .*gives pixel format 'yuyv'"):
+        open_capture(v4l2(pixel_format="mjpg"), 2.0)
+
+
+def test_a_rate_that_is_not_granted_is_told(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    open_capture(v4l2(fps=29.97), 2.0)
+    assert not caplog.records
+    open_capture(v4l2(fps=60.0), 2.0)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "fps=30 asked_fps=60" in caplog.text
+    assert driver.state[cv2.CAP_PROP_FPS] == 30.0
+
+
+def test_a_sensors_mode_and_flip_are_in_its_pipeline() -> None:
+    plain = csi_pipeline("1", Asked())
+    assert plain.startswith("nvarguscamerasrc sensor-id=1 ! video/x-raw(memory:NVMM),format=NV12 ! nvvidconv ")
+    assert "flip-method=0 " in plain
+    asked = csi_pipeline("0", Asked(width=1920, height=1080, fps=29.97, flip="rotate-180"))
+    assert "format=NV12,width=1920,height=1080,framerate=2997/100 ! nvvidconv flip-method=2 " in asked
+    assert "flip-method=3 " in csi_pipeline("0", Asked(flip="clockwise"))
+    assert "flip-method=6 " in csi_pipeline("0", Asked(flip="vertical"))
+
+
+def test_a_turned_sensor_gives_the_other_size(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.opening.has_gstreamer", lambda: True)
+    driver.size = (720, 1280)
+    open_capture(Source("csi", "0", Asked(width=1280, height=720, flip="clockwise")), 2.0)
+    with pytest.raises(CameraError, match=r"camera\.mode.*720 x 1280"):
+        open_capture(Source("csi", "0", Asked(width=1280, height=720)), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "said"),
+    [
+        ("rtsp://a/b", {"width": 640, "height": 480}, r"camera\.width: 640 for a source of kind rtsp; .*v4l2 or csi"),
+        ("csi:0", {"pixel_format": "mjpg"}, r"camera\.pixel_format: mjpg for a source of kind csi; .*v4l2"),
+        ("http://a/b", {"flip": "horizontal"}, r"camera\.flip: horizontal for a source of kind http; .*csi"),
+        ("http://a/b", {"transport": "udp"}, r"camera\.transport: udp for a source of kind http; .*rtsp"),
+        ("csi:0", {"decode_threads": 2}, r"camera\.decode_threads: 2 for a source of kind csi"),
+        ("csi:0", {"width": 640}, r"camera\.width: 640, camera\.height: None; .*both"),
+    ],
+)
+def test_what_does_not_fit_a_source_is_refused(source: str, asked: dict[str, object], said: str) -> None:
+    with pytest.raises(CameraError, match=rf"camera\.option: {said}"):
+        CameraConfig.model_validate({"source": source, **asked}).opened()
+
+
+def test_a_picture_may_repeat_as_long_as_the_kind_of_source_lets_it() -> None:
+    def frozen_s(source: str, **keys: object) -> float | None:
+        return CameraConfig.model_validate({"source": source, **keys}).opened().frozen_s
+
+    assert frozen_s("rtsp://a/b") == frozen_s("csi:0") == frozen_s("http://a/b") == 2.0
+    assert frozen_s("gst:videotestsrc ! appsink") is None
+    assert frozen_s("gst:videotestsrc ! appsink", frozen_s=3) == 3.0
+    assert frozen_s("rtsp://a/b", frozen_s=None) is None
+
+
+@pytest.mark.skipif(not LOOPBACK, reason="the kernel has no v4l2loopback device")
+def test_a_loopback_device_is_read() -> None:
+    device = f"/dev/{LOOPBACK[0].name}"
+    feeding = (
+        "import gi; gi.require_version('Gst', '1.0'); from gi.repository import GLib, Gst; Gst.init(None); "
+        "Gst.parse_launch('videotestsrc is-live=true ! video/x-raw,format=YUY2,width=320,height=240,framerate=20/1 ! "
+        f"v4l2sink device={device}').set_state(Gst.State.PLAYING); print(flush=True); GLib.MainLoop().run()"
+    )
+    with subprocess.Popen([PYTHON, "-c", feeding], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            frames = read_images(parse_source(f"v4l2:{device}"))
+            assert {next(frames)[1].shape for _ in range(10)} == {(240, 320, 3)}
+            frames.close()  # type: ignore[attr-defined]  # it is a generator, which holds the device
+        finally:
+            process.kill()

@@ -1,0 +1,124 @@
+"""Each decoder against its peer's formula in plain loops: on any outputs, and on what real models put out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import plain_decoders as plain
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import CIFAR_TEST, COCO, FACES, SPECS
+
+from agent.camera import read_images
+from agent.decode import BUILTIN, Classification, Prediction, open_decoder
+from agent.detections import Detections
+from agent.model_spec import ModelSpec
+from agent.source import parse_source
+from agent.vision import VisionTask
+from engines.backend import Array, TensorSpec, open_backend
+
+SIDES = st.integers(17, 130)  # odd ones too
+SEEDS = st.integers(0, 2**32 - 1)
+LEAST = st.sampled_from([0.0, 0.3, 0.9])
+
+
+def found_by(name: str, size: tuple[int, int], least: float, **outputs: Array) -> Detections:
+    return BUILTIN[name](outputs, size, least)
+
+
+def check(found: Detections, rows: list[plain.Row]) -> None:
+    assert plain.same(rows, found.boxes, found.classes, found.scores)
+
+
+@given(SIDES, SIDES, st.integers(1, 5), SEEDS, LEAST)
+def test_yolox(height: int, width: int, classes: int, seed: int, least: float) -> None:
+    random, size = np.random.default_rng(seed), (height, width)
+    count = len(list(plain.cells(height, width, (8, 16, 32))))
+    output = random.normal(0, 1.5, (count, 5 + classes)).astype(np.float32)
+    output[:, 4:] = random.random((count, 1 + classes))
+    check(found_by("yolox", size, least, output=output), plain.yolox(output, size, least))
+
+
+@given(st.integers(1, 5), st.integers(1, 60), SEEDS, LEAST)
+def test_yolov8(classes: int, more: int, seed: int, least: float) -> None:
+    output = np.random.default_rng(seed).random((4 + classes, 4 + classes + more), np.float32)
+    output[:4] *= 300
+    check(found_by("yolov8", (320, 320), least, output0=output), plain.yolov8(output, (320, 320), least))
+
+
+@given(st.integers(1, 50), SEEDS, LEAST)
+def test_end2end(count: int, seed: int, least: float) -> None:
+    random = np.random.default_rng(seed)
+    output = random.random((count, 6), np.float32) * np.array([300, 300, 300, 300, 1, 0], np.float32)
+    output[:, 5] = random.integers(0, 80, count)
+    check(found_by("end2end", (320, 320), least, out=output), plain.end2end(output, (320, 320), least))
+
+
+@given(SIDES, SIDES, st.integers(1, 5), st.integers(1, 50), SEEDS, LEAST)
+def test_ssd(height: int, width: int, classes: int, count: int, seed: int, least: float) -> None:
+    random, size = np.random.default_rng(seed), (height, width)
+    boxes, scores = random.random((count, 4), np.float32), random.random((count, 1 + classes), np.float32)
+    check(found_by("ssd", size, least, boxes=boxes, scores=scores), plain.ssd(boxes, scores, size, least))
+
+
+@given(SIDES, SIDES, st.integers(1, 5), st.integers(1, 9), st.integers(1, 9), SEEDS, LEAST)
+def test_fastestdet(height: int, width: int, classes: int, rows: int, columns: int, seed: int, least: float) -> None:
+    random, size = np.random.default_rng(seed), (height, width)
+    output = random.normal(0, 2, (5 + classes, rows, columns)).astype(np.float32)
+    output[0], output[5:] = random.random((rows, columns)), random.random((classes, rows, columns))
+    check(found_by("fastestdet", size, least, out=output), plain.fastestdet(output, size, least))
+
+
+@given(st.integers(2, 9), SEEDS)
+def test_classify(classes: int, seed: int) -> None:
+    logits = np.random.default_rng(seed).normal(0, 5, (1, classes)).astype(np.float32)
+    spec = ModelSpec(path=Path("a.onnx"), task="classify")
+    (found,) = open_decoder(spec, (8, 8), [TensorSpec("out", logits.dtype, logits.shape)])({"out": logits})
+    top, score = plain.softmax_top_1(logits)
+    assert found == Classification(top, pytest.approx(score))  # type: ignore[arg-type]  # equals a float
+
+
+REAL: dict[str, tuple[str, Callable[..., list[plain.Row]]]] = {
+    "fastestdet": (COCO, lambda outputs, size, least: plain.fastestdet(*outputs.values(), size, least)),
+    "yolox_nano": (COCO, lambda outputs, size, least: plain.yolox(*outputs.values(), size, least)),
+    "ultraface": (FACES, lambda outputs, size, least: plain.ssd(outputs["boxes"], outputs["scores"], size, least)),
+}
+
+
+def answers(name: str, frames: Path, least: float) -> Iterator[tuple[dict[str, Array], tuple[int, int], Prediction]]:
+    """Of a real model on a few images: its outputs, the size of its input, and what is made of them."""
+    data = {key: value for key, value in SPECS[name].items() if key != "labels"}
+    spec = ModelSpec.model_validate({**data, "path": frames.parent / data["path"], "score_threshold": least})
+    with closing(open_backend("onnxruntime").load(spec.path.read_bytes())) as engine:
+        task = VisionTask(spec, engine.inputs, engine.outputs)
+        for _, image in islice(read_images(parse_source(str(frames))), 5):
+            tensor, _ = task.preprocess(image)
+            outputs = engine.infer(tensor)
+            yield {key: output[0] for key, output in outputs.items()}, tensor.shape[2:], task.decode(outputs)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_what_real_detectors_put_out(name: str, shared_data: Path) -> None:
+    """At a threshold so low that there is much to suppress."""
+    frames, decode = REAL[name]
+    threshold, least, seen = SPECS[name]["iou_threshold"], 0.1, 0
+    for outputs, size, found in answers(name, shared_data / frames, least):
+        rows = decode(outputs, size, least)
+        kept = [rows[index] for index in plain.suppressed(rows, threshold, "per-class")]
+        assert isinstance(found, Detections)
+        check(found, kept)
+        seen += len(rows)
+        assert len(kept) < len(rows)
+    assert seen > 50
+
+
+def test_what_a_real_classifier_puts_out(shared_data: Path) -> None:
+    for outputs, _, found in answers("resnet20", shared_data / CIFAR_TEST, 0.1):
+        assert isinstance(found, Classification)
+        top, score = plain.softmax_top_1(*outputs.values())
+        assert (found.class_id, found.score) == (top, pytest.approx(score))

@@ -1,0 +1,154 @@
+"""Several cameras on one engine, as a process: each is told of by its name, and none costs the others anything."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from brokers import RealBroker, Watcher, eventually
+from mjpeg_server import MjpegServer
+from worlds import ALARM_COMMIT, World, make_world, write_clip
+
+from agent.requests import CommandResult
+from agent.topics import Topics
+from fleet.operator import new_command, send
+
+TOPICS = Topics("default", "board")
+NIGHT_ENDS_S = 120.0
+
+
+def pictures(watcher: Watcher) -> list[bytes]:
+    return [message.payload for message in watcher.all() if message.topic == TOPICS.snapshot]
+
+
+def of_cameras(world: World, *cameras: dict[str, Any]) -> World:
+    del world.config["camera"]
+    world.config["cameras"] = list(cameras)
+    return world
+
+
+def mqtt(broker: RealBroker) -> dict[str, object]:
+    return {"host": broker.host, "port": broker.port}
+
+
+def ask(broker: RealBroker, op: str, **args: Any) -> CommandResult:
+    """The final result; a snapshot that comes too soon is asked for again."""
+    while True:
+        *_, last = send(broker.endpoint, TOPICS, new_command(op, args, time.time()))
+        if last.error is None or last.error.code != "command.busy":
+            return last
+
+
+def told(watcher: Watcher, topic: str) -> list[dict[str, Any]]:
+    return [json.loads(message.payload) for message in watcher.all() if message.topic == topic]
+
+
+def test_the_frames_of_each_are_answered_and_told_apart(tmp_path: Path) -> None:
+    world = make_world(tmp_path, lambda _: 0.5, 4.0, results={"file": "results.jsonl"})
+    write_clip(tmp_path / "long.avi", lambda _: 0.5, 70)
+    of_cameras(world, *({"name": name, "source": f"{name}.avi", "speed": 0} for name in ("clip", "long")))
+    summary, _ = world.run()
+    cameras = summary["cameras"]
+    assert {name: camera["frames"] for name, camera in cameras.items()} == {"clip": 40, "long": 70}
+    assert (summary["frames"], summary["dropped"]) == (110, {})
+    assert summary["latency_ms"]["p50"] > 0.0
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    for name, frames in (("clip", 40), ("long", 70)):
+        assert [line["frame"] for line in lines if line["camera"] == name] == list(range(frames))
+    # While both have frames they take turns, but where one of them is not quick enough.
+    first = [line["camera"] for line in lines[:60]]
+    assert 20 <= first.count("clip") <= 40
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_where_one_drifts_the_alarm_names_it_and_the_new_engine_suits_both(
+    tmp_path: Path, any_broker: RealBroker
+) -> None:
+    """The yard has a night, the hall has not: a recalibration is made of both."""
+    world = make_world(tmp_path, lambda ts: 0.06 if ts < NIGHT_ENDS_S else 1.0, 900.0, mqtt=mqtt(any_broker))
+    write_clip(tmp_path / "hall.avi", lambda _: 0.06, 9000)
+    yard = {"name": "yard", "source": "clip.avi", "speed": 20}
+    of_cameras(world, yard, {"name": "hall", "source": "hall.avi", "speed": 20})
+    with Watcher(any_broker.endpoint) as watcher:
+        summary, _ = world.run(until=ALARM_COMMIT)
+        telemetry = told(watcher, TOPICS.telemetry)
+    assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"]
+    assert {alarm["camera"] for alarm in summary["alarms"]} == {"yard"}
+    assert all(set(sample["cameras"]) == {"yard", "hall"} for sample in telemetry)
+    drifts = [sample["cameras"]["hall"]["drift"].get("state") for sample in telemetry]
+    assert "alarm" not in drifts
+    assert (tmp_path / "state" / "evidence.jsonl").exists() is False  # of recordings nothing is kept
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_one_that_is_lost_is_named_and_the_other_goes_on(tmp_path: Path, any_broker: RealBroker) -> None:
+    with MjpegServer(fps=20.0) as steady, MjpegServer(fps=20.0) as shaky:
+        world = make_world(
+            tmp_path,
+            lambda _: 0.5,
+            0.2,
+            mqtt=mqtt(any_broker),
+            calibration={"frames": 8},
+            results={"file": "results.jsonl"},
+        )
+        of_cameras(world, {"name": "steady", "source": steady.url}, {"name": "shaky", "source": shaky.url})
+        with Watcher(any_broker.endpoint) as watcher, world.running() as process:
+
+            def lost() -> bool:
+                events = told(watcher, TOPICS.event)
+                return any(event["kind"] == "error" and event.get("camera") == "shaky" for event in events)
+
+            def frames(name: str) -> float:
+                return sum(sample["cameras"][name]["fps"] for sample in told(watcher, TOPICS.telemetry))
+
+            eventually(lambda: frames("steady") > 0 and frames("shaky") > 0, 60.0)
+            latest = told(watcher, TOPICS.telemetry)[-1]["cameras"]["steady"]
+            assert latest["published_ms"]["p99"] >= latest["latency_ms"]["p50"] > 0.0
+            shaky.silent = True
+            eventually(lost, 30.0)
+            before = frames("steady")
+            eventually(lambda: frames("steady") > before + 20, 30.0)
+            status = ask(any_broker, "status").result or {}
+            assert set(status["cameras"]) == {"steady", "shaky"}
+            shaky.silent = False
+
+            def back() -> bool:
+                return any(event.get("name") == "shaky" for event in told(watcher, TOPICS.event))
+
+            eventually(back, 30.0)
+            process.terminate()
+            process.communicate(timeout=30.0)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_a_snapshot_is_of_the_camera_that_is_named(tmp_path: Path, any_broker: RealBroker) -> None:
+    world = make_world(tmp_path, lambda _: 0.2, 300.0, mqtt=mqtt(any_broker), privacy={"snapshot": True})
+    write_clip(tmp_path / "bright.avi", lambda _: 1.0, 3000)
+    dark = {"name": "dark", "source": "clip.avi", "speed": 1}
+    of_cameras(world, dark, {"name": "bright", "source": "bright.avi", "speed": 1})
+    with Watcher(any_broker.endpoint) as watcher, world.running():
+
+        def picture(**args: Any) -> float:
+            """Its mean brightness."""
+            before = len(pictures(watcher))
+            result = ask(any_broker, "snapshot", **args)
+            assert result.status == "SUCCEEDED", result
+            eventually(lambda: len(pictures(watcher)) > before, 20.0)
+            image = cv2.imdecode(np.frombuffer(pictures(watcher)[-1], np.uint8), cv2.IMREAD_COLOR)
+            assert image is not None
+            return float(image.mean())
+
+        eventually(lambda: len(told(watcher, TOPICS.telemetry)) > 1, 60.0)
+        assert picture() < 60.0
+        assert picture(camera="bright") > 90.0
+        refused = ask(any_broker, "snapshot", camera="attic")
+        assert refused.error is not None
+        assert refused.error.code == "command.camera"

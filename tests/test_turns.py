@@ -1,0 +1,86 @@
+"""Cameras that share one engine: nobody starves, and who delivers less than an equal share loses nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from agent.capture import Frame
+from agent.turns import Turns
+
+IMAGE = np.zeros((2, 2, 3), np.uint8)
+
+
+def frame(number: int, camera: str = "camera") -> Frame:
+    return Frame(number, number / 10, 0, IMAGE, camera)
+
+
+def answered(rates_hz: list[float], capacity_hz: float, seconds: float = 100.0) -> list[float]:
+    """Frames per second of each camera that an engine of this capacity answers, by a clock of the test's own."""
+    turns = Turns([False] * len(rates_hz))
+    due_s = [number / (7.0 * rate) for number, rate in enumerate(rates_hz)]  # not all at once
+    counts: Counter[str] = Counter()
+    for step in range(round(seconds * capacity_hz)):
+        now_s = step / capacity_hz
+        for number, rate in enumerate(rates_hz):
+            while due_s[number] <= now_s:
+                turns.slots[number].put(frame(0, str(number)))
+                due_s[number] += 1.0 / rate
+        taken = turns.get(0.0)
+        if taken is not None:
+            counts[taken.camera] += 1
+    return [counts[str(number)] / seconds for number in range(len(rates_hz))]
+
+
+@pytest.mark.parametrize(
+    ("rates_hz", "capacity_hz", "shares_hz"),
+    [
+        ([10.0, 10.0, 10.0, 10.0], 50.0, [10.0, 10.0, 10.0, 10.0]),
+        ([10.0, 10.0, 10.0, 10.0], 20.0, [5.0, 5.0, 5.0, 5.0]),
+        ([100.0, 30.0, 25.0, 2.0], 32.0, [10.0, 10.0, 10.0, 2.0]),
+        ([60.0, 3.0], 30.0, [27.0, 3.0]),
+    ],
+)
+def test_shares_are_max_min_fair(rates_hz: list[float], capacity_hz: float, shares_hz: list[float]) -> None:
+    assert answered(rates_hz, capacity_hz) == pytest.approx(shares_hz, rel=0.1)
+
+
+def test_what_is_full_when_all_has_ended_is_still_given_out() -> None:
+    turns = Turns([True, True, False])
+    for number, slot in enumerate(turns.slots):
+        slot.put(frame(number))
+    turns.close()
+    assert not turns.over
+    assert [taken.id for taken in (turns.get(), turns.get(), turns.get()) if taken] == [0, 1, 2]
+    assert turns.over
+    assert turns.get() is None
+
+
+def test_one_that_has_ended_ends_nothing_for_the_others() -> None:
+    turns = Turns([True, True])
+    turns.slots[0].close()
+    assert not turns.over
+    turns.slots[1].put(frame(5))
+    taken = turns.get()
+    assert taken is not None
+    assert taken.id == 5
+
+
+def test_whoever_waits_looks_again_when_told_to() -> None:
+    turns, done, found = Turns([False]), threading.Event(), list[Frame | None]()
+    waiting = threading.Thread(target=lambda: found.append(turns.get(None, done.is_set)))
+    waiting.start()
+    turns.nudge()
+    assert found == []
+    done.set()
+    turns.nudge()
+    waiting.join(10.0)
+    assert found == [None]
+
+
+def test_frames_age_where_one_camera_does_not_wait() -> None:
+    assert not Turns([True, True]).age
+    assert Turns([True, False]).age
