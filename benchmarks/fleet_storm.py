@@ -83,13 +83,19 @@ class Usage:
 
 
 class Course:
-    """Start, a steady minute, the kill, the return, half a minute more; the simulation's loop asks whether it is over.
+    """Start, a steady while, the kill, the return, half as long again; the simulation's loop asks whether it is over.
 
     came_s: until all were connected; back_s: from the new broker's start until all were again. None: they were not.
     """
 
     def __init__(
-        self, broker: Broker, process: psutil.Popen, down_s: float, outcome: Outcome, collector: psutil.Process
+        self,
+        broker: Broker,
+        process: psutil.Popen,
+        collector: psutil.Process,
+        outcome: Outcome,
+        steady_s: float,
+        down_s: float,
     ) -> None:
         """process: the broker's."""
         self.outcome = outcome
@@ -99,7 +105,7 @@ class Course:
         self.restarted_s = 0.0
         self.arrivals: list[float] = []
         self.steady: dict[str, float] = {}
-        self._broker, self._down_s = broker, down_s
+        self._broker, self._steady_s, self._down_s = broker, steady_s, down_s
         self.process = process
         self._processes = {"simulation": psutil.Process(), "collector": collector}
         self._steps = iter([self._all_came, self._steady_over, self._down_over, self._all_back, self._calm_over])
@@ -132,7 +138,7 @@ class Course:
         return True
 
     def _steady_over(self) -> bool:
-        if self._passed_s < _STEADY_S:
+        if self._passed_s < self._steady_s:
             return False
         self.steady = {f"{name} cores": usage.seconds() / self._passed_s for name, usage in self._usages.items()}
         self.steady |= {f"{name} bytes": usage.rss_bytes() for name, usage in self._usages.items()}
@@ -157,7 +163,7 @@ class Course:
         return True
 
     def _calm_over(self) -> bool:
-        return self._passed_s > _STEADY_S / 2.0
+        return self._passed_s > self._steady_s / 2.0
 
 
 def lost(database: Path, made: dict[str, tuple[int, int]]) -> tuple[int, int]:
@@ -188,7 +194,9 @@ def histogram(arrivals: list[float]) -> list[str]:
     ]
 
 
-def storm(devices: int, period_s: float, down_s: float, folder: Path) -> tuple[Course, int, int]:
+def storm(
+    devices: int, period_s: float, down_s: float, folder: Path, steady_s: float = _STEADY_S
+) -> tuple[Course, int, int]:
     """Run it; the course that it took, rows made, rows lost."""
     broker, database = Broker(folder), folder / "fleet.sqlite"
     process = broker.start()
@@ -197,7 +205,7 @@ def storm(devices: int, period_s: float, down_s: float, folder: Path) -> tuple[C
         _wait_for_collector(broker)
         wishes = Wishes(devices, fleet=_FLEET, period_s=period_s, settle_s=_PATIENCE_S)
         simulation = Simulation(Endpoint("127.0.0.1", broker.port), wishes)
-        course = Course(broker, process, down_s, simulation.outcome, collector)
+        course = Course(broker, process, collector, simulation.outcome, steady_s, down_s)
         try:
             simulation.run(course.is_over)
         finally:

@@ -27,7 +27,7 @@ from fleet.simulator.client import LightClient
 from fleet.simulator.engines import Engines
 from fleet.simulator.loop import Timer
 from fleet.simulator.orders import Orders
-from fleet.simulator.scene import drift_state
+from fleet.simulator.scene import CAMERA, drift_state
 from fleet.simulator.site import Site
 
 AGENT_VERSION = "simulated"
@@ -201,7 +201,7 @@ class Daemon:
         site = self._site
         t_s, engines = site.plan.now_s(), site.engines
         self._look(t_s, engines)
-        self._reporter.telemetry({"camera": site.scene.sample(engines.serving, engines.since_s, t_s)})
+        self._reporter.telemetry({CAMERA: site.scene.sample(engines.serving, engines.since_s, t_s)})
         self._pump()
         self._telemetry_after(self._settings.config.mqtt.telemetry_period_s)
 
@@ -215,10 +215,9 @@ class Daemon:
         state = drift_state(gain_db)
         if state != site.drift:
             site.drift = state
-            detail: dict[str, Any] = {"capture_ts": t_s, "gain_db": round(gain_db, 2), "e_value": 10.0**gain_db}
-            if state == "alarm":
-                self._reporter.event("alarm", onset_ts=t_s, **detail, clipping_share=0.1)
-            else:
-                self._reporter.event("drift", state=state, **detail, clipping_share=0.1)
+            figures = site.scene.drift(engines.serving, t_s)
+            told = {key: figures[key] for key in ("gain_db", "e_value", "clipping_share")}
+            kind, detail = ("alarm", {"onset_ts": t_s}) if state == "alarm" else ("drift", {"state": state})
+            self._reporter.event(kind, camera=CAMERA, capture_ts=t_s, **detail, **told)
         if state == "alarm" and engines.job is None and self._settings.config.recalibration.automatic:
             engines.begin("alarm", site.plan.wishes.bad.hits(site.number, None))

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from agent.commands import Handler, Report
 from agent.errors import AgentError, CommandError
 from agent.job_states import JobState
+from agent.messages import Accuracy
 from agent.requests import (
     CancelArgs,
     LogLevelArgs,
@@ -25,6 +26,7 @@ from agent.requests import (
 from agent.settings import Settings
 from calibrate.threshold import parse_method
 from fleet.simulator.engines import cancelled
+from fleet.simulator.scene import CAMERA
 from fleet.simulator.site import Site
 
 
@@ -56,8 +58,10 @@ class Orders:
             "degraded": False,
             "raised": False,
             "frames": round(30.0 * t_s),
+            "camera": CAMERA,
             "fidelity": fidelity,
             "fidelity_hour": fidelity,
+            "accuracy": Accuracy(estimate=0.0, low=0.0, high=1.0, n=0).model_dump(),
             "drift": self._site.scene.drift(engines.serving, t_s),
             "regimes": len(regimes),
             "regime_artefacts": regimes,

@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from agent.messages import CameraTelemetry, Fidelity, Latency, Observing
 
+CAMERA = "camera"  # its name
 TOLERANCE_DB = 3.0  # an alarm; half of it is a warning
 _FPS = 30.0
 _OBSERVED_PER_S = 0.6  # one frame in fifty is also run through the reference
