@@ -14,7 +14,7 @@ from agent.publishing import Message, Source
 from agent.session import Session
 from fleet.simulator.loop import Loop, Timer
 
-_LOOK_S = 5.0  # paho's keepalive and what is waited for need a look now and then
+_LOOKS = 4  # in a keepalive, that need one now and then, as does what is waited for
 
 ClientT = TypeVar("ClientT", bound="LightClient")
 
@@ -90,10 +90,17 @@ class LightClient(Session):
         self._look_again()
 
     def _look_again(self) -> None:
-        self._look = self._loop.at(time.monotonic() + _LOOK_S, self._look_now)
+        self._look = self._loop.at(time.monotonic() + self._endpoint.keepalive_s / _LOOKS, self._look_now)
 
     def _look_now(self) -> None:
-        self._advance(0)
+        if self._connection is None:
+            return
+        try:
+            self._connection.handle(0)
+        except Exception as error:  # as in `_advance`
+            self._lost(error)
+            return
+        self._watch_for_more()
         if self._fd is not None:
             self._look_again()
 

@@ -186,11 +186,14 @@ class Daemon:
         """What the outbox's thread does, where it has one."""
         while self.outbox.is_due:
             self.outbox.turn()
-        if self._outbox_timer is not None:
-            self._outbox_timer.cancel()
-        self._outbox_timer = self._loop.at(time.monotonic() + self.outbox.patience_s, self._turn_outbox)
+        at_s = time.monotonic() + self.outbox.patience_s
+        if self._outbox_timer is None or at_s < self._outbox_timer.at_s:
+            if self._outbox_timer is not None:
+                self._outbox_timer.cancel()
+            self._outbox_timer = self._loop.at(at_s, self._turn_outbox)
 
     def _turn_outbox(self) -> None:
+        self._outbox_timer = None
         self.outbox.turn()
         self._pump()
 
