@@ -15,14 +15,14 @@ BIN := $(VENV)/bin
 SAMPLE := var/sample
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test trials check soak sanitize lock clean broker rtsp systemd bindings wheelhouse gpu-check
+.PHONY: run test trials check soak sanitize lock clean broker rtsp systemd postgres bindings wheelhouse gpu-check
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@rm -rf var/state  # every run of the sample starts on a blank board
 	@$(BIN)/tared run -c config.yaml
 
-test: $(VENV)/.test broker rtsp systemd bindings
+test: $(VENV)/.test broker rtsp systemd postgres bindings
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.test
@@ -31,7 +31,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-trials: $(VENV)/.test broker
+trials: $(VENV)/.test broker postgres
 	@$(BIN)/python -m pytest -m trial -n 2 --dist worksteal
 
 soak: $(VENV)/.test broker
@@ -41,7 +41,7 @@ sanitize: $(VENV)/.test
 	@$(BIN)/python tests/sanitize.py
 
 lock:
-	uv pip compile --universal --python-version 3.10 --extra demo --extra test --no-header --no-annotate --upgrade \
+	uv pip compile --universal --python-version 3.10 --extra demo --extra fleet --extra test --no-header --no-annotate --upgrade \
 	  pyproject.toml -o constraints.txt
 
 # PYTHON is that of the GPU machine: a version, or an interpreter. tests/gpu/wheelhouse.py says what has to be where.
@@ -73,6 +73,12 @@ systemd:
 	@command -v systemd-analyze >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends systemd >/dev/null; } || \
 	  echo "systemd is not installed and cannot be: nobody judges systemd/tared.service"
+
+# A real PostgreSQL for the fleet's store; the tests run a private cluster of it, and leave Debian's alone.
+postgres:
+	@PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin)"; command -v initdb >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends postgresql >/dev/null; } || \
+	  echo "PostgreSQL is not installed and cannot be: the store is tested in SQLite alone"
 
 # 4 MB from the package index, once. Without it their test is skipped, and the line that says so names the reason.
 bindings: $(VENV)/.test

@@ -1,37 +1,89 @@
-"""`tared fleet`: the control room, of which there is a collector so far, and a fleet to try it with."""
+"""`tared fleet`: the control room. What boards report, also simulated ones, is collected, shown, grouped and told."""
 
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
-from agent.arguments import command
+from agent.arguments import command, number, print_result
 from agent.cli_fleet import add_broker_options, endpoint_from
 from agent.cli_simulate import add_simulate
+
+_DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
+_COUNTED = ("report", "gap", "status", "birth", "result", "refused")
+_ID = "tared-collector"
 
 
 def add_room(commands: Any) -> None:
     """What runs beside a broker, and not on a board."""
-    about = "the control room of a fleet: collect what its boards report"
+    about = "the control room of a fleet: collect what its boards report, see and group them"
     fleet = commands.add_parser("fleet", help=about, description=about)
     actions = fleet.add_subparsers(title="actions", required=True, metavar="ACTION")
     collect = command(actions, "collect", _collect, "store what boards report, and tell them that it has arrived")
-    collect.add_argument("--db", type=Path, default=Path("fleet.sqlite"), metavar="FILE", help="where (fleet.sqlite)")
-    collect.add_argument("--client-id", default="tared-collector", help="one of its own for each (tared-collector)")
+    _add_database(collect)
+    collect.add_argument("--client-id", help=f"one of its own for each ({_ID})")
+    collect.add_argument("--share", metavar="GROUP", help="of what all of this group collect, take a share (MQTT 5)")
+    collect.add_argument("--part", type=_part, metavar="N/M", help="take one of M parts of the devices, by their names")
+    collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="N", help="(30)")
     add_broker_options(collect)
     add_simulate(actions)
+
+    devices = command(actions, "devices", _devices, "how the devices are, by what they last reported")
+    _add_selection(devices)
+
+    tag = command(actions, "tag", _tag, "put tags on devices: groups of them, to select by")
+    tag.add_argument("tags", nargs="*", metavar="NAME[=VALUE]")
+    tag.add_argument("--remove", action="append", default=[], metavar="NAME", help="take it off")
+    _add_selection(tag)
+
+    report = command(actions, "report", _report, "how the fleet is, as one HTML file")
+    report.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)")
+    _add_selection(report)
+
+
+def _add_database(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help=_DB)
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    _add_database(parser)
+    about = "such as state=degraded,fidelity_low<0.9,tag.site=berlin (all)"
+    parser.add_argument("--where", metavar="CONDITIONS", help=about)
+    parser.add_argument("--fleet", default="default", help="(default)")
+    silent = number(float, 1.0, 10 * 365 * 86_400.0)
+    parser.add_argument("--silent", type=silent, default=600.0, metavar="S", help="unheard for S s is silent (600)")
+
+
+def _part(text: str) -> tuple[int, int]:
+    number_, _, of = text.partition("/")
+    try:
+        part = int(number_), int(of)
+    except ValueError:
+        part = 0, 0
+    if not 1 <= part[0] <= part[1]:
+        raise argparse.ArgumentTypeError(f"expected N/M with N from 1 to M, such as 2/4, got {text!r}")
+    return part
 
 
 def _collect(options: argparse.Namespace) -> int:
     from agent.console import progress, set_up_logging
     from agent.signals import handling_signals
+    from fleet.batch import Part
     from fleet.collector import Collector
+    from fleet.retention import Retention
+    from fleet.store import open_store
 
     set_up_logging("warning")
-    collector = Collector(endpoint_from(options), options.db, options.client_id)
+    alone = options.share is None and options.part is None
+    client_id = options.client_id or (_ID if alone else f"{_ID}-{uuid.uuid4().hex[:12]}")
+    part = Part(*(options.part or (1, 1)))
+    store, retention = open_store(options.db), Retention(options.keep_days)
+    collector = Collector(endpoint_from(options), store, client_id, part, options.share, retention)
     counts, signalled = collector.counts, threading.Event()
     with handling_signals(lambda _: signalled.set()), progress("collecting") as bar:
 
@@ -41,7 +93,59 @@ def _collect(options: argparse.Namespace) -> int:
 
         collector.run(stopping)
     if options.json:
-        print(json.dumps({name: counts[name] for name in ("report", "gap", "refused")}))
+        print(json.dumps({name: counts[name] for name in _COUNTED}))
     else:
-        print(f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {options.db}")
+        print(f"{counts['report']} reports, {counts['gap']} gaps, {counts['refused']} refused, in {store.where}")
     return 0
+
+
+def _devices(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fleet.devices import Devices
+    from fleet.listing import as_objects, print_devices
+    from fleet.selection import select
+    from fleet.store import open_existing
+
+    with open_existing(options.db) as store:
+        selected = select(Devices(store), options.fleet, options.where, options.silent)
+    if options.json:
+        print(json.dumps({"fleet": options.fleet, "devices": as_objects(selected, options.silent)}))
+    elif selected:
+        print_devices(selected, Console(), options.silent)
+    else:
+        print(f"nobody of the fleet {options.fleet!a} has reported yet, in {store.where}")
+    return 0
+
+
+def _tag(options: argparse.Namespace) -> int:
+    from fleet.devices import Devices
+    from fleet.selection import parse_tag, select
+    from fleet.store import open_existing
+
+    tags = dict(map(parse_tag, options.tags))
+    with open_existing(options.db) as store:
+        devices = Devices(store)
+        selected = select(devices, options.fleet, options.where, options.silent)
+        devices.tag(selected, tags, options.remove, who=getpass.getuser())
+    names = [each.name for each in selected]
+    print(json.dumps({"devices": names}) if options.json else f"{len(names)} devices: {', '.join(names[:10])}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from agent.errors import AgentError
+    from fleet.devices import Devices
+    from fleet.page import page
+    from fleet.records import audited, refused
+    from fleet.selection import select
+    from fleet.store import open_existing
+
+    with open_existing(options.db) as store:
+        selected = select(Devices(store), options.fleet, options.where, options.silent)
+        text = page(options.fleet, selected, audited(store), refused(store), options.silent)
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise AgentError("fleet.report", str(error), "a file that can be written", "correct -o") from None
+    return print_result(options, {"devices": len(selected), "output": str(options.output)})

@@ -31,9 +31,11 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from agent import tls
 from agent.broker_trouble import LastError, no_websocket, recognise, said
+from agent.bulk import BulkSocket
 from agent.endpoint import Endpoint
 from agent.errors import AgentError, ConfigError
 from agent.in_flight import InFlight
+from agent.intake import Intake
 from agent.mqtt5 import Answer, Limits, Version, extras, packet_bytes
 from agent.publishing import Message, Source
 from agent.wire import MAX_PAYLOAD_BYTES
@@ -43,6 +45,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
 _MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # what is longer a broker that speaks MQTT 5 does not send a board
+_UNACKNOWLEDGED = 1000  # messages that a broker has under way to whoever takes in many
 _PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQTTv5}
 
 
@@ -51,8 +54,8 @@ class Connection:
 
     `outcome` says in words how far it has come, `answer` what became of the version it speaks. `admitted_at` is the
     monotonic time at which the broker had taken us and our subscriptions. A byte in `wakee` ends a turn; `hear` gets
-    what arrives, with its subscription. Without a wakee there are no turns: who waits for many connections at once
-    waits for their `sock`, and calls `handle`.
+    what arrives, with its subscription; where there is an intake, that gets all of it instead. Without a wakee there
+    are no turns: who waits for many connections at once waits for their `sock`, and calls `handle`.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Connection:
         will: Message | None,
         hear: Callable[[str, Message], None],
         wakee: socket.socket | None,
+        intake: Intake | None = None,
     ) -> None:
         self.outcome = "not tried yet"
         self.answer: Answer = "unasked"
@@ -80,9 +84,10 @@ class Connection:
         self._answer_by = math.inf
         self._hear = hear
         self._wakee = wakee
+        self._intake = intake
         self._selector = selectors.DefaultSelector() if wakee is not None else None
         self._trouble = LastError()
-        self._client = Client(
+        self._client = (Client if intake is None else _BulkClient)(
             CallbackAPIVersion.VERSION2,
             client_id,
             protocol=_PROTOCOLS[version],
@@ -115,7 +120,8 @@ class Connection:
     @property
     def wants_write(self) -> bool:
         """Whether it waits until the socket takes more."""
-        return self._client.want_write()
+        sock = self.sock
+        return self._client.want_write() or (isinstance(sock, BulkSocket) and sock.wants_write)
 
     def open(self, password: str | None) -> None:
         """Reach the broker and introduce ourselves.
@@ -150,7 +156,9 @@ class Connection:
         if self._speaks_5:
             # An operator asks for nothing: amqtt 0.12 refuses a version that comes without properties, else it waits.
             wishes = {"SessionExpiryInterval": self._session_s or None, "MaximumPacketSize": _MAX_PACKET_BYTES}
-            properties = self._properties(PacketTypes.CONNECT, **(wishes if self._is_board else {}))
+            wishes |= {} if self._intake is None else {"ReceiveMaximum": _UNACKNOWLEDGED}
+            asks = self._is_board or self._intake is not None
+            properties = self._properties(PacketTypes.CONNECT, **(wishes if asks else {}))
             # A clean start would end the session that the connection before has left, and with that publish its will.
             self._client.connect(*where, clean_start=not self._session_s, properties=properties)
         else:
@@ -184,6 +192,8 @@ class Connection:
             return
         if events & selectors.EVENT_READ or self.has_read_ahead:
             self._read(sock)
+        if isinstance(sock, BulkSocket) and self._intake is not None:
+            self._take_in(sock, self._intake)
         if events & selectors.EVENT_WRITE:
             self._client.loop_write()
         self._client.loop_misc()
@@ -249,6 +259,15 @@ class Connection:
                     self.answer = "unasked"
                     raise other
         self._client.loop_read()
+
+    def _take_in(self, bulk: BulkSocket, intake: Intake) -> None:
+        """Hand over what came; the broker sends no more than it has under way before there is room for it."""
+        if arrived := bulk.take():
+            intake.put(arrived)
+        with contextlib.suppress(OSError):  # which paho finds, too
+            if intake.has_room:
+                bulk.acknowledge()
+            bulk.flush()
 
     def _on_connect(
         self, client: Client, _user: Any, _flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
@@ -319,6 +338,14 @@ class Connection:
         elif not self.outcome.startswith("refused"):
             hint = "; a port for TLS wants mqtt.tls" if self._endpoint.tls is None and self.answer == "silence" else ""
             self.outcome += f", then the connection was lost: {cause}{hint}"
+
+
+class _BulkClient(Client):
+    """Whose socket takes out publications."""
+
+    def _create_socket(self) -> Any:
+        """The one place where paho lets anybody come between it and its socket."""
+        return BulkSocket(super()._create_socket(), has_properties=self._protocol == MQTTProtocolVersion.MQTTv5)
 
 
 def _violation(found: str, expected: str) -> AgentError:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from agent.accuracy import Truth
 from agent.authority import Authority
-from agent.broker import EmbeddedBroker
 from agent.camera import source_seconds
 from agent.config import Config
 from agent.console import say
@@ -166,6 +165,8 @@ def _link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLi
             if endpoint.exposes_password:
                 say("warning: the broker's password goes over the network as it is; set mqtt.tls")
         else:
+            from agent.broker import EmbeddedBroker  # asyncio's 2 MiB are for the sample, not for boards
+
             try:
                 broker = stack.enter_context(EmbeddedBroker())
             except AgentError as error:

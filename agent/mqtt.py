@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import socket
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import TypeVar
 from agent.backoff import Backoff
 from agent.connection import CONNECT_TIMEOUT_S
 from agent.endpoint import Endpoint
+from agent.intake import Intake
 from agent.publishing import Message, Source
 from agent.session import INBOX_SIZE, Session
 
@@ -42,7 +42,7 @@ class MqttClient(Session):
         greet: Callable[[], None] | None = None,
         backoff: Backoff | None = None,
         sources: Sequence[Source] = (),
-        shared_inbox: queue.Queue[Message] | None = None,
+        intake: Intake | None = None,
     ) -> None:
         super().__init__(
             endpoint,
@@ -52,12 +52,14 @@ class MqttClient(Session):
             greet=greet,
             backoff=backoff,
             sources=sources,
-            shared_inbox=shared_inbox,
+            intake=intake,
         )
         self._connected = threading.Event()
         self._closing = threading.Event()
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
+        if intake is not None:
+            intake.on_room = self.wake
         self._thread = threading.Thread(target=self._run, name="mqtt", daemon=True)
 
     def __enter__(self: ClientT) -> ClientT:

@@ -20,6 +20,7 @@ from agent.backoff import Backoff
 from agent.connection import Connection
 from agent.endpoint import Endpoint
 from agent.errors import AgentError
+from agent.intake import Intake
 from agent.mailbox import Mailbox
 from agent.mqtt5 import Negotiation
 from agent.publishing import Message, Source
@@ -36,7 +37,7 @@ class Session(abc.ABC):
     """Publishes and receives while it is open; a context manager.
 
     Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
-    With `shared_inbox` all go there, in the order they came.
+    With `intake` all go there, in the order they came, many at a time; where it has no room the broker waits.
     Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the thread that
     drives it: it may call `publish`, nothing that waits. What is published goes before what the `sources` have; who
     fills one of those calls `wake`. An unreachable broker is no error: it is tried again for as long as the
@@ -57,11 +58,10 @@ class Session(abc.ABC):
         greet: Callable[[], None] | None = None,
         backoff: Backoff | None = None,
         sources: Sequence[Source] = (),
-        shared_inbox: queue.Queue[Message] | None = None,
+        intake: Intake | None = None,
     ) -> None:
-        self.inboxes: dict[str, queue.Queue[Message]] = {
-            topic: shared_inbox or queue.Queue(INBOX_SIZE) for topic in subscriptions
-        }
+        self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
+        self._intake = intake
         self._endpoint = endpoint
         self._password = endpoint.password()
         if endpoint.tls is not None:
@@ -131,7 +131,7 @@ class Session(abc.ABC):
         will = self._will() if self._will is not None else None
         version = self._negotiation.version
         self._connection = Connection(
-            self._endpoint, version, self._client_id, self._subscriptions, will, self._hear, wakee
+            self._endpoint, version, self._client_id, self._subscriptions, will, self._hear, wakee, self._intake
         )
         self._connection.open(self._password)
         self.outcome = self._connection.outcome

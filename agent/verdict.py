@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import bdtrc
 
 from agent.comparison import Comparison
 from agent.misreading import newly_confused
@@ -174,9 +174,14 @@ class _Latency:
         if not self.p99_ms or not _slower(self.p99_ms, max_slowdown):
             return ""
         slow, slow_serving = (self.times_ms > max_slowdown * self.p50_ms[1]).sum(axis=0).tolist()
-        if bdtrc(slow - 1, slow + slow_serving, 0.5) >= _TAIL_CHANCE:
+        if _chance(slow, slow + slow_serving) >= _TAIL_CHANCE:
             return ""
         return f"p99 {self.p99_ms[0]:.3g} ms against {self.p99_ms[1]:.3g} ms {asked}"
+
+
+def _chance(heads: int, tosses: int) -> float:
+    """That so many tosses of a fair coin show so many heads, or more. SciPy, for this alone, would be 12 MiB."""
+    return sum(math.comb(tosses, count) for count in range(heads, tosses + 1)) / (1 << tosses)
 
 
 def _slower(times_ms: tuple[float, ...], max_slowdown: float) -> bool:

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -33,6 +32,7 @@ from benchmarks.report import Bar, Section, add_output_option, at_most, bars_sec
 from fleet.reports import Reports
 from fleet.simulator.simulation import Outcome, Simulation, allow_files
 from fleet.simulator.wishes import Wishes
+from fleet.store import open_store
 
 _FLEET = "storm"
 _STEADY_S = 60.0
@@ -169,7 +169,8 @@ class Course:
 def lost(database: Path, made: dict[str, tuple[int, int]]) -> tuple[int, int]:
     """How many rows boards made, and how many of them are not in the collector's database."""
     missing = 0
-    with closing(Reports(database)) as reports:
+    with open_store(database) as store:
+        reports = Reports(store)
         for device, (epoch, last) in made.items():
             found = {each.seq for each in reports.of(_FLEET, device) if each.stream.epoch == epoch}
             missing += len(set(range(1, last + 1)) - found)

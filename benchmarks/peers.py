@@ -66,6 +66,11 @@ PPQ = Peer("ppq", (TORCH, ("ppq==0.6.6", "numpy==1.26.4", "onnx==1.14.1", "proto
 MXNET = Peer("mxnet", (("mxnet==1.9.1", "numpy==1.23.5"),))  # the last of each that still go together
 PYAV = Peer("pyav", (("av==18.1.0", "numpy==2.4.6"),))
 RIVER = Peer("river", (("river==0.26.1",),))
+SUPERVISION = Peer(
+    "supervision",
+    (("supervision==0.31.2", "onnxruntime==1.31.1", "opencv-python-headless==5.0.0.93", "numpy==2.4.6"),),
+)
+INFERENCE = Peer("inference", (("inference-cpu==1.8.3",),))  # 7 GB; it pins onnxruntime 1.21.1 and torch itself
 COUNTERS = Peer("counters", (TORCH, ("fast-histogram==0.14", "numba==0.68.1", "numpy==2.4.6")))
 
 

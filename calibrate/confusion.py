@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scipy.special import betaincinv
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -58,10 +56,20 @@ def confused_pairs(
         if count == 0:
             continue
         of = totals[reference]
-        low = float(betaincinv(count, of - count + 1, error * tolerance / seen))
+        if count <= tolerance * of:  # a lower bound is below what it bounds
+            continue
+        low = _lower_bound(count, of, error * tolerance / seen)
         if low > tolerance:
             pairs.append(Pair(int(reference), int(candidate), int(count), int(of), low))
     return tuple(sorted(pairs, key=lambda pair: (-pair.low, pair.reference, pair.candidate)))
+
+
+def _lower_bound(count: int, of: int, error: float) -> float:
+    """Of Clopper and Pearson, for a count above 0."""
+    # 12 MiB of a board's memory: a daemon loads them when a candidate is suspected, most never.
+    from scipy.special import betaincinv
+
+    return float(betaincinv(count, of - count + 1, error))
 
 
 def _check(counts: Mapping[tuple[int, int], int], totals: Mapping[int, int]) -> None:

@@ -1,66 +1,34 @@
-"""What boards have reported, in SQLite: each numbered document once, and up to which number nothing is missing."""
+"""What boards have reported: each numbered document once, and up to which number nothing is missing."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
-from agent.database import Database
-from agent.errors import AgentError
+from fleet.identities import Identities
+from fleet.progress import advance
+from fleet.store import ReportRow, Row, Store, Transaction
+from fleet.twins import Twins
 
-_MIGRATIONS = (
-    """
-    CREATE TABLE reports (
-        fleet TEXT NOT NULL,
-        device TEXT NOT NULL,
-        epoch INTEGER NOT NULL,
-        seq INTEGER NOT NULL,
-        kind TEXT NOT NULL,
-        ts REAL NOT NULL,
-        document TEXT NOT NULL,
-        PRIMARY KEY (fleet, device, epoch, seq)
-    );
-    CREATE TABLE dropped (
-        fleet TEXT NOT NULL,
-        device TEXT NOT NULL,
-        epoch INTEGER NOT NULL,
-        first INTEGER NOT NULL,
-        last INTEGER NOT NULL,
-        kind TEXT NOT NULL,
-        n INTEGER NOT NULL,
-        PRIMARY KEY (fleet, device, epoch, first, kind)
-    ) WITHOUT ROWID;
-    CREATE TABLE progress (
-        fleet TEXT NOT NULL,
-        device TEXT NOT NULL,
-        epoch INTEGER NOT NULL,
-        upto INTEGER NOT NULL,
-        PRIMARY KEY (fleet, device, epoch)
-    ) WITHOUT ROWID;
-    """,
+# Of events, those that the contract has (agent.messages.Event), for a stranger may invent any number.
+_KINDS = frozenset(
+    ["alarm", "drift", "fidelity", "view", "regime", "job", "swap", "commit", "rollback", "store", "error"]
 )
-_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL")  # what is acknowledged survives a power cut
-_WALKED_AT_ONCE = 1000  # rows
+_KINDS |= {"camera", "observer", "results"}
 
 
-@dataclass(frozen=True)
-class Stream:
+class Stream(NamedTuple):
     """One board's numbers between two of its starts."""
 
     fleet: str
     device: str
     epoch: int
 
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.fleet, self.device, self.epoch
 
-
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """One telemetry or event. kind: telemetry, or the event's. ts: Unix time of its board in s. document: JSON."""
 
     stream: Stream
@@ -70,8 +38,7 @@ class Report:
     document: str
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
     """Numbers of a stream, first to last, that its board had to drop; n of them of this kind."""
 
     stream: Stream
@@ -81,110 +48,113 @@ class Gap:
     n: int
 
 
+@dataclass(frozen=True)
+class Added:
+    """complete: up to which number each stream is. taken: what came under a number that another document has. twins:
+    streams that go on though their board, by its own clock, had begun another one before."""
+
+    complete: Mapping[Stream, int]
+    taken: Sequence[Report]
+    twins: Sequence[Stream]
+
+
 class Reports:
-    """The file at `path`, for one thread at a time.
+    """Those in a store. Each method raises AgentError as the store does."""
 
-    Each method raises AgentError where the disk refuses (`fleet.write`, `fleet.read`), and where the file is damaged
-    (`fleet.damaged`): that is moved aside, and the next call begins a new one.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Raises also AgentError `fleet.schema`."""
-        holds, loss = "what boards have reported", "what they have reported so far lies in the other file"
-        self._database = Database(path, "fleet", holds, loss, _MIGRATIONS, _PRAGMAS)
-        self._db: sqlite3.Connection | None = self._database.connect(any_thread=True)
-
-    def close(self) -> None:
-        if self._db is not None:
-            self._db.close()
-        self._db = None
-
-    @contextmanager
-    def _begun(self, what: str) -> Iterator[sqlite3.Connection]:
-        """A transaction. A connection that failed serves no more: what it has open may have been moved aside."""
-        self._db = self._db or self._database.connect(what, any_thread=True)
-        try:
-            with self._database.begun(self._db, what):
-                yield self._db
-        except AgentError:
-            self.close()
-            raise
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._identities = Identities(store)
+        self._twins = Twins(store)
 
     def add(self, news: Sequence[Report | Gap]) -> dict[Stream, int]:
         """Store it durably, what is known already once; up to which number each of its streams is complete."""
-        reports = [
-            (*each.stream.key, each.seq, each.kind, each.ts, each.document) for each in news if isinstance(each, Report)
-        ]
-        gaps = [(*each.stream.key, each.first, each.last, each.kind, each.n) for each in news if isinstance(each, Gap)]
-        with self._begun("write") as db:
-            db.executemany("INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)", reports)
-            for *stream, first, last, _, _ in gaps:  # a board's gaps grow together: the last word counts
-                within = "first >= ? AND last <= ? AND (first > ? OR last < ?)"
-                where = f"fleet = ? AND device = ? AND epoch = ? AND {within}"
-                db.execute(f"DELETE FROM dropped WHERE {where}", (*stream, first, last, first, last))
-            db.executemany("INSERT OR REPLACE INTO dropped VALUES (?, ?, ?, ?, ?, ?, ?)", gaps)
-            return {stream: _advance(db, stream) for stream in {each.stream for each in news}}
+        with self._store.begun("write") as transaction:
+            added = self.take(transaction, news, time.time())
+        return dict(added.complete)
+
+    def take(self, transaction: Transaction, news: Sequence[Report | Gap], now: float) -> Added:
+        """As `add`, in a transaction of the caller's. now: Unix time in s."""
+        streams = {each.stream for each in news}
+        ids = self._identities.of(transaction, {(stream.fleet, stream.device) for stream in streams}, now)
+        keys = {stream: (ids[stream.fleet, stream.device], stream.epoch) for stream in streams}
+        rows, gaps = [], []
+        seen: dict[tuple[int, int], list[tuple[int, int, float]]] = defaultdict(list)  # first, last, ts
+        for each in news:
+            key = keys[each.stream]
+            if isinstance(each, Report):
+                rows.append(ReportRow(*key, each.seq, each.kind, each.ts, now, each.document))
+                seen[key].append((each.seq, each.seq, each.ts))
+            else:
+                gaps.append((*key, each.first, each.kind, each.last, each.n))
+                seen[key].append((each.first, each.last, 0.0))
+        taken = {(*row[:3], row.document) for row in transaction.add_reports(rows)}
+        _add_gaps(transaction, gaps)
+        _add_newest(transaction, rows)
+        steps = advance(transaction, seen, now)
+        twins = set(self._twins.among(transaction, steps))
+        return Added(
+            {stream: steps[key].upto for stream, key in keys.items()},
+            [each for each in news if isinstance(each, Report) and _key(each, keys) in taken] if taken else [],
+            [stream for stream, key in keys.items() if key in twins] if twins else [],
+        )
 
     def latest(self, fleet: str, device: str) -> tuple[int, int]:
         """The newest epoch that a board has reported in, and up to which number that is complete; zeros without one."""
-        query = "SELECT epoch, upto FROM progress WHERE fleet = ? AND device = ? ORDER BY epoch DESC LIMIT 1"
-        with self._begun("read") as db:
-            found = db.execute(query, (fleet, device)).fetchone()
-        return (int(found[0]), int(found[1])) if found is not None else (0, 0)
+        with self._store.begun("read") as transaction:
+            return self.newest(transaction, [(fleet, device)])[fleet, device]
+
+    def newest(
+        self, transaction: Transaction, boards: Iterable[tuple[str, str]]
+    ) -> dict[tuple[str, str], tuple[int, int]]:
+        """As `latest`, of each of these boards."""
+        known = transaction.lookup("devices", ("fleet", "name"), ("id", "epoch"), boards)
+        found = transaction.lookup("progress", ("device", "epoch"), ("upto",), known.values())
+        latest = {board: (key[1], found[key][0]) for board, key in known.items() if key in found}
+        return {board: latest.get(board, (0, 0)) for board in boards}
 
     def of(self, fleet: str, device: str) -> Iterator[Report]:
-        """All that a board has reported, in the order of its numbers; one transaction until the last is taken."""
-        query = "SELECT epoch, seq, kind, ts, document FROM reports WHERE fleet = ? AND device = ? ORDER BY epoch, seq"
-        with self._begun("read") as db:
-            for epoch, *rest in db.execute(query, (fleet, device)):
-                yield Report(Stream(fleet, device, epoch), *rest)
+        """All that a board has reported, in the order of its numbers."""
+        columns = "epoch, seq, kind, ts, document"
+        for epoch, *rest in self._all(f"SELECT {columns} FROM reports r", "epoch, seq", fleet, device):
+            yield Report(Stream(fleet, device, epoch), *rest)
 
     def dropped(self, fleet: str, device: str) -> list[Gap]:
         """All that a board has said of numbers that will not come, in their order."""
-        where = "FROM dropped WHERE fleet = ? AND device = ? ORDER BY epoch, first, kind"
-        with self._begun("read") as db:
-            found = db.execute(f"SELECT epoch, first, last, kind, n {where}", (fleet, device)).fetchall()
+        query = "SELECT epoch, first, last, kind, n FROM dropped r"
+        found = self._all(query, "epoch, first, kind", fleet, device)
         return [Gap(Stream(fleet, device, epoch), *rest) for epoch, *rest in found]
 
-
-def _advance(db: sqlite3.Connection, stream: Stream) -> int:
-    """Note, and return, up to which number the stream is complete now."""
-    where = "fleet = ? AND device = ? AND epoch = ?"
-    found = db.execute(f"SELECT upto FROM progress WHERE {where}", stream.key).fetchone()
-    upto = before = int(found[0]) if found is not None else 0
-    gaps = db.execute(f"SELECT first, last FROM dropped WHERE {where} AND last > ? ORDER BY first", (*stream.key, upto))
-    upto = _through(upto, _numbers(db, stream, upto), gaps.fetchall())
-    if upto > before or found is None:
-        db.execute("INSERT OR REPLACE INTO progress VALUES (?, ?, ?, ?)", (*stream.key, upto))
-    return upto
+    def _all(self, query: str, order: str, fleet: str, device: str) -> list[Row]:
+        where = f"WHERE r.device = (SELECT id FROM devices WHERE fleet = ? AND name = ?) ORDER BY {order}"
+        with self._store.begun("read") as transaction:
+            return transaction.execute(f"{query} {where}", (fleet, device))
 
 
-def _numbers(db: sqlite3.Connection, stream: Stream, after: int) -> Iterator[int]:
-    """Of what is stored, in their order."""
-    query = "SELECT seq FROM reports WHERE fleet = ? AND device = ? AND epoch = ? AND seq > ? ORDER BY seq LIMIT ?"
-    while True:
-        found = db.execute(query, (*stream.key, after, _WALKED_AT_ONCE)).fetchall()
-        for (seq,) in found:
-            yield seq
-        if len(found) < _WALKED_AT_ONCE:
-            return
-        after = found[-1][0]
+def _add_gaps(transaction: Transaction, gaps: Sequence[tuple[int, int, int, str, int, int]]) -> None:
+    """A board's gaps grow together: the last word counts."""
+    for device, epoch, first, _, last, _ in gaps:
+        within = "first >= ? AND last <= ? AND (first > ? OR last < ?)"
+        where = f"device = ? AND epoch = ? AND {within}"
+        transaction.execute(f"DELETE FROM dropped WHERE {where}", (device, epoch, first, last, first, last))
+    rows = list({gap[:4]: gap for gap in gaps}.values())
+    columns = ("device", "epoch", "first", "kind", "last", "n")
+    transaction.upsert("dropped", columns[:4], columns, rows)
 
 
-def _through(upto: int, numbers: Iterable[int], gaps: Sequence[tuple[int, int]]) -> int:
-    """How far there is no hole after `upto`. numbers and gaps: ascending, by their first."""
-    place = 0
+def _add_newest(transaction: Transaction, rows: Sequence[ReportRow]) -> None:
+    """Of each device the newest event of each kind, for whoever asks how all of them are."""
+    newest: dict[Row, Row] = {}
+    for row in rows:
+        if row.kind in _KINDS:
+            key = row.device, row.kind
+            newest[key] = max(newest.get(key, ()), (row.epoch, row.seq, row.document))
+    if not newest:
+        return
+    columns = ("device", "kind", "epoch", "seq", "document")
+    known = transaction.lookup("newest_events", columns[:2], columns[2:4], newest)
+    news = [(*key, *each) for key, each in newest.items() if each[:2] > known.get(key, ())]
+    transaction.upsert("newest_events", columns[:2], columns, news)
 
-    def over_gaps(reached: int) -> int:
-        nonlocal place
-        while place < len(gaps) and gaps[place][0] <= reached + 1:
-            reached = max(reached, gaps[place][1])
-            place += 1
-        return reached
 
-    upto = over_gaps(upto)
-    for number in numbers:
-        if number > upto + 1:
-            break
-        upto = over_gaps(max(upto, number))
-    return upto
+def _key(report: Report, keys: Mapping[Stream, tuple[int, int]]) -> tuple[int, int, int, str]:
+    return (*keys[report.stream], report.seq, report.document)

@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from brokers import RealBroker
+from brokers import RealBroker, Watcher
 from device import TOPICS
 
+from agent.messages import Status
+from agent.mqtt import MqttClient
 from agent.publishing import Message
 from fleet.collector import Collector
 from fleet.reports import Report, Stream
+from fleet.store import open_store
 
 STREAM = Stream("fleet", "board", 7)
+_THERE = Status(state="online", session="s", boot_id="b", ts=1.0)
+ONLINE = Message(TOPICS.status, _THERE.to_json(), retain=True)  # whoever hears it has heard of what was said before
 
 
 def report(seq: int, stream: Stream = STREAM) -> Report:
@@ -27,10 +32,19 @@ def alarm(seq: int, **fields: Any) -> Message:
     return Message(TOPICS.event, json.dumps({"epoch": 7, "seq": seq, "ts": 0.0, "kind": "alarm", **fields}).encode())
 
 
+def online(board: MqttClient, watcher: Watcher, times: int = 1) -> None:
+    """From here on so many collectors hear: each has answered."""
+    board.publish(ONLINE)
+    for _ in range(times):
+        watcher.expect(TOPICS.ack, epoch=0, upto=0)
+
+
 @contextmanager
-def collecting(broker: RealBroker, path: Path) -> Iterator[Collector]:
+def collecting(
+    broker: RealBroker, where: str | Path, client_id: str = "collector", share: str | None = None
+) -> Iterator[Collector]:
     stopping = threading.Event()
-    made = Collector(broker.endpoint, path)
+    made = Collector(broker.endpoint, open_store(where), client_id, share=share)
     thread = threading.Thread(target=made.run, args=(stopping.is_set,))
     thread.start()
     try:

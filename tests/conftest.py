@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 
 from agent.console import ConsoleHandler
 
-pytest_plugins = ["bench", "brokers", "job_bench", "job_worlds", "lab", "plan_bench", "trial_bench", "trt_world"]
+pytest_plugins = [
+    "bench",
+    "brokers",
+    "databases",
+    "job_bench",
+    "job_worlds",
+    "lab",
+    "plan_bench",
+    "trial_bench",
+    "trt_world",
+]
 
 
 @pytest.fixture(scope="session")

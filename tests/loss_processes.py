@@ -29,6 +29,7 @@ from agent.outbox_store import OutboxStore
 from agent.sending import TELEMETRY
 from agent.topics import Topics
 from fleet.collector import Collector
+from fleet.store import open_store
 
 TOPICS = Topics("fleet", "board")
 DATABASE, COMMITTED, QUIET, COLLECTED = "outbox.sqlite", "committed", "quiet", "fleet.sqlite"
@@ -77,7 +78,7 @@ def collector(endpoint: Endpoint, folder: Path) -> None:
     """Collect until SIGTERM."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    Collector(endpoint, folder / COLLECTED).run(stopping.is_set)
+    Collector(endpoint, open_store(folder / COLLECTED)).run(stopping.is_set)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ import json
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from bench import fill, small_file_system
 from brokers import RealBroker, Watcher, eventually
-from collector_bench import STREAM, alarm, collecting, report
+from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
 
 from agent.cli import main
@@ -21,14 +20,14 @@ from agent.errors import AgentError
 from agent.mqtt import MqttClient
 from agent.publishing import Message
 from fleet import collector as collector_module
-from fleet.collector import read
+from fleet.batch import read
 from fleet.reports import Gap, Reports, Stream
+from fleet.store import Store, open_store
 
 
 @pytest.fixture
-def reports(tmp_path: Path) -> Iterator[Reports]:
-    with closing(Reports(tmp_path / "fleet.sqlite")) as made:
-        yield made
+def reports(store: Store) -> Reports:
+    return Reports(store)
 
 
 def test_a_stream_is_complete_up_to_its_first_hole(reports: Reports) -> None:
@@ -64,10 +63,10 @@ def test_what_comes_twice_is_stored_once_and_each_stream_counts_for_itself(repor
     assert reports.latest("fleet", "unheard") == (0, 0)
 
 
-def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_it_goes_on_where_it_was(where: str) -> None:
     for seq in range(1, 4):
-        with closing(Reports(tmp_path / "fleet.sqlite")) as again:
-            assert again.add([report(seq)]) == {STREAM: seq}
+        with open_store(where) as store:
+            assert Reports(store).add([report(seq)]) == {STREAM: seq}
 
 
 def test_numbers_of_thousands_are_walked_in_pieces(reports: Reports) -> None:
@@ -100,7 +99,7 @@ def test_it_acknowledges_what_it_has_and_whoever_comes_online_hears_how_far_it_i
 ) -> None:
     with Watcher(any_broker.endpoint) as watcher, MqttClient(any_broker.endpoint, "board") as board:
         with collecting(any_broker, tmp_path / "fleet.sqlite"):
-            board.publish(Message(TOPICS.status, b"{}", retain=True))
+            board.publish(ONLINE)
             watcher.expect(TOPICS.ack, epoch=0, upto=0)
             for seq in (1, 2, 4):
                 board.publish(alarm(seq))
@@ -118,13 +117,13 @@ def test_nonsense_is_counted_and_nothing_else_suffers(any_broker: RealBroker, tm
         MqttClient(any_broker.endpoint, "board") as board,
         collecting(any_broker, tmp_path / "fleet.sqlite") as made,
     ):
-        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        board.publish(ONLINE)
         watcher.expect(TOPICS.ack, epoch=0)  # from here on it hears
         for payload in (b"", b"\xff\x00", b"[" * 60_000, b"{}", bytes(70_000)):
             board.publish(Message(TOPICS.event, payload))
         board.publish(alarm(1))
         watcher.expect(TOPICS.ack, epoch=7, upto=1)
-        eventually(lambda: made.counts == {"refused": 5, "report": 1})
+        eventually(lambda: made.counts == {"refused": 5, "report": 1, "status": 1})
 
 
 @pytest.mark.broker
@@ -134,15 +133,15 @@ def test_a_document_that_cannot_be_read_holds_up_nothing_after_it(any_broker: Re
         MqttClient(any_broker.endpoint, "board") as board,
         collecting(any_broker, tmp_path / "fleet.sqlite"),
     ):
-        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        board.publish(ONLINE)
         watcher.expect(TOPICS.ack, epoch=0)
         board.publish(alarm(1))
         board.publish(alarm(2, words="x" * 70_000))
         board.publish(Message(TOPICS.event, b'{"epoch":7,"seq":3,"ts":"yesterday"}'))
         board.publish(alarm(4))
         watcher.expect(TOPICS.ack, epoch=7, upto=4)
-    with closing(Reports(tmp_path / "fleet.sqlite")) as reports:
-        assert [gap.first for gap in reports.dropped("fleet", "board")] == [2, 3]
+    with open_store(tmp_path / "fleet.sqlite") as store:
+        assert [gap.first for gap in Reports(store).dropped("fleet", "board")] == [2, 3]
 
 
 @pytest.mark.broker
@@ -155,7 +154,7 @@ def test_a_name_that_no_board_may_have_does_not_end_it(any_broker: RealBroker, t
         for name in ("", "x" * 65):
             for topic in ("status", "event"):
                 board.publish(Message(f"tared/v1/{name}/board/{topic}", alarm(1).payload, retain=True))
-        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        board.publish(ONLINE)
         watcher.expect(TOPICS.ack, epoch=0)
         assert made.counts["refused"] == 4
 
@@ -171,7 +170,7 @@ def test_while_its_disk_is_full_nothing_is_acknowledged(
         MqttClient(any_broker.endpoint, "board") as board,
         collecting(any_broker, disk / "fleet.sqlite"),
     ):
-        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        board.publish(ONLINE)
         watcher.expect(TOPICS.ack, epoch=0)
         fill(disk / "ballast")
         for seq in range(1, 31):
@@ -190,14 +189,14 @@ def test_the_command_collects_until_it_is_ended_and_tells_what_it_has(any_broker
         MqttClient(any_broker.endpoint, "board") as board,
         subprocess.Popen([*command, "--db", str(tmp_path / "db")], stdout=subprocess.PIPE, text=True) as process,
     ):
-        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        board.publish(ONLINE)
         watcher.expect(TOPICS.ack, epoch=0)
         board.publish(alarm(1))
         watcher.expect(TOPICS.ack, epoch=7, upto=1)
         process.terminate()
         told, _ = process.communicate(timeout=20.0)
     assert process.returncode == 0
-    assert json.loads(told) == {"report": 1, "gap": 0, "refused": 0}
+    assert json.loads(told) == {"report": 1, "gap": 0, "status": 1, "birth": 0, "result": 0, "refused": 0}
 
 
 def test_a_database_of_a_newer_tared_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

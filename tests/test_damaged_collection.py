@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from brokers import RealBroker, Watcher, eventually
-from collector_bench import STREAM, alarm, collecting, report
+from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
 
 from agent.errors import AgentError
@@ -17,6 +17,7 @@ from agent.mqtt import MqttClient
 from agent.publishing import Message
 from fleet import collector as collector_module
 from fleet.reports import Gap, Reports, Stream
+from fleet.store import ReportRow, open_store
 
 OTHER = Stream("fleet", "other", 5)
 
@@ -35,8 +36,8 @@ def spoil(path: Path, table: str) -> None:
 def path(tmp_path: Path) -> Path:
     """Of a file in which only what is stored of gaps is damaged: reports are still taken."""
     path = tmp_path / "fleet.sqlite"
-    with closing(Reports(path)) as reports:
-        reports.add([Gap(OTHER, 1, 1, "telemetry", 1)])
+    with open_store(path) as store:
+        Reports(store).add([Gap(OTHER, 1, 1, "telemetry", 1)])
     spoil(path, "dropped")
     return path
 
@@ -48,25 +49,26 @@ def aside(path: Path) -> list[int]:
 
 
 def test_what_it_had_stored_lies_in_the_other_file_and_the_next_is_stored_in_a_new_one(path: Path) -> None:
-    with closing(Reports(path)) as reports:
-        rows = [(*STREAM.key, seq, "alarm", 1.5, "{}") for seq in range(1, 501)]
-        with reports._begun("write") as db:  # as for reports that need nothing of the damaged page
-            db.executemany("INSERT INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    with open_store(path) as store:
+        reports = Reports(store)
+        with store.begun() as transaction:  # as for reports that need nothing of the damaged page
+            transaction.add_reports([ReportRow(2, 7, seq, "alarm", 1.5, 1.5, "{}") for seq in range(1, 501)])
         with pytest.raises(AgentError, match=r"fleet\.damaged.*lies in the other file"):
             reports.add([Gap(STREAM, 501, 501, "telemetry", 1)])
         assert aside(path) == list(range(1, 501))
         assert reports.add([report(1), Gap(STREAM, 2, 3, "telemetry", 2)]) == {STREAM: 3}
-    with closing(Reports(path)) as again:
-        assert [each.seq for each in again.of("fleet", "board")] == [1]
+    with open_store(path) as store:
+        assert [each.seq for each in Reports(store).of("fleet", "board")] == [1]
     assert aside(path) == list(range(1, 501))
 
 
 def test_who_asks_how_far_a_board_is_hears_of_the_damage_and_then_of_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
-    with closing(Reports(path)) as reports:
-        reports.add([report(1)])
+    with open_store(path) as store:
+        Reports(store).add([report(1)])
     spoil(path, "progress")
-    with closing(Reports(path)) as reports:
+    with open_store(path) as store:
+        reports = Reports(store)
         with pytest.raises(AgentError, match=r"fleet\.damaged"):
             reports.latest("fleet", "board")
         assert reports.latest("fleet", "board") == (0, 0)
@@ -82,7 +84,7 @@ def test_the_collector_says_what_it_is_and_goes_on(
         MqttClient(any_broker.endpoint, "board") as board,
         collecting(any_broker, path) as made,
     ):
-        board.publish(Message(TOPICS.status, b"{}", retain=True))
+        board.publish(ONLINE)
         watcher.expect(TOPICS.ack, epoch=0)
         for seq in (1, 2):
             board.publish(alarm(seq))

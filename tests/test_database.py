@@ -14,7 +14,7 @@ from agent import outbox_rows
 from agent.command_log import CommandLog
 from agent.database import Database
 from agent.job_journal import JobJournal
-from fleet.reports import Reports
+from fleet.store.sqlite import SqliteStore
 
 _FULL, _EXTRA = 2, 3  # of PRAGMA synchronous
 COMPANIONS = ("-journal", "-wal", "-shm")
@@ -37,12 +37,12 @@ def refused(error: object) -> None:
 
 
 def test_each_file_is_written_so_that_a_power_cut_takes_no_commit_back(tmp_path: Path) -> None:
-    reports, commands = Reports(tmp_path / "fleet"), CommandLog(tmp_path / "commands", refused)
+    store, commands = SqliteStore(tmp_path / "fleet"), CommandLog(tmp_path / "commands", refused)
     jobs = JobJournal(tmp_path / "jobs", refused)
-    reports.close()
+    store.close()
     outbox = outbox_rows.database(tmp_path / "outbox")
     settings = {}
-    for database in (outbox, reports._database, commands._database, jobs._database):
+    for database in (outbox, store._database, commands._database, jobs._database):
         with closing(database.connect()) as db:
             asked = (db.execute(f"PRAGMA {of}").fetchone()[0] for of in ("journal_mode", "synchronous"))
             settings[database.name] = tuple(asked)

@@ -23,6 +23,7 @@ from agent.mqtt import MqttClient
 from agent.publishing import Message
 from agent.topics import Topics
 from fleet.reports import Reports
+from fleet.store import open_store
 
 TESTS = Path(__file__).parent
 _ALL_ARRIVE_S = 60.0
@@ -68,7 +69,8 @@ class Board:
         for line in (self.folder / processes.COMMITTED).read_text().splitlines():
             epoch, last = map(int, line.split())
             committed[epoch] = max(last, committed.get(epoch, 0))
-        with closing(Reports(self.folder / processes.COLLECTED)) as reports:
+        with open_store(self.folder / processes.COLLECTED) as store:
+            reports = Reports(store)
             arrived: dict[int, list[int]] = {}
             assert reports.dropped("fleet", "board") == []
             for report in reports.of("fleet", "board"):

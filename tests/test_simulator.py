@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,15 @@ from fleet.reports import Reports
 from fleet.simulator.faults import Bad, Faults
 from fleet.simulator.scene import Drift
 from fleet.simulator.simulation import allow_files
+from fleet.store import open_store
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
 def stored(database: Path, number: int) -> list[tuple[int, int]]:
     """(epoch, seq) of all that a board has told."""
-    with closing(Reports(database)) as reports:
-        return [(each.stream.epoch, each.seq) for each in reports.of(FLEET, topics(number).device)]
+    with open_store(database) as store:
+        return [(each.stream.epoch, each.seq) for each in Reports(store).of(FLEET, topics(number).device)]
 
 
 def whole(rows: list[tuple[int, int]]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from agent.cli_simulate import pairs
 from agent.errors import AgentError
 from agent.topics import Topics
-from fleet.collector import numbered, read
+from fleet.batch import numbered, read
 from fleet.simulator.faults import Bad, Faults, rubbish
 from fleet.simulator.loop import Loop
 from fleet.simulator.scene import Drift, Engine, Scene, drift_state

@@ -1,0 +1,160 @@
+"""A socket that takes publications out of what a broker sends, many at a time, before its client sees them.
+
+paho reads each packet in pieces and answers each by itself, which is most of what a message costs. Here one read has
+hundreds of them, and one write their acknowledgements. What is no PUBLISH of QoS 0 or 1 goes on to paho. Packets are
+those of MQTT 3.1.1, section 3.3, and MQTT 5, section 3.3.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+from agent.errors import AgentError
+from agent.intake import Arrival
+from agent.wire import MAX_PAYLOAD_BYTES
+
+_READ_BYTES = 256 * 1024
+_LONGEST_BYTES = MAX_PAYLOAD_BYTES + 1024  # of a packet that is kept whole: a payload, and a topic before it
+_PUBLISH, _PUBACK = 3, b"\x40\x02"
+_WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class BulkSocket:
+    """Around the connected socket of a client, for the thread that serves it.
+
+    sock: a socket, one of TLS, or paho's for websockets. has_properties: of publications, by MQTT 5.
+    """
+
+    def __init__(self, sock: Any, has_properties: bool) -> None:
+        self._sock = sock
+        self._has_properties = has_properties
+        self._unread = b""  # the beginning of a packet
+        self._skip_bytes = 0  # the end of one that is too long
+        self._others = bytearray()  # for the client
+        self._arrived: list[Arrival] = []
+        self._acknowledgements = bytearray()
+        self._unsent = bytearray()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def take(self) -> list[Arrival]:
+        """The publications that have come. A payload that is too long has one byte more than it may, and no end."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def acknowledge(self) -> None:
+        """All that came: a broker has only so many under way."""
+        if self._acknowledgements:
+            self._unsent += self._acknowledgements
+            self._acknowledgements.clear()
+            self.flush()
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._unsent)
+
+    def flush(self) -> None:
+        """Write what could not be written before. Raises OSError."""
+        while self._unsent:
+            try:
+                sent = self._sock.send(self._unsent)
+            except _WAIT:
+                return
+            del self._unsent[:sent]
+
+    def send(self, data: bytes | bytearray) -> int:
+        """All of it, now or later: between two writes of a client there may be our own."""
+        self._unsent += data
+        self.flush()
+        return len(data)
+
+    def recv(self, most: int) -> bytes:
+        """What is for the client. Raises BlockingIOError where there is nothing, AgentError (`broker.protocol`)."""
+        if not self._others:
+            data = self._sock.recv(_READ_BYTES)
+            if not data:
+                return b""
+            self._split(data)
+        if not self._others:
+            raise BlockingIOError
+        taken = bytes(self._others[:most])
+        del self._others[:most]
+        return taken
+
+    def pending(self) -> int:
+        """How many bytes can be read that no selector knows of."""
+        return len(self._others) or int(getattr(self._sock, "pending", int)())
+
+    def _split(self, data: bytes) -> None:
+        if self._skip_bytes:
+            skipped = min(self._skip_bytes, len(data))
+            self._skip_bytes -= skipped
+            data = data[skipped:]
+        data = self._unread + data if self._unread else data
+        start, available = 0, len(data)
+        while available - start >= 2:
+            if (
+                available - start > 2 and data[start + 1] > 0x7F > data[start + 2]
+            ):  # from 128 to 16,383 bytes, as most are
+                end = start + 3 + (data[start + 1] & 0x7F | data[start + 2] << 7)
+                body = start + 3
+            else:
+                body, length = _remaining(data, start)
+                if body == 0:
+                    break
+                end = body + length
+            kind = data[start] >> 4
+            if end > available:
+                if kind != _PUBLISH or available - start < _LONGEST_BYTES:
+                    break
+                self._skip_bytes = end - available
+                end = available
+            if kind == _PUBLISH and data[start] & 0x04 == 0:
+                self._publication(data, start, body, end)
+            else:
+                self._others += data[start:end]
+            start = end
+        self._unread = data[start:]
+
+    def _publication(self, data: bytes, start: int, body: int, end: int) -> None:
+        at = body + 2 + (data[body] << 8 | data[body + 1])
+        topic = data[body + 2 : at]
+        if data[start] & 0x06:
+            self._acknowledgements += _PUBACK + data[at : at + 2]
+            at += 2
+        if self._has_properties:
+            if data[at]:
+                at, length = _variable(data, at)
+                at += length
+            else:
+                at += 1
+        if at > end:
+            found = "a publication that ends before its payload begins"
+            raise AgentError("broker.protocol", found, "one whole", "update the broker, or use another")
+        self._arrived.append(Arrival(topic, data[at : min(end, at + MAX_PAYLOAD_BYTES + 1)]))
+
+
+def _remaining(data: bytes, start: int) -> tuple[int, int]:
+    """Where the packet at `start` goes on after its fixed header, 0 where that is not there yet, and its length."""
+    length = data[start + 1]
+    if length < 0x80:
+        return start + 2, length
+    for last in range(start + 2, min(start + 5, len(data))):
+        if data[last] < 0x80:
+            return _variable(data, start + 1)
+    if len(data) - start >= 5:
+        raise AgentError("broker.protocol", "a packet of no length", "at most 4 bytes of it", "update the broker")
+    return 0, 0
+
+
+def _variable(data: bytes, at: int) -> tuple[int, int]:
+    """A variable byte integer (section 1.5.5): where it ends, and its value."""
+    value, shift = 0, 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return at, value

@@ -1,0 +1,63 @@
+"""What arrives faster than it can be handed on one by one: whole batches, from a socket to their one reader."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+_OVERHEAD_BYTES = 200  # of an arrival, beside its payload
+
+
+class Arrival(NamedTuple):
+    """A message as it came."""
+
+    topic: bytes
+    payload: bytes
+
+
+class Intake:
+    """Thread-safe; for one that fills it and one that empties it. most_bytes: from which on there is no room.
+
+    A broker whose messages nobody acknowledges sends a few more and no others, so that what waits here stays bounded,
+    and waits there. on_room: called by the reader once there is room again.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.on_room: Callable[[], None] = lambda: None
+        self._most_bytes = most_bytes
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, Sequence[Arrival]]] = deque()
+        self._bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._bytes < self._most_bytes
+
+    def put(self, arrivals: Sequence[Arrival]) -> None:
+        size = sum(len(each.payload) for each in arrivals) + _OVERHEAD_BYTES * len(arrivals)
+        with self._changed:
+            self._waiting.append((size, arrivals))
+            self._bytes += size
+            self._changed.notify()
+
+    def take(self, most_bytes: int, wait_s: float, gather_s: float) -> list[Arrival]:
+        """What there is, so much or a little more; nothing where nothing came for so long. gather_s: how long, once
+        something is there, it waits for more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes > 0, wait_s)
+            until = time.monotonic() + gather_s
+            while 0 < self._bytes < most_bytes and (left_s := until - time.monotonic()) > 0.0:
+                self._changed.wait(left_s)
+            had_room, taken, size = self.has_room, list[Arrival](), 0
+            while self._waiting and size < most_bytes:
+                batch_bytes, arrivals = self._waiting.popleft()
+                taken.extend(arrivals)
+                size += batch_bytes
+            self._bytes -= size
+            has_room = self.has_room
+        if has_room and not had_room:
+            self.on_room()
+        return taken

@@ -1,0 +1,191 @@
+"""How much telemetry a collector stores and acknowledges, beside what the broker relays.
+
+    python -m benchmarks.fleet [--rows 20000] [--rounds 5] [--json | --markdown]
+
+Needs mosquitto with its clients, and PostgreSQL. Eight publishers send telemetry of about 300 bytes at QoS 1 as fast as
+the broker takes it, through one mosquitto: to one mosquitto_sub, then to one collector, in turns on one machine. A rate
+is all messages over the time from the first publisher's start until the last has arrived, or is acknowledged to its
+board. A ratio is of the collector to the mosquitto_sub just before. Both databases wait for the disk at each commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import Empty
+
+from agent.messages import Ack, CameraTelemetry, Fidelity, Latency, Status, Telemetry
+from agent.mqtt import Endpoint, MqttClient
+from agent.publishing import Message
+from agent.topics import Topics
+from benchmarks.postgres import Postgres
+from benchmarks.report import Section, add_output_option, at_least, bars_section, publish
+
+_PUBLISHERS = 8
+_EPOCH = 1_760_000_000
+_BARS = {"SQLite": 0.3, "PostgreSQL": 0.5}
+# Nothing is dropped for a reader that is slower than the publishers: what is sent is what arrives.
+_BROKER = "user root\nlistener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\n"
+_PATH = os.environ.get("PATH", "") + ":/usr/sbin"
+_PATIENCE_S = 300.0
+
+
+def main() -> None:
+    """Print each round's rates, and the bars."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000, help="of each of the eight publishers (20000)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--port", type=int, default=18_993)
+    add_output_option(parser)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, Postgres(durable=True) as server:
+        folder = Path(name)
+        size = write_rows(folder, options.rows)
+        with broker(folder, options.port) as endpoint:
+            found = [_round(folder, endpoint, options.rows, server) for _ in range(options.rounds)]
+    title = f"{_PUBLISHERS} publishers, {options.rows} rows of {size} bytes each"
+    table = Section(title, ["round", "relayed", "stored in SQLite", "relayed", "stored in PostgreSQL"])
+    for number, rates in enumerate(found, start=1):
+        cells = (f"{rate:.0f}/s" for pair in rates.values() for rate in pair)
+        table.rows.append([str(number), *cells])
+    bars = []
+    for store, bar in _BARS.items():
+        ratios = [stored / relayed for relayed, stored in (rates[store] for rates in found)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        bars.append(
+            at_least(f"{store}: stored and acked, of what is relayed ({spread})", bar, statistics.median(ratios))
+        )
+    publish([table, bars_section(bars)], options)
+
+
+def _round(folder: Path, endpoint: Endpoint, rows: int, server: Postgres) -> dict[str, tuple[float, float]]:
+    """By store: what is relayed, and then stored, per second."""
+    places = {"SQLite": str(folder / f"{time.monotonic_ns()}.sqlite"), "PostgreSQL": server.new_database()}
+    return {
+        store: (relay(folder, endpoint, rows), collect(folder, endpoint, rows, place))
+        for store, place in places.items()
+    }
+
+
+def write_rows(folder: Path, rows: int) -> int:
+    """A file of documents for each publisher; the size of one in bytes."""
+    camera = CameraTelemetry(
+        fps=29.97,
+        dropped={"late": 2},
+        latency_ms=Latency(p50=4.02, p99=10.71),
+        drift={"state": "calm", "gain_db": 0.21},
+        fidelity=Fidelity(estimate=0.989, low=0.918, high=1.0, n=98),
+    )
+    size = 0
+    for number in range(_PUBLISHERS):
+        with (folder / f"{number}.jsonl").open("wb") as file:
+            for seq in range(1, rows + 1):
+                health = {"memory_bytes": 812345344, "cpu": 0.42}
+                row = Telemetry(epoch=_EPOCH, seq=seq, ts=_EPOCH + seq / 8, cameras={"street": camera}, health=health)
+                size = file.write(row.to_json() + b"\n") - 1
+    return size
+
+
+def relay(folder: Path, endpoint: Endpoint, rows: int) -> float:
+    """Messages per second from the publishers to one mosquitto_sub."""
+    count = rows * _PUBLISHERS
+    listener = ["mosquitto_sub", "-p", str(endpoint.port), "-q", "1", "-t", "tared/v1/+/+/telemetry", "-C", str(count)]
+    with (folder / "relayed").open("wb") as output, subprocess.Popen(listener, stdout=output) as process:
+        time.sleep(0.5)  # nobody tells when it listens
+        with publishing(folder, endpoint, "relay"):
+            started = time.monotonic()
+            process.wait(_PATIENCE_S)
+            return count / (time.monotonic() - started)
+
+
+def collect(folder: Path, endpoint: Endpoint, rows: int, database: str) -> float:
+    """Rows per second from the publishers into the database, and acknowledged."""
+    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", database, "--port", str(endpoint.port)]
+    fleet = f"bench{time.monotonic_ns()}"
+    with (
+        MqttClient(endpoint, "benchmark", subscriptions=[f"tared/v1/{fleet}/+/ack"]) as watcher,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as collector,
+    ):
+        heard = follow(watcher)
+        until(lambda: _greeted(watcher, fleet, heard), pause_s=0.2)
+        with publishing(folder, endpoint, fleet):
+            started = time.monotonic()
+            until(lambda: sum(upto == rows for upto in heard().values()) == _PUBLISHERS, pause_s=0.005)
+            seconds = time.monotonic() - started
+        collector.terminate()
+    return rows * _PUBLISHERS / seconds
+
+
+def follow(watcher: MqttClient) -> Callable[[], dict[str, int]]:
+    """What tells, by topic, up to which number the newest acknowledgement goes."""
+    heard: dict[str, int] = {}
+
+    def newest() -> dict[str, int]:
+        with suppress(Empty):
+            while True:
+                message = watcher.inbox.get_nowait()
+                heard[message.topic] = Ack.from_json(message.payload).upto
+        return heard
+
+    return newest
+
+
+def _greeted(watcher: MqttClient, fleet: str, heard: Callable[[], dict[str, int]]) -> bool:
+    """Whether the collector answers who comes online."""
+    topics = Topics(fleet, "greeter")
+    watcher.publish(Message(topics.status, Status(state="online", session="s", boot_id="b", ts=0.0).to_json()))
+    return topics.ack in heard()
+
+
+def until(holds: Callable[[], bool], pause_s: float) -> None:
+    """Wait for it. Raises TimeoutError."""
+    give_up_at = time.monotonic() + _PATIENCE_S
+    while not holds():
+        if time.monotonic() > give_up_at:
+            raise TimeoutError(f"it did not happen within {_PATIENCE_S:.0f} s")
+        time.sleep(pause_s)
+
+
+@contextmanager
+def publishing(folder: Path, endpoint: Endpoint, fleet: str) -> Iterator[None]:
+    """Eight mosquitto_pub, a document per line."""
+    publishers = []
+    for number in range(_PUBLISHERS):
+        topic = Topics(fleet, f"board{number}").telemetry
+        command = ["mosquitto_pub", "-p", str(endpoint.port), "-q", "1", "-t", topic, "-l"]
+        with (folder / f"{number}.jsonl").open("rb") as rows:
+            publishers.append(subprocess.Popen(command, stdin=rows))
+    try:
+        yield
+    finally:
+        for publisher in publishers:
+            publisher.wait(_PATIENCE_S)
+
+
+@contextmanager
+def broker(folder: Path, port: int) -> Iterator[Endpoint]:
+    """A mosquitto on this port."""
+    found = shutil.which("mosquitto", path=_PATH)
+    if found is None:
+        raise SystemExit("mosquitto is not installed: apt-get install mosquitto mosquitto-clients")
+    (folder / "mosquitto.conf").write_text(_BROKER.format(port=port))
+    with subprocess.Popen([found, "-c", str(folder / "mosquitto.conf")], stderr=subprocess.DEVNULL) as process:
+        try:
+            with MqttClient(Endpoint("127.0.0.1", port), "probe") as probe:
+                probe.wait_connected(10.0)
+            yield Endpoint("127.0.0.1", port)
+        finally:
+            process.terminate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The devices of a fleet as the store knows them: what each last said of itself, and how its owner groups them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.messages import Birth, Status
+from fleet.identities import Identities, Name
+from fleet.records import audit
+from fleet.store import Row, Store, Transaction
+from fleet.words import printable
+
+_STATE = ("id", "state", "session", "boot_id", "state_ts", "last_seen")
+_BIRTH = ("id", "agent_version", "model", "engine", "calibration", "birth", "last_seen")
+_COLUMNS = "id, name, first_seen, last_seen, state, agent_version, model, engine, calibration, birth"
+# By its numbers, not its clock; a device has few events beside its telemetry.
+_NEWEST = (
+    "(SELECT document FROM reports r WHERE r.device = d.id AND r.kind = 'telemetry' "
+    "ORDER BY epoch DESC, seq DESC LIMIT 1)"
+)
+_HEARD = "(SELECT max(heard) FROM progress p WHERE p.device = d.id)"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One of them. first_seen, last_seen: Unix time in s, by the collector's clock. state: as of its newest status,
+    None where it never told one. birth, telemetry: its newest documents, empty without one. tags: names to values, ""
+    for a name alone. events: the newest of each kind, by kind."""
+
+    id: int
+    fleet: str
+    name: str
+    first_seen: float
+    last_seen: float
+    state: str | None
+    agent_version: str | None
+    model: str | None
+    engine: str | None
+    calibration: str | None
+    birth: Mapping[str, Any] = field(default_factory=dict)
+    telemetry: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+class Devices:
+    """Those in a store. Each method raises AgentError as the store does; times are Unix time in s."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._identities = Identities(store)
+
+    def told_status(self, transaction: Transaction, told: Mapping[Name, Status], now: float) -> None:
+        """What they say of being there. The late will of a connection that another one has followed is none."""
+        ids = self._identities.of(transaction, told.keys(), now)
+        known = transaction.lookup("devices", ("id",), ("session", "state_ts"), [(each,) for each in ids.values()])
+        rows = [
+            (ids[name], status.state, printable(status.session), printable(status.boot_id), status.ts, now)
+            for name, status in told.items()
+            if not _is_late_will(status, *known[(ids[name],)])
+        ]
+        _update(transaction, _STATE, rows)
+
+    def told_birth(self, transaction: Transaction, told: Mapping[Name, tuple[Birth, str]], now: float) -> None:
+        """What they are and run: the document, and as it came."""
+        ids = self._identities.of(transaction, told.keys(), now)
+        rows = [(ids[name], *_runs(birth), document, now) for name, (birth, document) in told.items()]
+        _update(transaction, _BIRTH, rows)
+
+    def all(self, fleet: str) -> list[Device]:
+        """Those of a fleet, by their names."""
+        with self._store.begun("read") as transaction:
+            tags: dict[int, dict[str, str]] = defaultdict(dict)
+            of_fleet = "SELECT id FROM devices WHERE fleet = ?"
+            for id_, name, value in transaction.execute(
+                f"SELECT device, name, value FROM tags WHERE device IN ({of_fleet}) ORDER BY name", (fleet,)
+            ):
+                tags[id_][name] = value
+            events: dict[int, dict[str, Any]] = defaultdict(dict)
+            for id_, kind, document in transaction.execute(
+                f"SELECT device, kind, document FROM newest_events WHERE device IN ({of_fleet})", (fleet,)
+            ):
+                events[id_][kind] = json.loads(document)
+            found = transaction.execute(
+                f"SELECT {_COLUMNS}, {_HEARD}, {_NEWEST} FROM devices d WHERE fleet = ? ORDER BY name", (fleet,)
+            )
+        return [_device(fleet, row, tags.get(row[0], {}), events.get(row[0], {})) for row in found]
+
+    def tag(self, devices: Iterable[Device], tags: Mapping[str, str], removed: Iterable[str], who: str) -> None:
+        """Put these on each of the devices, and take those off; on record as done by `who`."""
+        ids = [device.id for device in devices]
+        with self._store.begun("write") as transaction:
+            rows = [(id_, name, value) for id_ in ids for name, value in tags.items()]
+            transaction.upsert("tags", ("device", "name"), ("device", "name", "value"), rows)
+            for id_ in ids:
+                for name in removed:
+                    transaction.execute("DELETE FROM tags WHERE device = ? AND name = ?", (id_, name))
+            document = json.dumps({"devices": ids, "tags": dict(tags), "removed": list(removed)})
+            audit(transaction, who, "tag", "", "", document)
+
+
+def _is_late_will(status: Status, session: str | None, state_ts: float | None) -> bool:
+    return (
+        status.state == "offline"
+        and session is not None
+        and printable(status.session) != session
+        and state_ts is not None
+        and status.ts <= state_ts
+    )
+
+
+def _runs(birth: Birth) -> list[str | None]:
+    told = (birth.agent_version, birth.model, birth.engine, birth.calibration)
+    return [None if each is None else printable(each) for each in told]
+
+
+def _update(transaction: Transaction, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Of devices that are there."""
+    names = ", ".join(f"{name} = ?" for name in columns[1:])
+    for id_, *values in rows:
+        transaction.execute(f"UPDATE devices SET {names} WHERE id = ?", (*values, id_))
+
+
+def _device(fleet: str, row: Row, tags: Mapping[str, str], events: Mapping[str, Any]) -> Device:
+    id_, name, first_seen, last_seen, *told, birth, heard, newest = row
+    seen = max(last_seen, heard or 0.0)
+    documents = [json.loads(each) if each else {} for each in (birth, newest)]
+    return Device(id_, fleet, name, first_seen, seen, *[*told, *documents, tags, events])

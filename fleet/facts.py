@@ -1,0 +1,93 @@
+"""What is known of a device, in figures and words that can be compared: of several cameras, the worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fleet.devices import Device
+from fleet.words import printable
+
+SILENT_S = 600.0
+Fact = str | float | None
+
+FACTS = {
+    "name": "the device",
+    "state": "online, degraded, stopping, offline; silent: said to be there, and not heard for long",
+    "engine": "the id of the artefact that serves",
+    "regime": "that id, where it is kept as the engine of a light",
+    "model": "the model's SHA-256",
+    "calibration": "the id of the calibration",
+    "agent": "the version of its tared",
+    "drift": "calm, warning, alarm",
+    "gain_db": "predicted gain of a recalibration, dB",
+    "fidelity": "estimate since the last swap or change of drift",
+    "fidelity_low": "the lower end of its 95 % interval",
+    "fidelity_high": "the upper end of its 95 % interval",
+    "fidelity_n": "frames behind it",
+    "fps": "frames per second",
+    "latency_p50": "milliseconds",
+    "latency_p99": "milliseconds",
+    "seen_s": "seconds since anything was heard of it",
+}
+
+
+def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, Fact]:
+    """By the names of FACTS; None for what nobody knows. now: Unix time in s. silent_s: for how long a device that is
+    online may be unheard."""
+    seen_s = max(0.0, now - device.last_seen)
+    state = "silent" if device.state in ("online", "degraded") and seen_s > silent_s else device.state
+    told = device.telemetry.get("cameras")
+    cameras = [each for each in told.values() if isinstance(each, dict)] if isinstance(told, dict) else []
+    kept = _at(device.events.get("regime", {}), "artefact")
+    fidelity = min((_fidelity(each) for each in cameras), key=_lowest, default=(None,) * 4)
+    return {
+        "name": device.name,
+        "state": state,
+        "engine": device.engine,
+        "regime": device.engine if device.engine is not None and device.engine == kept else None,
+        "model": device.model,
+        "calibration": device.calibration,
+        "agent": device.agent_version,
+        "drift": _word(max((_at(each, "drift", "state") for each in cameras), key=_severity, default=None)),
+        "gain_db": _worst(max, (_at(each, "drift", "gain_db") for each in cameras)),
+        **dict(zip(("fidelity", "fidelity_low", "fidelity_high", "fidelity_n"), fidelity, strict=True)),
+        "fps": _worst(min, (_at(each, "fps") for each in cameras)),
+        "latency_p50": _worst(max, (_at(each, "latency_ms", "p50") for each in cameras)),
+        "latency_p99": _worst(max, (_at(each, "latency_ms", "p99") for each in cameras)),
+        "seen_s": seen_s,
+    }
+
+
+def _fidelity(camera: Mapping[str, Any]) -> tuple[float | None, ...]:
+    return tuple(_number(_at(camera, "fidelity", key)) for key in ("estimate", "low", "high", "n"))
+
+
+def _lowest(fidelity: tuple[float | None, ...]) -> float:
+    return fidelity[1] if fidelity[1] is not None else math.inf
+
+
+def _severity(state: object) -> int:
+    return ("calm", "warning", "alarm").index(state) if state in ("calm", "warning", "alarm") else -1
+
+
+def _worst(of: Callable[[Iterable[float]], float], values: Iterable[object]) -> float | None:
+    known = [number for number in map(_number, values) if number is not None]
+    return of(known) if known else None
+
+
+def _number(value: object) -> float | None:
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None  # type: ignore[arg-type]  # mypy does not follow the name
+
+
+def _word(value: object) -> str | None:
+    return printable(value) if isinstance(value, str) else None
+
+
+def _at(document: Any, *keys: str) -> Any:
+    """What stands there; None where nothing does, for whoever sent it may have sent anything."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, Mapping) else None
+    return document

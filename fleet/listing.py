@@ -1,0 +1,84 @@
+"""`tared fleet devices`: a table for people, the same as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fleet.devices import Device
+from fleet.facts import Fact, facts
+
+_WIDE = 240
+_LOUD = {"silent": "red", "offline": "red", "degraded": "yellow"}
+_COLUMNS = ("device", "state", "engine", "regime", "fidelity", "gain dB", "p99 ms", "drift", "tared", "seen", "tags")
+
+
+def as_objects(devices: Sequence[Device], silent_s: float) -> list[dict[str, object]]:
+    """Each with the names of FACTS, `last_seen` (Unix time in s) and `tags`."""
+    now = time.time()
+    return [{**facts(each, now, silent_s), "last_seen": each.last_seen, "tags": dict(each.tags)} for each in devices]
+
+
+def print_devices(devices: Sequence[Device], console: Console, silent_s: float) -> None:
+    """A row for each, and how many there are of each state."""
+    if not console.is_terminal:
+        console.width = _WIDE  # nobody's lines are cut in a pipe
+    now = time.time()
+    known = [facts(each, now, silent_s) for each in devices]
+    table = Table(box=None, pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, overflow="fold")
+    for device, fact in zip(devices, known, strict=True):
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in _row(device, fact)))
+    console.print(table)
+    states = Counter(str(fact["state"] or "never told") for fact in known)
+    console.print(
+        Text(f"{len(devices)} devices: " + ", ".join(f"{count} {state}" for state, count in states.most_common()))
+    )
+
+
+def _row(device: Device, fact: dict[str, Fact]) -> list[str]:
+    tags = " ".join(f"{name}={value}" if value else name for name, value in device.tags.items())
+    regime = "kept" if fact["regime"] is not None else ""
+    return [
+        device.name,
+        str(fact["state"] or "?"),
+        str(fact["engine"] or "")[:12],
+        regime,
+        interval(fact),
+        _figure(fact["gain_db"], 1),
+        _figure(fact["latency_p99"], 1),
+        str(fact["drift"] or ""),
+        str(fact["agent"] or ""),
+        ago(fact["seen_s"]),
+        tags,
+    ]
+
+
+def interval(fact: dict[str, Fact]) -> str:
+    """An estimate and its interval, as `0.98 [0.92, 1.00]`; empty where nobody knows."""
+    if fact["fidelity"] is None:
+        return ""
+    return f"{_figure(fact['fidelity'], 3)} [{_figure(fact['fidelity_low'], 3)}, {_figure(fact['fidelity_high'], 3)}]"
+
+
+def ago(seconds: Fact) -> str:
+    """How long since, in the unit that suits."""
+    left = float(seconds or 0.0)
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if left >= 2.0 * size:
+            return f"{left / size:.0f} {unit} ago"
+    return f"{left:.0f} s ago"
+
+
+def _figure(value: Fact, digits: int) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, float) else ""
+
+
+def _style(cell: str) -> str:
+    return _LOUD.get(cell, "")

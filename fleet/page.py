@@ -1,0 +1,120 @@
+"""`tared fleet report`: how a fleet is, as one HTML file that needs nothing else, to read or to send on."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+from fleet.devices import Device
+from fleet.facts import Fact, facts
+from fleet.figures import histogram, stacked_bars, timeline
+from fleet.listing import ago, interval
+from fleet.records import AuditEntry, Refused
+
+_STATES = {
+    "online": "#2a9d5c",
+    "degraded": "#e0a100",
+    "stopping": "#8a8a8a",
+    "silent": "#b5179e",
+    "offline": "#c1121f",
+    "never told": "#bbbbbb",
+}
+_DRIFT = {"calm": "#2a9d5c", "warning": "#e0a100", "alarm": "#c1121f", "not known": "#bbbbbb"}
+_BLUE = "#3a6ea5"
+_MOST_GROUPS, _MOST_WORST, _MOST_LANES, _MOST_REFUSED = 30, 20, 40, 20
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color-scheme:light dark}"
+    "svg{display:block;margin:.5em 0;max-width:100%;height:auto}"
+    "svg text{font:12px system-ui,sans-serif;fill:currentColor}"
+    "table{border-collapse:collapse}td,th{text-align:left;padding:.1em 1em .1em 0;vertical-align:top}"
+)
+
+
+def page(
+    fleet: str, devices: Sequence[Device], records: Sequence[AuditEntry], refused: Sequence[Refused], silent_s: float
+) -> str:
+    """The whole file. records: the oldest first, those that have a subject are drawn. silent_s: as in `facts`."""
+    now = time.time()
+    known = [facts(each, now, silent_s) for each in devices]
+    sections = {
+        "State": _states(known),
+        "Fidelity": _fidelity(known),
+        "Drift by group": _drift(devices, known),
+        "Rollouts": _rollouts(records),
+        "Quarantine": _refused(refused),
+    }
+    title = f"Fleet {escape(fleet)}: {len(devices)} devices"
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
+    body = "".join(f"<h2>{name}</h2>{''.join(parts)}" for name, parts in sections.items())
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+        f"<h1>{title}</h1><p>As of {made}, by what they last reported.</p>{body}</html>\n"
+    )
+
+
+def _states(known: Sequence[Mapping[str, Fact]]) -> Iterator[str]:
+    counts = Counter(str(fact["state"] or "never told") for fact in known)
+    yield stacked_bars({state: {state: counts[state]} for state in _STATES if counts[state]}, _STATES)
+    versions = Counter(str(fact["agent"] or "not told") for fact in known)
+    yield _table(["tared", "devices"], [(version, str(count)) for version, count in versions.most_common()])
+
+
+def _fidelity(known: Sequence[Mapping[str, Fact]]) -> Iterator[str]:
+    """The lower ends of the intervals: what each engine keeps at least, with 95 % confidence."""
+    measured = [fact for fact in known if isinstance(fact["fidelity_low"], float)]
+    if not measured:
+        yield "<p>Nobody has told it yet.</p>"
+        return
+    lows = sorted(measured, key=lambda fact: float(fact["fidelity_low"] or 0.0))
+    yield f"<p>Lower end of the 95 % interval, of {len(measured)} of {len(known)} devices.</p>"
+    yield histogram([float(fact["fidelity_low"] or 0.0) for fact in lows], 0.0, 1.0, 20, _BLUE)
+    rows = [(str(fact["name"]), interval(dict(fact)), _gain(fact), ago(fact["seen_s"])) for fact in lows[:_MOST_WORST]]
+    yield _table(["lowest", "fidelity", "predicted gain", "seen"], rows)
+
+
+def _drift(devices: Sequence[Device], known: Sequence[Mapping[str, Fact]]) -> Iterator[str]:
+    """By tag; who has none is in a group of its own."""
+    groups: dict[str, Counter[str]] = defaultdict(Counter)
+    for device, fact in zip(devices, known, strict=True):
+        names = [f"{name}={value}" if value else name for name, value in device.tags.items()] or ["without a tag"]
+        for name in names:
+            groups[name][str(fact["drift"] or "not known")] += 1
+    largest = sorted(groups, key=lambda name: (-sum(groups[name].values()), name))
+    yield stacked_bars({name: groups[name] for name in largest[:_MOST_GROUPS]}, _DRIFT)
+    if (more := len(largest) - _MOST_GROUPS) > 0:
+        yield f"<p>And {more} smaller groups.</p>"
+    legend = " ".join(f'<span style="color:{colour}">&#9632;</span> {name}' for name, colour in _DRIFT.items())
+    yield f"<p>{legend}</p>"
+
+
+def _rollouts(records: Sequence[AuditEntry]) -> Iterator[str]:
+    lanes: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for record in records:
+        if record.subject:
+            when = time.strftime("%m-%d %H:%M:%S", time.gmtime(record.at))
+            words = f"{when} {record.what}, by {record.who}" + (f": {record.why}" if record.why else "")
+            lanes[record.subject].append((record.at, words))
+    if not lanes:
+        yield "<p>None so far.</p>"
+        return
+    yield timeline(dict(list(lanes.items())[-_MOST_LANES:]), _BLUE)
+
+
+def _refused(refused: Sequence[Refused]) -> Iterator[str]:
+    if not refused:
+        yield "<p>Empty.</p>"
+        return
+    rows = [(f"{each.fleet}/{each.device}", each.topic, each.found) for each in refused[:_MOST_REFUSED]]
+    yield _table(["device", "topic", "found, the newest first"], rows)
+
+
+def _gain(fact: Mapping[str, Fact]) -> str:
+    return f"{fact['gain_db']:.1f} dB" if isinstance(fact["gain_db"], float) else ""
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"

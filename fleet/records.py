@@ -1,0 +1,110 @@
+"""What is kept for people to look at: what was refused of boards, what became of commands, who has done what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.requests import CommandResult
+from fleet.identities import Identities, Name
+from fleet.store import Store, Transaction
+from fleet.words import printable
+
+_MOST_REFUSED = 10_000  # rows
+_MOST_BYTES = 4096  # of what was refused
+_RESULT = ("device", "command", "status", "final", "received", "document")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What a board has sent, and nobody could take as what it should have been. found: in words."""
+
+    fleet: str
+    device: str
+    topic: str
+    code: str
+    found: str
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """at: Unix time in s. what: the act, such as "tag". subject: what it was done to, such as a rollout's id. document:
+    JSON, such as the signed command."""
+
+    at: float
+    who: str
+    what: str
+    why: str
+    subject: str
+    document: str
+
+
+def quarantine(transaction: Transaction, refused: Sequence[Refused], now: float) -> None:
+    """Keep the newest 10,000, each up to 4 KiB of it."""
+    insert = (
+        "INSERT INTO quarantine (received, fleet, device, topic, code, found, payload) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    )
+    for each in refused[-_MOST_REFUSED:]:
+        found = printable(each.found, 300)
+        payload = each.payload[:_MOST_BYTES]
+        names = printable(each.fleet), printable(each.device), printable(each.topic)
+        transaction.execute(insert, (now, *names, each.code, found, payload))
+    if refused:
+        transaction.execute("DELETE FROM quarantine WHERE id <= (SELECT max(id) FROM quarantine) - ?", (_MOST_REFUSED,))
+
+
+def audit(transaction: Transaction, who: str, what: str, why: str, subject: str, document: str) -> None:
+    """Put on record; nothing takes it off again."""
+    insert = "INSERT INTO audit (at, who, what, why, subject, document) VALUES (?, ?, ?, ?, ?, ?)"
+    transaction.execute(insert, (time.time(), who, what, why, subject, document))
+
+
+def audited(store: Store, subject: str | None = None) -> list[AuditEntry]:
+    """What is on record, of all subjects where none is named, the oldest first."""
+    where, values = ("", ()) if subject is None else (" WHERE subject = ?", (subject,))
+    with store.begun("read") as transaction:
+        found = transaction.execute(
+            f"SELECT at, who, what, why, subject, document FROM audit{where} ORDER BY id", values
+        )
+    return [AuditEntry(*row) for row in found]
+
+
+def refused(store: Store, newest: int = 100) -> list[Refused]:
+    """What lies in quarantine, the newest first."""
+    query = "SELECT fleet, device, topic, code, found, payload FROM quarantine ORDER BY id DESC LIMIT ?"
+    with store.begun("read") as transaction:
+        found = transaction.execute(query, (newest,))
+    return [Refused(*row[:5], bytes(row[5])) for row in found]  # type: ignore[call-arg]  # mypy counts no slice
+
+
+class Results:
+    """What became of commands. Raises AgentError as the store does."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._identities = Identities(store)
+
+    def take(self, transaction: Transaction, told: Iterable[tuple[Name, CommandResult, str]], now: float) -> None:
+        """The results of commands, the older first, and each document; a final one stays."""
+        newest: dict[tuple[Name, str], tuple[CommandResult, str]] = {}
+        for name, result, document in told:
+            former = newest.get((name, result.id))
+            if former is None or not former[0].final:
+                newest[name, result.id] = result, document
+        ids = self._identities.of(transaction, {name for name, _ in newest}, now)
+        keys = {(ids[name], command): each for (name, command), each in newest.items()}
+        known = transaction.lookup("results", _RESULT[:2], ("final",), keys)
+        rows = [
+            (*key, result.status, int(result.final), now, document)
+            for key, (result, document) in keys.items()
+            if not known.get(key, (0,))[0]
+        ]
+        transaction.upsert("results", _RESULT[:2], _RESULT, rows)
+
+    def of(self, commands: Iterable[tuple[int, str]]) -> Mapping[tuple[int, str], str]:
+        """The newest result of each of these, by device's id and command's id, as it came."""
+        with self._store.begun("read") as transaction:
+            found = transaction.lookup("results", _RESULT[:2], ("document",), commands)
+        return {(int(key[0]), str(key[1])): str(row[0]) for key, row in found.items()}

@@ -1,0 +1,223 @@
+"""The store in PostgreSQL: batches go there by COPY, and arrays stand in for many statements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, lru_cache
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg.sql import SQL
+
+from agent.errors import AgentError
+from fleet.store.schema import POSTGRES
+from fleet.store.transaction import ReportRow, Row, Store, Transaction, What
+
+_TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
+_MIGRATING = 0x7A7265  # of the advisory lock: of two that start at once, one migrates
+# A server that is gone without a word is known as that within seconds.
+_OPTIONS: dict[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    "application_name": "tared fleet",
+}
+_STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT DELETE ROWS"
+
+
+class PostgresStore(Store):
+    """See Store."""
+
+    def __init__(self, url: str) -> None:
+        """url: as libpq reads it. Raises AgentError as Store."""
+        self.where = _shown(url)
+        self.generation = 0
+        self._url = url
+        self._db: psycopg.Connection[Row] | None = None
+        with self._translated("write"):
+            self._connected()
+
+    @contextmanager
+    def begun(self, what: What = "write") -> Iterator[Transaction]:
+        with self._translated(what):
+            db = self._connected()
+            with db.transaction():
+                yield PostgresTransaction(db.cursor())
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._db = None
+
+    def __enter__(self) -> PostgresStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connected(self) -> psycopg.Connection[Row]:
+        if self._db is None:
+            db = psycopg.connect(self._url, autocommit=True, **_OPTIONS)
+            try:
+                with db.transaction():
+                    self._prepare(db)
+                db.execute(_STAGED)
+            except BaseException:
+                db.close()
+                raise
+            self._db = db
+            self.generation += 1
+        return self._db
+
+    def _prepare(self, db: psycopg.Connection[Row]) -> None:
+        """Bring it to today's schema."""
+        db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
+        db.execute("CREATE TABLE IF NOT EXISTS tared_schema (version BIGINT NOT NULL)")
+        found, today = db.execute("SELECT version FROM tared_schema").fetchone(), len(POSTGRES)
+        schema = int(found[0]) if found is not None else 0
+        if schema > today:
+            remedy = "run the tared that wrote it, or give --db another database"
+            raise AgentError(
+                "fleet.schema", f"{self.where} of schema {schema}", f"schema {today} or an older one", remedy
+            )
+        for script in POSTGRES[schema:]:
+            db.execute(_sql(script))
+        if schema < today:
+            db.execute("DELETE FROM tared_schema")
+            db.execute("INSERT INTO tared_schema VALUES (%s)", (today,))
+
+    @contextmanager
+    def _translated(self, what: What) -> Iterator[None]:
+        """What the driver raises inside is raised as AgentError; that connection serves no more."""
+        try:
+            yield
+        except psycopg.Error as error:
+            self.close()
+            found = f"{self.where}: {' '.join(str(error).split()) or type(error).__name__}"
+            if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08")[:2] in ("08", "57"):
+                remedy = "start it, or correct --db, the network or its rights"
+                raise AgentError("fleet.unreachable", found, "a PostgreSQL server that answers", remedy) from error
+            remedy = "make room there, or correct its rights"
+            raise AgentError(f"fleet.{what}", found, "what boards have reported, in PostgreSQL", remedy) from error
+        except AgentError:
+            self.close()
+            raise
+
+
+class PostgresTransaction(Transaction):
+    """See Transaction."""
+
+    def __init__(self, cursor: psycopg.Cursor[Row]) -> None:
+        self._cursor = cursor
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
+        self._cursor.execute(_translate(sql), parameters)
+        return self._cursor.fetchall() if self._cursor.description is not None else []
+
+    def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        return self._cursor.execute(_translate(sql), parameters).rowcount
+
+    def upsert(self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        others = [f"{name} = excluded.{name}" for name in columns if name not in key]
+        action = f"UPDATE SET {', '.join(others)}" if others else "NOTHING"
+        arrays, values = _arrays(sorted(rows))  # in one order, so that two never wait for each other
+        self._cursor.execute(
+            _sql(
+                f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) "
+                f"ON CONFLICT ({', '.join(key)}) DO {action}"
+            ),
+            values,
+        )
+
+    def lookup(
+        self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
+    ) -> dict[Row, Row]:
+        wanted = sorted(keys)
+        if not wanted:
+            return {}
+        arrays, values = _arrays(wanted)
+        names = ", ".join(key)
+        self._cursor.execute(
+            _sql(
+                f"SELECT {', '.join(f't.{name}' for name in (*key, *columns))} FROM {table} t "
+                f"JOIN unnest({arrays}) AS wanted ({names}) USING ({names}) ORDER BY {names}"
+                + (" FOR UPDATE OF t" if lock else "")
+            ),
+            values,
+        )
+        return {row[: len(key)]: row[len(key) :] for row in self._cursor}
+
+    def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
+        if not rows:
+            return []
+        lines = _lines(sorted(rows))  # in one order, so that no two ever wait for each other
+        with suppress(psycopg.errors.UniqueViolation), self._cursor.connection.transaction():
+            self._copy("reports", lines)  # takes half of the server's time, and nothing that is there already
+            return []
+        self._copy("staged", lines)
+        self._cursor.execute("INSERT INTO reports SELECT * FROM staged ON CONFLICT DO NOTHING")
+        self._cursor.execute(
+            "SELECT s.* FROM staged s JOIN reports r USING (device, epoch, seq) WHERE s.document <> r.document"
+        )
+        return [ReportRow(*row) for row in self._cursor]
+
+    def _copy(self, table: str, lines: str) -> None:
+        with self._cursor.copy(_sql(f"COPY {table} FROM STDIN")) as copy:
+            copy.write(lines)
+
+    def prune(self, table: str, column: str, before: float, most: int) -> int:
+        oldest = f"SELECT ctid FROM {table} WHERE {column} < ? LIMIT ?"
+        return self.changed(f"DELETE FROM {table} WHERE ctid IN ({oldest})", (before, most))
+
+
+def _lines(rows: Sequence[ReportRow]) -> str:
+    """In COPY's text format (PostgreSQL's manual, "COPY", section "Text Format"); JSON has no bare control characters
+    within its strings, but may have some between its tokens."""
+    return "".join(
+        [
+            f"{device}\t{epoch}\t{seq}\t{_word(kind)}\t{ts!r}\t{_moment(received)}\t{_escaped(document)}\n"
+            for device, epoch, seq, kind, ts, received, document in rows
+        ]
+    )
+
+
+def _escaped(text: str) -> str:
+    if "\\" in text:
+        text = text.replace("\\", "\\\\")
+    if "\n" in text or "\t" in text or "\r" in text:
+        text = text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+    return text
+
+
+def _arrays(rows: Sequence[Row]) -> tuple[str, list[list[Any]]]:
+    """The columns of these rows as parameters of unnest."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    types = [next((_TYPES[type(value)] for value in column if value is not None), "text") for column in columns]
+    return ", ".join(f"%s::{each}[]" for each in types), columns
+
+
+_word = lru_cache(1000)(_escaped)
+_moment = lru_cache(10)(repr)  # a batch has one
+
+
+@cache
+def _translate(sql: str) -> SQL:
+    return _sql(sql.replace("?", "%s"))
+
+
+def _sql(text: str) -> SQL:
+    """A statement that is made of the project's own words; the driver would only have literal ones."""
+    return SQL(cast("Any", text))
+
+
+def _shown(url: str) -> str:
+    """Without what may be secret."""
+    parts = urlsplit(url)
+    host = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+    return f"{parts.scheme}://{host}{parts.path}"

@@ -1,0 +1,187 @@
+"""The tables of a fleet's store: one schema for SQLite and PostgreSQL, written in what both understand.
+
+Each migration is a script. Where the dialects have different words, a placeholder stands for them: `{id}`, a key that
+the database counts; `{bytes}`. A new table is a new migration at the end; what is there already is never edited.
+"""
+
+from __future__ import annotations
+
+# What `tared fleet collect` wrote before there were devices: names in each row, and SQLite alone.
+_REPORTS_BY_NAME = """
+    CREATE TABLE reports (
+        fleet TEXT NOT NULL,
+        device TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        ts REAL NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (fleet, device, epoch, seq)
+    );
+    CREATE TABLE dropped (
+        fleet TEXT NOT NULL,
+        device TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        first INTEGER NOT NULL,
+        last INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        n INTEGER NOT NULL,
+        PRIMARY KEY (fleet, device, epoch, first, kind)
+    ) WITHOUT ROWID;
+    CREATE TABLE progress (
+        fleet TEXT NOT NULL,
+        device TEXT NOT NULL,
+        epoch INTEGER NOT NULL,
+        upto INTEGER NOT NULL,
+        PRIMARY KEY (fleet, device, epoch)
+    ) WITHOUT ROWID;
+    """
+
+# Times are Unix time in seconds: ts by the board's clock, all others by that of whoever writes them here. A document is
+# the JSON that came.
+_DEVICES = """
+    CREATE TABLE devices (
+        id {id},
+        fleet TEXT NOT NULL,
+        name TEXT NOT NULL,
+        first_seen DOUBLE PRECISION NOT NULL,
+        last_seen DOUBLE PRECISION NOT NULL,
+        epoch BIGINT NOT NULL DEFAULT 0,
+        state TEXT,
+        session TEXT,
+        boot_id TEXT,
+        state_ts DOUBLE PRECISION,
+        agent_version TEXT,
+        model TEXT,
+        engine TEXT,
+        calibration TEXT,
+        birth TEXT,
+        UNIQUE (fleet, name)
+    );
+    CREATE TABLE reports (
+        device BIGINT NOT NULL,
+        epoch BIGINT NOT NULL,
+        seq BIGINT NOT NULL,
+        kind TEXT NOT NULL,
+        ts DOUBLE PRECISION NOT NULL,
+        received DOUBLE PRECISION NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (device, epoch, seq)
+    );
+    CREATE TABLE dropped (
+        device BIGINT NOT NULL,
+        epoch BIGINT NOT NULL,
+        first BIGINT NOT NULL,
+        last BIGINT NOT NULL,
+        kind TEXT NOT NULL,
+        n BIGINT NOT NULL,
+        PRIMARY KEY (device, epoch, first, kind)
+    );
+    CREATE TABLE progress (
+        device BIGINT NOT NULL,
+        epoch BIGINT NOT NULL,
+        upto BIGINT NOT NULL,
+        highest BIGINT NOT NULL,
+        ts DOUBLE PRECISION NOT NULL,
+        heard DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (device, epoch)
+    );
+    CREATE TABLE newest_events (
+        device BIGINT NOT NULL,
+        kind TEXT NOT NULL,
+        epoch BIGINT NOT NULL,
+        seq BIGINT NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (device, kind)
+    );
+    CREATE TABLE results (
+        device BIGINT NOT NULL,
+        command TEXT NOT NULL,
+        status TEXT NOT NULL,
+        final BIGINT NOT NULL,
+        received DOUBLE PRECISION NOT NULL,
+        document TEXT NOT NULL,
+        PRIMARY KEY (device, command)
+    );
+    CREATE TABLE tags (
+        device BIGINT NOT NULL,
+        name TEXT NOT NULL,
+        value TEXT NOT NULL,
+        PRIMARY KEY (device, name)
+    );
+    CREATE TABLE quarantine (
+        id {id},
+        received DOUBLE PRECISION NOT NULL,
+        fleet TEXT NOT NULL,
+        device TEXT NOT NULL,
+        topic TEXT NOT NULL,
+        code TEXT NOT NULL,
+        found TEXT NOT NULL,
+        payload {bytes} NOT NULL
+    );
+    CREATE TABLE audit (
+        id {id},
+        at DOUBLE PRECISION NOT NULL,
+        who TEXT NOT NULL,
+        what TEXT NOT NULL,
+        why TEXT NOT NULL,
+        subject TEXT NOT NULL,
+        document TEXT NOT NULL
+    );
+    CREATE INDEX audit_by_subject ON audit (subject, id);
+    """
+
+_AWAY = "".join(f"ALTER TABLE {name} RENAME TO {name}_by_name;\n" for name in ("reports", "dropped", "progress"))
+_DEVICES_FROM_NAMES = """
+    INSERT INTO devices (fleet, name, first_seen, last_seen)
+        SELECT fleet, device, 0.0, 0.0 FROM progress_by_name
+        UNION SELECT fleet, device, 0.0, 0.0 FROM reports_by_name
+        UNION SELECT fleet, device, 0.0, 0.0 FROM dropped_by_name;
+    UPDATE devices SET epoch = told.epoch
+        FROM (SELECT fleet, device, max(epoch) AS epoch FROM progress_by_name GROUP BY fleet, device) told
+        WHERE told.fleet = devices.fleet AND told.device = devices.name;
+    UPDATE devices SET first_seen = told.first_ts, last_seen = told.last_ts
+        FROM (
+            SELECT fleet, device, min(ts) AS first_ts, max(ts) AS last_ts FROM reports_by_name GROUP BY fleet, device
+        ) told
+        WHERE told.fleet = devices.fleet AND told.device = devices.name;
+    INSERT INTO reports
+        SELECT d.id, r.epoch, seq, kind, ts, CAST(strftime('%s', 'now') AS REAL), document
+        FROM reports_by_name r JOIN devices d ON d.fleet = r.fleet AND d.name = r.device ORDER BY r.rowid;
+    INSERT INTO dropped
+        SELECT d.id, x.epoch, first, last, kind, n
+        FROM dropped_by_name x JOIN devices d ON d.fleet = x.fleet AND d.name = x.device;
+    INSERT INTO progress
+        SELECT d.id, p.epoch, upto, max(
+            upto,
+            coalesce((SELECT max(seq) FROM reports r WHERE r.device = d.id AND r.epoch = p.epoch), 0),
+            coalesce((SELECT max(last) FROM dropped x WHERE x.device = d.id AND x.epoch = p.epoch), 0)
+        ), d.last_seen, d.last_seen
+        FROM progress_by_name p JOIN devices d ON d.fleet = p.fleet AND d.name = p.device;
+    DROP TABLE reports_by_name;
+    DROP TABLE dropped_by_name;
+    DROP TABLE progress_by_name;
+    """
+
+# Row by row behind each other: a summary of each range of pages finds what is old, at a thousandth of a B-tree's cost.
+_BY_AGE = "CREATE INDEX reports_by_age ON reports USING brin (received);"
+# Updated with each batch: room on each page lets PostgreSQL do that in place.
+_IN_PLACE = "ALTER TABLE progress SET (fillfactor = 50);"
+
+_SQLITE = {"id": "INTEGER PRIMARY KEY", "bytes": "BLOB"}
+_POSTGRES = {"id": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytes": "BYTEA"}
+
+# For both dialects, from schema 2 on: what comes next is appended here.
+_NEXT: tuple[str, ...] = ()
+
+# The script at n brings a store of schema n to schema n + 1.
+SQLITE = (
+    _REPORTS_BY_NAME,
+    _AWAY + _DEVICES.format_map(_SQLITE) + _DEVICES_FROM_NAMES,
+    *(script.format_map(_SQLITE) for script in _NEXT),
+)
+POSTGRES = (
+    "",
+    _DEVICES.format_map(_POSTGRES) + _BY_AGE + _IN_PLACE,
+    *(script.format_map(_POSTGRES) for script in _NEXT),
+)

@@ -1,0 +1,112 @@
+"""The store in a SQLite file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.database import Database
+from agent.errors import AgentError
+from fleet.store.schema import SQLITE
+from fleet.store.transaction import ReportRow, Row, Store, Transaction, What
+
+# What is acknowledged survives a power cut. The log is copied into the file every 16 MB, more seldom than by default:
+# a page that many batches touch is then written once.
+_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000", "cache_size = -65536")
+# Each step of a statement lets other threads run, and waits for its turn after that: so many rows are one step.
+_ROWS = 500
+_VALUES = "(?, ?, ?, ?, ?, ?, ?)"
+_INSERT = f"INSERT OR IGNORE INTO reports VALUES {_VALUES}"
+_INSERT_MANY = f"INSERT OR IGNORE INTO reports VALUES {', '.join([_VALUES] * _ROWS)}"
+_KEY = "device = ? AND epoch = ? AND seq = ?"
+
+
+class SqliteStore(Store):
+    """See Store."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises AgentError as Store."""
+        self.where = str(path)
+        self.generation = 0
+        holds, loss = "what boards have reported", "what they have reported so far lies in the other file"
+        self._database = Database(path, "fleet", holds, loss, SQLITE, _PRAGMAS)
+        self._db: sqlite3.Connection | None = None
+        self._connected("write")
+
+    @contextmanager
+    def begun(self, what: What = "write") -> Iterator[Transaction]:
+        db = self._connected(what)
+        try:
+            with self._database.begun(db, what):
+                yield SqliteTransaction(db)
+        except AgentError:  # what it has open may have been moved aside
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._db = None
+
+    def __enter__(self) -> SqliteStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _connected(self, what: What) -> sqlite3.Connection:
+        if self._db is None:
+            self._db = self._database.connect(what, any_thread=True)
+            self.generation += 1
+        return self._db
+
+
+class SqliteTransaction(Transaction):
+    """See Transaction."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
+        return self._db.execute(sql, tuple(parameters)).fetchall()
+
+    def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        return self._db.execute(sql, tuple(parameters)).rowcount
+
+    def upsert(self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+        others = [f"{name} = excluded.{name}" for name in columns if name not in key]
+        action = f"UPDATE SET {', '.join(others)}" if others else "NOTHING"
+        self._db.executemany(
+            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+            f"ON CONFLICT ({', '.join(key)}) DO {action}",
+            rows,
+        )
+
+    def lookup(
+        self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
+    ) -> dict[Row, Row]:
+        del lock  # a transaction that writes is alone anyway
+        query = f"SELECT {', '.join(columns)} FROM {table} WHERE {' AND '.join(f'{name} = ?' for name in key)}"
+        found = {}
+        for each in keys:
+            row = self._db.execute(query, each).fetchone()
+            if row is not None:
+                found[each] = row
+        return found
+
+    def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
+        before = self._db.total_changes
+        whole = len(rows) - len(rows) % _ROWS
+        for start in range(0, whole, _ROWS):
+            self._db.execute(_INSERT_MANY, [value for row in rows[start : start + _ROWS] for value in row])
+        self._db.executemany(_INSERT, rows[whole:])
+        if self._db.total_changes - before == len(rows):
+            return []
+        query = f"SELECT document FROM reports WHERE {_KEY}"
+        return [row for row in rows if self._db.execute(query, row[:3]).fetchone() != (row.document,)]
+
+    def prune(self, table: str, column: str, before: float, most: int) -> int:
+        oldest = f"SELECT rowid FROM {table} ORDER BY rowid LIMIT ?"
+        return self.changed(f"DELETE FROM {table} WHERE rowid IN ({oldest}) AND {column} < ?", (most, before))

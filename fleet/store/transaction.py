@@ -1,0 +1,75 @@
+"""What may be asked of a store within a transaction, whatever database keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, NamedTuple, Protocol
+
+Row = tuple[Any, ...]
+What = Literal["read", "write"]
+
+
+class ReportRow(NamedTuple):
+    """A row of `reports`. device: its id. ts: by the board's clock, received: by ours, Unix time in s."""
+
+    device: int
+    epoch: int
+    seq: int
+    kind: str
+    ts: float
+    received: float
+    document: str
+
+
+class Transaction(Protocol):
+    """Statements are in the SQL that SQLite and PostgreSQL share, with `?` for each parameter, and no other `?` or `%`.
+
+    Names of tables and columns are the caller's own, and never a stranger's.
+    """
+
+    def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
+        """One statement; its rows, none of what returns none."""
+
+    def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        """One statement; how many rows it has changed."""
+
+    def upsert(self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+        """Rows of these columns, of which the first ones are the key, once each: new, or in the place of the one that
+        has the key. Where the key is all there is, what is there stays."""
+
+    def lookup(
+        self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
+    ) -> dict[Row, Row]:
+        """These columns of those rows that are there, by their keys. lock: nobody else changes them until the end."""
+
+    def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
+        """Those whose number is not there yet. Returned is whose number had been taken by another document."""
+
+    def prune(self, table: str, column: str, before: float, most: int) -> int:
+        """Delete rows whose time in `column` is earlier than `before`, at most so many, those written first; how many
+        that were."""
+
+
+class Store(Protocol):
+    """A fleet's database, for one thread at a time; a context manager that closes it.
+
+    Each use raises AgentError where the database does not answer (`fleet.unreachable`), refuses (`fleet.write`,
+    `fleet.read`), or has a schema of a newer tared (`fleet.schema`). A SQLite file that is damaged is moved aside
+    (`fleet.damaged`), and the next use begins a new one. After any of these the next use connects anew.
+
+    generation: another number after each time that it connected: what is remembered of rows, such as ids of devices,
+    holds within one.
+    """
+
+    where: str
+    generation: int
+
+    def begun(self, what: What = "write") -> AbstractContextManager[Transaction]:
+        """A transaction, durable at its end; whatever is raised inside undoes it."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Store: ...
+
+    def __exit__(self, *_: object) -> None: ...

@@ -1,0 +1,174 @@
+"""Several collectors, collectors that are killed, databases that go away: what is acknowledged is stored."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty
+
+import pytest
+from brokers import RealBroker, Watcher, eventually, running_mosquitto
+from collector_bench import alarm, collecting, online
+from device import TOPICS
+
+from agent.intake import Intake
+from agent.messages import Ack
+from agent.mqtt import Endpoint, MqttClient
+from agent.publishing import Message
+from benchmarks.postgres import Postgres
+from fleet import collector as collector_module
+from fleet.reports import Reports
+from fleet.store import open_store
+
+
+class Board:
+    """Sends what nobody has acknowledged, as a board's outbox does."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._client = MqttClient(endpoint, "board", subscriptions=[TOPICS.ack])
+        self.acknowledged = 0
+
+    def __enter__(self) -> Board:
+        self._client.__enter__()
+        assert self._client.wait_connected(10.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def send(self, upto: int) -> None:
+        for seq in range(self.acknowledged + 1, upto + 1):
+            self._client.publish(alarm(seq))
+
+    def hear(self) -> int:
+        """Up to which number all is acknowledged."""
+        with contextlib.suppress(Empty):
+            while True:
+                ack = Ack.from_json(self._client.inbox.get_nowait().payload)
+                if ack.epoch == 7:
+                    self.acknowledged = max(self.acknowledged, ack.upto)
+        return self.acknowledged
+
+
+@contextlib.contextmanager
+def a_process(broker: RealBroker, where: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", where, "--port", str(broker.port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_a_collector_that_is_killed_at_any_time_loses_nothing(mosquitto: RealBroker, where: str) -> None:
+    per_life = 400
+    with Board(mosquitto.endpoint) as board:
+        for life in range(1, 4):
+            with a_process(mosquitto, where) as process:
+                eventually(lambda upto=life * per_life: _sent_until_some(board, upto), 30.0)  # type: ignore[misc]  # a default
+                process.kill()
+                process.wait()
+            with open_store(where) as store:
+                assert Reports(store).latest("fleet", "board")[1] >= board.hear()
+        with a_process(mosquitto, where):
+            eventually(lambda: _sent_until_some(board, 3 * per_life) and board.hear() == 3 * per_life, 30.0)
+    with open_store(where) as store:
+        assert [each.seq for each in Reports(store).of("fleet", "board")] == list(range(1, 3 * per_life + 1))
+
+
+def _sent_until_some(board: Board, upto: int) -> bool:
+    before = board.hear()
+    if before < upto:
+        board.send(min(upto, before + 100))
+    return board.hear() > before or before == upto
+
+
+@pytest.mark.broker
+def test_two_collectors_share_the_load(mosquitto: RealBroker, where: str) -> None:
+    open_store(where).close()
+    with (
+        Board(mosquitto.endpoint) as board,
+        Watcher(mosquitto.endpoint) as watcher,
+        MqttClient(mosquitto.endpoint, "state") as state,
+        collecting(mosquitto, where, "one", share="group") as one,
+        collecting(mosquitto, where, "two", share="group") as two,
+    ):
+        online(state, watcher, times=2)
+        board.send(600)
+        eventually(lambda: board.hear() == 600 or bool(board.send(600)), 30.0)
+        eventually(lambda: min(one.counts["report"], two.counts["report"]) > 50)
+
+
+@pytest.mark.broker
+def test_while_the_database_is_down_nothing_is_acknowledged_and_then_all_is(
+    mosquitto: RealBroker, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    del postgres  # which skips this where there is none; it is the others' too, so it is not stopped
+    monkeypatch.setattr(collector_module, "_RETRY_S", 0.05)
+    with (
+        Postgres() as server,
+        Board(mosquitto.endpoint) as board,
+        Watcher(mosquitto.endpoint) as watcher,
+        collecting(mosquitto, server.new_database()),
+        MqttClient(mosquitto.endpoint, "state") as state,
+    ):
+        online(state, watcher)
+        board.send(10)
+        eventually(lambda: board.hear() == 10)
+        server.stop()
+        board.send(300)
+        eventually(lambda: "collector=unreachable" in caplog.text)
+        assert board.hear() == 10
+        server.start()
+        eventually(lambda: board.hear() == 300)
+
+
+@pytest.mark.broker
+def test_what_nobody_takes_waits_with_the_broker(tmp_path: Path) -> None:
+    """Of 500 messages no more than the 20 that a broker has under way by MQTT 3.1.1, and then all."""
+    intake = Intake(most_bytes=1)
+    with running_mosquitto(tmp_path) as broker:
+        endpoint = Endpoint(broker.host, broker.port, protocol="3.1.1")
+        with (
+            MqttClient(endpoint, "taker", subscriptions=[TOPICS.event], intake=intake) as taker,
+            MqttClient(endpoint, "board", subscriptions=["done"]) as board,
+        ):
+            assert taker.wait_connected(10.0)
+            for seq in range(500):
+                board.publish(Message(TOPICS.event, b"%d" % seq))
+            board.publish(Message("done", b""))
+            board.inbox.get(timeout=10.0)
+            taken = intake.take(1 << 20, 10.0, 0.0)
+            assert 0 < len(taken) <= 40
+            while len(taken) < 500:
+                more = intake.take(1 << 20, 10.0, 0.0)
+                assert more
+                taken += more
+    assert [int(each.payload) for each in taken] == list(range(500))
+
+
+@pytest.mark.broker
+def test_a_payload_that_is_too_long_is_cut_and_what_follows_it_is_not(tmp_path: Path) -> None:
+    intake = Intake(most_bytes=1 << 30)
+    with running_mosquitto(tmp_path) as broker:
+        endpoint = Endpoint(broker.host, broker.port, protocol="3.1.1")
+        with (
+            MqttClient(endpoint, "taker", subscriptions=[TOPICS.event], intake=intake) as taker,
+            MqttClient(endpoint, "board") as board,
+        ):
+            assert taker.wait_connected(10.0)
+            sizes = [10, 65_536, 65_537, 3_000_000, 127, 128, 0, 20_000]
+            for size in sizes:
+                board.publish(Message(TOPICS.event, bytes([size % 251]) * size))
+            taken: list[bytes] = []
+            while len(taken) < len(sizes):
+                more = intake.take(1 << 30, 10.0, 0.0)
+                assert more
+                taken += [each.payload for each in more]
+    assert [len(each) for each in taken] == [min(size, 65_537) for size in sizes]
+    assert all(set(each) <= {size % 251} for each, size in zip(taken, sizes, strict=True))

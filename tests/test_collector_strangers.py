@@ -1,0 +1,206 @@
+"""A collector and what strangers, broken boards and twins send it: nothing ends it, nothing passes for another's."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from brokers import Watcher, eventually, running_mosquitto
+from collector_bench import STREAM, alarm, collecting, online, report
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.endpoint import Endpoint
+from agent.intake import Arrival
+from agent.messages import Birth, Status
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.requests import CommandResult
+from agent.topics import Topics
+from fleet.batch import Part, Reader
+from fleet.devices import Devices
+from fleet.keeper import Keeper
+from fleet.records import refused
+from fleet.reports import Report, Reports, Stream
+from fleet.store import Store, open_store
+
+_TOPIC = b"tared/v1/fleet/board/"
+_ACL = Path(__file__).parent.parent / "docs" / "mosquitto" / "tared.acl"
+_HONEST = {
+    b"telemetry": b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{"a":{"fps":1.0,"latency_ms":{"p50":1.0,"p99":2.0}}}}',
+    b"event": b'{"epoch":7,"seq":4,"ts":1.5,"kind":"alarm","gain_db":3.0}',
+    b"status": Status(state="online", session="s", boot_id="b", ts=1.0).to_json(),
+    b"birth": Birth(agent_version="1", engine="e").to_json(),
+    b"cmd/c1/result": CommandResult(id="c1", status="SUCCEEDED").to_json(),
+}
+_DIRT = [
+    b"\x00",
+    b"\\u0000",
+    b"\xff",
+    b"\\ud800",
+    b"1e999",
+    b"NaN",
+    b"[" * 60,
+    b'"',
+    b"}",
+    b"\n",
+    b"9" * 30,
+    b"-",
+    b"\\",
+]
+
+
+def test_telemetry_is_read_the_same_the_quick_way_and_the_thorough_one() -> None:
+    for payload in (_HONEST[b"telemetry"], _HONEST[b"telemetry"].replace(b"{", b"{ ")):
+        (quick,) = Reader().read([Arrival(_TOPIC + b"telemetry", payload)]).news
+        (thorough,) = Reader().read([Arrival(_TOPIC + b"telemetry", payload[:-1] + b',"device":"board"}')]).news
+        assert isinstance(quick, Report)
+        assert isinstance(thorough, Report)
+        assert quick[:-1] == thorough[:-1]
+        assert quick.document == payload.decode()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":NaN}}',
+        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":Infinity}}',
+        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":' + b"[" * 17 + b"]" * 17 + b"}}",
+        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{},"health":{"a":"\\ud800"}}',
+        b'{"epoch":7,"seq":3,"ts":"now","cameras":{}}',
+        b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{}}' + b" " * 65_536,
+        _HONEST[b"telemetry"][:-1],
+    ],
+)
+def test_what_is_no_telemetry_is_kept_as_a_number_that_was_unreadable(payload: bytes) -> None:
+    batch = Reader().read([Arrival(_TOPIC + b"telemetry", payload)])
+    assert [each.code.partition(".")[0] for each in batch.refused] == ["message"]
+    assert [each[1:4] for each in batch.news] == [(3, 3, "unreadable")]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*(_TOPIC + path for path in _HONEST), b"x", _TOPIC, b"tared/v1//"]), st.binary(max_size=80)
+        )
+    )
+)
+def test_bytes_of_any_kind_are_read_or_refused(arrivals: list[tuple[bytes, bytes]]) -> None:
+    batch = Reader().read([Arrival(*each) for each in arrivals])
+    known = len(batch.news) + len(batch.statuses) + len(batch.births) + len(batch.results)
+    assert known + len(batch.refused) <= 2 * len(arrivals)
+
+
+def test_documents_that_were_tampered_with_are_stored_or_refused_by_any_database(store: Store) -> None:
+    """What passes for a document is one for the database too: one row that it refused would hold up all others."""
+    chance = random.Random(7)
+    keeper, reader = Keeper(store), Reader()
+    for _ in range(60):
+        keeper.keep(reader.read([tampered(chance) for _ in range(20)]))
+    assert len(refused(store, 2000)) > 100
+    assert len(Devices(store).all("fleet")) == 1
+
+
+def tampered(chance: random.Random) -> Arrival:
+    """An honest document, cut, spoilt or given other numbers; a few stay as they are."""
+    path, payload = chance.choice(list(_HONEST.items()))
+    for _ in range(chance.randrange(3)):
+        at = chance.randrange(len(payload))
+        payload = payload[:at] + chance.choice(_DIRT) + payload[at + chance.randrange(4) :]
+    if chance.random() < 0.3:
+        payload = payload.replace(b":7,", b":%d," % chance.choice([0, -1, 2**63 - 1, 2**63, 10**30]))
+    return Arrival(_TOPIC + path, payload)
+
+
+def test_a_board_that_says_it_is_another_is_taken_for_whom_its_topic_names() -> None:
+    lie = json.dumps({"epoch": 7, "seq": 1, "ts": 0.0, "kind": "alarm", "device": "other"}).encode()
+    truth = lie.replace(b"other", b"board")
+    batch = Reader().read([Arrival(_TOPIC + b"event", lie), Arrival(_TOPIC + b"event", truth)])
+    assert {each.stream.device for each in batch.news} == {"board"}
+    assert [each.code for each in batch.refused] == ["fleet.identity"]
+    foreign = Arrival(_TOPIC + b"cmd/c2/result", _HONEST[b"cmd/c1/result"])
+    assert [each.code for each in Reader().read([foreign]).refused] == ["fleet.identity"]
+
+
+def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: Store) -> None:
+    reports = Reports(store)
+    later = Stream("fleet", "board", 100)
+
+    def twins(stream: Stream, seq: int, ts: float) -> list[Stream]:
+        with store.begun() as transaction:
+            return list(reports.take(transaction, [Report(stream, seq, "alarm", ts, "{}")], 1.0).twins)
+
+    assert twins(STREAM, 1, 50.0) == []
+    assert twins(later, 1, 110.0) == []
+    assert twins(STREAM, 2, 60.0) == []  # from the disk, of before the later start
+    assert twins(STREAM, 2, 120.0) == []  # the same number once more
+    assert twins(STREAM, 3, 120.0) == [STREAM]
+    assert twins(STREAM, 4, 121.0) == []  # told once
+    assert Reports(store).latest("fleet", "board") == (100, 1)
+
+
+def test_a_replayed_epoch_changes_nothing_and_is_answered(store: Store) -> None:
+    reports, later = Reports(store), Stream("fleet", "board", 100)
+    reports.add([report(1), report(2)])
+    reports.add([report(1, later)])
+    assert reports.add([report(1), report(2)]) == {STREAM: 2}
+    assert reports.latest("fleet", "board") == (100, 1)
+    assert len(list(reports.of("fleet", "board"))) == 3
+
+
+def test_parts_are_of_all_devices_each_once() -> None:
+    names = [f"board-{number}" for number in range(300)]
+    taken = [[name for name in names if Part(number, 4).has("fleet", name)] for number in (1, 2, 3, 4)]
+    assert sorted(name for part in taken for name in part) == sorted(names)
+    assert all(40 < len(part) < 110 for part in taken)
+    ours, others = taken[0][0], taken[1][0]
+    arrivals = [Arrival(f"tared/v1/fleet/{name}/event".encode(), alarm(1).payload) for name in (ours, others)]
+    assert [each.stream.device for each in Reader(Part(1, 4)).read(arrivals).news] == [ours]
+
+
+@pytest.mark.broker
+def test_with_the_acl_that_comes_along_no_board_speaks_for_another(tmp_path: Path) -> None:
+    with running_mosquitto(tmp_path, f"acl_file {_ACL}") as broker:
+
+        def known_as(name: str) -> Endpoint:
+            return Endpoint(broker.host, broker.port, username=name)
+
+        with (
+            Watcher(known_as("operator")) as watcher,
+            MqttClient(known_as("board"), "honest") as board,
+            MqttClient(known_as("other"), "liar") as liar,
+            MqttClient(known_as("tared-collector"), "c", subscriptions=["tared/v1/+/+/event"]) as collector,
+        ):
+            assert collector.wait_connected(10.0)
+            liar.publish(alarm(1))
+            liar.publish(Message(Topics("fleet", "board").ack, b'{"epoch":7,"upto":99}'))
+            liar.publish(Message(Topics("fleet", "other").event, alarm(2).payload))
+            watcher.expect("tared/v1/fleet/other/event", seq=2)
+            board.publish(alarm(3))
+            watcher.expect("tared/v1/fleet/board/event", seq=3)
+            collector.publish(Message(Topics("fleet", "board").ack, b'{"epoch":7,"upto":3}'))
+            watcher.expect("tared/v1/fleet/board/ack", upto=3)
+            told = [collector.inbox.get(timeout=10.0).topic for _ in range(2)]
+        assert told == ["tared/v1/fleet/other/event", "tared/v1/fleet/board/event"]
+        assert [json.loads(each.payload).get("seq") for each in watcher.seen if "/ack" not in each.topic] == [2, 3]
+
+
+@pytest.mark.broker
+def test_what_was_refused_lies_in_quarantine_and_the_collector_goes_on(tmp_path: Path) -> None:
+    with (
+        running_mosquitto(tmp_path) as broker,
+        Watcher(broker.endpoint) as watcher,
+        MqttClient(broker.endpoint, "board") as board,
+        collecting(broker, tmp_path / "fleet.sqlite") as made,
+    ):
+        online(board, watcher)
+        board.publish(Message("tared/v1/fleet/board/event", b"\x00\xff{"))
+        board.publish(Message("tared/v1/fleet/board/birth", b"[]"))
+        board.publish(alarm(1))
+        watcher.expect("tared/v1/fleet/board/ack", upto=1)
+        eventually(lambda: made.counts["refused"] == 2)
+    with open_store(str(tmp_path / "fleet.sqlite")) as store:
+        assert {each.code for each in refused(store)} == {"message.malformed", "message.not_object"}
+        assert {each.payload for each in refused(store)} == {b"\x00\xff{", b"[]"}

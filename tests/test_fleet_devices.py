@@ -1,0 +1,171 @@
+"""`tared fleet devices` and `tag`: who they are, how they are, which of them are meant."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cli import main
+from agent.errors import CommandError
+from agent.messages import Birth, Status
+from fleet.devices import Device, Devices
+from fleet.facts import facts
+from fleet.reports import Report, Reports, Stream
+from fleet.selection import matches, parse, parse_tag, select
+from fleet.store import Store, open_store
+
+NOW = 1_000_000.0
+
+
+def device(**told: Any) -> Device:
+    values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
+    values |= {"id": 1, "fleet": "f", "name": "board-7", "first_seen": 0.0, "last_seen": NOW - 5.0}
+    return Device(**{**values, **told})
+
+
+def camera(
+    low: float = 0.9, gain: float = 0.2, state: str = "calm", p99: float = 9.0, fps: float = 30.0
+) -> dict[str, Any]:
+    return {
+        "fps": fps,
+        "latency_ms": {"p50": 4.0, "p99": p99},
+        "drift": {"state": state, "gain_db": gain},
+        "fidelity": {"estimate": low + 0.05, "low": low, "high": 1.0, "n": 50},
+    }
+
+
+def test_of_several_cameras_the_worst_counts() -> None:
+    cameras = {
+        "a": camera(),
+        "b": camera(0.5, 3.0, "warning", 20.0, 12.0),
+        "c": {"fps": "fast", "drift": [], "fidelity": None},
+    }
+    told = facts(device(telemetry={"cameras": cameras}), NOW)
+    worst = {name: told[name] for name in ("fidelity_low", "gain_db", "drift", "latency_p99", "fps")}
+    assert worst == {"fidelity_low": 0.5, "gain_db": 3.0, "drift": "warning", "latency_p99": 20.0, "fps": 12.0}
+
+
+@pytest.mark.parametrize("cameras", [[], "none", {"a": 3}, {"a": {"fidelity": {"low": 1e400}, "fps": True}}])
+def test_nonsense_in_telemetry_is_nothing_known(cameras: object) -> None:
+    told = facts(device(telemetry={"cameras": cameras}), NOW)
+    assert {told[name] for name in ("fidelity", "fidelity_low", "fps", "drift", "gain_db")} == {None}
+
+
+def test_a_device_that_said_it_was_there_and_is_not_heard_is_silent() -> None:
+    assert facts(device(state="online", last_seen=NOW - 601.0), NOW)["state"] == "silent"
+    assert facts(device(state="online", last_seen=NOW - 601.0), NOW, silent_s=700.0)["state"] == "online"
+    assert facts(device(state="offline", last_seen=NOW - 601.0), NOW)["state"] == "offline"
+
+
+def test_an_engine_is_a_regime_where_it_is_kept_as_one() -> None:
+    events = {"regime": {"artefact": "e1"}}
+    assert facts(device(engine="e1", events=events), NOW)["regime"] == "e1"
+    assert facts(device(engine="e2", events=events), NOW)["regime"] is None
+
+
+@pytest.mark.parametrize(
+    ("where", "holds"),
+    [
+        ("state=online", True),
+        ("state!=online", False),
+        ("name=board-*", True),
+        ("name=other-*", False),
+        ("fidelity_low<0.9", False),
+        ("fidelity_low<=0.9, gain_db>0.1", True),
+        ("gain_db=0.2", True),
+        ("agent<1.10", True),
+        ("agent>1.9", False),
+        ("engine=none", False),
+        ("engine!=none", True),
+        ("engine<z", False),
+        ("canary", True),
+        ("tag.site=berlin", True),
+        ("tag.site=b*,state=degraded", False),
+        ("tag.never=x", False),
+        ("tag.never!=x", True),
+        ("never", False),
+    ],
+)
+def test_conditions(where: str, holds: bool) -> None:
+    tags = {"canary": "", "site": "berlin"}
+    board = device(state="online", agent_version="1.9", telemetry={"cameras": {"a": camera()}}, tags=tags)
+    assert matches(board, parse(where), NOW) is holds
+
+
+@pytest.mark.parametrize("where", ["fidelity_low<high", "colour=red", "=3", "gain_db>nan", "a b"])
+def test_what_is_no_condition_is_refused(where: str) -> None:
+    with pytest.raises(CommandError, match=r"fleet\.where"):
+        parse(where)
+
+
+@pytest.mark.parametrize("text", ["", "a,b", "a=b,c", "=x", "x" * 65, "a=\x1b"])
+def test_what_is_no_tag_is_refused(text: str) -> None:
+    with pytest.raises(CommandError, match=r"fleet\.tag"):
+        parse_tag(text)
+
+
+def test_a_selection_that_matches_nobody_says_so(store: Store) -> None:
+    devices = Devices(store)
+    assert select(devices, "fleet", None) == []
+    Reports(store).add([Report(Stream("fleet", "board", 1), 1, "alarm", 1.0, "{}")])
+    with pytest.raises(CommandError, match=r"fleet\.nobody: none of the 1 devices of 'fleet' is 'state=online'"):
+        select(devices, "fleet", "state=online")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a file with two boards, of which one was not heard for an hour."""
+    path, now = tmp_path / "fleet.sqlite", time.time()
+    with open_store(path) as store:
+        reports, devices = Reports(store), Devices(store)
+        for name, heard in (("board-1", now), ("board-2", now - 3600.0)):
+            document = json.dumps({"cameras": {"a": camera()}})
+            status = Status(state="online", session="s", boot_id="b", ts=heard)
+            birth = Birth(agent_version="1.0", engine="0123456789abcdef")
+            with store.begun() as transaction:
+                reports.take(transaction, [Report(Stream("default", name, 1), 1, "telemetry", heard, document)], heard)
+                devices.told_status(transaction, {("default", name): status}, heard)
+                devices.told_birth(transaction, {("default", name): (birth, birth.to_json().decode())}, heard)
+    return path
+
+
+def test_the_command_lists_them(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "devices", "--db", str(path)]) == 0
+    told = capsys.readouterr().out
+    for words in (
+        "board-1",
+        "online",
+        "0123456789ab",
+        "0.950 [0.900, 1.000]",
+        "60 min ago",
+        "2 devices: 1 online, 1 silent",
+    ):
+        assert words in told
+
+
+def test_the_command_tags_and_selects_by_tags(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = ["--db", str(path), "--json"]
+    assert main(["fleet", "tag", "site=berlin", "canary", "--where", "name=board-1", *database]) == 0
+    assert json.loads(capsys.readouterr().out) == {"devices": ["board-1"]}
+    assert main(["fleet", "devices", "--where", "tag.site=berlin", *database]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["devices"]
+    assert (told["name"], told["tags"], told["fidelity_low"]) == ("board-1", {"canary": "", "site": "berlin"}, 0.9)
+    assert main(["fleet", "tag", "--remove", "canary", *database]) == 0
+    assert main(["fleet", "devices", "--where", "canary", *database]) == 2
+    assert "fleet.nobody" in capsys.readouterr().err
+
+
+def test_a_database_that_is_not_there_is_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "devices", "--db", str(tmp_path / "typo.sqlite")]) == 2
+    assert capsys.readouterr().err.startswith("error: fleet.db: no file ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b", "1/0"])
+def test_a_part_is_one_of_so_many(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "collect", "--part", part]) == 2
+    assert "expected N/M" in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""`tared fleet report`: one file, that holds all it shows and nothing that strangers could make run."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cli import main
+from agent.messages import Status
+from fleet.devices import Devices
+from fleet.figures import histogram, stacked_bars, timeline
+from fleet.records import Refused, audit, quarantine
+from fleet.reports import Report, Reports, Stream
+from fleet.store import Store, open_store
+
+_VOID = {"meta"}
+
+
+class Checked(HTMLParser):
+    """Every tag that is opened is closed, and what is named of elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not {name for name, _ in attrs} & {"src", "href", "onload", "onclick"}
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def heights(svg: str) -> list[float]:
+    return [float(each) for each in re.findall(r'<rect [^>]*height="([\d.]+)"', svg)]
+
+
+def widths(svg: str) -> list[float]:
+    return [float(each) for each in re.findall(r'<rect [^>]*width="([\d.]+)"', svg)]
+
+
+def test_bars_are_as_long_as_they_count() -> None:
+    drawn = widths(stacked_bars({"a": {"x": 3, "y": 1}, "b": {"y": 2}}, {"x": "red", "y": "blue"}))
+    assert drawn == pytest.approx([360.0, 120.0, 240.0])
+
+
+def test_a_histogram_counts_each_value_once_and_what_is_beyond_at_its_ends() -> None:
+    drawn = heights(histogram([-1.0, 0.05, 0.5, 1.0, 7.0], 0.0, 1.0, 4, "blue"))
+    assert drawn == pytest.approx([140.0, 0.0, 70.0, 140.0])
+
+
+def test_a_timeline_of_one_moment_is_one_too() -> None:
+    assert timeline({"r1": [(5.0, "begun")]}, "blue").count("<circle") == 1
+
+
+def fill(store: Store, evil: str) -> None:
+    """Two boards, one of which says what no page should run."""
+    reports, devices, now = Reports(store), Devices(store), time.time()
+    for number, name in enumerate(("board-1", f"b{evil}"[:20].replace("/", ""))):
+        document: dict[str, Any] = {"cameras": {"a": {"fidelity": {"estimate": 0.9, "low": 0.8, "high": 1.0, "n": 9}}}}
+        document["cameras"]["a"]["drift"] = {"state": ("calm", evil)[number], "gain_db": 1.5}
+        status = Status(state="degraded", session="s", boot_id="b", ts=now)
+        with store.begun() as transaction:
+            stream = Stream("default", name, 1)
+            reports.take(transaction, [Report(stream, 1, "telemetry", now, json.dumps(document))], now)
+            devices.told_status(transaction, {("default", name): status}, now)
+            quarantine(transaction, [Refused("default", name, "event", "c", evil, evil.encode())], now)
+            audit(transaction, evil, evil, evil, evil, "{}")
+    devices.tag(devices.all("default")[:1], {"site": "berlin"}, [], "ann")
+
+
+def test_the_command_writes_one_file_in_which_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "<script>alert('x')</script>\"&"
+    with open_store(tmp_path / "db") as store:
+        fill(store, evil)
+    output = tmp_path / "report.html"
+    assert main(["fleet", "report", "--db", str(tmp_path / "db"), "-o", str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"devices": 2, "output": str(output)}
+    text = output.read_text()
+    found = Checked(text)
+    assert "script" not in found.tags
+    assert "svg" in found.tags
+    assert "http" not in text
+    for words in ("2 devices", "degraded", "0.900 [0.800, 1.000]", "site=berlin", "1.5 dB", "&lt;script&gt;"):
+        assert words in text
+
+
+def test_a_fleet_of_which_nothing_is_known_has_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    open_store(tmp_path / "db").close()
+    output = tmp_path / "report.html"
+    assert main(["fleet", "report", "--db", str(tmp_path / "db"), "-o", str(output)]) == 0
+    Checked(output.read_text())
+    assert main(["fleet", "report", "--db", str(tmp_path / "db"), "-o", str(tmp_path)]) == 2
+    assert "fleet.report" in capsys.readouterr().err

@@ -1,0 +1,238 @@
+"""The fleet's store: the same answers from SQLite and from a real PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from collector_bench import STREAM, report
+
+from agent.errors import AgentError, ConfigError
+from agent.messages import Birth, Status
+from agent.requests import CommandResult
+from fleet.devices import Devices
+from fleet.records import Refused, Results, audited, quarantine, refused
+from fleet.reports import Gap, Report, Reports, Stream
+from fleet.retention import Retention
+from fleet.store import Store, open_store
+from fleet.store.schema import POSTGRES, SQLITE
+
+NAME = "fleet", "board"
+
+
+def status(state: str, session: str, ts: float) -> Status:
+    return Status.model_validate({"state": state, "session": session, "boot_id": "b", "ts": ts})
+
+
+def test_a_number_that_another_document_has_is_told_and_what_has_it_stays(store: Store) -> None:
+    reports = Reports(store)
+    other = Report(STREAM, 2, "alarm", 1.5, '{"seq": 2, "of": "a twin"}')
+    reports.add([report(1), report(2)])
+    with store.begun() as transaction:
+        assert reports.take(transaction, [report(1), other, report(3)], 5.0).taken == [other]
+    assert [each.document for each in reports.of(*NAME)] == [report(seq).document for seq in (1, 2, 3)]
+
+
+def test_documents_come_back_as_they_were_whatever_is_in_them(store: Store) -> None:
+    reports, words = Reports(store), 'back\\slash "\\u0000" \\n\ttab \r\n\\. ünï \U0001f600 %s ? \\N'
+    reports.add([Report(STREAM, seq, kind, -1.5e-300, words) for seq, kind in enumerate(("a\\b", "tab\t", "\\N"), 1)])
+    found = list(reports.of(*NAME))
+    assert [(each.kind, each.ts, each.document) for each in found] == [
+        (kind, -1.5e-300, words) for kind in ("a\\b", "tab\t", "\\N")
+    ]
+
+
+def test_what_fails_within_a_transaction_undoes_it_and_what_was_remembered_of_it(store: Store) -> None:
+    reports = Reports(store)
+
+    def fail() -> None:
+        with store.begun() as transaction:
+            reports.take(transaction, [report(1)], 5.0)
+            raise AgentError("test", "a", "b", "c")
+
+    with pytest.raises(AgentError, match="test"):
+        fail()
+    assert list(reports.of(*NAME)) == []
+    assert reports.add([report(1)]) == {STREAM: 1}
+    assert [each.seq for each in reports.of(*NAME)] == [1]
+
+
+def test_two_that_store_one_board_at_once_leave_no_hole(where: str) -> None:
+    """As two collectors do that share the load: whoever is last knows what both have."""
+    per_turn, turns = 20, 15
+    answers: list[int] = []
+    open_store(where).close()
+
+    def store_every_other(which: int) -> None:
+        with open_store(where) as store:
+            reports = Reports(store)
+            for turn in range(turns):
+                numbers = range(turn * per_turn + 1 + which, (turn + 1) * per_turn + 1, 2)
+                while True:
+                    try:
+                        answers.append(reports.add([report(seq) for seq in numbers])[STREAM])
+                        break
+                    except AgentError:  # SQLite lets one write at a time, and has only so much patience
+                        continue
+
+    threads = [threading.Thread(target=store_every_other, args=(which,)) for which in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(answers) == per_turn * turns
+
+
+def test_a_late_will_does_not_end_the_connection_that_followed(store: Store) -> None:
+    devices = Devices(store)
+    for told, state in (
+        (status("online", "first", 1.0), "online"),
+        (status("online", "second", 2.0), "online"),
+        (status("offline", "first", 1.0), "online"),
+        (status("offline", "second", 2.0), "offline"),
+        (status("offline", "a third, that nobody heard come", 3.0), "offline"),
+        (status("degraded", "fourth", 1.0), "degraded"),  # a board whose clock was set back
+    ):
+        with store.begun() as transaction:
+            devices.told_status(transaction, {NAME: told}, 10.0)
+        assert [each.state for each in devices.all("fleet")] == [state]
+
+
+def test_a_device_is_what_it_last_told(store: Store) -> None:
+    devices, reports = Devices(store), Reports(store)
+    birth = Birth(agent_version="1.2\x003", engine="e1")
+    with store.begun() as transaction:
+        devices.told_birth(transaction, {NAME: (birth, birth.to_json().decode())}, 10.0)
+        newer, older = Stream(*NAME, 8), Stream(*NAME, 7)
+        news = [
+            Report(newer, 1, "telemetry", 2.0, '{"newest": 1}'),
+            Report(newer, 2, "alarm", 2.0, "{}"),
+            Report(older, 9, "telemetry", 3.0, '{"newest": 0}'),
+        ]
+        reports.take(transaction, news, 20.0)
+    (device,) = devices.all("fleet")
+    assert (device.agent_version, device.engine, device.model, device.last_seen) == ("1.23", "e1", None, 20.0)
+    assert device.telemetry == {"newest": 1}
+    assert device.birth["engine"] == "e1"
+    assert devices.all("another") == []
+
+
+def test_tags_are_put_on_taken_off_and_on_record(store: Store) -> None:
+    devices = Devices(store)
+    Reports(store).add([report(1), report(1, Stream("fleet", "twin", 1))])
+    devices.tag(devices.all("fleet"), {"site": "berlin", "canary": ""}, [], who="ann")
+    devices.tag(devices.all("fleet")[:1], {"site": "paris"}, ["canary", "never put on"], who="ben")
+    assert [each.tags for each in devices.all("fleet")] == [{"site": "paris"}, {"canary": "", "site": "berlin"}]
+    assert [(each.who, each.what) for each in audited(store)] == [("ann", "tag"), ("ben", "tag")]
+
+
+def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: Store) -> None:
+    results = Results(store)
+
+    def told(*statuses: str) -> None:
+        each = [CommandResult.model_validate({"id": "c1", "status": status}) for status in statuses]
+        with store.begun() as transaction:
+            results.take(transaction, [(NAME, one, one.to_json().decode()) for one in each], 1.0)
+
+    with store.begun() as transaction:
+        Devices(store).told_status(transaction, {NAME: status("online", "s", 1.0)}, 1.0)
+    (device,) = Devices(store).all("fleet")
+    for statuses, newest in (
+        (("ACCEPTED", "IN_PROGRESS"), "IN_PROGRESS"),
+        (("SUCCEEDED", "IN_PROGRESS"), "SUCCEEDED"),
+        (("IN_PROGRESS",), "SUCCEEDED"),
+    ):
+        told(*statuses)
+        (document,) = results.of([(device.id, "c1"), (device.id, "c2")]).values()
+        assert CommandResult.from_json(document.encode()).status == newest
+
+
+def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.records._MOST_REFUSED", 5)
+    for number in range(4):
+        with store.begun() as transaction:
+            bad = [Refused("f\x00", "d", "event", "message.x", f"{number} \x1b[2J", bytes(9000)) for _ in range(3)]
+            quarantine(transaction, bad, 1.0)
+    found = refused(store)
+    assert [each.found for each in found] == ["3 [2J"] * 3 + ["2 [2J"] * 2
+    assert {(each.fleet, len(each.payload)) for each in found} == {("f", 4096)}
+
+
+def test_what_is_old_goes_a_few_rows_at_a_time(store: Store) -> None:
+    reports = Reports(store)
+    for received in (10.0, 20.0):
+        with store.begun() as transaction:
+            reports.take(transaction, [report(seq) for seq in range(1 + int(received), 6 + int(received))], received)
+    with store.begun() as transaction:
+        assert [transaction.prune("reports", "received", 15.0, 3) for _ in range(3)] == [3, 2, 0]
+    assert [each.seq for each in reports.of(*NAME)] == list(range(21, 26))
+
+
+def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: Store) -> None:
+    reports, day_s = Reports(store), 86_400.0
+    for epoch, received in ((7, 0.0), (8, 0.0), (9, 40.0 * day_s)):
+        stream = Stream(*NAME, epoch)
+        with store.begun() as transaction:
+            news = [report(1, stream), Gap(stream, 2, 3, "telemetry", 2)]
+            reports.take(transaction, news, received)
+            quarantine(transaction, [Refused(*NAME, "event", "c", str(epoch), b"")], received)
+    with store.begun() as transaction:
+        reports.take(transaction, [report(1, Stream("fleet", "gone", 7))], 0.0)
+    retention = Retention(days=30.0)
+    for _ in range(3):
+        retention.keep(store, 40.0 * day_s)
+    assert [each.stream.epoch for each in reports.of(*NAME)] == [9]
+    assert [each.stream.epoch for each in reports.dropped(*NAME)] == [9]
+    assert reports.latest("fleet", "gone") == (7, 1)  # how far it was is known, should it come back
+    assert [each.found for each in refused(store)] == ["9"]
+    assert reports.add([report(1)]) == {STREAM: 1}
+
+
+def test_what_was_collected_before_there_were_devices_is_kept(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "db")) as db:
+        db.executescript(SQLITE[0])
+        rows = [("fleet", "board", 7, seq, "alarm", 1.5, report(seq).document) for seq in (1, 2, 5)]
+        db.executemany("INSERT INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        db.execute("INSERT INTO dropped VALUES ('fleet', 'board', 7, 6, 9, 'telemetry', 4)")
+        db.execute("INSERT INTO progress VALUES ('fleet', 'board', 7, 2)")
+        db.execute("PRAGMA user_version = 1")
+        db.commit()
+    with open_store(tmp_path / "db") as store:
+        reports = Reports(store)
+        assert [each.seq for each in reports.of(*NAME)] == [1, 2, 5]
+        assert reports.latest(*NAME) == (7, 2)
+        assert reports.add([report(3), report(4)]) == {STREAM: 9}
+
+
+def test_a_store_of_a_newer_tared_is_refused(where: str) -> None:
+    with open_store(where) as store, store.begun() as transaction:
+        if where.startswith("postgresql:"):
+            transaction.execute("UPDATE tared_schema SET version = 99")
+    if not where.startswith("postgresql:"):
+        with closing(sqlite3.connect(where)) as db:
+            db.execute("PRAGMA user_version = 99")
+    expected = len(POSTGRES)
+    with pytest.raises(
+        AgentError, match=rf"fleet\.schema: .* of schema 99; expected schema {expected} or an older one"
+    ):
+        open_store(where)
+
+
+def test_both_dialects_are_at_the_same_schema() -> None:
+    assert len(SQLITE) == len(POSTGRES)
+
+
+@pytest.mark.parametrize("url", ["mysql://host/db", "sqlite:///file"])
+def test_another_database_is_refused_by_name(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"fleet\.db"):
+        open_store(url)
+
+
+def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
+    pytest.importorskip("psycopg", reason="pip install 'tared[fleet]'")
+    with pytest.raises(AgentError, match=r"fleet\.unreachable") as raised:
+        open_store("postgresql://ann:geheim@127.0.0.1:1/fleet")
+    assert "geheim" not in str(raised.value)
