@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from agent.errors import CameraError
 from agent.framing import Framing, Polygon, Region
@@ -14,6 +14,17 @@ from agent.schema import Finite, Strict
 from agent.source import Asked, Flip, PixelFormat, Source, Transport, is_live, parse_source
 
 Pixels = Annotated[int, Field(ge=16, le=16384)]
+
+
+def _repeats(value: object) -> object:
+    """In one line where pydantic would have one for each of the types."""
+    seconds = isinstance(value, int | float) and not isinstance(value, bool) and 0.5 <= value <= 9.0
+    if not (seconds or value is None or value == "auto"):
+        raise ValueError("auto, null, or seconds from 0.5 to 9")
+    return value
+
+
+Repeats = Annotated[float | Literal["auto"] | None, BeforeValidator(_repeats)]
 
 
 class CameraConfig(Strict):
@@ -30,8 +41,8 @@ class CameraConfig(Strict):
     height: Pixels | None = None
     fps: Annotated[Finite, Field(ge=1.0, le=240.0)] | None = None
     flip: Flip = "none"
-    silence_s: Finite = Field(default=2.0, ge=0.2, le=60.0)
-    frozen_s: Literal["auto"] | Annotated[Finite, Field(ge=0.5, le=9.0)] | None = "auto"
+    silence_s: Finite = Field(default=2.0, ge=0.2, le=20.0)
+    frozen_s: Repeats = "auto"
     labels: Path | None = None
     region: Region | None = None
     masks: tuple[Polygon, ...] = ()

@@ -112,6 +112,13 @@ class RecalibrationConfig(Strict):
     headroom: HeadroomConfig = HeadroomConfig()
 
 
+class BatchConfig(Strict):
+    """Frames of several cameras that are inferred at once."""
+
+    frames: int = Field(default=1, ge=1, le=32)
+    wait_s: Finite = Field(default=0.0, ge=0.0, le=1.0)
+
+
 class ProbationConfig(Strict):
     """What a candidate has to stand before it is current."""
 
@@ -145,6 +152,7 @@ class Config(Strict):
     plan: Path | None = None
     backend: str = "onnxruntime"
     threads: int = Field(default=1, ge=1, le=64)
+    batch: BatchConfig = BatchConfig()
     dla: int | None = Field(default=None, ge=0)
     state_dir: Path = Field(default_factory=lambda: Path(os.environ.get("STATE_DIRECTORY") or "var"))
     observe: ObserveConfig = ObserveConfig()

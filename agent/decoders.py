@@ -86,13 +86,13 @@ def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detectio
     cells = output.reshape(len(output), -1)
     likely = (cells[0] > score_threshold ** (1.0 / 0.6)).nonzero()[0]  # a class probability is at most 1
     rows = cells.take(likely, axis=1).T.astype(np.float32, copy=False)
-    corner, grid, pixels = _grid(size, output.shape[1:])
+    corner, cell_px, half_px = _grid(size, output.shape[1:])
     tanh = np.tanh(rows[:, 1:5] * _HALVED)
-    centres = (corner.take(likely, axis=0) + tanh[:, :2]) / grid * pixels
-    sides = 0.5 * (1.0 + tanh[:, 2:]) * pixels  # the sigmoid, as it cannot overflow
-    classes = rows[:, 5:].argmax(axis=1)
-    scores = rows[:, 0] ** 0.6 * rows[:, 5:].max(axis=1) ** 0.4
-    found = Detections(boxes=corners(centres, sides), classes=classes, scores=scores)
+    centres = (corner.take(likely, axis=0) + tanh[:, :2]) * cell_px
+    sides = (1.0 + tanh[:, 2:]) * half_px  # the sigmoid, as it cannot overflow
+    probabilities = rows[:, 5:]
+    scores = rows[:, 0] ** 0.6 * probabilities.max(axis=1) ** 0.4
+    found = Detections(boxes=corners(centres, sides), classes=probabilities.argmax(axis=1), scores=scores)
     is_sure = scores > score_threshold
     return found if is_sure.all() else found[is_sure]
 
@@ -117,10 +117,14 @@ def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
 
 @functools.lru_cache(maxsize=8)
 def _grid(size: Size, cells: tuple[int, int]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Of a map of `cells` (rows, columns): each one's column and row (n, 2), columns and rows, width and height."""
-    rows, columns = cells
+    """Of a map of `cells` (rows, columns): each one's column and row (n, 2), a cell's sides, half the input's.
+
+    The last two in pixels.
+    """
+    (height, width), (rows, columns) = size, cells
     y, x = np.divmod(np.arange(rows * columns, dtype=np.float32), np.float32(columns))
-    return np.stack((x, y), axis=1), np.array((columns, rows), np.float32), np.array(size[::-1], np.float32)
+    cell_px = np.array((width / columns, height / rows), np.float32)
+    return np.stack((x, y), axis=1), cell_px, np.array((width / 2, height / 2), np.float32)
 
 
 def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> NDArray[np.floating]:

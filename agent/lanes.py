@@ -82,14 +82,17 @@ class InThread:
 
 @dataclass(frozen=True)
 class _UnderWay:
-    frame: Frame
+    frames: Sequence[Frame]
     engine_id: str
     task: VisionTask
     begun: Begun
 
 
 class Lanes:
-    """Two frames at most, answered in the order in which they came. One thread uses it, the frame path's."""
+    """Two frames at most, or two batches of them, answered in the order in which they came.
+
+    One thread uses it, the frame path's.
+    """
 
     def __init__(self, tasks: Sequence[VisionTask], on_end: Callable[[], None]) -> None:
         """tasks: one for each frame under way, for its buffers. on_end: called in another thread when an engine is done
@@ -131,26 +134,28 @@ class Lanes:
         if spare_s > 0.0:
             self._under_way[0].begun.inference.wait(spare_s)
 
-    def begin(self, frame: Frame, engine_id: str, engine: Engine) -> None:
-        """Make a frame ready, and have the engine compute it after the one under way."""
+    def begin(self, frames: Sequence[Frame], engine_id: str, engine: Engine) -> None:
+        """Make a frame ready, or several for one inference, and have the engine compute it after the one under way."""
         started_s = time.monotonic()
         task = self._free.popleft()
-        begun = task.begin(engine, frame.image, self._thread.submit)
-        self._under_way.append(_UnderWay(frame, engine_id, task, begun))
+        begun = task.begin(engine, [frame.image for frame in frames], self._thread.submit)
+        self._under_way.append(_UnderWay(frames, engine_id, task, begun))
         self._making_s = _usual(self._making_s, time.monotonic() - started_s)
 
-    def end(self) -> Served:
-        """The answer to the first frame under way. Waits for the engine, and raises what that raises."""
+    def end(self) -> list[Served]:
+        """The answers of the first inference under way. Waits for the engine, and raises what that raises."""
         first = self._under_way.popleft()
         try:
             outputs, began_s, ended_s = first.begun.inference.result()
             inferred_s = ended_s - max(began_s, self._ended_s)
             self._ended_s = ended_s
             self._inferring_s = _usual(self._inferring_s, inferred_s)
-            result = first.task.decoded(outputs, first.begun)
+            results = first.task.decoded(outputs, first.begun)
         finally:
             self._free.append(first.task)
-        return Served(first.frame, first.engine_id, result, time.monotonic_ns(), inferred_s, first.begun.geometry)
+        done_ns, each_s = time.monotonic_ns(), inferred_s / len(first.frames)
+        rows = zip(first.frames, results, first.begun.geometries, strict=True)
+        return [Served(frame, first.engine_id, result, done_ns, each_s, geometry) for frame, result, geometry in rows]
 
     def close(self) -> None:
         """No more frames; an inference under way comes to its end first."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from agent.capture import Frame
+from agent.config import BatchConfig
 from agent.decode import Prediction
 from agent.errors import AgentError
 from agent.findings import Served
@@ -17,6 +18,7 @@ from agent.vision import VisionTask
 from engines.backend import Engine
 
 Sink = Callable[[Served], None]  # must not block
+ALONE = BatchConfig()
 
 
 class FrameLoop(threading.Thread):
@@ -33,9 +35,16 @@ class FrameLoop(threading.Thread):
     """
 
     def __init__(
-        self, turns: Turns, engine_id: str, engine: Engine, tasks: Sequence[VisionTask], sinks: Sequence[Sink]
+        self,
+        turns: Turns,
+        engine_id: str,
+        engine: Engine,
+        tasks: Sequence[VisionTask],
+        sinks: Sequence[Sink],
+        batch: BatchConfig = ALONE,
     ) -> None:
-        """tasks: one for each frame under way; the first answers while a candidate is on trial."""
+        """tasks: one for each inference under way; the first answers while a candidate is on trial. batch: how many
+        frames are inferred at once, and how long one waits for others."""
         super().__init__(name="inference", daemon=True)
         self._turns = turns
         self._engine_id = engine_id
@@ -43,6 +52,7 @@ class FrameLoop(threading.Thread):
         self._task = tasks[0]
         self._lanes = Lanes(tasks, turns.nudge)
         self._sinks = sinks
+        self._batch = batch
         self._last_ids: dict[str, int] = {}  # by camera, of the last frame that was answered
         self._left_behind: Trial | None = None
         self._in_use = threading.Lock()  # guards the engine before, while another thread may ask it
@@ -110,7 +120,7 @@ class FrameLoop(threading.Thread):
         try:
             while (frame := self._next()) is not None or not self._lanes.empty:
                 if frame is None:
-                    self._deliver(self._lanes.end())
+                    self._deliver(*self._lanes.end())
                 else:
                     self._take(frame)
         except BaseException as error:
@@ -135,18 +145,20 @@ class FrameLoop(threading.Thread):
         if trial is not None:
             self._deliver(self._answer(frame, trial))
             return
-        self._lanes.begin(frame, self._engine_id, self._engine)
+        others = self._turns.beside(self._batch.frames - 1, self._batch.wait_s)
+        self._lanes.begin([frame, *others], self._engine_id, self._engine)
         if self._lanes.full:
-            self._deliver(self._lanes.end())
+            self._deliver(*self._lanes.end())
 
     def _answer_all(self) -> None:
         while not self._lanes.empty:
-            self._deliver(self._lanes.end())
+            self._deliver(*self._lanes.end())
 
-    def _deliver(self, served: Served) -> None:
-        self._last_ids[served.frame.camera] = served.frame.id
-        for sink in self._sinks:
-            sink(served)
+    def _deliver(self, *answers: Served) -> None:
+        for served in answers:
+            self._last_ids[served.frame.camera] = served.frame.id
+            for sink in self._sinks:
+                sink(served)
 
     def _answer(self, frame: Frame, trial: Trial) -> Served:
         asked = False

@@ -60,8 +60,9 @@ class Losses:
         if not was_kept:
             self._intervals.append(interval_s)
         if not steady or interval_s < _MISSING * period_s:
-            self._dropped["decode"] += sum(self._doubted)
-            self._doubted.clear()
+            if self._doubted:
+                self._dropped["decode"] += sum(self._doubted)
+                self._doubted.clear()
         elif was_kept:
             self._dropped["slow"] += round(interval_s / period_s) - 1
         else:
@@ -94,6 +95,7 @@ class Losses:
             self._missed = 0
             self._away_since_s = self._arrivals[-1] if self._arrivals else time.monotonic()
         if self._pace_s > 0.0:
-            missed = max(0, round((time.monotonic() - self._away_since_s) / self._pace_s) - 1)
-            self._dropped["reconnect"] += max(0, missed - self._missed)
-            self._missed = max(self._missed, missed)
+            missed = round((time.monotonic() - self._away_since_s) / self._pace_s) - 1
+            if missed > self._missed:
+                self._dropped["reconnect"] += missed - self._missed
+                self._missed = missed

@@ -30,10 +30,9 @@ def suppress_overlaps(
     boxes, scores = candidates.boxes.astype(np.float64), candidates.scores
     classes = np.zeros(len(boxes), np.int32) if is_agnostic else candidates.classes.astype(np.int32)
     boxes[:, 2:] -= boxes[:, :2]  # from here on x y width height
-    has_area = boxes[:, 2:].min(axis=1) > 0.0
-    if has_area.all():
+    if boxes[:, 2:].min() > 0.0:
         return candidates[_kept(boxes, scores, classes, iou_threshold)]
-    # OpenCV takes all without area for one and the same box.
+    has_area = (boxes[:, 2:] > 0.0).all(axis=1)  # OpenCV takes all without for one and the same box
     solid, flat = has_area.nonzero()[0], (~has_area).nonzero()[0]
     kept = _kept(boxes[solid], scores[solid], classes[solid], iou_threshold) if len(solid) else solid
     return keep_best(candidates[np.sort(np.concatenate((flat, solid[kept])))], max_candidates)

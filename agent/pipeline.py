@@ -17,6 +17,7 @@ from agent.memory import Memory
 from agent.model import Model
 from agent.observer import ObserverThread
 from agent.probation import Record, deadline_s
+from agent.soundness import check_batch
 from agent.source import Source
 from agent.telemetry import LoopMeter
 from agent.trial import CheckedTask, Trial, TrialEvents, WitnessTask
@@ -52,7 +53,7 @@ class Pipeline:
         preparing: Progress,
         sinks: Sequence[Sink] = (),
     ) -> None:
-        """sources: of every camera, in their order."""
+        """sources: of every camera, in their order. Raises ConfigError as `check_batch`."""
         cameras = config.every_camera
         self._turns = Turns([waits(camera, source) for camera, source in zip(cameras, sources, strict=True)])
         rows = zip(cameras, sources, self._turns.slots, strict=True)
@@ -75,7 +76,8 @@ class Pipeline:
         self.record = Record(self.is_live or len(cameras) > 1)
         own_sinks = [self._count, self.record.add, self.observer.offer]
         tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs)]
-        self.loop = FrameLoop(self._turns, engine_id, engine, tasks, [*own_sinks, *sinks])
+        check_batch(config.batch.frames, engine, model.spec)
+        self.loop = FrameLoop(self._turns, engine_id, engine, tasks, [*own_sinks, *sinks], config.batch)
 
     @property
     def is_live(self) -> bool:

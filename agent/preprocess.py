@@ -16,7 +16,7 @@ from engines.backend import Array
 from engines.preprocessing import ImageTransform
 
 _LEVELS = 256  # of a byte
-_SIZES = 8  # of frames whose buffers are kept: cameras of several sizes may take turns
+_SIZES = 4  # of frames whose buffers are kept: cameras of several sizes may take turns
 
 
 class Preprocessor:

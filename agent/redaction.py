@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import sys
 from pathlib import Path
@@ -26,6 +25,8 @@ def hide_arguments() -> None:
     """
     if sys.platform != "linux" or not any("//" in each and redacted(each) != each for each in sys.argv):
         return
+    import ctypes  # most commands have no address
+
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, size = int(fields[_START]), int(fields[_END]) - int(fields[_START])
     if start <= 0 or size <= 0:  # a kernel that does not say where they are

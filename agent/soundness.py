@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from agent.errors import ConfigError
 from agent.model_spec import ModelSpec
 from engines.backend import Array, Engine
 
@@ -48,6 +49,20 @@ def largest_batch(engine: Engine, spec: ModelSpec) -> int:
     image = engine.inputs[0]
     profile = spec.profiles[0] if spec.profiles else {}
     return profile[image.name].max[0] if image.name in profile and image.shape[0] is None else 1
+
+
+def check_batch(frames: int, engine: Engine, spec: ModelSpec) -> None:
+    """Raises ConfigError (`batch.frames`) unless so many frames can be inferred at once."""
+    if frames == 1:
+        return
+    most = largest_batch(engine, spec)
+    if frames > most:
+        found = f"batch.frames: {frames}, and a model that takes {most} at once"
+        remedy = "export the model with an open batch and give its first profile a max of as many, or set it to 1"
+        raise ConfigError("batch.frames", found, "a model that takes as many", remedy)
+    if spec.input.follows_frames:
+        found = f"batch.frames: {frames}, and input.resize '{spec.input.resize}'"
+        raise ConfigError("batch.frames", found, "frames that all become inputs of one size", "choose letterbox or 1")
 
 
 def row_faults(infer: Callable[[Array], Mapping[str, Array]], frames: Sequence[Array], most: int) -> list[str]:

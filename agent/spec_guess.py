@@ -64,14 +64,14 @@ def _color(facts: GraphFacts, convention: Convention, as_peer: str) -> Guess:
 
 def _scaling(facts: GraphFacts, convention: Convention, as_peer: str) -> Iterator[Guess]:
     """Scale, mean and std: what the graph does itself is not to be done twice."""
+    if facts.inputs and facts.inputs[0].dtype == "uint8":
+        yield Guess("input.scale", 1.0, "sure", "it takes uint8")
+        return
     if facts.scaling is not None:
         takes_pixels = _takes_pixels(facts.scaling)
         what = "0 to 255" if takes_pixels else "0 to 1"
         reason = f"the graph scales values of {what} itself"
         yield Guess("input.scale", 1.0 if takes_pixels else 1 / 255, "likely", reason)
-        return
-    if facts.inputs and facts.inputs[0].dtype == "uint8":
-        yield Guess("input.scale", 1.0, "sure", "it takes uint8")
         return
     yield Guess("input.scale", convention.input.get("scale", 1.0), "guess", as_peer)
     for key in ("mean", "std"):

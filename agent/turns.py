@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 
 from agent.capture import Frame, FrameSlot
 
@@ -20,7 +21,7 @@ class Turns:
         """keep_every: of each camera, as for FrameSlot."""
         self._changed = threading.Condition(threading.RLock())
         self.slots = tuple(FrameSlot(each, self._changed) for each in keep_every)
-        self._next = 0  # whose turn it is
+        self._next = self._picked = 0  # whose turn it is, and whose it was
         self._awaited = False
 
     @property
@@ -47,12 +48,33 @@ class Turns:
                 lambda: any(slot.full for slot in self.slots) or self.over or (until is not None and until()), timeout_s
             )
             self._awaited = False
-            for _ in self.slots:
-                slot, self._next = self.slots[self._next], (self._next + 1) % len(self.slots)
-                frame = slot.take()
+            return self._pick(range(len(self.slots)))
+
+    def beside(self, most: int, wait_s: float) -> list[Frame]:
+        """After `get`: the next frames of other cameras, one of each and `most` at most, that are there in `wait_s`."""
+        others, found = set(range(len(self.slots))) - {self._picked}, list[Frame]()
+        give_up_at = time.monotonic() + wait_s
+        with self._changed:
+            while len(found) < most:
+                frame = self._pick(others)
+                patience_s = give_up_at - time.monotonic()
                 if frame is not None:
-                    return frame
-            return None
+                    others.discard(self._picked)
+                    found.append(frame)
+                elif patience_s <= 0.0 or all(self.slots[other].over for other in others):
+                    break
+                else:
+                    self._changed.wait(patience_s)
+        return found
+
+    def _pick(self, among: Collection[int]) -> Frame | None:
+        """The frame of the camera whose turn it is, of those with these numbers that have one."""
+        for turn in range(len(self.slots)):
+            number = (self._next + turn) % len(self.slots)
+            if number in among and (frame := self.slots[number].take()) is not None:
+                self._picked, self._next = number, (number + 1) % len(self.slots)
+                return frame
+        return None
 
     def nudge(self) -> None:
         """Whoever waits is to look again; any thread may say so."""

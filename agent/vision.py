@@ -71,12 +71,15 @@ class OnDevice:
 
 @dataclass(frozen=True)
 class Begun:
-    """A frame whose inference has begun, at `began_s` (monotonic); shape: (1, C, h, w) of its network input."""
+    """Frames whose inference has begun, at `began_s` (monotonic); shape: of the network input of each."""
 
     inference: Inference
     shape: tuple[int, ...]
-    geometry: Geometry
+    geometries: Sequence[Geometry]
     began_s: float = field(default_factory=time.monotonic)
+
+    def __len__(self) -> int:
+        return len(self.geometries)
 
 
 class VisionTask:
@@ -94,6 +97,7 @@ class VisionTask:
         self._decoder_for = decoder_for
         self._shape: tuple[int, ...] = taken.shape(taken.usual)
         self._decoder_for(self._shape)
+        self._batch: Array = np.empty(0)
         self.inferred_s = 0.0  # by the engine, for the frame of the last `infer`
         self._engine: Engine | None = None  # the last one that inferred
         self._image_engine: ImageEngine | None = None  # the same, where it preprocesses itself
@@ -111,22 +115,42 @@ class VisionTask:
         with span("decode"):
             return self.decode(outputs, shape), geometry
 
-    def begin(self, engine: Engine, image: NDArray[np.uint8], submit: Submit) -> Begun:
-        """Begin with a frame as for `infer`; `decoded` makes a prediction of its outputs.
+    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> Begun:
+        """Begin with frames as for `infer`, several at once as a batch; `decoded` makes predictions of their outputs.
 
         submit: runs what blocks beside the calling thread; not needed by an engine that computes beside it anyway.
-        Until the outputs are there, no other frame may be begun.
+        Until the outputs are there, no others may be begun.
         """
         self._look_at(engine)
+        if len(images) > 1:
+            return self._begin_batch(engine, images, submit)
         if self._overlapping is not None:
-            return self._begin_on_device(self._overlapping, image)
-        run, shape, geometry = self._make_ready(engine, image)
-        return Begun(submit(run), shape, geometry)
+            return self._begin_on_device(self._overlapping, images[0])
+        run, shape, geometry = self._make_ready(engine, images[0])
+        return Begun(submit(run), shape, [geometry])
 
-    def decoded(self, outputs: Outputs, begun: Begun) -> Prediction:
-        """The prediction for a frame that was begun, of its outputs."""
+    def decoded(self, outputs: Outputs, begun: Begun) -> list[Prediction]:
+        """The predictions for frames that were begun, of their outputs."""
         with span("decode"):
-            return self.decode(outputs, begun.shape)
+            if len(begun) == 1:
+                return [self.decode(outputs, begun.shape)]
+            each = ({name: output[row : row + 1] for name, output in outputs.items()} for row in range(len(begun)))
+            return [self.decode(row, begun.shape) for row in each]
+
+    def _begin_batch(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> Begun:
+        """On the host, also for an engine that preprocesses single frames itself."""
+        geometries = []
+        with span("preprocess"):
+            for row, image in enumerate(images):
+                tensor, geometry = self.preprocess(image)
+                if self._batch.shape != (len(images), *tensor.shape[1:]):
+                    self._batch = np.empty((len(images), *tensor.shape[1:]), tensor.dtype)
+                self._batch[row] = tensor[0]
+                geometries.append(geometry)
+        batch, overlapping = self._batch, self._overlapping
+        if overlapping is not None:
+            return Begun(OnDevice(overlapping, overlapping.start(batch)), tensor.shape, geometries)
+        return Begun(submit(lambda: _inferred(lambda: engine.infer(batch))), tensor.shape, geometries)
 
     def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Prediction, Geometry]]:
         """As `infer`, for one after the other. While an engine that can computes one, the next is read and uploaded."""
@@ -144,11 +168,11 @@ class VisionTask:
 
     def _begin_on_device(self, engine: OverlappingEngine, image: NDArray[np.uint8]) -> Begun:
         transform, geometry = self._preprocess.transform(image)
-        return Begun(OnDevice(engine, engine.start_image(image, transform)), transform.input_shape, geometry)
+        return Begun(OnDevice(engine, engine.start_image(image, transform)), transform.input_shape, [geometry])
 
     def _finished(self, begun: Begun) -> tuple[Prediction, Geometry]:
         outputs, _, _ = begun.inference.result()
-        return self.decoded(outputs, begun), begun.geometry
+        return self.decoded(outputs, begun)[0], begun.geometries[0]
 
     def _make_ready(
         self, engine: Engine, image: NDArray[np.uint8]

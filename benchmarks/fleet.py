@@ -6,6 +6,7 @@ Needs mosquitto with its clients, and PostgreSQL. Eight publishers send telemetr
 the broker takes it, through one mosquitto: to one mosquitto_sub, then to one collector, in turns on one machine. A rate
 is all messages over the time from the first publisher's start until the last has arrived, or is acknowledged to its
 board. A ratio is of the collector to the mosquitto_sub just before. Both databases wait for the disk at each commit.
+CPU time tells what a row takes of each process, also where others keep the machine busy.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty
+
+import psutil
 
 from agent.messages import Ack, CameraTelemetry, Fidelity, Latency, Status, Telemetry
 from agent.mqtt import Endpoint, MqttClient
@@ -50,13 +53,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, Postgres(durable=True) as server:
         folder = Path(name)
         size = write_rows(folder, options.rows)
-        with broker(folder, options.port) as endpoint:
-            found = [_round(folder, endpoint, options.rows, server) for _ in range(options.rounds)]
+        with broker(folder, options.port) as (endpoint, broker_pid):
+            spent = Spent({"mosquitto": broker_pid, "PostgreSQL": server.pid}, options.rows * _PUBLISHERS)
+            found = [_round(folder, endpoint, options.rows, server, spent) for _ in range(options.rounds)]
     title = f"{_PUBLISHERS} publishers, {options.rows} rows of {size} bytes each"
     table = Section(title, ["round", "relayed", "stored in SQLite", "relayed", "stored in PostgreSQL"])
     for number, rates in enumerate(found, start=1):
         cells = (f"{rate:.0f}/s" for pair in rates.values() for rate in pair)
         table.rows.append([str(number), *cells])
+    costs = Section("CPU time of a row, microseconds, median", ["run", "mosquitto", "PostgreSQL", "the collector"])
+    for run, each in spent.medians().items():
+        costs.rows.append([run, *(f"{each[name]:.1f}" for name in costs.columns[1:])])
     bars = []
     for store, bar in _BARS.items():
         ratios = [stored / relayed for relayed, stored in (rates[store] for rates in found)]
@@ -64,14 +71,48 @@ def main() -> None:
         bars.append(
             at_least(f"{store}: stored and acked, of what is relayed ({spread})", bar, statistics.median(ratios))
         )
-    publish([table, bars_section(bars)], options)
+    publish([table, costs, bars_section(bars)], options)
 
 
-def _round(folder: Path, endpoint: Endpoint, rows: int, server: Postgres) -> dict[str, tuple[float, float]]:
+class Spent:
+    """CPU time of these processes and their children, by the rows of a run."""
+
+    def __init__(self, pids: Mapping[str, int], rows: int) -> None:
+        self._pids = pids
+        self._rows = rows
+        self._found: dict[str, list[dict[str, float]]] = {}
+
+    @contextmanager
+    def during(self, run: str) -> Iterator[dict[str, int]]:
+        """What is put into the dictionary, a name and a process, counts too."""
+        pids = dict(self._pids)
+        before = {name: _cpu_s(pid) for name, pid in pids.items()}
+        yield pids
+        spent = {name: (_cpu_s(pid) - before.get(name, 0.0)) / self._rows * 1e6 for name, pid in pids.items()}
+        self._found.setdefault(run, []).append(spent)
+
+    def medians(self) -> dict[str, dict[str, float]]:
+        """By run and process, in microseconds."""
+        names = (*self._pids, "the collector")
+        return {
+            run: {name: statistics.median(each.get(name, 0.0) for each in found) for name in names}
+            for run, found in self._found.items()
+        }
+
+
+def _cpu_s(pid: int) -> float:
+    process = psutil.Process(pid)
+    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def _round(
+    folder: Path, endpoint: Endpoint, rows: int, server: Postgres, spent: Spent
+) -> dict[str, tuple[float, float]]:
     """By store: what is relayed, and then stored, per second."""
     places = {"SQLite": str(folder / f"{time.monotonic_ns()}.sqlite"), "PostgreSQL": server.new_database()}
     return {
-        store: (relay(folder, endpoint, rows), collect(folder, endpoint, rows, place))
+        store: (relay(folder, endpoint, rows, spent), collect(endpoint, folder, rows, (store, place), spent))
         for store, place in places.items()
     }
 
@@ -95,20 +136,21 @@ def write_rows(folder: Path, rows: int) -> int:
     return size
 
 
-def relay(folder: Path, endpoint: Endpoint, rows: int) -> float:
+def relay(folder: Path, endpoint: Endpoint, rows: int, spent: Spent) -> float:
     """Messages per second from the publishers to one mosquitto_sub."""
     count = rows * _PUBLISHERS
     listener = ["mosquitto_sub", "-p", str(endpoint.port), "-q", "1", "-t", "tared/v1/+/+/telemetry", "-C", str(count)]
     with (folder / "relayed").open("wb") as output, subprocess.Popen(listener, stdout=output) as process:
         time.sleep(0.5)  # nobody tells when it listens
-        with publishing(folder, endpoint, "relay"):
+        with spent.during("relayed"), publishing(folder, endpoint, "relay"):
             started = time.monotonic()
             process.wait(_PATIENCE_S)
             return count / (time.monotonic() - started)
 
 
-def collect(folder: Path, endpoint: Endpoint, rows: int, database: str) -> float:
-    """Rows per second from the publishers into the database, and acknowledged."""
+def collect(endpoint: Endpoint, folder: Path, rows: int, store: tuple[str, str], spent: Spent) -> float:
+    """Rows per second from the publishers into a database, and acknowledged. store: its name, and where it is."""
+    name, database = store
     command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", database, "--port", str(endpoint.port)]
     fleet = f"bench{time.monotonic_ns()}"
     with (
@@ -117,7 +159,8 @@ def collect(folder: Path, endpoint: Endpoint, rows: int, database: str) -> float
     ):
         heard = follow(watcher)
         until(lambda: _greeted(watcher, fleet, heard), pause_s=0.2)
-        with publishing(folder, endpoint, fleet):
+        with spent.during(f"stored in {name}") as pids, publishing(folder, endpoint, fleet):
+            pids["the collector"] = collector.pid
             started = time.monotonic()
             until(lambda: sum(upto == rows for upto in heard().values()) == _PUBLISHERS, pause_s=0.005)
             seconds = time.monotonic() - started
@@ -172,8 +215,8 @@ def publishing(folder: Path, endpoint: Endpoint, fleet: str) -> Iterator[None]:
 
 
 @contextmanager
-def broker(folder: Path, port: int) -> Iterator[Endpoint]:
-    """A mosquitto on this port."""
+def broker(folder: Path, port: int) -> Iterator[tuple[Endpoint, int]]:
+    """A mosquitto on this port, and its process."""
     found = shutil.which("mosquitto", path=_PATH)
     if found is None:
         raise SystemExit("mosquitto is not installed: apt-get install mosquitto mosquitto-clients")
@@ -182,7 +225,7 @@ def broker(folder: Path, port: int) -> Iterator[Endpoint]:
         try:
             with MqttClient(Endpoint("127.0.0.1", port), "probe") as probe:
                 probe.wait_connected(10.0)
-            yield Endpoint("127.0.0.1", port)
+            yield Endpoint("127.0.0.1", port), process.pid
         finally:
             process.terminate()
 

@@ -58,6 +58,11 @@ class Postgres:
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def pid(self) -> int:
+        """Of the process whose children do the work."""
+        return int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+
     def start(self) -> None:
         self._run("pg_ctl", "start", "--wait", f"--log={self._folder / 'log'}")
 

@@ -225,8 +225,12 @@ class OverlappingEngine(ImageEngine, Protocol):
         """Begin with a frame, which may change as soon as this returns; its ticket."""
         ...
 
+    def start(self, batch: Array) -> int:
+        """Begin with a batch as for `infer`, which may change as soon as this returns; its ticket."""
+        ...
+
     def finish(self, ticket: int) -> dict[str, Array]:
-        """Wait for a frame's outputs; in the order in which they were started."""
+        """Wait for the outputs of a frame or a batch; in the order in which they were started."""
         ...
 
 

@@ -90,15 +90,14 @@ class Devices:
             )
         return [_device(fleet, row, tags.get(row[0], {}), events.get(row[0], {})) for row in found]
 
-    def tag(self, devices: Iterable[Device], tags: Mapping[str, str], removed: Iterable[str], who: str) -> None:
+    def tag(self, devices: Iterable[Device], tags: Mapping[str, str], removed: Sequence[str], who: str) -> None:
         """Put these on each of the devices, and take those off; on record as done by `who`."""
         ids = [device.id for device in devices]
         with self._store.begun("write") as transaction:
             rows = [(id_, name, value) for id_ in ids for name, value in tags.items()]
             transaction.upsert("tags", ("device", "name"), ("device", "name", "value"), rows)
-            for id_ in ids:
-                for name in removed:
-                    transaction.execute("DELETE FROM tags WHERE device = ? AND name = ?", (id_, name))
+            gone = [(id_, name) for id_ in ids for name in removed]
+            transaction.execute_many("DELETE FROM tags WHERE device = ? AND name = ?", gone)
             document = json.dumps({"devices": ids, "tags": dict(tags), "removed": list(removed)})
             audit(transaction, who, "tag", "", "", document)
 
@@ -121,8 +120,7 @@ def _runs(birth: Birth) -> list[str | None]:
 def _update(transaction: Transaction, columns: Sequence[str], rows: Sequence[Row]) -> None:
     """Of devices that are there."""
     names = ", ".join(f"{name} = ?" for name in columns[1:])
-    for id_, *values in rows:
-        transaction.execute(f"UPDATE devices SET {names} WHERE id = ?", (*values, id_))
+    transaction.execute_many(f"UPDATE devices SET {names} WHERE id = ?", [(*row[1:], row[0]) for row in sorted(rows)])
 
 
 def _device(fleet: str, row: Row, tags: Mapping[str, str], events: Mapping[str, Any]) -> Device:

@@ -35,8 +35,7 @@ class Identities:
                 "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (fleet, name) DO NOTHING"
             )
-            for name in sorted(new):
-                transaction.execute(query, (*name, now, now))
+            transaction.execute_many(query, [(*name, now, now) for name in sorted(new)])
             ids.update(_found(transaction, new))
         self._known.update(ids)
         return ids

@@ -66,10 +66,9 @@ def _locked(transaction: Transaction, keys: Iterable[Key], now: float) -> dict[K
     found = transaction.lookup("progress", _KEY, _COLUMNS, keys, lock=True)
     if new := [key for key in keys if key not in found]:
         begin = "INSERT INTO progress VALUES (?, ?, 0, 0, 0.0, ?) ON CONFLICT (device, epoch) DO NOTHING"
-        for key in sorted(new):
-            transaction.execute(begin, (*key, now))
-        for key in sorted(new):
-            transaction.execute("UPDATE devices SET epoch = ? WHERE id = ? AND epoch < ?", (key[1], key[0], key[1]))
+        transaction.execute_many(begin, [(*key, now) for key in sorted(new)])
+        newest = "UPDATE devices SET epoch = ? WHERE id = ? AND epoch < ?"
+        transaction.execute_many(newest, [(epoch, device, epoch) for device, epoch in sorted(new)])
         found |= transaction.lookup("progress", _KEY, _COLUMNS, new, lock=True)
     return {(key[0], key[1]): _Progress(*row) for key, row in found.items()}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from agent.requests import CommandResult
 from fleet.identities import Identities, Name
-from fleet.store import Store, Transaction
+from fleet.store import Row, Store, Transaction
 from fleet.words import printable
 
 _MOST_REFUSED = 10_000  # rows
@@ -46,13 +46,14 @@ def quarantine(transaction: Transaction, refused: Sequence[Refused], now: float)
     insert = (
         "INSERT INTO quarantine (received, fleet, device, topic, code, found, payload) VALUES (?, ?, ?, ?, ?, ?, ?)"
     )
-    for each in refused[-_MOST_REFUSED:]:
-        found = printable(each.found, 300)
-        payload = each.payload[:_MOST_BYTES]
-        names = printable(each.fleet), printable(each.device), printable(each.topic)
-        transaction.execute(insert, (now, *names, each.code, found, payload))
+    transaction.execute_many(insert, [_row(each, now) for each in refused[-_MOST_REFUSED:]])
     if refused:
         transaction.execute("DELETE FROM quarantine WHERE id <= (SELECT max(id) FROM quarantine) - ?", (_MOST_REFUSED,))
+
+
+def _row(each: Refused, now: float) -> Row:
+    names = printable(each.fleet), printable(each.device), printable(each.topic)
+    return now, *names, each.code, printable(each.found, 300), each.payload[:_MOST_BYTES]
 
 
 def audit(transaction: Transaction, who: str, what: str, why: str, subject: str, document: str) -> None:

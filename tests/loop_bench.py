@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -64,11 +64,12 @@ class PlainTask(VisionTask):
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> Any:
         return next(iter(engine.infer(image))), None
 
-    def begin(self, engine: Engine, image: NDArray[np.uint8], submit: Submit) -> Begun:
-        return Begun(submit(lambda: engine.infer(image)), image.shape, cast(Geometry, None))
+    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> Begun:
+        (image,) = images
+        return Begun(submit(lambda: engine.infer(image)), image.shape, [cast(Geometry, None)])
 
-    def decoded(self, outputs: Outputs, _begun: Begun) -> Any:
-        return next(iter(outputs))
+    def decoded(self, outputs: Outputs, _begun: Begun) -> list[Any]:
+        return list(outputs)
 
 
 class Bench:

@@ -22,7 +22,8 @@ class MjpegServer:
     """A context manager. fps: of each client.
 
     `silent` keeps the next frames back; `hang_up_after` ends each connection after so many; `picture` makes the frame
-    of a number; `damage` may spoil its JPEG; `authorization` is what a client has to send; `lengths` are told or not.
+    of a number; `damage` may spoil its JPEG; `lengths` are told or not; `accepts` judges what a client says of itself
+    in its header Authorization, for which `challenge` asks.
     """
 
     def __init__(self, fps: float = 50.0) -> None:
@@ -31,7 +32,8 @@ class MjpegServer:
         self.clients = 0
         self.picture: Callable[[int], np.ndarray] = grey
         self.damage: Callable[[int, bytes], bytes] = lambda _, content: content
-        self.authorization = ""
+        self.accepts: Callable[[str], bool] = lambda _: True
+        self.challenge = 'Basic realm="camera"'
         self.lengths = True
         self._period_s = 1.0 / fps
         self._closing = threading.Event()
@@ -39,9 +41,9 @@ class MjpegServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                if self.headers.get("Authorization", "") != camera.authorization:
+                if not camera.accepts(self.headers.get("Authorization", "")):
                     self.send_response(401)
-                    self.send_header("WWW-Authenticate", 'Basic realm="camera"')
+                    self.send_header("WWW-Authenticate", camera.challenge)
                     self.end_headers()
                     return
                 camera.clients += 1

@@ -27,7 +27,7 @@ def test_all_errors_of_a_model_spec_are_listed_at_once(bench: Bench) -> None:
 def test_all_errors_of_a_configuration_are_listed_at_once(bench: Bench) -> None:
     config = {
         "model": "model.yaml",
-        "camera": {"source": "clip.avi", "fps": 30, "speed": "fast"},
+        "camera": {"source": "clip.avi", "rate": 30, "speed": "fast"},
         "observe": {"held_out": 1, "period_s": 0},
         "drift": {"tolerance_db": 12.0, "block_s": float("inf"), "false_alarms_per_30d": float("nan")},
         "calibration": {"method": "guess"},
@@ -40,11 +40,11 @@ def test_all_errors_of_a_configuration_are_listed_at_once(bench: Bench) -> None:
     assert said.startswith(f"config.invalid: 14 errors in {bench.folder}/bad.yaml:\n")
     lines = {line.strip().partition(": ")[0]: line.strip().partition(": ")[2] for line in said.splitlines()[1:-1]}
     assert lines.keys() == {
-        "camera.fps", "camera.speed", "observe.held_out", "observe.period_s", "drift.tolerance_db", "drift.block_s",
+        "camera.rate", "camera.speed", "observe.held_out", "observe.period_s", "drift.tolerance_db", "drift.block_s",
         "drift.false_alarms_per_30d", "calibration.method", "mqtt.device", "mqtt.port", "mqtt.host", "threads",
         "log_level", "modle",
     }  # fmt: skip
-    assert lines["camera.fps"] == lines["modle"] == "unknown key"
+    assert lines["camera.rate"] == lines["modle"] == "unknown key"
     assert lines["camera.speed"] == "expected number, got 'fast'"
     assert lines["threads"] == "expected integer, got None"
     assert lines["observe.held_out"] == "expected greater than or equal to 8, got 1"

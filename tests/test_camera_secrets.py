@@ -80,7 +80,8 @@ def arguments(process: psutil.Process) -> str:
 @pytest.fixture
 def camera() -> Iterator[MjpegServer]:
     with MjpegServer(fps=20.0) as server:
-        server.authorization = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        server.accepts = lambda header: header == expected
         yield server
 
 
@@ -102,7 +103,7 @@ def test_the_daemon_keeps_it_to_itself(tmp_path: Path, camera: MjpegServer, mosq
 
         eventually(lambda: hears('"fps"') and camera.clients > 0, 60.0)
         assert not HELD_BACK.search(arguments(psutil.Process(process.pid)))
-        camera.authorization = "none has it"
+        camera.accepts = lambda _: False
         camera.hang_up_after = 1
         camera.silent = True
         eventually(lambda: hears("camera.silent"), 30.0)

@@ -139,7 +139,7 @@ def test_the_camera_is_looked_at_as_it_is_configured(tmp_path: Path) -> None:
     refused = around(configured(tmp_path, camera={"source": "clip.avi", "width": 640, "height": 480}))["camera"]
     assert refused.found == "camera.width: 640 for a source of kind video"
     with MjpegServer() as server:
-        server.authorization = "none has it"
+        server.accepts = lambda _: False
         address = server.url.replace("//", "//admin:secret@")
         found = around(configured(tmp_path, camera={"source": address, "transport": "tcp"}))["camera"]
     assert "answers 401" in found.found

@@ -97,7 +97,8 @@ def test_two_hundred_recalibrations_leave_nothing_behind(
         lambda _: 0.5,
         30.0,
         camera={"source": "rtsp://camera"},
-        recalibration={"automatic": False},
+        recalibration={"automatic": False, "max_slowdown": 100.0},  # a busy machine is no matter here
+        probation={"max_slowdown": 100.0},
         mqtt={"host": any_broker.host, "port": any_broker.port},
     )
     scene = tmp_path / "scene"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -47,9 +47,9 @@ class Telling(PlainTask):
         super().__init__()
         self._ready = ready
 
-    def begin(self, engine: Engine, image: NDArray[np.uint8], submit: Submit) -> Begun:
-        self._ready(int(image[0, 0, 0]))
-        return super().begin(engine, image, submit)
+    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> Begun:
+        self._ready(int(images[0][0, 0, 0]))
+        return super().begin(engine, images, submit)
 
 
 def serve(engine: Numbering, frames: int, ready: Callable[[int], None] = lambda _: None) -> list[Served]:
@@ -139,13 +139,13 @@ def test_what_an_engine_has_computed_beside_another_frame_is_not_counted_twice()
             return ({"a": np.zeros(1)}, *next(times))
 
     class Beside(PlainTask):
-        def begin(self, _engine: Engine, image: NDArray[np.uint8], _submit: Submit) -> Begun:
-            return Begun(Computed(), image.shape, cast(Any, None))
+        def begin(self, _engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> Begun:
+            return Begun(Computed(), images[0].shape, [cast(Any, None)])
 
     lanes = Lanes([Beside(), Beside()], lambda: None)
     for number in (0, 1):
-        lanes.begin(frame(number), "a", NamedEngine("a"))
+        lanes.begin([frame(number)], "a", NamedEngine("a"))
     assert lanes.full
-    assert [lanes.end().inferred_s, lanes.end().inferred_s] == pytest.approx([10.0, 3.0])
+    assert [lanes.end()[0].inferred_s, lanes.end()[0].inferred_s] == pytest.approx([10.0, 3.0])
     assert lanes.empty
     lanes.close()

@@ -168,6 +168,16 @@ def test_channels_last_and_bytes_are_seen(make: Family, layout: Layout, dtype: P
     assert (taken.layout, taken.dtype, taken.usual) == (layout, dtype, IMAGE[2:])
 
 
+@pytest.mark.parametrize(("gain", "bias"), [((), ()), ((1 / 255,), ()), ((2.0,), (-1.0,))])
+def test_bytes_are_never_scaled_before_the_graph(
+    gain: tuple[float, ...], bias: tuple[float, ...], tmp_path: Path
+) -> None:
+    path = saved(tmp_path, fronted(family(classifier), "NHWC", "uint8", gain, bias))
+    spec = written(path, tmp_path)
+    assert (spec.input.scale, spec.input.mean, spec.input.std) == (1.0, (0.0,), (1.0,))
+    assert network_input(spec, image_input(load_model(path))).dtype == "uint8"
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_open_sizes_are_guessed_in_the_model_s_layout(layout: Layout, tmp_path: Path) -> None:
     path = saved(tmp_path, fronted(family(yolox, ("batch", 3, "height", "width")), layout, "uint8"))

@@ -13,9 +13,11 @@ from gstreamer import PYTHON
 
 from agent.camera import read_images
 from agent.camera_config import CameraConfig
-from agent.errors import CameraError
+from agent.errors import CameraError, ConfigError
 from agent.opening import csi_pipeline, open_capture
+from agent.schema import validate
 from agent.source import Asked, Source, parse_source
+from agent.view import _FROZEN_S
 
 LOOPBACK = sorted(Path("/sys/devices/virtual/video4linux").glob("video*"))
 
@@ -152,6 +154,16 @@ def test_a_picture_may_repeat_as_long_as_the_kind_of_source_lets_it() -> None:
     assert frozen_s("gst:videotestsrc ! appsink") is None
     assert frozen_s("gst:videotestsrc ! appsink", frozen_s=3) == 3.0
     assert frozen_s("rtsp://a/b", frozen_s=None) is None
+
+
+def test_a_loss_is_told_before_the_alert_of_a_view_that_stands_still() -> None:
+    """One of them tells: the alert where the loss is switched off."""
+    for wrong in (_FROZEN_S, float("nan"), True, "never"):
+        with pytest.raises(
+            ConfigError, match=r"camera\.yaml:\n  frozen_s: expected auto, null, or seconds from 0\.5 to 9,"
+        ):
+            validate(CameraConfig, {"source": "csi:0", "frozen_s": wrong}, "camera.yaml")
+    assert CameraConfig(source="csi:0", frozen_s=_FROZEN_S - 1.0).opened().frozen_s == _FROZEN_S - 1.0
 
 
 @pytest.mark.skipif(not LOOPBACK, reason="the kernel has no v4l2loopback device")

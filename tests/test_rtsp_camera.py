@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from brokers import eventually, free_port
-from gstreamer import PYTHON, require_gstreamer
+from gstreamer import FOLLOWS_SIZES, PYTHON, require_gstreamer
 from test_live_camera import Watched
 
 from agent.camera import read_images
@@ -120,6 +120,7 @@ def test_one_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture() 
         assert watched.changes[-1][0] - back_at < 5.0
 
 
+@FOLLOWS_SIZES
 def test_pictures_of_another_size_are_served_as_large_as_the_first() -> None:
     """By OpenCV from 4.13 on; an older one repeats the last picture of the size before, which is found as frozen."""
     camera = RtspCamera()

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from agent import camera, capture, child, pipeline
+from agent import capture, child, mjpeg, opening, pipeline
+from agent.camera_config import CameraConfig
 from agent.connection import CONNECT_TIMEOUT_S
 from agent.credentials import located
 from agent.errors import ConfigError
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 UNIT = ROOT / "systemd" / "tared.service"
 DROP_INS = ROOT / "systemd" / "tared.service.d"
 DROP_IN = DROP_INS / "jit-hardened.conf"
+_LONGEST_SILENCE_S = 20.0  # that camera.silence_s may be
 MAX_EXPOSURE = 2.0  # of 10, by systemd-analyze
 
 
@@ -101,7 +104,10 @@ def test_a_camera_that_is_away_for_a_day_does_not_use_up_the_starts() -> None:
 def test_a_lost_camera_is_tried_again_well_within_the_watchdogs_time() -> None:
     caps = re.findall(r"Backoff\(first_s=[\d.]+, cap_s=([\d.]+)\)", inspect.getsource(capture.CaptureThread))
     assert len(caps) == 1
-    attempt_s = float(caps[0]) + 2 * camera._TIMEOUT_MS / 1000.0  # to wait, to open, and for a frame that never comes
+    with pytest.raises(ValidationError):
+        CameraConfig(source="csi:0", silence_s=_LONGEST_SILENCE_S + 0.1)
+    # To wait, to open, and for a frame that never comes.
+    attempt_s = float(caps[0]) + max(opening._TIMEOUT_MS / 1000.0, mjpeg._OPEN_S) + _LONGEST_SILENCE_S
     assert attempt_s < int(read_unit()["WatchdogSec"]) / 2
 
 

@@ -125,8 +125,14 @@ class OverlappingDeviceEngine(DeviceEngine):
         self.most = 0
 
     def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
+        return self._begun(self.infer_image(frame, transform))
+
+    def start(self, batch: Array) -> int:
+        return self._begun(self._engine.infer(batch))
+
+    def _begun(self, outputs: dict[str, Array]) -> int:
         ticket = max(self.under_way, default=0) + 1
-        self.under_way[ticket] = self.infer_image(frame, transform)
+        self.under_way[ticket] = outputs
         self.most = max(self.most, len(self.under_way))
         return ticket
 

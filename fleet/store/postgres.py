@@ -118,6 +118,10 @@ class PostgresTransaction(Transaction):
         self._cursor.execute(_translate(sql), parameters)
         return self._cursor.fetchall() if self._cursor.description is not None else []
 
+    def execute_many(self, sql: str, rows: Sequence[Row]) -> None:
+        if rows:
+            self._cursor.executemany(_translate(sql), rows)
+
     def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._cursor.execute(_translate(sql), parameters).rowcount
 

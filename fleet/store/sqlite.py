@@ -72,6 +72,9 @@ class SqliteTransaction(Transaction):
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
         return self._db.execute(sql, tuple(parameters)).fetchall()
 
+    def execute_many(self, sql: str, rows: Sequence[Row]) -> None:
+        self._db.executemany(sql, rows)
+
     def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._db.execute(sql, tuple(parameters)).rowcount
 

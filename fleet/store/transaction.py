@@ -31,6 +31,9 @@ class Transaction(Protocol):
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
         """One statement; its rows, none of what returns none."""
 
+    def execute_many(self, sql: str, rows: Sequence[Row]) -> None:
+        """One statement for each of these rows of parameters, without waiting for each."""
+
     def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
         """One statement; how many rows it has changed."""
 
