@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from agent.backoff import Backoff
+from agent.clock import unix_s
 from agent.command_results import CommandResults
 from agent.histogram_upload_chunks import Upload
 from agent.histogram_upload_source import Told, UploadSource
@@ -22,6 +22,7 @@ from agent.mqtt import Endpoint, MqttClient
 from agent.outbox import Outbox
 from agent.publishing import Message, Reply
 from agent.requests import CommandResult, Reported
+from agent.session import Session
 from agent.topics import HOUSE, Topics
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -45,7 +46,12 @@ class MqttLink:
         outbox: Outbox,
         backoff: Backoff | None = None,
         discovery: Discovery | None = None,
+        client: Callable[..., Session] = MqttClient,
+        clock: Callable[[], float] = unix_s,
+        boot_id: str | None = None,
     ) -> None:
+        """client: makes the session, as MqttClient is made. clock: Unix time as the board has it. boot_id: None for
+        this machine's."""
         self.topics = topics
         self.outbox = outbox
         self._discovery = discovery
@@ -53,7 +59,8 @@ class MqttLink:
         self._lock = threading.Lock()  # state and session change together with the status in the outbox
         self._state: DeviceState = "degraded"
         self._session = ""
-        self._boot_id = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
+        self._clock = clock
+        self._boot_id = boot_id or _boot_id()
         self._results = CommandResults(topics, discovery.prefix if discovery is not None else HOUSE)
         self._detections = Newest()
         self._histograms = UploadSource(topics)
@@ -62,7 +69,7 @@ class MqttLink:
         client_id = f"tared/{topics.fleet}/{topics.device}"
         presented = [discovery] if discovery is not None else []
         heard = [topics.command, topics.labels, topics.ack, topics.desired, topics.model_chunks]
-        self._client = MqttClient(
+        self._client = client(
             endpoint,
             client_id,
             subscriptions=[*heard, *([self._births] if self._births else [])],
@@ -184,5 +191,9 @@ class MqttLink:
             self._client.publish(self._status(self._state))
 
     def _status(self, state: DeviceState) -> Message:
-        status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=time.time())
+        status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=self._clock())
         return Message(self.topics.status, status.to_json(), qos=1, retain=True)
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
