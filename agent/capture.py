@@ -157,6 +157,11 @@ class CaptureThread(threading.Thread):
         finally:
             self._slot.close()
 
+    @property
+    def beat(self) -> tuple[int, int]:
+        """Changes as long as the thread does not hang: with every frame and every attempt to have the camera back."""
+        return self._count, self.pulse
+
     def stop(self) -> None:
         """Ask for the end; the thread leaves after the read in progress."""
         self._halt.set()

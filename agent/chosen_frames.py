@@ -36,10 +36,15 @@ class ChosenFrames:
         thumbnails = sum(each.image.nbytes for each in self._thumbnails.kept) if self._thumbnails else 0
         return self.collection.nbytes + self._selection.nbytes + thumbnails
 
-    def add(self, frame: Frame, tensor: Array, seen: Observation, reference: Prediction, hurried: bool) -> None:
-        """Take an observed frame, its network input (1, C, H, W) and what the reference says of it, if it is chosen."""
+    def add(
+        self, frame: Frame, now_ts: float, tensor: Array, seen: Observation, reference: Prediction, hurried: bool
+    ) -> None:
+        """Take an observed frame, its network input and what the reference says of it, if it is chosen.
+
+        now_ts: capture time, as all cameras have it.
+        """
         grid = LumaGrid.of(frame.image)
-        if self._selection.consider(frame.ts, grid, shown_classes(reference), hurried or self._hurried) != TAKEN:
+        if self._selection.consider(now_ts, grid, shown_classes(reference), hurried or self._hurried) != TAKEN:
             return
         self.collection.add(tensor, seen.histograms, telling=not is_empty(reference))
         if self._thumbnails is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from agent.accuracy import LiveAccuracy
@@ -13,6 +14,8 @@ from agent.estimates import Estimate
 from agent.findings import Served
 from agent.source import Source
 from agent.telemetry import LoopMeter
+
+_HANGS_S = 60.0
 
 
 def waits(camera: CameraConfig, source: Source) -> bool:
@@ -51,11 +54,24 @@ class Feed:
         self.newest: Served | None = None
         self.capture = CaptureThread(source, slot, camera.speed, frame_limit, on_change, camera.silence_s, camera.name)
         self._slot = slot
+        self._beat, self._beaten_s = self.capture.beat, time.monotonic()
 
     @property
     def last_ts(self) -> float:
         """Capture time of the latest frame that was answered; 0 before the first."""
         return self.newest.frame.ts if self.newest is not None else 0.0
+
+    def look(self) -> None:
+        """Whether the camera has fallen silent, which `on_change` hears, and whether its thread hangs."""
+        self.capture.look()
+        beat = self.capture.beat
+        if beat != self._beat:
+            self._beat, self._beaten_s = beat, time.monotonic()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the thread that reads a live camera has long done nothing: nothing in this process cures that."""
+        return self.is_live and self.capture.is_alive() and time.monotonic() - self._beaten_s > _HANGS_S
 
     @property
     def labelled(self) -> Estimate | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from agent.capture import Frame
 from agent.chosen_frames import ChosenFrames
@@ -17,9 +18,13 @@ from engines.backend import Array, Observation
 class Gathering:
     """One collection at a time; any thread may use it."""
 
-    def __init__(self, spec: ModelSpec, config: Config) -> None:
+    def __init__(
+        self, spec: ModelSpec, config: Config, clock: Callable[[Frame], float] = lambda frame: frame.ts
+    ) -> None:
+        """clock: the capture time of a frame, as all cameras have it."""
         self._spec = spec
         self._config = config
+        self._clock = clock
         self._lock = threading.Lock()
         self._chosen = ChosenFrames(config, hurried=False)
         self._alerted: set[str] = set()
@@ -54,7 +59,7 @@ class Gathering:
         From a warning on frames are wanted at once, so that by the alarm most of the cure has been gathered.
         """
         with self._lock:
-            self._chosen.add(frame, tensor, seen, reference, hurried=bool(self._alerted))
+            self._chosen.add(frame, self._clock(frame), tensor, seen, reference, hurried=bool(self._alerted))
 
     @property
     def counts(self) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from functools import partial
 
 from agent.backoff import Backoff
 from agent.budget import ObservationBudget
+from agent.capture import Frame
 from agent.config import Config
 from agent.decode import Prediction
 from agent.findings import Findings, ObserverState, Served, Spending
@@ -104,7 +105,7 @@ class ObserverThread(threading.Thread):
         self._unearned_s = 0.0  # inference that the budget has not been told of; the frame path's alone
         cameras = [camera.name for camera in config.every_camera]
         self._rota = Rota(cameras) if len(cameras) > 1 else None
-        self.gathering = Gathering(spec, config)
+        self.gathering = Gathering(spec, config, self._now_ts)
         self.findings: Mapping[str, Findings] = {
             camera: Findings(spec, config, self.gathering, camera, partial(self._beside, camera)) for camera in cameras
         }
@@ -139,6 +140,10 @@ class ObserverThread(threading.Thread):
                     self._rota.observed()
         finally:
             self._handover.release()
+
+    def _now_ts(self, frame: Frame) -> float:
+        """Of recordings each has a time of its own."""
+        return self._rota.now_ts if self._rota is not None else frame.ts
 
     def _beside(self, camera: str) -> Sequence[Mapping[str, AbsHistogram]]:
         """What the newest frames of each other camera show."""

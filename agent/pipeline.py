@@ -63,6 +63,7 @@ class Pipeline:
         }
         self.run_meter = LoopMeter(lambda: self.dropped)
         self.served = 0
+        self._pulse = 0, 0
         # One thread: the observer's own, whose low priority then holds for all of its work.
         backend = open_backend(config.backend, config.backend_options(threads=1))
         reference = partial(backend.observer, model.reference, model.placement.taps)
@@ -103,13 +104,18 @@ class Pipeline:
     @property
     def pulse(self) -> tuple[int, int]:
         """Changes as long as nothing hangs: with every frame that is served; while live cameras are lost and the loop
-        waits for their frames, with every attempt to have one back."""
+        waits for their frames, with every attempt to have one back. Not while one of several hangs in its driver."""
+        if not any(feed.hangs for feed in self.feeds.values()):
+            self._pulse = self._alive()
+        return self._pulse
+
+    def _alive(self) -> tuple[int, int]:
         return self.served, sum(feed.capture.pulse for feed in self.feeds.values()) if self._turns.awaited else 0
 
     def look(self) -> None:
         """Whether a camera has fallen silent; `on_camera` hears of it."""
         for feed in self.feeds.values():
-            feed.capture.look()
+            feed.look()
 
     @property
     def dropped(self) -> Counter[str]:

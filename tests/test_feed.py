@@ -1,0 +1,94 @@
+"""One camera of several: whether its thread hangs is told apart from a camera that is only away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent import feed as feed_module
+from agent.camera_config import CameraConfig
+from agent.capture import FrameSlot
+from agent.feed import Feed, total_frames
+from agent.source import Source
+
+
+class Clock:
+    now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(feed_module, "time", clock)
+    return clock
+
+
+class Reading(threading.Thread):
+    """Stands in the place of a capture thread, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.beat = 0, 0
+        self.let_go = threading.Event()
+
+    def run(self) -> None:
+        self.let_go.wait(30.0)
+
+    def look(self) -> None: ...
+
+
+def watched(live: bool = True) -> tuple[Feed, Any]:
+    source = Source("rtsp", "rtsp://127.0.0.1:1/x") if live else Source("video", "clip.avi")
+    feed = Feed(CameraConfig(source=source.location), source, FrameSlot(not live), "classify", 0, lambda _: None)
+    reading: Any = Reading()
+    feed.capture = reading
+    reading.start()
+    return feed, reading
+
+
+def pass_time(feed: Feed, clock: Clock, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+    for _ in range(round(seconds)):
+        clock.now_s += 1.0
+        each()
+        feed.look()
+
+
+def test_a_thread_that_does_nothing_at_all_hangs_and_one_that_tries_does_not(clock: Clock) -> None:
+    feed, reading = watched()
+
+    def tries() -> None:
+        reading.beat = reading.beat[0], reading.beat[1] + 1
+
+    pass_time(feed, clock, 300.0, tries)
+    assert not feed.hangs
+    pass_time(feed, clock, 59.0)
+    assert not feed.hangs
+    pass_time(feed, clock, 5.0)
+    assert feed.hangs
+    tries()
+    feed.look()
+    assert not feed.hangs
+    reading.let_go.set()
+
+
+def test_one_that_has_ended_and_a_recording_that_waits_do_not_hang(clock: Clock) -> None:
+    feed, reading = watched()
+    recording, waiting = watched(live=False)
+    reading.let_go.set()
+    reading.join(30.0)
+    for each in (feed, recording):
+        pass_time(each, clock, 300.0)
+        assert not each.hangs
+    waiting.let_go.set()
+
+
+def test_frames_to_come_are_those_of_all_sources_or_unknown() -> None:
+    live = Source("rtsp", "rtsp://127.0.0.1:1/x")
+    assert total_frames([live, live], 0) is None
+    assert total_frames([live, live], 7) == 14
