@@ -25,7 +25,8 @@ _BROKER_S = 8.0
 
 def examine_configured(config: Config, service: bool = False) -> list[Finding]:
     """Try them. service: for the installed one, some of whose files only root may read."""
-    cameras = [_camera(camera) for camera in config.every_camera]
+    several = len(config.every_camera) > 1
+    cameras = [_camera(camera, f"camera {camera.name}" if several else "camera") for camera in config.every_camera]
     return [*cameras, _broker(config, service), _keys(config, service)]
 
 
@@ -42,12 +43,12 @@ def examine_unconfigured(root: Path) -> list[Finding]:
     return [Finding("cameras", ", ".join(names) or "none", bool(names), False, remedy)]
 
 
-def _camera(camera: CameraConfig) -> Finding:
+def _camera(camera: CameraConfig, name: str) -> Finding:
     """In a process of its own: what hangs in a driver can be ended, what crashes takes nothing along."""
     try:
         shown = camera.opened().shown
     except CameraError as error:
-        return Finding("camera", error.found, False, True, error.remedy)
+        return Finding(name, error.found, False, True, error.remedy)
     try:
         done = subprocess.run(
             [sys.executable, "-m", "agent.doctor.first_frame"],
@@ -59,15 +60,15 @@ def _camera(camera: CameraConfig) -> Finding:
         )
     except subprocess.TimeoutExpired:
         remedy = "see whether another program holds it, and that it plays elsewhere"
-        return Finding("camera", f"{shown}: no frame within {_FRAME_S:.0f} s", False, True, remedy)
+        return Finding(name, f"{shown}: no frame within {_FRAME_S:.0f} s", False, True, remedy)
     if done.returncode != 0:
         last = redacted(done.stderr.strip().rpartition("\n")[2])
         found = f"{shown}: the look ended with {done.returncode} {last}".rstrip()
-        return Finding("camera", found, False, True, "try it with another program, and report this")
+        return Finding(name, found, False, True, "try it with another program, and report this")
     told = json.loads(done.stdout)
     if "error" in told:
-        return Finding("camera", told["error"], False, True, told["remedy"])
-    return Finding("camera", f"{shown}: {told['width']} x {told['height']} in {told['seconds']:.1f} s", True, True)
+        return Finding(name, told["error"], False, True, told["remedy"])
+    return Finding(name, f"{shown}: {told['width']} x {told['height']} in {told['seconds']:.1f} s", True, True)
 
 
 def _keys(config: Config, service: bool) -> Finding:
