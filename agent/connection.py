@@ -54,7 +54,8 @@ class Connection:
 
     `outcome` says in words how far it has come, `answer` what became of the version it speaks. `admitted_at` is the
     monotonic time at which the broker had taken us and our subscriptions. A byte in `wakee` ends a turn; `hear` gets
-    what arrives, with its subscription; where there is an intake, that gets all of it instead.
+    what arrives, with its subscription; where there is an intake, that gets all of it instead. Without a wakee there
+    are no turns: who waits for many connections at once waits for their `sock`, and calls `handle`.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Connection:
         subscriptions: Sequence[str],
         will: Message | None,
         hear: Callable[[str, Message], None],
-        wakee: socket.socket,
+        wakee: socket.socket | None,
         intake: Intake | None = None,
     ) -> None:
         self.outcome = "not tried yet"
@@ -84,7 +85,7 @@ class Connection:
         self._hear = hear
         self._wakee = wakee
         self._intake = intake
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.DefaultSelector() if wakee is not None else None
         self._trouble = LastError()
         self._client = (Client if intake is None else _BulkClient)(
             CallbackAPIVersion.VERSION2,
@@ -109,7 +110,18 @@ class Connection:
     @property
     def alive(self) -> bool:
         """Whether there is still a socket."""
-        return self._client.socket() is not None
+        return self.sock is not None
+
+    @property
+    def sock(self) -> Any:
+        """What a selector takes; None without a connection."""
+        return self._client.socket()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether it waits until the socket takes more."""
+        sock = self.sock
+        return self._client.want_write() or (isinstance(sock, BulkSocket) and sock.wants_write)
 
     def open(self, password: str | None) -> None:
         """Reach the broker and introduce ourselves.
@@ -135,8 +147,9 @@ class Connection:
         self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
         if (sock := self._client.socket()) is not None:
             self.answer = "silence"
-            self._selector.register(self._wakee, selectors.EVENT_READ)
-            self._selector.register(sock, selectors.EVENT_READ)
+            if self._selector is not None and self._wakee is not None:
+                self._selector.register(self._wakee, selectors.EVENT_READ)
+                self._selector.register(sock, selectors.EVENT_READ)
 
     def _connect(self) -> None:
         where = self._endpoint.host, self._endpoint.port, self._endpoint.keepalive_s
@@ -157,24 +170,33 @@ class Connection:
         Raises AgentError (`broker.protocol`, `broker.silent`, `broker.port`, `broker.limits`), and whatever paho makes
         of broken packets.
         """
-        client = self._client
-        if (sock := client.socket()) is None:
+        if (sock := self.sock) is None or self._selector is None or self._wakee is None:
             return
-        bulk = sock if isinstance(sock, BulkSocket) else None
-        writing = selectors.EVENT_WRITE if client.want_write() or (bulk and bulk.wants_write) else 0
-        self._selector.modify(sock, selectors.EVENT_READ | writing)
-        # What TLS has read ahead no selector sees; only its sockets, and paho's for websockets, have `pending`.
-        decrypted = getattr(sock, "pending", int)()
-        ready = {key.fileobj: events for key, events in self._selector.select(0.0 if decrypted else patience_s)}
+        self._selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self.wants_write else 0))
+        ready = {
+            key.fileobj: events for key, events in self._selector.select(0.0 if self.has_read_ahead else patience_s)
+        }
         if self._wakee in ready:
             self._wakee.recv(4096)
-        if decrypted or ready.get(sock, 0) & selectors.EVENT_READ:
+        self.handle(ready.get(sock, 0))
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether there is something to read that no selector sees."""
+        # Only the sockets of TLS, and paho's for websockets, have `pending`.
+        return bool(getattr(self.sock, "pending", int)())
+
+    def handle(self, events: int) -> None:
+        """Do what is due. events: of `selectors`, that the socket is ready for. Raises as `turn`."""
+        if (sock := self.sock) is None:
+            return
+        if events & selectors.EVENT_READ or self.has_read_ahead:
             self._read(sock)
-        if bulk is not None and self._intake is not None:
-            self._take_in(bulk, self._intake)
-        if ready.get(sock, 0) & selectors.EVENT_WRITE:
-            client.loop_write()
-        client.loop_misc()
+        if isinstance(sock, BulkSocket) and self._intake is not None:
+            self._take_in(sock, self._intake)
+        if events & selectors.EVENT_WRITE:
+            self._client.loop_write()
+        self._client.loop_misc()
         if time.monotonic() > min(self._answer_by, self.in_flight.answer_by):
             found = self.outcome if self.admitted_at is None else f"{len(self.in_flight)} messages unacknowledged"
             raise AgentError("broker.silent", found, "answers in time", "see the broker's log, or restart it")
@@ -212,9 +234,13 @@ class Connection:
 
     def close(self) -> None:
         """Cut the connection, unless a goodbye was said: then the broker publishes the will."""
-        self._selector.close()
+        if self._selector is not None:
+            self._selector.close()
         if (sock := self._client.socket()) is not None:
             sock.close()
+        # Else we and paho's client hold each other, until Python looks for such: of thousands that takes it seconds.
+        client = self._client
+        client.on_connect = client.on_subscribe = client.on_message = client.on_publish = client.on_disconnect = None
 
     def _properties(self, packet: int, **values: object) -> Properties | None:
         """Those that are not None, by their names in the specification. None where there are none, or no MQTT 5."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import uuid
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from agent.backoff import Backoff
+from agent.clock import unix_s
 from agent.command_results import CommandResults
+from agent.histogram_upload_chunks import Upload
+from agent.histogram_upload_source import Told, UploadSource
 from agent.home_assistant import BORN, Discovery
 from agent.mailbox import Newest
 from agent.messages import Birth, DeviceState, Status
@@ -19,6 +22,7 @@ from agent.mqtt import Endpoint, MqttClient
 from agent.outbox import Outbox
 from agent.publishing import Message, Reply
 from agent.requests import CommandResult, Reported
+from agent.session import Session
 from agent.topics import HOUSE, Topics
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -42,7 +46,12 @@ class MqttLink:
         outbox: Outbox,
         backoff: Backoff | None = None,
         discovery: Discovery | None = None,
+        client: Callable[..., Session] = MqttClient,
+        clock: Callable[[], float] = unix_s,
+        boot_id: str | None = None,
     ) -> None:
+        """client: makes the session, as MqttClient is made. clock: Unix time as the board has it. boot_id: None for
+        this machine's."""
         self.topics = topics
         self.outbox = outbox
         self._discovery = discovery
@@ -50,21 +59,24 @@ class MqttLink:
         self._lock = threading.Lock()  # state and session change together with the status in the outbox
         self._state: DeviceState = "degraded"
         self._session = ""
-        self._boot_id = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
+        self._clock = clock
+        self._boot_id = boot_id or _boot_id()
         self._results = CommandResults(topics, discovery.prefix if discovery is not None else HOUSE)
         self._detections = Newest()
+        self._histograms = UploadSource(topics)
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
         # so that the old will cannot come after the new status.
         client_id = f"tared/{topics.fleet}/{topics.device}"
+        presented = [discovery] if discovery is not None else []
         heard = [topics.command, topics.labels, topics.ack, topics.desired, topics.model_chunks]
-        self._client = MqttClient(
+        self._client = client(
             endpoint,
             client_id,
             subscriptions=[*heard, *([self._births] if self._births else [])],
             will=self._will,
             greet=self._greet,
             backoff=backoff,
-            sources=[*([discovery] if discovery is not None else []), self._results, outbox, self._detections],
+            sources=[*presented, self._results, outbox, self._detections, self._histograms],
         )
         outbox.on_due = self._client.wake
         self.send(birth)
@@ -147,6 +159,11 @@ class MqttLink:
             self._detections.put(Message(self.topics.detections, payload, qos=0))
             self._client.wake()
 
+    def send_histograms(self, upload: Upload, numbers: Iterable[int], told: Told) -> None:
+        """These chunks of an upload, one after the other; told: called in the MQTT thread, after each."""
+        self._histograms.begin(upload, numbers, told)
+        self._client.wake()
+
     def answer_births(self) -> None:
         """Present the device to every Home Assistant that was started since; the supervisor calls it now and then."""
         if self._discovery is None or not self._births:
@@ -159,6 +176,7 @@ class MqttLink:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Say `stopping`, deliver what is queued for at most `timeout_s`, say `offline`, disconnect."""
+        self._histograms.end()
         self.set_state("stopping")
         self.outbox.hurry()
         self._client.close(self._status("offline"), timeout_s=timeout_s)
@@ -173,5 +191,9 @@ class MqttLink:
             self._client.publish(self._status(self._state))
 
     def _status(self, state: DeviceState) -> Message:
-        status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=time.time())
+        status = Status(state=state, session=self._session, boot_id=self._boot_id, ts=self._clock())
         return Message(self.topics.status, status.to_json(), qos=1, retain=True)
+
+
+def _boot_id() -> str:
+    return _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agent.acknowledging import Acknowledgements, Heard
 from agent.allowance import Allowance
+from agent.clock import unix_s
 from agent.errors import AgentError
 from agent.mqtt_config import OutboxConfig
 from agent.outbox_rows import ALARM, NEWS, SAMPLE, Row
@@ -38,19 +39,20 @@ _LONGEST_SILENCE_S = 3600.0
 
 class Outbox:
     """A Source, thread-safe; a thread of its own writes. A context manager, after which nothing is lost but what is
-    put then.
+    put then. Who has no thread for it enters no context, but calls `turn` when it is due, and `close`.
 
     `errors` has what there is to tell of the disk, and `error` what ended the thread, which is a bug. While the disk
     refuses, memory stands in for it: with the process that is lost, and may leave a gap at the end of an epoch.
     """
 
-    def __init__(self, path: Path, topics: Topics, config: OutboxConfig) -> None:
-        """Raises AgentError (`outbox.schema`) for a file of a newer tared."""
+    def __init__(self, path: Path, topics: Topics, config: OutboxConfig, clock: Callable[[], float] = unix_s) -> None:
+        """clock: Unix time as the board has it. Raises AgentError (`outbox.schema`) for a file of a newer tared."""
         self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self.on_due: Callable[[], None] = lambda: None  # called by the writing thread once there is more to take
         self._config = config
-        self._store = OutboxStore(path, config, self.errors.put)
+        self._clock = clock
+        self._store = OutboxStore(path, config, self.errors.put, clock)
         self.epoch = self._store.epoch
         self._seq = 0
         self._changed = threading.Condition()  # guards all that follows
@@ -82,9 +84,19 @@ class Outbox:
         self._thread.join()
         self._store.close()
 
+    def close(self) -> None:
+        """Without a context: what `turn` has not written yet is lost, as with a power cut."""
+        self._store.close()
+
     def __len__(self) -> int:
         with self._changed:
             return len(self._work.rows) + len(self._sending)
+
+    @property
+    def last(self) -> Key:
+        """The epoch, and the greatest number in it so far."""
+        with self._changed:
+            return self.epoch, self._seq
 
     @property
     def dropped(self) -> Counter[str]:
@@ -99,7 +111,7 @@ class Outbox:
             if len(self._work.rows) < _MOST_PENDING:
                 payload = document(self.epoch, self._seq)
             if payload is not None and len(payload) <= MAX_PAYLOAD_BYTES:
-                self._work.rows.append(Row(self.epoch, self._seq, kind, rank, time.time(), payload))
+                self._work.rows.append(Row(self.epoch, self._seq, kind, rank, self._clock(), payload))
             else:
                 self._work.lost.append(((self.epoch, self._seq), kind))
             since_s = time.monotonic() - self._committed_s
@@ -201,27 +213,31 @@ class Outbox:
             self.error = error
 
     def _work_on(self) -> None:
-        while True:
+        while not self._closing:
             with self._changed:
-                while not self._has_work() and self._changed.wait(self._patience_s()):
+                while not self.is_due and self._changed.wait(self.patience_s):
                     pass  # what was notified may have changed how long to wait
-                if time.monotonic() >= self._again_at:
-                    self._silence_s = min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
-                    self._hole_s = min(2.0 * self._hole_s, _LONGEST_SILENCE_S)
-                    self._send_again()
-                closing, again, work = self._closing, self._again, self._work
-                writes = closing or again or time.monotonic() >= self._write_at
-                if writes:
-                    self._sending.complete = self._sending.complete and not work.rows  # until these are there
-                    self._work, self._again, self._write_at = Work(), False, math.inf
-                    self._committed_s = time.monotonic()
-                last = self.epoch, self._seq
-                room = self._sending.room
-            if writes and (work or again):
-                self._commit(work, last, again)
-            if closing:
-                return
-            self._fill(room)
+            self.turn()
+        self.turn()  # what came before the closing
+
+    def turn(self) -> None:
+        """Write what is to be written by now, and hand over the next of what is due."""
+        with self._changed:
+            if time.monotonic() >= self._again_at:
+                self._silence_s = min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
+                self._hole_s = min(2.0 * self._hole_s, _LONGEST_SILENCE_S)
+                self._send_again()
+            again, work = self._again, self._work
+            writes = self._closing or again or time.monotonic() >= self._write_at
+            if writes:
+                self._sending.complete = self._sending.complete and not work.rows  # until these are there
+                self._work, self._again, self._write_at = Work(), False, math.inf
+                self._committed_s = time.monotonic()
+            last = self.epoch, self._seq
+            room = self._sending.room
+        if writes and (work or again):
+            self._commit(work, last, again)
+        self._fill(room)
 
     def _fill(self, room: int) -> None:
         """Hand over the next of what is due."""
@@ -231,10 +247,13 @@ class Outbox:
         if news:
             self.on_due()
 
-    def _has_work(self) -> bool:
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to do for `turn`."""
         return self._closing or self._sending.is_low or time.monotonic() >= self._write_at
 
-    def _patience_s(self) -> float:
+    @property
+    def patience_s(self) -> float:
         """Until there may be something to do that nobody tells."""
         return min(60.0, max(0.0, min(self._write_at, self._again_at) - time.monotonic()))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 
+from agent.clock import unix_s
 from agent.mqtt_config import OutboxConfig
 from agent.outbox_rows import Rows
 
@@ -24,19 +26,21 @@ _CLOCK_JUMP_S = 60.0  # between two commits: somebody has set the clock
 class Bounds:
     """In bytes and in days; one thread's."""
 
-    def __init__(self, config: OutboxConfig) -> None:
+    def __init__(self, config: OutboxConfig, clock: Callable[[], float] = unix_s) -> None:
+        """clock: Unix time as the board has it."""
         self._config = config
+        self._clock = clock
         self._aged_s = 0.0
-        self._clocks = time.time(), time.monotonic()
+        self._clocks = clock(), time.monotonic()
 
     def keep(self, rows: Rows, epoch: int) -> Counter[str]:
         """Drop what is too much, or too old; by kind. epoch: the one that goes on."""
         dropped: Counter[str] = Counter()
         if time.monotonic() >= self._aged_s:
             self._aged_s = time.monotonic() + _AGED_EVERY_S
-            if time.time() > NO_CLOCK_S:  # nobody can say how old it is: it counts from now on
-                rows.date(NO_CLOCK_S, time.time())
-            dropped += rows.drop_older(time.time() - self._config.days * _DAY_S)
+            if self._clock() > NO_CLOCK_S:  # nobody can say how old it is: it counts from now on
+                rows.date(NO_CLOCK_S, self._clock())
+            dropped += rows.drop_older(self._clock() - self._config.days * _DAY_S)
         if rows.size_bytes() > self._config.bytes:
             dropped += self._make_room(rows, epoch)
         return dropped
@@ -45,7 +49,7 @@ class Bounds:
         """A board without a battery for its clock starts in 1970, and all it has would seem too old once the clock is
         set: what is dated before the jump is of as long ago as the board has known since."""
         wall, monotonic = self._clocks
-        self._clocks = time.time(), time.monotonic()
+        self._clocks = self._clock(), time.monotonic()
         passed_s = self._clocks[1] - monotonic
         jump_s = self._clocks[0] - wall - passed_s
         if jump_s > _CLOCK_JUMP_S:

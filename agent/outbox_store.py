@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.clock import unix_s
 from agent.errors import AgentError
 from agent.mqtt_config import OutboxConfig
 from agent.outbox_bounds import NO_CLOCK_S, Bounds
@@ -48,13 +49,20 @@ class OutboxStore:
     due again.
     """
 
-    def __init__(self, path: Path, config: OutboxConfig, on_error: Callable[[AgentError], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: OutboxConfig,
+        on_error: Callable[[AgentError], None],
+        clock: Callable[[], float] = unix_s,
+    ) -> None:
         """on_error hears of a disk that refuses, and of a damaged file. Raises AgentError (`outbox.schema`) for one of
         a newer tared."""
         self._config = config
         self._on_error = on_error
         self._database = database(path)
-        self._bounds = Bounds(config)
+        self._clock = clock
+        self._bounds = Bounds(config, clock)
         self._told = ""
         self._retry_s = 0.0
         self._at = START  # up to there what is due has been handed out
@@ -69,7 +77,7 @@ class OutboxStore:
         self._return_to_disk()
         self.returned = False
         if self._is_blind:
-            self.epoch = _epoch_after(0)
+            self.epoch = _epoch_after(0, self._clock())
 
     @property
     def asks_collector(self) -> bool:
@@ -185,7 +193,7 @@ class OutboxStore:
             self._collected = self._collected or file.fact("collected") > 0
             self._keep_facts(file)
         if self._is_blind and self.epoch <= known:
-            self.epoch = _epoch_after(known)
+            self.epoch = _epoch_after(known, self._clock())
         self._is_blind = False
 
     def _open(self) -> sqlite3.Connection:
@@ -213,7 +221,7 @@ class OutboxStore:
             self._on_error(error)
 
 
-def _epoch_after(known: int) -> int:
+def _epoch_after(known: int, now: float) -> int:
     """The epoch of a start: its Unix time, or one more than the greatest that is known where the clock says less. 0:
     none is known.
 
@@ -222,6 +230,6 @@ def _epoch_after(known: int) -> int:
     with a chance of 1 in 3000. It is drawn from below 2024, so that what follows is later whichever way it is found,
     by a clock that was set or counted on from the disk; and it is exact in JSON, as they all are.
     """
-    if not known and time.time() < NO_CLOCK_S:
+    if not known and now < NO_CLOCK_S:
         return 1 + secrets.randbelow(int(NO_CLOCK_S) - 1)
-    return max(known + 1, int(time.time()))
+    return max(known + 1, int(now))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pydantic import JsonValue
 
+from agent.clock import unix_s
 from agent.health import health
 from agent.link import MqttLink
 from agent.messages import Birth, CameraTelemetry, Event, Telemetry
@@ -24,9 +24,15 @@ _ALARMS = frozenset({"alarm", "error", "fidelity", "view", "swap", "commit", "ro
 class Reporter:
     """Telemetry and events go into the link's outbox, which numbers them; without a link events still go to the log."""
 
-    def __init__(self, link: MqttLink | None, birth: Birth) -> None:
+    def __init__(self, link: MqttLink | None, birth: Birth, clock: Callable[[], float] = unix_s) -> None:
+        """clock: Unix time as the board has it."""
         self._link = link
         self._birth = birth
+        self._clock = clock
+
+    def health(self) -> Mapping[str, JsonValue]:
+        """The board's, as telemetry tells it."""
+        return health()
 
     def serves(self, engine: str, calibration: str | None) -> None:
         """Announce what is in service now, by the ids of artefact and calibration."""
@@ -39,7 +45,7 @@ class Reporter:
         words = " ".join(f"{key}={_plain(value)}" for key, value in detail.items())
         log.log(level, "event=%s %s", kind, words)
         if self._link is not None:
-            ts, rank = time.time(), ALARM if kind in _ALARMS else NEWS
+            ts, rank = self._clock(), ALARM if kind in _ALARMS else NEWS
             self._link.outbox.put(
                 kind, rank, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=ts, kind=kind, detail=detail).to_json()
             )
@@ -54,12 +60,12 @@ class Reporter:
         """Report a periodic sample of the cameras, with the board's health, and the lines of results that were lost."""
         if self._link is None:
             return
-        state: dict[str, JsonValue] = {**health(), "mqtt_dropped": sum(self._link.drops.values())}
+        state: dict[str, JsonValue] = {**self.health(), "mqtt_dropped": sum(self._link.drops.values())}
         if results_dropped:
             state["results_dropped"] = dict(results_dropped)
         if self._birth.commands.get("unsigned"):
             state["commands_unsigned"] = True
-        ts = time.time()
+        ts = self._clock()
         self._link.outbox.put(
             TELEMETRY,
             SAMPLE,

@@ -13,7 +13,7 @@ from fake_broker import FakeBroker, admit, packet_from
 
 from agent import connection as connection_module
 from agent import in_flight
-from agent import mqtt as mqtt_module
+from agent import session as session_module
 from agent.backoff import Backoff
 from agent.link import MqttLink
 from agent.messages import Birth
@@ -122,7 +122,7 @@ def test_a_broker_that_never_admits_us_is_left_and_starts_no_backoff_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(mqtt_module, "STABLE_S", 0.05)
+    monkeypatch.setattr(session_module, "STABLE_S", 0.05)
     backoff = Backoff(0.05, 0.2)
     monkeypatch.setattr(backoff, "reset", lambda: pytest.fail("it took a failure for a success"))
     with FakeBroker() as broker, on_the_air(broker.endpoint, TOPICS, BIRTH, backoff):

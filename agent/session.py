@@ -1,0 +1,228 @@
+"""A client of an MQTT broker but for its waiting: one connection after the other, and what it says and hears on them.
+
+Whoever has a thread to spend on it lets that wait (agent/mqtt.py); whoever has ten thousand of them waits for all at
+once (fleet/simulator). Whatever goes wrong in a connection ends that one, not the session.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import math
+import queue
+import socket
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from agent.backoff import Backoff
+from agent.connection import Connection
+from agent.endpoint import Endpoint
+from agent.errors import AgentError
+from agent.intake import Intake
+from agent.mailbox import Mailbox
+from agent.mqtt5 import Negotiation
+from agent.publishing import Message, Source
+
+log = logging.getLogger(__name__)
+
+STABLE_S = 10.0  # a connection that lasted this long was a success, and the backoff starts over
+INBOX_SIZE = 100
+
+SessionT = TypeVar("SessionT", bound="Session")
+
+
+class Session(abc.ABC):
+    """Publishes and receives while it is open; a context manager.
+
+    Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
+    With `intake` all go there, in the order they came, many at a time; where it has no room the broker waits.
+    Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the thread that
+    drives it: it may call `publish`, nothing that waits. What is published goes before what the `sources` have; who
+    fills one of those calls `wake`. An unreachable broker is no error: it is tried again for as long as the
+    session is open, and `outcome` says what became of the latest attempt.
+    Raises ConfigError for a password or TLS file that cannot be read.
+
+    Who drives it calls `_open`, `_turn` for as long as it is `_alive`, and `_end` in any case, then waits for
+    `_retry_s`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        client_id: str,
+        *,
+        subscriptions: Sequence[str] = (),
+        will: Callable[[], Message] | None = None,
+        greet: Callable[[], None] | None = None,
+        backoff: Backoff | None = None,
+        sources: Sequence[Source] = (),
+        intake: Intake | None = None,
+    ) -> None:
+        self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
+        self._intake = intake
+        self._endpoint = endpoint
+        self._password = endpoint.password()
+        if endpoint.tls is not None:
+            endpoint.tls.context()  # for what it raises; certificates are renewed, so each connection reads them anew
+        self._negotiation = Negotiation(endpoint.protocol)
+        self._client_id = client_id
+        self._subscriptions = subscriptions
+        self._will = will
+        self._greet = greet
+        self._backoff = backoff or Backoff()
+        self._mailbox = Mailbox()
+        self._last_words = Mailbox()
+        self._sources: tuple[Source, ...] = (self._mailbox, *sources)
+        self._dropped_incoming = dict.fromkeys(subscriptions, 0)
+        self._connection: Connection | None = None
+        self._begun = False  # the connection has been greeted
+        self._leaving = False
+        self._leave_by = math.inf  # on time.monotonic()
+        self.outcome = "not tried yet"
+
+    @abc.abstractmethod
+    def __enter__(self: SessionT) -> SessionT: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has admitted us and taken our subscriptions."""
+        return self._begun
+
+    @property
+    def drops(self) -> dict[str, int]:
+        """Messages that fell out of a full queue so far, by cause."""
+        return {"outgoing": self._mailbox.dropped, "incoming": sum(self._dropped_incoming.values())}
+
+    @property
+    def inbox(self) -> queue.Queue[Message]:
+        """What arrived on the only subscription."""
+        (inbox,) = self.inboxes.values()
+        return inbox
+
+    def publish(self, message: Message) -> None:
+        """Leave a message in the mailbox, and return at once."""
+        self._mailbox.put(message)
+        self.wake()
+
+    @abc.abstractmethod
+    def wake(self) -> None:
+        """There may be something to send."""
+
+    @abc.abstractmethod
+    def close(self, *last_words: Message, timeout_s: float = 2.0) -> None:
+        """Deliver all that waits, then `last_words`, for at most `timeout_s`, and disconnect.
+
+        Where that does not succeed in time the connection is cut, and the broker publishes the will.
+        """
+
+    @property
+    def _alive(self) -> bool:
+        return self._connection is not None and self._connection.alive
+
+    def _open(self, wakee: socket.socket | None = None) -> None:
+        """One attempt to connect. wakee: as Connection has it. Raises as `Connection.open`."""
+        will = self._will() if self._will is not None else None
+        version = self._negotiation.version
+        self._connection = Connection(
+            self._endpoint, version, self._client_id, self._subscriptions, will, self._hear, wakee, self._intake
+        )
+        self._connection.open(self._password)
+        self.outcome = self._connection.outcome
+
+    def _turn(self, turn: Callable[[Connection], None]) -> None:
+        """One turn of the connection, and what is to be sent after it. Raises as `Connection.turn`."""
+        connection = self._connection
+        assert connection is not None, "no connection was opened"
+        turn(connection)
+        self.outcome = connection.outcome  # before anybody may see that it is connected
+        if connection.admitted_at is not None:
+            if not self._begun:
+                self._begin()
+            self._send()
+
+    def _end(self, error: Exception | None) -> None:
+        """The connection is over, by this error where it was one, and nobody else's affair."""
+        connection, self._connection = self._connection, None
+        if connection is None:  # it never came so far
+            self.outcome = str(error)
+            return
+        if isinstance(error, (OSError, AgentError)):
+            connection.outcome = str(error)
+        elif error is not None:  # a broker may send anything, and paho raises anything
+            connection.outcome = f"{type(error).__name__}: {error}"
+            log.warning("mqtt=broken reason=%r", connection.outcome, exc_info=error)
+        connection.close()
+        self._negotiation.learn(connection.answer, connection.admitted_at is not None)
+        self.outcome, self._begun = connection.outcome, False
+        for source in self._sources:
+            source.put_back(connection.in_flight.of(source))
+        if connection.admitted_at is not None and time.monotonic() - connection.admitted_at >= STABLE_S:
+            self._backoff.reset()
+
+    def _retry_s(self) -> float:
+        """How long to wait until the next attempt."""
+        where = self._endpoint.host, self._endpoint.port
+        if self._negotiation.fell_back:
+            log.info("mqtt=fallback host=%s port=%d reason=%r protocol=3.1.1", *where, self.outcome)
+            return 0.0
+        delay_s = self._backoff.next_s()
+        log.warning("mqtt=down host=%s port=%d reason=%r retry_s=%.1f", *where, self.outcome, delay_s)
+        return delay_s
+
+    def _begin(self) -> None:
+        """Nothing is said before we can hear: who reads `online` may send a command at once."""
+        for source in self._sources:
+            source.renew()
+        if self._greet is not None:
+            self._greet()
+        self._begun = True
+        where = self._endpoint.host, self._endpoint.port
+        log.info("mqtt=up host=%s port=%d protocol=%s", *where, self._negotiation.version)
+
+    def _send(self) -> None:
+        for source in self._sources:
+            self._send_from(source)
+        if self._leaving and not self._waiting:
+            self._send_from(self._last_words)
+
+    def _send_from(self, source: Source) -> None:
+        connection = self._connection
+        while connection is not None and connection.in_flight.has_room and (message := source.take()) is not None:
+            self._hand_over(connection, message, source)
+
+    def _hand_over(self, connection: Connection, message: Message, source: Source) -> None:
+        connection.send(message, source)
+
+    @property
+    def _waiting(self) -> int:
+        return sum(map(len, self._sources))
+
+    def _leave(self, timeout_s: float, last_words: Sequence[Message]) -> None:
+        """From now on it is about to go; see `_has_left`."""
+        for message in last_words:
+            self._last_words.put(message)
+        self._leave_by = time.monotonic() + timeout_s
+        self._leaving = True
+
+    def _has_left(self) -> bool:
+        """Whether it is time to go; says goodbye to the broker if everything was delivered."""
+        connection = self._connection
+        if connection is None or connection.in_flight or self._waiting or len(self._last_words):
+            return time.monotonic() > self._leave_by
+        connection.say_goodbye()
+        return True
+
+    def _hear(self, subscription: str, message: Message) -> None:
+        try:
+            self.inboxes[subscription].put_nowait(message)
+        except queue.Full:
+            dropped = self._dropped_incoming[subscription] = self._dropped_incoming[subscription] + 1
+            if dropped.bit_count() == 1:  # a flood is told at 1, 2, 4, 8 ... messages
+                log.warning("mqtt=inbox_full topic=%s dropped=%d", message.topic, dropped)

@@ -1,0 +1,73 @@
+"""What goes wrong with simulated boards, and the network between; and with their engines."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent.publishing import Message
+from agent.topics import Topics
+from agent.wire import MAX_PAYLOAD_BYTES
+
+_LATEST_S = 3.0  # a message that is delayed comes within so long
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Shares of boards: `crash`, whose power fails now and then; `restore`, that then start from an older copy of their
+    disk; `no_clock`, that start in 1970 each time; `hostile`, that send rubbish, and under the names of others. Shares
+    of messages: `duplicate`, `delay`. every_s: the mean time between two crashes, or two pieces of rubbish, of a board.
+    """
+
+    crash: float = 0.0
+    restore: float = 0.0
+    no_clock: float = 0.0
+    hostile: float = 0.0
+    duplicate: float = 0.0
+    delay: float = 0.0
+    every_s: float = 60.0
+
+    def garbled(self, rng: random.Random) -> tuple[int, float]:
+        """How often one message is sent, and how late, in s."""
+        times = 2 if rng.random() < self.duplicate else 1
+        return times, rng.uniform(0.0, _LATEST_S) if rng.random() < self.delay else 0.0
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Which new engines turn out bad: of what is named by a model's sha256, a recalibration's method or a regime's id;
+    and all that come on boards `first` to `last`, by their numbers. none: there is no such board.
+
+    first, last: from 0, inclusive.
+    """
+
+    named: str = ""
+    first: int = 0
+    last: int = -1
+
+    def hits(self, number: int, asked: object) -> bool:
+        """The board of this number was asked for this."""
+        return self.first <= number <= self.last or (bool(self.named) and asked == self.named)
+
+
+def rubbish(topics: Topics, victim: Topics, epoch: int, rng: random.Random) -> Iterator[Message]:
+    """What a hostile board sends: what no collector can read, what lies about its number, or its name.
+
+    epoch: of the board's own, which it replays. victim: another board's topics.
+    """
+    event = {"epoch": epoch, "seq": 1, "ts": 0.0, "kind": "alarm", "lie": rng.random()}
+    payloads = [
+        rng.randbytes(rng.randrange(1, 200)),
+        b"[" * rng.randrange(20, 20_000),
+        b'{"epoch": 1, "seq": "first", "ts": "yesterday", "kind": []}',
+        b'{"epoch": 9223372036854775807, "seq": 9223372036854775807, "ts": 1e308, "kind": "alarm"}',
+        b'{"epoch": 99999999999999999999999, "seq": -1, "ts": 0, "kind": "alarm"}',
+        b"x" * (MAX_PAYLOAD_BYTES + 1),
+        b"",
+        json.dumps(event).encode(),
+    ]
+    topic = rng.choice([topics.event, topics.telemetry, topics.status, topics.birth, topics.reported])
+    yield Message(topic, rng.choice(payloads))
+    yield Message(victim.event, json.dumps({**event, "epoch": epoch + 10**6}).encode())

@@ -1,0 +1,134 @@
+"""What a simulated board does when it is commanded: each op of the contract, checked as the agent does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import JsonValue
+
+from agent.commands import Handler, Report
+from agent.errors import AgentError, CommandError
+from agent.job_states import JobState
+from agent.messages import Accuracy
+from agent.requests import (
+    CancelArgs,
+    LogLevelArgs,
+    ModelArgs,
+    RecalibrateArgs,
+    RestartArgs,
+    RollbackArgs,
+    SetArgs,
+    SnapshotArgs,
+    StatusArgs,
+    SwitchArgs,
+)
+from agent.settings import Settings
+from calibrate.threshold import parse_method
+from fleet.simulator.engines import cancelled
+from fleet.simulator.scene import CAMERA
+from fleet.simulator.site import Site
+
+
+class Orders:
+    """`handlers` has one for each op. restart: of the board's daemon."""
+
+    def __init__(self, site: Site, settings: Settings, restart: Callable[[], None]) -> None:
+        self._site, self._engines, self._settings, self._restart = site, site.engines, settings, restart
+        self.handlers: Mapping[str, Handler] = {
+            "status": self._on_status,
+            "recalibrate": self._on_recalibrate,
+            "rollback": self._on_rollback,
+            "cancel": self._on_cancel,
+            "switch": self._on_switch,
+            "set": self._on_set,
+            "log_level": self._on_log_level,
+            "restart": self._on_restart,
+            "snapshot": self._on_snapshot,
+            "model": self._on_model,
+        }
+
+    def _on_status(self, _args: StatusArgs, report: Report) -> None:
+        engines, t_s = self._engines, self._site.plan.now_s()
+        fidelity = self._site.scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
+        regimes: list[JsonValue] = [each.id for each in engines.other_lights.values()]
+        automatic, job = self._settings.config.recalibration.automatic, engines.job
+        told: dict[str, Any] = {
+            "engine": engines.serving.id,
+            "degraded": False,
+            "raised": False,
+            "frames": round(30.0 * t_s),
+            "camera": CAMERA,
+            "fidelity": fidelity,
+            "fidelity_hour": fidelity,
+            "accuracy": Accuracy(estimate=0.0, low=0.0, high=1.0, n=0).model_dump(),
+            "drift": self._site.scene.drift(engines.serving, t_s),
+            "regimes": len(regimes),
+            "regime_artefacts": regimes,
+            "view": "good",
+            "observer": "observing",
+            "automatic": automatic,
+            "stopped_by": "" if automatic else "recalibration.automatic",
+            "job": None,
+        }
+        if job is not None:
+            words = {"id": job.id, "trigger": job.trigger, "state": job.state.value, "percent": job.percent}
+            told["job"] = words
+        report.succeed(told)
+
+    def _on_recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
+        if args.method is not None:
+            parse_method(args.method)
+        self._engines.begin("command", self._is_bad(args.method), report)
+
+    def _on_model(self, args: ModelArgs, report: Report) -> None:
+        """The file is taken as delivered: bytes of models are no part of what is simulated."""
+        self._engines.begin("model", self._is_bad(args.sha256), report)
+
+    def _on_switch(self, args: SwitchArgs, report: Report) -> None:
+        known = {each.id: each for each in self._engines.other_lights.values()}
+        if args.regime == self._engines.serving.id:
+            raise CommandError("command.switch", "this regime serves", "another one", "ask for the status first")
+        if args.regime not in known:
+            found = f"no regime '{args.regime}'"
+            raise CommandError("command.switch", found, ", ".join(known), "ask for the status first")
+        self._engines.switch(known[args.regime], "switch", report)
+
+    def _on_rollback(self, _args: RollbackArgs, report: Report) -> None:
+        engines = self._engines
+        if engines.job is not None and engines.job.state is JobState.PROBATION:
+            found, remedy = "the operator's rollback", "recalibrate from other frames"
+            engines.end_job(AgentError("probation.recalled", found, "a probation to its end", remedy))
+            report.succeed({"artefact": engines.serving.id})
+        elif engines.previous is None:
+            raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
+        else:
+            engines.end_job(cancelled("the operator rolls back"))
+            engines.switch(engines.previous, "rollback", report)
+
+    def _on_cancel(self, _args: CancelArgs, report: Report) -> None:
+        if self._engines.job is None:
+            raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
+        self._engines.end_job(cancelled("the operator cancels it"))
+        report.succeed()
+
+    def _is_bad(self, asked: object) -> bool:
+        """Whether what comes of this turns out bad."""
+        return self._site.plan.wishes.bad.hits(self._site.number, asked)
+
+    def _on_set(self, args: SetArgs, report: Report) -> None:
+        self._site.folder.mkdir(parents=True, exist_ok=True)
+        self._settings.set(args.values, report.mandate)
+        reported = self._settings.reported()
+        report.succeed({"version": reported.version, "values": reported.values})
+
+    def _on_log_level(self, args: LogLevelArgs, report: Report) -> None:
+        report.succeed({"level": args.level})
+
+    def _on_restart(self, _args: RestartArgs, report: Report) -> None:
+        report.succeed()
+        self._restart()
+
+    def _on_snapshot(self, _args: SnapshotArgs, _report: Report) -> None:
+        found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
+        raise CommandError("command.privacy", found, "leave to send a picture", remedy)

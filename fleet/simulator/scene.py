@@ -1,0 +1,112 @@
+"""What a simulated camera sees: a small model of a day, from which all figures of telemetry follow.
+
+A scene has two lights, day and night, and may drift away from the calibration: in groups, one after the other, as when
+a season, a cleaner or a software update reaches one site after another. An engine remembers the scene that it was made
+in; its predicted gain is how far that has moved since, and its fidelity falls with it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from agent.messages import CameraTelemetry, Fidelity, Latency, Observing
+
+CAMERA = "camera"  # its name
+TOLERANCE_DB = 3.0  # an alarm; half of it is a warning
+_FPS = 30.0
+_OBSERVED_PER_S = 0.6  # one frame in fifty is also run through the reference
+_LOSS_PER_DB = 0.03
+_BAD_LOSS = 0.35
+_BAD_SLOWDOWN = 1.4
+_ERROR = 0.05  # of a confidence interval
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How scenes leave their calibration: by `db` in `ramp_s` seconds, in the first group of boards after `after_s`, in
+    the last one `spread_s` later. db 0: not at all. day_s: how long a day is."""
+
+    db: float = 0.0
+    after_s: float = 60.0
+    spread_s: float = 300.0
+    ramp_s: float = 60.0
+    groups: int = 8
+    day_s: float = 86_400.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What serves. light: in which it was calibrated. db: how far the scene had moved by then. bad: something went
+    wrong with it that only fidelity and latency show."""
+
+    id: str
+    light: str
+    db: float = 0.0
+    bad: bool = False
+
+
+class Scene:
+    """Of one board; times are seconds since the simulation's start. group: from 0."""
+
+    def __init__(self, drift: Drift, group: int, rng: random.Random) -> None:
+        self._drift = drift
+        self._rng = rng
+        step_s = drift.spread_s / max(1, drift.groups - 1)
+        self._onset_s = drift.after_s + group * step_s + rng.uniform(0.0, 0.1 * step_s)
+        self._longitude = group / drift.groups + rng.uniform(0.0, 0.01)  # of a day
+        self._p50_ms = rng.uniform(9.0, 16.0)
+        self._fidelity = rng.uniform(0.97, 0.995)
+
+    def light(self, t_s: float) -> str:
+        """Day or night."""
+        return "day" if math.sin(2.0 * math.pi * (t_s / self._drift.day_s + self._longitude)) >= 0.0 else "night"
+
+    def moved_db(self, t_s: float) -> float:
+        """How far the scene is from where it was at the start."""
+        return self._drift.db * min(1.0, max(0.0, (t_s - self._onset_s) / max(self._drift.ramp_s, 1e-9)))
+
+    def gain_db(self, engine: Engine, t_s: float) -> float:
+        """What a recalibration would gain now."""
+        return max(0.0, self.moved_db(t_s) - engine.db)
+
+    def fidelity(self, engine: Engine, since_s: float, t_s: float) -> Fidelity:
+        """Of the engine that has served since then, with the interval that as many observed frames give."""
+        true = self._fidelity - _LOSS_PER_DB * self.gain_db(engine, t_s) - _BAD_LOSS * engine.bad
+        n = max(1, round(_OBSERVED_PER_S * (t_s - since_s)))
+        half = math.sqrt(math.log(2.0 / _ERROR) / (2.0 * n))  # Hoeffding's
+        estimate = min(1.0, max(0.0, self._rng.gauss(true, 0.1 * half)))
+        return Fidelity(estimate=estimate, low=max(0.0, estimate - half), high=min(1.0, estimate + half), n=n)
+
+    def sample(self, engine: Engine, since_s: float, t_s: float) -> CameraTelemetry:
+        """What telemetry tells of the camera."""
+        p50 = self._p50_ms * (_BAD_SLOWDOWN if engine.bad else 1.0) * self._rng.uniform(0.98, 1.02)
+        fidelity = self.fidelity(engine, since_s, t_s)
+        return CameraTelemetry(
+            fps=round(min(_FPS, 1000.0 / p50) * self._rng.uniform(0.995, 1.0), 2),
+            dropped={"slow": 1} if self._rng.random() < 0.01 else {},
+            latency_ms=Latency(p50=round(p50, 2), p99=round(1.6 * p50, 2)),
+            drift=self.drift(engine, t_s),
+            fidelity=fidelity,
+            fidelity_hour=fidelity,
+            observing=Observing(share=0.02, debt_s=0.0, state_bytes=3_000_000),
+        )
+
+    def drift(self, engine: Engine, t_s: float) -> dict[str, JsonValue]:
+        """As telemetry and `status` tell it."""
+        gain_db = round(self.gain_db(engine, t_s), 2)
+        return {
+            "state": drift_state(gain_db),
+            "e_value": round(10.0 ** min(gain_db, 12.0), 1),
+            "gain_db": gain_db,
+            "serving_db": gain_db,
+            "clipping_share": 0.1,
+        }
+
+
+def drift_state(gain_db: float) -> str:
+    """calm, warning or alarm."""
+    return "alarm" if gain_db >= TOLERANCE_DB else "warning" if gain_db >= TOLERANCE_DB / 2.0 else "calm"

@@ -1,0 +1,40 @@
+"""What there is of a simulated board whether its power is on or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from agent.topics import Topics
+from fleet.simulator.engines import Engines
+from fleet.simulator.loop import Loop
+from fleet.simulator.scene import Scene
+from fleet.simulator.wishes import Plan
+
+
+@dataclass
+class Site:
+    """Its daemons find it as the one before has left it.
+
+    number: from 0. folder: its disk; on_disk: whether outbox and commands lie there, as they have to where the power
+    fails, or in memory. confirmed: up to which number of each epoch a collector said to have all. results: final ones
+    of commands, by status. drift: as it was told last. attempts: to connect. on_admitted: called with each connection.
+    """
+
+    number: int
+    plan: Plan
+    loop: Loop
+    topics: Topics
+    rng: Random
+    scene: Scene
+    engines: Engines
+    folder: Path
+    on_disk: bool
+    on_admitted: Callable[[], None]
+    confirmed: dict[int, int] = field(default_factory=dict)
+    results: Counter[str] = field(default_factory=Counter)
+    drift: str = "calm"
+    attempts: int = 0

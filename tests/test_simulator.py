@@ -1,0 +1,267 @@
+"""Simulated boards at a real broker: what they report arrives, what they are told they do, what fails is back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Mosquitto, RealBroker, Watcher, eventually
+from collector_bench import collecting
+from simulator_bench import FLEET, ask, simulating, topics, wait_for_collector
+
+from agent.cli import main
+from agent.errors import ConfigError
+from agent.messages import Birth, Event, Telemetry
+from agent.outbox_bounds import NO_CLOCK_S
+from fleet.operator import new_command, send
+from fleet.reports import Reports
+from fleet.simulator.faults import Bad, Faults
+from fleet.simulator.scene import Drift
+from fleet.simulator.simulation import allow_files
+from fleet.store import open_store
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+
+def stored(database: Path, number: int) -> list[tuple[int, int]]:
+    """(epoch, seq) of all that a board has told."""
+    with open_store(database) as store:
+        return [(each.stream.epoch, each.seq) for each in Reports(store).of(FLEET, topics(number).device)]
+
+
+def whole(rows: list[tuple[int, int]]) -> bool:
+    """Whether no number of any epoch is missing before its last."""
+    epochs = {epoch for epoch, _ in rows}
+    return all(
+        [seq for each, seq in rows if each == epoch] == list(range(1, sum(each == epoch for each, _ in rows) + 1))
+        for epoch in epochs
+    )
+
+
+def test_all_that_boards_make_arrives_once(mosquitto: RealBroker, tmp_path: Path) -> None:
+    with collecting(mosquitto, tmp_path / "db"):
+        wait_for_collector(mosquitto)
+        with simulating(mosquitto, 20) as simulation:
+            eventually(lambda: simulation.outcome.confirmed >= 200, 30.0)
+        assert simulation.outcome.made == simulation.outcome.confirmed
+    for number in range(20):
+        epoch, last = simulation.made[topics(number).device]
+        assert stored(tmp_path / "db", number) == [(epoch, seq) for seq in range(1, last + 1)]
+
+
+def test_a_broker_that_is_killed_loses_nothing_of_theirs(tmp_path: Path) -> None:
+    broker = Mosquitto(tmp_path, persistent=True)
+    broker.start()
+    try:
+        with collecting(broker, tmp_path / "db"):
+            wait_for_collector(broker)
+            with simulating(broker, 15) as simulation:
+                eventually(lambda: simulation.outcome.confirmed >= 60, 30.0)
+                broker.stop()
+                eventually(lambda: simulation.outcome.connected == 0, 10.0)
+                broker.start()
+                eventually(lambda: simulation.outcome.connected == 15, 30.0)
+            assert simulation.outcome.made == simulation.outcome.confirmed
+        assert all(len(stored(tmp_path / "db", n)) == simulation.made[topics(n).device][1] for n in range(15))
+    finally:
+        broker.stop()
+
+
+def test_a_storm_brings_all_back_and_not_at_once(mosquitto: RealBroker) -> None:
+    with simulating(mosquitto, 30, storms=(1.5,)) as simulation:
+        eventually(lambda: len(simulation.outcome.arrivals) == 60, 30.0)
+    back = sorted(simulation.outcome.arrivals)[30:]
+    assert back[0] >= 1.5
+    assert back[-1] - back[0] > 0.2  # drawn from a second
+
+
+def test_a_recalibration_goes_through_its_steps_and_is_told_of(mosquitto: RealBroker) -> None:
+    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 2):
+        before = Birth.from_json(json.dumps(watcher.expect(topics(1).birth)).encode())
+        command = new_command("recalibrate", {}, time.time())
+        results = list(send(mosquitto.endpoint, topics(1), command))
+        steps = [result.step for result in results if result.status == "IN_PROGRESS"]
+        assert steps == ["COLLECTING", "CALIBRATING", "BUILDING", "VALIDATING", "PROBATION"]
+        assert [results[0].status, results[-1].status] == ["ACCEPTED", "SUCCEEDED"]
+        artefact = (results[-1].result or {})["artefact"]
+        assert artefact != before.engine
+        assert watcher.expect(topics(1).birth, engine=artefact)
+        (again,) = send(mosquitto.endpoint, topics(1), command)  # the same command is answered, not done again
+        assert again == results[-1]
+        status = ask(mosquitto, 1, "status").result
+        assert status["engine"] == artefact
+        back = ask(mosquitto, 1, "rollback").result
+        assert back["artefact"] == before.engine
+
+
+def test_a_job_that_fails_says_so_and_one_that_is_cancelled_too(mosquitto: RealBroker) -> None:
+    with simulating(mosquitto, 1, failures=1.0) as simulation:
+        failed = ask(mosquitto, 0, "recalibrate")
+        assert (failed.status, failed.error.code) == ("FAILED", "simulation.failure")
+    assert simulation.outcome.results == {"FAILED": 1}
+    with simulating(mosquitto, 1, job_s=600.0):
+        stream = send(mosquitto.endpoint, topics(0), new_command("recalibrate", {}, time.time()))
+        assert next(stream).status == "ACCEPTED"
+        assert ask(mosquitto, 0, "cancel").status == "SUCCEEDED"
+        *_, last = stream
+        assert last.error is not None
+        assert last.error.code == "recalibration.cancelled"
+
+
+@pytest.fixture(scope="module")
+def one_board(module_broker: RealBroker) -> Iterator[RealBroker]:
+    """A broker with a board that nobody has asked for anything yet."""
+    with simulating(module_broker, 1):
+        yield module_broker
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "code"),
+    [
+        ("rollback", {}, "command.rollback"),
+        ("cancel", {}, "command.nothing"),
+        ("switch", {"regime": "0123"}, "command.switch"),
+        ("snapshot", {}, "command.privacy"),
+        ("recalibrate", {"method": "guess"}, "threshold.method"),
+        ("set", {"camera.source": "x"}, "command.set"),
+    ],
+)
+def test_what_cannot_be_fails_as_on_a_board(
+    one_board: RealBroker, op: str, arguments: dict[str, Any], code: str
+) -> None:
+    result = ask(one_board, 0, op, **arguments)
+    assert (result.status, result.error.code) == ("FAILED", code)
+
+
+def test_what_is_set_holds_and_a_restart_begins_another_epoch(mosquitto: RealBroker) -> None:
+    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 1):
+        first = watcher.expect(topics(0).telemetry)["epoch"]
+        result = ask(mosquitto, 0, "set", **{"mqtt.telemetry_period_s": "0.5"}).result
+        assert result["values"]["mqtt.telemetry_period_s"] == 0.5
+        assert ask(mosquitto, 0, "restart").status == "SUCCEEDED"
+        watcher.expect(topics(0).status, state="offline")
+        watcher.expect(topics(0).status, state="online")
+        eventually(lambda: watcher.expect(topics(0).telemetry)["epoch"] > first)
+        assert watcher.retained(topics(0).reported)["values"]
+
+
+def test_a_wave_that_is_bad_shows_in_fidelity_and_latency(mosquitto: RealBroker) -> None:
+    def camera(number: int) -> Any:
+        document = watcher.expect(topics(number).telemetry)
+        return Telemetry.from_json(json.dumps(document).encode()).cameras["camera"]
+
+    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 3, bad=Bad(named="max", first=2, last=2)):
+        before = camera(1)
+        for number, method, expected in ((0, "mse", True), (1, "max", False), (2, "mse", False)):
+            ask(mosquitto, number, "recalibrate", method=method)
+            fidelity = ask(mosquitto, number, "status").result["fidelity"]["estimate"]
+            assert (fidelity > 0.8) == expected, (number, fidelity)
+        eventually(lambda: camera(1).latency_ms.p99 > 1.2 * before.latency_ms.p99)
+
+
+def test_drift_comes_to_one_group_after_the_other_and_is_answered(mosquitto: RealBroker) -> None:
+    drift = Drift(db=6.0, after_s=0.5, spread_s=2.0, ramp_s=0.01, groups=2)
+    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 2, drift=drift):
+        alarms: list[int] = []
+        while len(alarms) < 2:
+            message = watcher.next()
+            alarms += [n for n in (0, 1) if message.topic == topics(n).event and b'"alarm"' in message.payload]
+            alarms = list(dict.fromkeys(alarms))
+        assert alarms == [0, 1]
+        watcher.expect(topics(1).event, kind="job", trigger="alarm", step="COMMITTED")
+        eventually(lambda: ask(mosquitto, 1, "status").result["drift"]["state"] == "calm")
+
+
+def test_boards_whose_power_fails_come_back_with_all_but_what_was_never_sent(
+    mosquitto: RealBroker, tmp_path: Path
+) -> None:
+    with collecting(mosquitto, tmp_path / "db"):
+        wait_for_collector(mosquitto)
+        with simulating(mosquitto, 4, faults=Faults(crash=1.0, every_s=1.5), down_s=(0.1, 0.4)) as simulation:
+            eventually(lambda: simulation.outcome.starts >= 16, 60.0)
+            eventually(lambda: simulation.outcome.confirmed > 0, 30.0)
+    rows = [stored(tmp_path / "db", number) for number in range(4)]
+    assert all(whole(each) for each in rows)
+    assert all(len({epoch for epoch, _ in each}) > 1 for each in rows)
+
+
+def test_a_command_that_a_power_cut_interrupts_has_failed(mosquitto: RealBroker) -> None:
+    faults = Faults(crash=1.0, every_s=2.0)
+    with simulating(mosquitto, 1, faults=faults, down_s=(0.1, 0.2), job_s=600.0):
+        result = ask(mosquitto, 0, "recalibrate")
+        assert (result.status, result.error.code) == ("FAILED", "command.interrupted")
+
+
+def test_boards_without_a_clock_or_from_a_backup_tell_of_it_by_their_epochs(
+    mosquitto: RealBroker, tmp_path: Path
+) -> None:
+    faults = Faults(restore=1.0, no_clock=1.0, every_s=0.7)
+    with collecting(mosquitto, tmp_path / "db"):
+        wait_for_collector(mosquitto)
+        with simulating(mosquitto, 3, faults=faults, down_s=(0.05, 0.1), period_s=0.05) as simulation:
+            eventually(lambda: simulation.outcome.starts >= 15, 60.0)
+    epochs = [epoch for number in range(3) for epoch, _ in stored(tmp_path / "db", number)]
+    assert epochs
+    assert max(epochs) < NO_CLOCK_S
+
+
+def test_what_comes_twice_or_late_or_is_rubbish_harms_nobody(mosquitto: RealBroker, tmp_path: Path) -> None:
+    faults = Faults(duplicate=0.5, delay=0.3, hostile=0.2, every_s=0.2)
+    with collecting(mosquitto, tmp_path / "db") as collector:
+        wait_for_collector(mosquitto)
+        with simulating(mosquitto, 10, faults=faults, clock_skew_s=3600.0, seed=1) as simulation:
+            eventually(lambda: simulation.outcome.confirmed >= 200 and collector.counts["refused"] > 5, 40.0)
+        assert simulation.outcome.made == simulation.outcome.confirmed
+    for number in range(10):
+        epoch, last = simulation.made[topics(number).device]
+        assert [seq for each, seq in stored(tmp_path / "db", number) if each == epoch] == list(range(1, last + 1))
+
+
+def test_what_boards_say_can_be_read_and_their_clocks_differ(mosquitto: RealBroker) -> None:
+    seen = list[float]()
+    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 5, clock_skew_s=100_000.0):
+        while len(seen) < 30:
+            message = watcher.next()
+            if message.topic.endswith("/telemetry"):
+                seen.append(Telemetry.from_json(message.payload).ts - time.time())
+            elif message.topic.endswith("/event"):
+                Event.from_json(message.payload)
+    assert max(map(abs, seen)) > 1000.0
+
+
+@pytest.fixture
+def no_files_left() -> Iterator[None]:
+    """The limit is as it was."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("no_files_left")
+def test_more_boards_than_a_process_may_have_files_are_refused_before_any_connects() -> None:
+    with pytest.raises(ConfigError, match=r"simulation\.files"):
+        allow_files(10**9)
+
+
+def test_the_command_simulates_and_tells(mosquitto: RealBroker) -> None:
+    command = [sys.executable, "-m", "agent.cli", "fleet", "simulate", "--devices", "5", "--seconds", "2", "--json"]
+    done = subprocess.run(
+        [*command, "--port", str(mosquitto.port), "--period", "0.2"], capture_output=True, text=True, timeout=60.0
+    )
+    told = json.loads(done.stdout)
+    assert (told["devices"], told["connected"], told["admitted"]) == (5, 5, 5)
+    assert told["made"] >= 20
+
+
+@pytest.mark.parametrize("faults", ["crash=often", "meteor=1", "crash"])
+def test_faults_that_nobody_knows_are_refused(faults: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "simulate", "--devices", "1", "--seconds", "1", "--faults", faults]) == 2
+    assert capsys.readouterr().err.startswith("error: cli.arguments: ")

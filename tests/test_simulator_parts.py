@@ -1,0 +1,140 @@
+"""What simulated boards are made of: the loop that waits for all of them, their scenes, what goes wrong with them."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from agent.cli_simulate import pairs
+from agent.errors import AgentError
+from agent.topics import Topics
+from fleet.batch import numbered, read
+from fleet.simulator.faults import Bad, Faults, rubbish
+from fleet.simulator.loop import Loop
+from fleet.simulator.scene import Drift, Engine, Scene, drift_state
+
+STILL = Drift()
+FAST = Drift(db=6.0, after_s=10.0, spread_s=70.0, ramp_s=10.0, groups=8, day_s=100.0)
+
+
+def test_timers_go_off_in_their_order_and_none_that_was_cancelled() -> None:
+    told: list[str] = []
+    with Loop() as loop:
+        now = time.monotonic()
+        loop.at(now + 0.05, lambda: told.append("second"))
+        loop.at(now, lambda: told.append("first"))
+        loop.at(now + 0.02, lambda: told.append("never")).cancel()
+        loop.run(lambda: len(told) == 2)
+    assert told == ["first", "second"]
+
+
+def test_another_thread_wakes_it_and_a_socket_is_heard() -> None:
+    told: list[str] = []
+    near, far = socket.socketpair()
+    with near, far, Loop() as loop:
+
+        def hear(_events: int) -> None:
+            told.append(near.recv(10).decode())
+            loop.unwatch(fd)
+
+        fd = loop.watch(near, hear)
+        thread = threading.Thread(target=lambda: loop.soon(lambda: far.send(b"heard")))
+        thread.start()
+        loop.run(lambda: bool(told))
+        thread.join()
+    assert told == ["heard"]
+
+
+def test_what_a_dial_raises_is_told_in_the_loop() -> None:
+    told: list[tuple[str, bool]] = []
+    own = threading.get_ident()
+
+    def refuse() -> None:
+        raise ConnectionRefusedError("nobody is there")
+
+    with Loop() as loop:
+        loop.dial(refuse, lambda error: told.append((str(error), threading.get_ident() == own)))
+        loop.dial(lambda: None, lambda error: told.append((str(error), threading.get_ident() == own)))
+        loop.run(lambda: len(told) == 2)
+    assert sorted(told) == [("None", True), ("nobody is there", True)]
+
+
+def test_a_scene_drifts_group_by_group_and_a_new_engine_fits_it() -> None:
+    scenes = [Scene(FAST, group, random.Random(group)) for group in range(8)]
+    old = Engine("old", "day")
+    begun = [next(t for t in range(200) if scene.gain_db(old, t) > 0.0) for scene in scenes]
+    assert begun == sorted(begun)
+    assert 10 <= begun[0] < 15
+    assert begun[-1] >= 80
+    assert drift_state(scenes[0].gain_db(old, 150.0)) == "alarm"
+    new = Engine("new", "day", db=scenes[0].moved_db(150.0))
+    assert drift_state(scenes[0].gain_db(new, 150.0)) == "calm"
+    assert {scenes[0].light(t) for t in range(100)} == {"day", "night"}
+
+
+def test_fidelity_is_lost_to_drift_and_to_a_bad_engine_and_its_interval_narrows() -> None:
+    scene = Scene(FAST, 0, random.Random(1))
+    sound, bad = Engine("a", "day"), Engine("a", "day", bad=True)
+    calm, drifted = scene.fidelity(sound, 0.0, 5.0), scene.fidelity(sound, 0.0, 3600.0)
+    assert calm.high - calm.low > drifted.high - drifted.low
+    assert calm.estimate - drifted.estimate == pytest.approx(0.18, abs=0.1)
+    assert scene.fidelity(bad, 3600.0, 7200.0).high < scene.fidelity(sound, 3600.0, 7200.0).low
+    slow = scene.sample(bad, 0.0, 10.0).latency_ms.p99 / scene.sample(sound, 0.0, 10.0).latency_ms.p99
+    assert slow == pytest.approx(1.4, abs=0.1)
+
+
+def test_the_same_seed_sees_the_same() -> None:
+    samples = [Scene(STILL, 3, random.Random(7)).sample(Engine("a", "day"), 0.0, 60.0) for _ in range(2)]
+    assert samples[0] == samples[1]
+    assert Scene(STILL, 3, random.Random(8)).sample(Engine("a", "day"), 0.0, 60.0) != samples[0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "number", "asked", "hit"),
+    [
+        (Bad(), 0, None, False),
+        (Bad(), 0, "", False),
+        (Bad(named="max"), 5, "max", True),
+        (Bad(named="max"), 5, "mse", False),
+        (Bad(first=2, last=4), 4, None, True),
+        (Bad(first=2, last=4), 5, None, False),
+    ],
+)
+def test_which_engines_turn_out_bad(bad: Bad, number: int, asked: str | None, hit: bool) -> None:
+    assert bad.hits(number, asked) == hit
+
+
+def test_rubbish_is_refused_or_a_lie_and_never_raises_anything_else() -> None:
+    rng, own, victim = random.Random(0), Topics("fleet", "hostile"), Topics("fleet", "victim")
+    seen, refused = 0, 0
+    for _ in range(200):
+        for message in rubbish(own, victim, 1_700_000_000, rng):
+            _, _, fleet, device, kind = message.topic.split("/")
+            if kind not in ("telemetry", "event"):
+                continue
+            seen += 1
+            try:
+                read(fleet, device, kind, message.payload)
+            except AgentError:
+                refused += 1
+                numbered(fleet, device, message.payload)
+    assert 0 < refused < seen
+
+
+def test_messages_come_twice_or_late_as_often_as_was_asked_for() -> None:
+    rng, faults = random.Random(0), Faults(duplicate=0.2, delay=0.1)
+    drawn = [faults.garbled(rng) for _ in range(10_000)]
+    assert sum(times == 2 for times, _ in drawn) == pytest.approx(2000, rel=0.1)
+    assert sum(late_s > 0.0 for _, late_s in drawn) == pytest.approx(1000, rel=0.1)
+    assert Faults().garbled(rng) == (1, 0.0)
+
+
+def test_pairs_change_what_is_named_and_nothing_else() -> None:
+    assert pairs(Faults(), "") == Faults()
+    assert pairs(Drift(), "db=6,groups=3") == Drift(db=6.0, groups=3)
+    with pytest.raises(AgentError, match=r"cli\.arguments"):
+        pairs(Drift(), "groups=half")
