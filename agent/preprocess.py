@@ -15,6 +15,8 @@ from agent.network_input import NetworkInput
 from engines.backend import Array
 from engines.preprocessing import ImageTransform
 
+cv2.setNumThreads(1)  # frames are small: its pool would wait for longer than it works, on the cores of everybody else
+
 _LEVELS = 256  # of a byte
 _SIZES = 4  # of frames whose buffers are kept: cameras of several sizes may take turns
 

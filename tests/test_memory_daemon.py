@@ -63,6 +63,9 @@ class Stream:
         self.clip, self.video = clip, opened(clip)
         return self.video.read()
 
+    def get(self, _what):
+        return 0.0  # a stream that says nothing of itself
+
     def release(self):
         pass
 
