@@ -76,7 +76,7 @@ systemd:
 
 # A real PostgreSQL for the fleet's store; the tests run a private cluster of it, and leave Debian's alone.
 postgres:
-	@PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin)"; command -v initdb >/dev/null || \
+	@PATH="$$PATH:$$(echo /usr/lib/postgresql/*/bin | tr " " :)"; command -v initdb >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends postgresql >/dev/null; } || \
 	  echo "PostgreSQL is not installed and cannot be: the store is tested in SQLite alone"
 
@@ -87,7 +87,7 @@ bindings: $(VENV)/.test
 $(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
 	@$(BIN)/python -m examples.street.render -o $(SAMPLE)
 
-$(VENV)/.run: pyproject.toml constraints.txt calibrate/count.c
+$(VENV)/.run: pyproject.toml constraints.txt calibrate/count.c calibrate/unpack.c
 	@echo "setting up $(VENV), once"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) --editable '.[demo]'

@@ -11,8 +11,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from agent.child_main import run_child
 from agent.comparison import HeldOut
 from agent.config import backend_options
 from agent.errors import AgentError
+from agent.histogram_upload import read_facts, read_upload
 from agent.judging import Judge
 from agent.model import Model, calibrate, open_model
 from agent.model_spec import ModelSpec
@@ -34,11 +36,13 @@ from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.artefact import read_artefact
 from engines.backend import Array, Backend, BackendOptions, open_backend
-from engines.calibration import load_histograms, save_histograms
+from engines.calibration import Calibration, load_histograms, save_histograms
 from engines.seal import find_key
 from engines.store import Store
 
 _TRIED_EVERY = 4  # held-out frame on which groups are tried: it is not among those that the candidate is judged on
+
+_MERGED = "merged.upload"
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,17 @@ class JobRequest:
     max_slowdown: float = 1.25
 
 
-def write_job(directory: Path, request: JobRequest, histograms: Mapping[str, AbsHistogram], held_out: HeldOut) -> None:
-    """Lay down a job for the child; `directory` must not exist yet."""
+def write_job(
+    directory: Path,
+    request: JobRequest,
+    histograms: Mapping[str, AbsHistogram],
+    held_out: HeldOut,
+    merged: Path | None = None,
+) -> None:
+    """Lay down a job for the child; `directory` must not exist yet. merged: the fleet's calibration that is tried."""
     directory.mkdir(parents=True)
+    if merged is not None:
+        shutil.copyfile(merged, directory / _MERGED)
     (directory / "job.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
     save_histograms(histograms, directory / "histograms.npz")
     with (directory / "held_out.npy").open("wb") as file:  # one array behind the other: their shapes may differ
@@ -104,7 +116,7 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
             "wait: the daemon takes up the changed model by itself",
         )
     histograms = load_histograms(directory / "histograms.npz")
-    calibration = calibrate(model, histograms, request.method, request.frames, request.source)
+    calibration = _calibration(model, directory / _MERGED, histograms, request)
     held_out = _read_held_out(directory / "held_out.npy")
     without_int8 = _without_int8(model, backend, request.serving, key)
     if request.raising is not None:
@@ -140,6 +152,23 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
         raised_from=request.raised_from,
     )
     return Outcome(artefact.path, judge.verdict)
+
+
+def _calibration(
+    model: Model, merged: Path, histograms: Mapping[str, AbsHistogram], request: JobRequest
+) -> Calibration:
+    """From the frames that were collected, or from what a fleet has merged, where that lies there.
+
+    Raises CalibrationError, and MessageError for what is no upload.
+    """
+    if not merged.exists():
+        return calibrate(model, histograms, request.method, request.frames, request.source)
+    content = merged.read_bytes()
+    facts = read_facts(content)
+    of = facts.merged or {}
+    source = f"merged of {of.get('boards', '?')} boards"
+    calibration = calibrate(model, dict(read_upload(content)), facts.method, facts.frames, source)
+    return replace(calibration, merged=of)
 
 
 def _end(emit: Emit, error: AgentError) -> NoReturn:

@@ -6,6 +6,7 @@ seen, unless the configuration says otherwise.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -21,6 +22,8 @@ from agent.stillness import Stillness
 from engines.trace import spanned
 
 _PATIENCE_S = 60.0  # at most with a camera that has been opened again and still repeats its picture
+
+_OF_LATE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class FrameSlot:
         self.keep_every = keep_every
         self._frame: Frame | None = None
         self._closed = False
+        self._put_s = -math.inf
         self._changed = changed or threading.Condition()
         self.dropped: Counter[str] = Counter()
 
@@ -62,7 +66,13 @@ class FrameSlot:
             if self._frame is not None:
                 self.dropped["stale"] += 1
             self._frame = frame
+            self._put_s = time.monotonic()
             self._changed.notify_all()
+
+    @property
+    def delivers(self) -> bool:
+        """Whether frames have come of late, and may come again."""
+        return not self._closed and time.monotonic() - self._put_s < _OF_LATE_S
 
     @property
     def full(self) -> bool:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:  # imported when a command runs, as in cli_offline.py
     from agent.mqtt_config import MqttConfig
     from agent.tls import TlsFiles
 
-_OPS = "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model"
+_OPS = (
+    "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model, histograms, calibration"
+)
 _TLS_FILES = ("ca_file", "cert_file", "key_file")
 
 
@@ -25,7 +27,10 @@ def add_fleet(commands: Any) -> None:
     send.add_argument("device")
     send.add_argument("op", help=_OPS)
     send.add_argument(
-        "arguments", nargs="*", metavar="key=value", help="of model: file=MODEL.onnx [release=FILE] [url=URL]"
+        "arguments",
+        nargs="*",
+        metavar="key=value",
+        help="of model: file=MODEL.onnx [release=FILE] [url=URL]; of calibration: file=FILE.bundle",
     )
     send.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
     send.add_argument("--version", type=number(int, 1, 2**53 - 1), metavar="N", help="of set: above the one before")
@@ -102,21 +107,21 @@ def _send(options: argparse.Namespace) -> int:
     from agent.console import progress, set_up_logging
     from agent.signing import Signer
     from agent.topics import Topics
-    from fleet.operator import model_arguments, new_command, send
+    from fleet.operator import file_arguments, new_command, send
 
     set_up_logging("error")  # each failed attempt to connect is a warning; the last one is our error
     pairs: dict[str, Any] = dict(argument.partition("=")[::2] for argument in options.arguments)
-    model = None
-    if options.op == "model":
-        model, release = Path(pairs.pop("file", "")), pairs.pop("release", None)
-        pairs |= model_arguments(model, pairs.pop("url", None), Path(release) if release else None)
+    file = None
+    if options.op in ("model", "calibration"):
+        file, release = Path(pairs.pop("file", "")), pairs.pop("release", None)
+        pairs |= file_arguments(file, pairs.pop("url", None), Path(release) if release else None)
     signer = Signer(options.sign) if options.sign is not None else None
     topics = Topics(fleet_from(options), options.device)
     to = topics if signer is not None else None
     wanted = new_command(options.op, pairs, time.time(), options.valid, to, options.version)
     result = None
     with progress(options.op, 100) as bar:
-        for result in send(endpoint_from(options), topics, wanted, options.timeout, signer, model):
+        for result in send(endpoint_from(options), topics, wanted, options.timeout, signer, file):
             bar.update(round(result.percent or 0.0), result.step or result.status)
             if not options.json and result.step is None:
                 print(result.to_json().decode())

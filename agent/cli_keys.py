@@ -39,9 +39,9 @@ def _new(options: argparse.Namespace) -> int:
 def _release(options: argparse.Namespace) -> int:
     from agent.requests import Release
     from agent.signing import Signer
-    from fleet.operator import model_arguments
+    from fleet.operator import file_arguments
 
-    signer, model, now = Signer(options.key), model_arguments(options.model), time.time()
+    signer, model, now = Signer(options.key), file_arguments(options.model), time.time()
     release = Release(
         kind="release",
         sha256=model["sha256"],

@@ -30,6 +30,7 @@ class CommandsConfig(Strict):
 
 
 class PrivacyConfig(Strict):
-    """What of the pictures may leave the board."""
+    """What of the pictures may leave the board, and what of the counts that calibrate."""
 
     snapshot: bool = False
+    histograms: bool = False

@@ -47,7 +47,7 @@ _COLLECTED_WITHIN = 0.25  # of a recording: what is to be seen of the engine com
 
 
 def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
-    """Serve until the sources end or a signal comes; on labelled video of the first camera, review the engines then.
+    """Serve until the sources end or a signal comes; review the engines then, on a labelled video that was alone.
 
     Raises TaredError for what cannot start, and what stopped the frame path.
     """
@@ -95,7 +95,8 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
             summary = serve()
     camera = config.every_camera[0]
     boxes = {frame: truth for frame, truth in labels.get(camera.name, {}).items() if isinstance(truth, LabelledBoxes)}
-    if camera.name in labels and config.model.task == "detect" and not summary.stopped_by and summary.periods():
+    reviewed = config.model.task == "detect" and camera.name in labels and len(config.every_camera) == 1
+    if reviewed and not summary.stopped_by and summary.periods():
         ids = dict.fromkeys(swap.artefact for swap in summary.swaps)
         artefacts = [read_artefact(config.state_dir / "artefacts" / identity, find_key()) for identity in ids]
         try:
@@ -120,7 +121,7 @@ def _fitted(config: Config) -> Config:
     CameraError."""
     lengths_s = [source_seconds(camera.opened()) for camera in config.every_camera]
     known_s = [length_s for length_s in lengths_s if length_s is not None and length_s > 0.0]
-    if not known_s:
+    if len(known_s) < len(lengths_s):
         return config
     within_s = min(config.calibration.within_s, _COLLECTED_WITHIN * max(known_s))
     return config.model_copy(update={"calibration": config.calibration.model_copy(update={"within_s": within_s})})

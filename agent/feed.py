@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.accuracy import LiveAccuracy
+from agent.camera import source_length
 from agent.camera_config import CameraConfig
 from agent.capture import CaptureThread, FrameSlot
 from agent.errors import CameraError
@@ -17,6 +18,14 @@ from agent.telemetry import LoopMeter
 def waits(camera: CameraConfig, source: Source) -> bool:
     """Whether the camera waits until its frame is taken, so that every frame is answered."""
     return camera.policy == "every-frame" or (camera.policy == "auto" and not source.live)
+
+
+def total_frames(sources: Sequence[Source], limit: int) -> int | None:
+    """How many frames there will be, of all sources, and of each `limit` at most, if that is not 0; None where nobody
+    knows."""
+    lengths = [source_length(source) for source in sources]
+    known = [min(length or limit, limit or length or 0) for length in lengths]
+    return sum(known) if all(known) else None
 
 
 class Feed:

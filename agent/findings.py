@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ class Served:
     """A frame as it was answered: by which engine, with what, when it was done, and how long the engine took.
 
     geometry: where the frame lay in the network input, in whose pixels a detector answers; None: in the frame's own.
+    together: how many frames were inferred at once, of whose time this one's is an equal share.
     """
 
     frame: Frame
@@ -38,6 +40,7 @@ class Served:
     done_ns: int
     inferred_s: float
     geometry: Geometry | None = None
+    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class ObserverState:
     outage: why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
     gain: of what serves, while it is on probation, over the engine before; in [-1, 1].
     spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms
-    of this camera, and of the collection.
+    of this camera, and of the collection. absent: as `Findings.absent`.
     """
 
     collected: int
@@ -78,7 +81,10 @@ class ObserverState:
     spending: Spending
     view: ViewState
     nbytes: int
+    absent: bool
 
+
+_ABSENT_S = 600.0
 
 States = Mapping[str, ObserverState]  # by camera
 
@@ -115,6 +121,7 @@ class Findings:
         self._beside = Beside()
         self._memory: Memory | None = None
         self._nonfinite: set[str] = set()
+        self._observed_s: float | None = None  # monotonic, the newest frame
 
     def remember(self, memory: Memory) -> None:
         """Keep what is found from now on, and recall what `watch` asks for."""
@@ -179,7 +186,13 @@ class Findings:
     @property
     def recent(self) -> Mapping[str, AbsHistogram]:
         """What the newest frames show; empty while nothing is watched."""
-        return self._monitor.recent if self._monitor is not None else {}
+        monitor = self._monitor  # which another thread may take away meanwhile
+        return monitor.recent if monitor is not None and not self.absent else {}
+
+    @property
+    def absent(self) -> bool:
+        """Whether nothing has been observed for so long that what is known of it may be of another light."""
+        return self._observed_s is not None and time.monotonic() - self._observed_s > _ABSENT_S
 
     def state(self, outage: str, spending: Spending) -> ObserverState:
         """What is known, with why nothing is observed now, if so."""
@@ -200,6 +213,7 @@ class Findings:
                 spending,
                 self._view.state,
                 self._gathering.nbytes + (self._monitor.nbytes if self._monitor else 0),
+                self.absent,
             )
 
     def history(self) -> list[tuple[float, float]]:
@@ -217,6 +231,7 @@ class Findings:
     ) -> None:
         """Take an observed frame: as it was answered, its network input (1, C, H, W), what the reference says of it,
         and the engine before, if one on probation has answered it."""
+        self._observed_s = time.monotonic()
         with self._lock:
             self._view.look(served.frame.ts, served.frame.image)
             if self._view.state.trouble == FROZEN:

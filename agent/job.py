@@ -58,7 +58,8 @@ class Job:
 
     trigger: first-start, alarm, precision, schedule, command or model. started_s: monotonic time of the trigger.
     raising: by how much precision is raised, None where it is not. max_loss: None as configured. reason: why it stands
-    still, empty if it does not. model: the file of a new model that is not in its place yet.
+    still, empty if it does not. model: the file of a new model that is not in its place yet. merged: a calibration of
+    the fleet, which is tried in the place of one from the frames.
     """
 
     trigger: str
@@ -72,6 +73,7 @@ class Job:
     percent: int = 0
     reason: str = ""
     model: Path | None = None
+    merged: Path | None = None
 
     def advance(self, step: str, percent: int) -> None:
         """Note the progress; report it at each new step, and ten percent after ten percent. Raises AgentError."""

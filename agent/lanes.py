@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agent.capture import Frame
 from agent.findings import Served
-from agent.vision import Begun, Outputs, VisionTask
+from agent.vision import POLL_S, Begun, Outputs, VisionTask
 from engines.backend import Engine
 
 _SLOWER, _FASTER = 0.1, 0.5  # weight of the newest frame in what a usual one takes, where it is slower and faster
@@ -119,8 +119,8 @@ class Lanes:
 
     @property
     def patience_s(self) -> float | None:
-        """How long to wait for `ended`; None where `on_end` tells."""
-        return None if self._under_way[0].begun.inference.tells else self._remaining_s
+        """How long to wait before `ended` is asked again; None where `on_end` tells."""
+        return None if self._under_way[0].begun.inference.tells else POLL_S
 
     @property
     def _remaining_s(self) -> float:
@@ -155,7 +155,10 @@ class Lanes:
             self._free.append(first.task)
         done_ns, each_s = time.monotonic_ns(), inferred_s / len(first.frames)
         rows = zip(first.frames, results, first.begun.geometries, strict=True)
-        return [Served(frame, first.engine_id, result, done_ns, each_s, geometry) for frame, result, geometry in rows]
+        return [
+            Served(frame, first.engine_id, result, done_ns, each_s, geometry, len(first.frames))
+            for frame, result, geometry in rows
+        ]
 
     def close(self) -> None:
         """No more frames; an inference under way comes to its end first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,8 @@ from types import TracebackType
 from agent.backoff import Backoff
 from agent.clock import unix_s
 from agent.command_results import CommandResults
+from agent.histogram_upload_chunks import Upload
+from agent.histogram_upload_source import Told, UploadSource
 from agent.home_assistant import BORN, Discovery
 from agent.mailbox import Newest
 from agent.messages import Birth, DeviceState, Status
@@ -61,9 +63,11 @@ class MqttLink:
         self._boot_id = boot_id or _boot_id()
         self._results = CommandResults(topics, discovery.prefix if discovery is not None else HOUSE)
         self._detections = Newest()
+        self._histograms = UploadSource(topics)
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
         # so that the old will cannot come after the new status.
         client_id = f"tared/{topics.fleet}/{topics.device}"
+        presented = [discovery] if discovery is not None else []
         heard = [topics.command, topics.labels, topics.ack, topics.desired, topics.model_chunks]
         self._client = client(
             endpoint,
@@ -72,7 +76,7 @@ class MqttLink:
             will=self._will,
             greet=self._greet,
             backoff=backoff,
-            sources=[*([discovery] if discovery is not None else []), self._results, outbox, self._detections],
+            sources=[*presented, self._results, outbox, self._detections, self._histograms],
         )
         outbox.on_due = self._client.wake
         self.send(birth)
@@ -155,6 +159,11 @@ class MqttLink:
             self._detections.put(Message(self.topics.detections, payload, qos=0))
             self._client.wake()
 
+    def send_histograms(self, upload: Upload, numbers: Iterable[int], told: Told) -> None:
+        """These chunks of an upload, one after the other; told: called in the MQTT thread, after each."""
+        self._histograms.begin(upload, numbers, told)
+        self._client.wake()
+
     def answer_births(self) -> None:
         """Present the device to every Home Assistant that was started since; the supervisor calls it now and then."""
         if self._discovery is None or not self._births:
@@ -167,6 +176,7 @@ class MqttLink:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Say `stopping`, deliver what is queued for at most `timeout_s`, say `offline`, disconnect."""
+        self._histograms.end()
         self.set_state("stopping")
         self.outbox.hurry()
         self._client.close(self._status("offline"), timeout_s=timeout_s)

@@ -141,14 +141,20 @@ class FrameLoop(threading.Thread):
     def _take(self, frame: Frame) -> None:
         if self._trial is not None:
             self._answer_all()
-        trial = self._change(frame.ts)
-        if trial is not None:
-            self._deliver(self._answer(frame, trial))
-            return
-        others = self._turns.beside(self._batch.frames - 1, self._batch.wait_s)
+            trial = self._change(frame.ts)
+            if trial is not None:
+                self._deliver(self._answer(frame, trial))
+                return
+        elif self._turns.age and self._is_due():
+            self._answer_all()  # making this one ready would only age that one
+        others = self._turns.beside(self._batch.frames - 1, self._batch.wait_s, self._is_due)
         self._lanes.begin([frame, *others], self._engine_id, self._engine)
         if self._lanes.full:
             self._deliver(*self._lanes.end())
+
+    def _is_due(self) -> bool:
+        """Whether a frame is to be handed on."""
+        return not self._lanes.empty and self._lanes.ended
 
     def _answer_all(self) -> None:
         while not self._lanes.empty:
@@ -209,6 +215,8 @@ class FrameLoop(threading.Thread):
             if self._kept:
                 raise error
             self._trial = None
+        with self._in_use:
+            pass  # whoever asks the engine before, as the observer does, has its answer first
         trial.close()
         if trial.stuck:
             self._left_behind = trial

@@ -128,7 +128,7 @@ class CameraTelemetry(Document):
     is since the swap, of labelled frames. The lower bound is the owner's `reference_accuracy` less the most that the
     engine may differ from the reference by `fidelity`: it is as true as that accuracy is of the present scene.
 
-    `latency_ms` is from a frame's arrival to its answer, `published_ms` until every output of results has it.
+    `latency_ms` is from a frame's arrival to its answer, `published_ms` until every output of results was handed it.
 
     `observer` says why nothing is observed now, "preparing" or the code of an error; drift and fidelity, and what
     follows from them, are absent then, because nobody knows them.

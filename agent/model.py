@@ -76,6 +76,12 @@ class Model:
         return fingerprint(self.spec.model_dump(mode="json", exclude={"path"}))
 
     @property
+    def observed_id(self) -> str:
+        """16 hex digits over the repairs that change what the observed tensors hold."""
+        repairs = self.plan.effective
+        return fingerprint({"divisors": dict(repairs.divisors), "offsets": dict(repairs.offsets)})
+
+    @property
     def needed_taps(self) -> tuple[str, ...]:
         """Of the taps those without which this plan cannot be built. All are observed: they serve every plan."""
         return place(self.observed, PrecisionPlan(self.plan.floats)).taps

@@ -18,7 +18,6 @@ from functools import partial
 
 from agent.backoff import Backoff
 from agent.budget import ObservationBudget
-from agent.capture import Frame
 from agent.config import Config
 from agent.decode import Prediction
 from agent.findings import Findings, ObserverState, Served, Spending
@@ -123,26 +122,23 @@ class ObserverThread(threading.Thread):
     def offer(self, served: Served) -> None:
         """Called by the frame path; takes the frame if one is due and the observer is idle. Never waits."""
         self._unearned_s += served.inferred_s
+        frame, now_ts = served.frame, served.frame.ts
+        is_turn = True
+        if self._rota is not None:
+            is_turn = self._rota.is_turn(frame.camera, frame.ts, frame.captured_ns / 1e9)
+            now_ts = self._rota.now_ts
         if not self._handover.acquire(blocking=False):
             return
         try:
             self._budget.earn(self._unearned_s)
             self._unearned_s = 0.0
-            if not self._busy and self._offered is None and self._is_due(served.frame):
+            if is_turn and not self._busy and self._offered is None and self._budget.due(now_ts):
                 self._offered = served
                 self._handover.notify()
+                if self._rota is not None:
+                    self._rota.observed()
         finally:
             self._handover.release()
-
-    def _is_due(self, frame: Frame) -> bool:
-        if self._rota is None:
-            return self._budget.due(frame.ts)
-        due = self._rota.is_turn(frame.camera, frame.ts, frame.captured_ns / 1e9) and self._budget.due(
-            self._rota.now_ts
-        )
-        if due:
-            self._rota.observed()
-        return due
 
     def _beside(self, camera: str) -> Sequence[Mapping[str, AbsHistogram]]:
         """What the newest frames of each other camera show."""

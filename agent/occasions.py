@@ -71,7 +71,8 @@ class Occasions:
             return Occasion("first-start")
         if not self.config.recalibration.automatic:
             return None
-        judged = [state for state in states.values() if state.drift is not None and self._shows_the_scene(state)]
+        present = (state for state in states.values() if not state.absent)
+        judged = [state for state in present if state.drift is not None and self._shows_the_scene(state)]
         return self._answer(judged) if judged else None
 
     def _answer(self, states: Sequence[ObserverState]) -> Occasion | None:

@@ -9,10 +9,11 @@ import time
 from functools import partial
 from pathlib import Path
 
+from agent.calibration_delivery import StagedCalibration
 from agent.change import Cause
 from agent.commands import Report
 from agent.config import Config
-from agent.errors import AgentError
+from agent.errors import AgentError, CommandError
 from agent.exchange import Exchange, Witnesses
 from agent.findings import States
 from agent.housekeeping import Housekeeping
@@ -228,6 +229,16 @@ class Operations:
         self._jobs.request("command", report, args.frames, args.method, max_loss=args.max_loss)
         self._pipeline.observer.gathering.collect_afresh(hurried=True)
         return True
+
+    def try_calibration(self, staged: StagedCalibration) -> None:
+        """Try what a fleet has merged, by a job with fresh frames to judge it on. Raises CommandError (`command.busy`),
+        AgentError (`journal.write`)."""
+        if not self._idle:
+            found, remedy = "a job or a swap under way", "wait for its end, then send it again"
+            raise CommandError("command.busy", found, "none", remedy)
+        report = self._desk.begin("command", {"op": "calibration", "file": staged.path.stem}, staged.report)
+        self._jobs.request("command", report, merged=staged.path)
+        self._pipeline.observer.gathering.collect_afresh(hurried=True)
 
     def cancel(self) -> bool:
         """End the running job, also one that waits, because the operator says so; False where there is none."""

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pydantic import JsonValue
 
 from agent.commands import Handler, Report
+from agent.delivery import Deliverer
 from agent.errors import CommandError
 from agent.findings import ObserverState, least_faithful
-from agent.model_delivery import ModelDelivery
 from agent.operations import Operations
 from agent.pipeline import Pipeline
 from agent.requests import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs, SwitchArgs
@@ -22,7 +22,7 @@ class Orders:
     """`handlers` has one for each of them."""
 
     def __init__(
-        self, operations: Operations, service: Service, pipeline: Pipeline, delivery: ModelDelivery | None = None
+        self, operations: Operations, service: Service, pipeline: Pipeline, delivery: Deliverer | None = None
     ) -> None:
         self._operations = operations
         self._service = service

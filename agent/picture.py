@@ -29,6 +29,7 @@ def annotated(served: Served, spec: ModelSpec) -> NDArray[np.uint8]:
     if not isinstance(result, Detections):
         return picture
     boxes = served.geometry.to_frame(result.boxes) if served.geometry is not None else result.boxes
+    boxes = np.where(np.isfinite(boxes), boxes, 0.0)
     found = zip(np.rint(boxes).astype(int).tolist(), result.classes.tolist(), result.scores.tolist(), strict=True)
     for (left, top, right, bottom), class_id, score in found:
         color = _COLORS[class_id % len(_COLORS)]

@@ -140,9 +140,8 @@ class Pipeline:
             raise AgentError(
                 "probation.stuck", found, "one candidate at a time", "wait for its end, or restart the daemon"
             )
-        self._task.watch()
         limit_s = deadline_s(self._probation, self.record)
-        self.loop.try_out(Trial(engine_id, engine, self._open_trial_task(), limit_s, events))
+        self.loop.try_out(Trial(engine_id, engine, self._open_trial_task(), limit_s, events, self._task.watch))
 
     def start(self, waiting: Callable[[], bool]) -> None:
         """Start the threads; an observer that is soon there sees the first frame.

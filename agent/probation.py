@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +32,10 @@ _LONGEST_DEADLINE_S = 30.0  # half of what the service's watchdog waits for a fr
 @dataclass
 class _Answers:
     frames: int = 0
-    seconds: float = 0.0
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST))
-    last: float = math.nan
+    # By camera: several may deliver in step, so that their frames come in bursts.
+    seconds: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
 
 
 class Record:
@@ -49,7 +49,7 @@ class Record:
         self._live = live
         self._lock = threading.Lock()
         self._answers: dict[str, _Answers] = {}
-        self._gaps_s: deque[float] = deque(maxlen=_RECENT)  # between the newest frames
+        self._gaps_s: dict[str, deque[float]] = {}  # by camera, between its newest frames
 
     def begin(self, engine_id: str, beside: str) -> None:
         """From now on count this engine's frames anew; of all others only those of `beside` are of use."""
@@ -61,21 +61,25 @@ class Record:
         now_s = served.frame.captured_ns / 1e9 if self._live else served.frame.ts
         with self._lock:
             answers = self._answers.setdefault(served.engine_id, _Answers())
-            if answers.frames:
-                self._gaps_s.append(max(0.0, now_s - answers.last))
-                answers.seconds += min(self._gaps_s[-1], _LONGEST_GAP * median(self._gaps_s))
-            answers.last = now_s
+            camera, last = served.frame.camera, answers.last.get(served.frame.camera)
+            if last is not None:
+                gaps_s = self._gaps_s.setdefault(camera, deque(maxlen=_RECENT))
+                gaps_s.append(max(0.0, now_s - last))
+                usual_s = sorted(gaps_s)[len(gaps_s) // 2]
+                answers.seconds[camera] = answers.seconds.get(camera, 0.0) + min(gaps_s[-1], _LONGEST_GAP * usual_s)
+            answers.last[camera] = now_s
             answers.frames += 1
-            answers.times_s.append(served.inferred_s)
+            if served.together == 1:  # a share of a batch is not what a frame alone takes
+                answers.times_s.append(served.inferred_s)
 
     def frames(self, engine_id: str) -> int:
         with self._lock:
             return self._of(engine_id).frames
 
     def seconds(self, engine_id: str) -> float:
-        """From its first frame to its last, but for gaps in the video."""
+        """From its first frame to its last, of the camera that it has seen the longest, but for gaps in the video."""
         with self._lock:
-            return self._of(engine_id).seconds
+            return max(self._of(engine_id).seconds.values(), default=0.0)
 
     def times_s(self, engine_id: str) -> NDArray[np.float64]:
         """Inference times in s of the newest frames, sorted."""

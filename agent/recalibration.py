@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from agent.board_state import BoardState
@@ -22,6 +23,7 @@ from agent.observer import ObserverThread
 from agent.outcome import Outcome
 from agent.raising import Raising
 from agent.reference_child import write_reference_job
+from agent.sampling import HELD_OUT_EVERY
 from agent.service import Service
 from calibrate.errors import TaredError
 
@@ -78,10 +80,17 @@ class Recalibration:
         method: str | None = None,
         raising: Raising | None = None,
         max_loss: float | None = None,
+        merged: Path | None = None,
     ) -> None:
-        """Start a job; none may be running. One that cannot be journaled has failed at once."""
+        """Start a job; none may be running. One that cannot be journaled has failed at once.
+
+        merged: a fleet's calibration, which needs frames only for its verdict.
+        """
         calibration = self.config.calibration
-        job = Job(trigger, frames or calibration.frames, method or calibration.method, report, raising, max_loss)
+        if merged is not None:
+            frames = (HELD_OUT_EVERY - 1) * self.config.observe.held_out  # by then as many are held out
+        frames, method = frames or calibration.frames, method or calibration.method
+        job = Job(trigger, frames, method, report, raising, max_loss, merged=merged)
         self._begin(job)
         if self.job is not None:
             self._advance(self.job, JobState.COLLECTING.value, 0)
@@ -164,7 +173,8 @@ class Recalibration:
         job.report.selected(self._observer.gathering.selection(), self.config.state_dir)
         if self._advance(job, JobState.CALIBRATING.value, _COLLECTED_PERCENT):
             request = self._job_request(job, frames)
-            self._start_child(job, "agent.candidate", lambda path: write_job(path, request, histograms, held_out))
+            write = partial(write_job, request=request, histograms=histograms, held_out=held_out, merged=job.merged)
+            self._start_child(job, "agent.candidate", write)
 
     def _job_request(self, job: Job, frames: int) -> JobRequest:
         service, serving = self._service, self._service.calibrated_path

@@ -1,4 +1,4 @@
-"""A model's file as it comes: fetched from a server, or received in chunks, and verified."""
+"""A file as it comes: fetched from a server, or received in chunks, and verified."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.commands import Report
 from agent.errors import AgentError
-from agent.requests import MODEL_CHUNK_BYTES, MODEL_CHUNKS_ASKED, RECEIVING, ModelArgs
+from agent.requests import MODEL_CHUNK_BYTES, MODEL_CHUNKS_ASKED, RECEIVING, FileArgs
 
 _BLOCK_BYTES = 1 << 20
 _TIMEOUT_S = 30.0  # of a server, for each answer
@@ -29,7 +29,7 @@ class Incoming:
     """The file that is being received, what is there of it at `part`. A thread may write it until `close`, which waits
     for no server: after it nothing is written any more."""
 
-    def __init__(self, part: Path, args: ModelArgs, report: Report) -> None:
+    def __init__(self, part: Path, args: FileArgs, report: Report) -> None:
         """Raises OSError."""
         self.part = part
         self.args = args

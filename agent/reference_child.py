@@ -18,6 +18,7 @@ from agent.model import open_model, read_plan
 from agent.model_spec import ModelSpec
 from agent.network_input import network_input
 from agent.outcome import Emit, Outcome
+from agent.soundness import check_batch
 from agent.vision import VisionTask
 from calibrate.plan import ALL_INT8
 from engines.backend import open_backend
@@ -34,6 +35,7 @@ def write_reference_job(directory: Path, config: Config, model: Path) -> None:
         "backend": config.backend,
         "threads": config.threads,
         "dla": config.dla,
+        "batch": config.batch.frames,
         "state_dir": str(config.state_dir),
     }
     (directory / "job.json").write_text(json.dumps(request), encoding="utf-8")
@@ -58,6 +60,7 @@ def build_reference(directory: Path, emit: Emit) -> Outcome:
         key=key,
     )
     with closing(backend.load(artefact.read_engine())) as engine:
+        check_batch(request["batch"], engine, spec)
         height, width = network_input(spec, engine.inputs[0]).least
         task = VisionTask(spec, engine.inputs, engine.outputs)
         task.infer(engine, np.zeros((height, width, 3), np.uint8))

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from agent.authority import Authority
 from agent.command_log import CommandLog
 from agent.commands import CommandDesk, Handler, Mandate
+from agent.delivery import Deliverer
 from agent.errors import AgentError, CommandError
 from agent.labels import LabelsDesk
 from agent.link import MqttLink
 from agent.messages import Ack
-from agent.model_delivery import ModelDelivery
 from agent.outbox import Outbox
 from agent.publishing import Reply
 from agent.reporting import Reporter
@@ -51,7 +51,7 @@ class Remote:
         state_dir: Path,
         handlers: Mapping[str, Handler],
         settings: Settings,
-        delivery: ModelDelivery,
+        delivery: Deliverer,
         labels: LabelsDesk,
         authority: Authority | None,
         reporter: Reporter,

@@ -28,6 +28,8 @@ RECEIVING = "RECEIVING"  # the step at which a device asks for chunks, from `nex
 MODEL_CHUNKS_ASKED = 8  # at a time
 MODEL_CHUNK_BYTES = 32 * 1024  # each but the last one of a file
 MAX_MODEL_BYTES = 2**31 - 1  # what an ONNX file can have
+HISTOGRAM_CHUNK_BYTES = 32 * 1024  # each but the last one of an upload
+MAX_HISTOGRAM_CHUNKS = 512
 
 CommandStatus = Literal["ACCEPTED", "IN_PROGRESS", "SUCCEEDED", "FAILED", "REJECTED", "EXPIRED"]
 Name = Annotated[str, AfterValidator(check_name)]
@@ -124,14 +126,42 @@ class SnapshotArgs(Strict):
     annotated: bool = False
 
 
-class ModelArgs(Strict):
-    """`model`: this file in the place of the one that is served; fetched from `url`, or else sent on the topics
-    model/{sha256}/{n} in chunks. release: what a holder of a release key says of it."""
+class FileArgs(Strict):
+    """A file for the board: fetched from `url`, or else sent on the topics model/{sha256}/{n} in chunks."""
 
     sha256: Sha256
     size: int = Field(ge=1, le=MAX_MODEL_BYTES)
     url: str | None = Field(default=None, min_length=1, max_length=2048, pattern=r"^https?://[!-~]+$")
+
+
+class ModelArgs(FileArgs):
+    """`model`: this file in the place of the one that is served. release: what a holder of a release key says of it."""
+
     release: dict[str, JsonValue] | None = None
+
+
+class CalibrationArgs(FileArgs):
+    """`calibration`: a candidate with the scales of this file, which a fleet has merged."""
+
+    size: int = Field(ge=1, le=MAX_HISTOGRAM_CHUNKS * HISTOGRAM_CHUNK_BYTES)
+
+
+class HistogramsArgs(Strict):
+    """`histograms`: those of the calibration in service, on the topics histograms/{upload}/{n} in chunks. missing: only
+    these, where it would be the upload of this hash once more."""
+
+    model_config = ConfigDict(strict=True)
+
+    upload: Sha256 | None = None
+    missing: list[Annotated[int, Field(ge=0, lt=MAX_HISTOGRAM_CHUNKS)]] | None = Field(
+        default=None, min_length=1, max_length=MAX_HISTOGRAM_CHUNKS
+    )
+
+    @model_validator(mode="after")
+    def _names_what_is_missing_of_what(self) -> HistogramsArgs:
+        if (self.upload is None) != (self.missing is None):
+            raise ValueError("upload and missing, or neither")
+        return self
 
 
 OPS: Mapping[str, type[Strict]] = {
@@ -145,6 +175,8 @@ OPS: Mapping[str, type[Strict]] = {
     "restart": RestartArgs,
     "snapshot": SnapshotArgs,
     "model": ModelArgs,
+    "histograms": HistogramsArgs,
+    "calibration": CalibrationArgs,
 }
 READS = frozenset({"status"})  # ops that change nothing, and may be carried out twice
 

@@ -71,6 +71,10 @@ class ResultLine:
         self._answered = answered
         self._spec = spec
 
+    @property
+    def camera(self) -> str:
+        return self._answered.camera
+
     @cached_property
     def document(self) -> dict[str, Any]:
         """As `tared infer` has it, with who answered, and the milliseconds from the frame's arrival to its answer."""

@@ -29,19 +29,19 @@ class ResultsTopic:
         self._publish = publish
         self._period_s = 1.0 / most_per_s
         self._due_s = 0.0
-        self._newest: ResultLine | None = None
+        self._newest: dict[str, ResultLine] = {}  # by camera, whose turn it is next first
 
     def add(self, line: ResultLine) -> None:
-        """It takes the place of the one before."""
-        self._newest = line
+        """It takes the place of the camera's one before."""
+        self._newest[line.camera] = line
 
     def tick(self) -> float:
-        """Publish the newest where that is due; in how many seconds it is to be called again."""
+        """Publish a newest one where that is due, of each camera in turn; in how many seconds to call again."""
         now_s = time.monotonic()
-        if self._newest is not None and now_s >= self._due_s:
-            self._publish(payload(self._newest.document))
-            self._newest, self._due_s = None, now_s + self._period_s
-        return self._due_s - now_s if self._newest is not None else _IDLE_S
+        if self._newest and now_s >= self._due_s:
+            self._publish(payload(self._newest.pop(next(iter(self._newest))).document))
+            self._due_s = now_s + self._period_s
+        return self._due_s - now_s if self._newest else _IDLE_S
 
     def flush(self) -> None:
         """The rate holds for the last one, too."""

@@ -69,7 +69,7 @@ class ResultsWriter(threading.Thread):
         self._settling = self._ending = False
         self._on_change: Callable[[str, AgentError | None], None] = lambda _name, _error: None
         self._troubled: set[str] = set()
-        # By camera, from a frame's arrival until every output has its line.
+        # By camera, from a frame's arrival until every output was handed its line.
         self.latency = {camera.name: LatencyMeter() for camera in config.every_camera}
         self.failed: BaseException | None = None
 

@@ -17,7 +17,7 @@ HELD_OUT_EVERY = 4  # one taken frame in so many goes to the held-out set instea
 _STRETCH, _LONGEST_STRETCH = 4, 16
 _STRETCH_SHARE = 16  # a stretch is one part in so many of all frames so far
 
-_SILENT_S = 2.0  # after which a camera is passed over
+_SILENT_S, _GAPS = 2.0, 3.0  # after which a camera is passed over, or so many times what it took last
 
 T = TypeVar("T")
 
@@ -60,10 +60,12 @@ class Rota:
         self.now_ts = 0.0
         self._order = deque(cameras)
         self._heard_s: dict[str, float] = {}  # monotonic
+        self._gap_s: dict[str, float] = {}
         self._last_ts: dict[str, float] = {}
 
     def is_turn(self, camera: str, ts: float, now_s: float) -> bool:
         """Whether it is the turn of this camera, which has a frame of capture time `ts` now (monotonic s)."""
+        self._gap_s[camera] = now_s - self._heard_s.get(camera, now_s)
         self._heard_s[camera] = now_s
         while self._is_silent(self._order[0], now_s):
             self._order.rotate(-1)
@@ -77,7 +79,8 @@ class Rota:
         self._order.rotate(-1)
 
     def _is_silent(self, camera: str, now_s: float) -> bool:
-        return now_s - self._heard_s.get(camera, -math.inf) > _SILENT_S
+        patience_s = max(_SILENT_S, _GAPS * self._gap_s.get(camera, 0.0))
+        return now_s - self._heard_s.get(camera, -math.inf) > patience_s
 
 
 class Blocks:

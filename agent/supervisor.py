@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from agent.accuracy import Truth
 from agent.authority import Authority
 from agent.board_orders import BoardOrders, set_log_level
 from agent.cadence import Cadence
-from agent.camera import source_length
+from agent.calibration_delivery import CalibrationDelivery
 from agent.config import Config
 from agent.console import Task, progress
+from agent.delivery import Deliverers
 from agent.errors import AgentError, CameraError
-from agent.findings import least_faithful
+from agent.feed import total_frames
 from agent.health import notify_service_manager
+from agent.histogram_upload_orders import HistogramOrders
 from agent.interrupted import Past
 from agent.job import MODEL
 from agent.labels import LabelsDesk
@@ -36,9 +38,9 @@ from agent.results_writer import ResultsWriter
 from agent.service import Service
 from agent.settings import Settings
 from agent.signals import handling_signals
-from agent.source import Source
 from agent.starting import RuntimeJob, Starting
-from agent.summary import CameraSummary, RunSummary
+from agent.summary import RunSummary
+from agent.summing_up import sum_up
 from calibrate.errors import TaredError
 from engines.backend import Backend
 from engines.seal import find_key
@@ -130,16 +132,26 @@ class Supervisor:
                 self._posted.put,
                 self._operations.new_model.bring,
             )
+            calibrations = CalibrationDelivery(
+                config.state_dir / "incoming_calibration",
+                reserve_bytes,
+                lambda: self._service.planned,
+                self._posted.put,
+                self._operations.try_calibration,
+            )
+            deliveries = Deliverers((delivery, calibrations))
             board_orders = BoardOrders(settings, self._pipeline, delivery, link, self._stop)
             handlers = {
-                **Orders(self._operations, self._service, self._pipeline, delivery).handlers,
+                **Orders(self._operations, self._service, self._pipeline, deliveries).handlers,
                 **board_orders.handlers,
+                **HistogramOrders(config.privacy, self._service, link, self._posted.put).handlers,
+                "calibration": calibrations.on_calibration,
             }
             self._remote = Remote(
-                link, config.state_dir, handlers, settings, delivery, self._labels_desk, authority, reporter
+                link, config.state_dir, handlers, settings, deliveries, self._labels_desk, authority, reporter
             )
             self._remote.recall(past.known, concluded.news)
-        self._total = _total(sources, frame_limit)
+        self._total = total_frames(sources, frame_limit)
 
     def run(self) -> RunSummary:
         """Serve until the source ends, the frame limit is reached, or SIGTERM or SIGINT comes.
@@ -172,26 +184,15 @@ class Supervisor:
                 self._results.settle()
             self._run_posted()  # a swap that only the end of the stream completed
             self._take_labels()
-        summary = self._operations.summary
-        self._sum_up(summary)
+        return self._sum_up(self._operations.summary)
+
+    def _sum_up(self, summary: RunSummary) -> RunSummary:
+        """What the run was, once all has ended."""
+        sum_up(summary, self._pipeline)
         summary.stopped_by = self._stop_reason
         summary.calibrated = not self._service.degraded
-        summary.last_ts = self._pipeline.last_ts
         summary.results_dropped = self._results_dropped
         return summary
-
-    def _sum_up(self, summary: RunSummary) -> None:
-        """What the frames have shown: of all cameras together, and of several of each."""
-        states, summary.loop = self._pipeline.observer.states(), self._pipeline.run_meter.sample()
-        cameras = {
-            name: CameraSummary(feed.run_meter.sample(), states[name].fidelity, feed.labelled)
-            for name, feed in self._pipeline.feeds.items()
-        }
-        camera = least_faithful(states)
-        summary.fidelity, summary.fidelity_since = states[camera].fidelity, states[camera].fidelity_since
-        summary.fidelity_history = self._pipeline.observer.findings[camera].history()
-        summary.live_accuracy = cameras[camera].live_accuracy
-        summary.cameras = cameras if len(cameras) > 1 else {}
 
     def moment(self) -> Moment:
         """The daemon now, for who scrapes it; any thread may ask."""
@@ -249,7 +250,7 @@ class Supervisor:
         if error is not None:
             self._reporter.error(error, camera=name)
         else:
-            self._reporter.event("camera", name=name, state="back")
+            self._reporter.event("camera", camera=name, name=name, state="back")
 
     def _on_observer(self, error: TaredError | None) -> None:
         if error is not None:
@@ -293,10 +294,3 @@ class Supervisor:
 
     def _on_signal(self, name: str) -> None:
         self._stop_reason = name
-
-
-def _total(sources: Sequence[Source], frame_limit: int) -> int | None:
-    """How many frames there will be, of all cameras; None where nobody knows."""
-    lengths = [source_length(source) for source in sources]
-    known = [min(length or frame_limit, frame_limit or length or 0) for length in lengths]
-    return sum(known) if all(known) else None

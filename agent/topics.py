@@ -108,6 +108,9 @@ class Topics:
     def model_chunk(self, sha256: str, number: int) -> str:
         return self._topic(f"model/{sha256}/{number}")
 
+    def histogram_chunk(self, upload: str, number: int) -> str:
+        return self._topic(f"histograms/{upload}/{number}")
+
     def result(self, command_id: str) -> str:
         """Where the results of one command appear. `command_id` has passed `check_name`."""
         return self._topic(f"cmd/{command_id}/result")

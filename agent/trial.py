@@ -138,9 +138,16 @@ class Trial(threading.Thread):
     """
 
     def __init__(
-        self, engine_id: str, engine: Engine, task: VisionTask, deadline_s: float, events: TrialEvents
+        self,
+        engine_id: str,
+        engine: Engine,
+        task: VisionTask,
+        deadline_s: float,
+        events: TrialEvents,
+        on_rehearsal: Callable[[], None] = lambda: None,
     ) -> None:
-        """task: the trial's own, for its buffers may still be in use by a thread that is left behind."""
+        """task: the trial's own, for its buffers may still be in use by a thread that is left behind. on_rehearsal:
+        called in the frame path before the frame to rehearse on, which the engine before answers next."""
         super().__init__(name="trial", daemon=True)
         self.engine_id = engine_id
         self.engine = engine
@@ -148,6 +155,7 @@ class Trial(threading.Thread):
         self.live = False  # it has answered a frame
         self._task = task
         self._deadline_s = deadline_s
+        self._on_rehearsal = on_rehearsal
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Served | Exception] = queue.SimpleQueue()
         self._left_behind = False
@@ -170,6 +178,7 @@ class Trial(threading.Thread):
         Raises AgentError (`probation.hang`) where the rehearsal takes longer than any, and whatever it has raised.
         """
         if self._rehearses_s is None:
+            self._on_rehearsal()
             self._rehearses_s = time.monotonic()
             self._ask(frame)
         elif self._owes and not (self.busy and time.monotonic() - self._rehearses_s < REHEARSAL_S):

@@ -50,8 +50,11 @@ class Turns:
             self._awaited = False
             return self._pick(range(len(self.slots)))
 
-    def beside(self, most: int, wait_s: float) -> list[Frame]:
-        """After `get`: the next frames of other cameras, one of each and `most` at most, that are there in `wait_s`."""
+    def beside(self, most: int, wait_s: float, until: Callable[[], bool] = lambda: False) -> list[Frame]:
+        """After `get`: the next frames of other cameras, one of each and `most` at most, that are there in `wait_s`.
+
+        `until` ends the wait, as for `get`. Nobody waits for a camera that has delivered nothing for two seconds.
+        """
         others, found = set(range(len(self.slots))) - {self._picked}, list[Frame]()
         give_up_at = time.monotonic() + wait_s
         with self._changed:
@@ -61,7 +64,7 @@ class Turns:
                 if frame is not None:
                     others.discard(self._picked)
                     found.append(frame)
-                elif patience_s <= 0.0 or all(self.slots[other].over for other in others):
+                elif patience_s <= 0.0 or until() or not any(self.slots[other].delivers for other in others):
                     break
                 else:
                     self._changed.wait(patience_s)

@@ -19,6 +19,7 @@ from agent.preprocess import Preprocessor
 from engines.backend import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
 from engines.trace import span
 
+POLL_S = 5e-4  # between two questions to a device
 _OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating
 
 
@@ -51,22 +52,31 @@ Submit = Callable[[Callable[[], Outputs]], Inference]
 
 
 class OnDevice:
-    """An inference that an engine computes beside the thread that has begun it."""
+    """An inference that an engine computes beside the thread that has begun it; the device is asked for its end."""
+
+    tells = False
 
     def __init__(self, engine: OverlappingEngine, ticket: int) -> None:
         self._engine = engine
         self._ticket = ticket
         self._began_s = time.monotonic()
-        self.tells = self.ended = False  # nobody asks the device
+        self._ended_s: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        if self._ended_s is None and self._engine.is_done(self._ticket):
+            self._ended_s = time.monotonic()
+        return self._ended_s is not None
 
     def wait(self, timeout_s: float) -> None:
-        time.sleep(timeout_s)
+        give_up_at = time.monotonic() + timeout_s
+        while not self.ended and (left_s := give_up_at - time.monotonic()) > 0.0:
+            time.sleep(min(POLL_S, left_s))
 
     def result(self) -> tuple[Outputs, float, float]:
         with span("infer"):
             outputs = self._engine.finish(self._ticket)
-        self.ended = True
-        return outputs, self._began_s, time.monotonic()
+        return outputs, self._began_s, self._ended_s if self._ended_s is not None else time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -143,11 +153,11 @@ class VisionTask:
         with span("preprocess"):
             for row, image in enumerate(images):
                 tensor, geometry = self.preprocess(image)
-                if self._batch.shape != (len(images), *tensor.shape[1:]):
+                if self._batch.shape[1:] != tensor.shape[1:] or len(self._batch) < len(images):
                     self._batch = np.empty((len(images), *tensor.shape[1:]), tensor.dtype)
                 self._batch[row] = tensor[0]
                 geometries.append(geometry)
-        batch, overlapping = self._batch, self._overlapping
+        batch, overlapping = self._batch[: len(images)], self._overlapping
         if overlapping is not None:
             return Begun(OnDevice(overlapping, overlapping.start(batch)), tensor.shape, geometries)
         return Begun(submit(lambda: _inferred(lambda: engine.infer(batch))), tensor.shape, geometries)

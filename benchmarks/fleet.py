@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty
 
@@ -35,7 +36,7 @@ from benchmarks.report import Section, add_output_option, at_least, bars_section
 
 _PUBLISHERS = 8
 _EPOCH = 1_760_000_000
-_BARS = {"SQLite": 0.3, "PostgreSQL": 0.5}
+_BARS = {"SQLite": 0.3, "PostgreSQL": 0.5, "PostgreSQL, two collectors": 0.5}
 # Nothing is dropped for a reader that is slower than the publishers: what is sent is what arrives.
 _BROKER = "user root\nlistener {port} 127.0.0.1\nallow_anonymous true\nmax_queued_messages 0\n"
 _PATH = os.environ.get("PATH", "") + ":/usr/sbin"
@@ -57,11 +58,11 @@ def main() -> None:
             spent = Spent({"mosquitto": broker_pid, "PostgreSQL": server.pid}, options.rows * _PUBLISHERS)
             found = [_round(folder, endpoint, options.rows, server, spent) for _ in range(options.rounds)]
     title = f"{_PUBLISHERS} publishers, {options.rows} rows of {size} bytes each"
-    table = Section(title, ["round", "relayed", "stored in SQLite", "relayed", "stored in PostgreSQL"])
+    table = Section(title, ["round", *(name for store in _BARS for name in ("relayed", store))])
     for number, rates in enumerate(found, start=1):
         cells = (f"{rate:.0f}/s" for pair in rates.values() for rate in pair)
         table.rows.append([str(number), *cells])
-    costs = Section("CPU time of a row, microseconds, median", ["run", "mosquitto", "PostgreSQL", "the collector"])
+    costs = Section("CPU time of a row, microseconds, median", ["run", "mosquitto", "PostgreSQL", "collectors"])
     for run, each in spent.medians().items():
         costs.rows.append([run, *(f"{each[name]:.1f}" for name in costs.columns[1:])])
     bars = []
@@ -83,19 +84,19 @@ class Spent:
         self._found: dict[str, list[dict[str, float]]] = {}
 
     @contextmanager
-    def during(self, run: str) -> Iterator[dict[str, int]]:
-        """What is put into the dictionary, a name and a process, counts too."""
-        pids = dict(self._pids)
-        before = {name: _cpu_s(pid) for name, pid in pids.items()}
-        yield pids
-        spent = {name: (_cpu_s(pid) - before.get(name, 0.0)) / self._rows * 1e6 for name, pid in pids.items()}
-        self._found.setdefault(run, []).append(spent)
+    def during(self, run: str) -> Iterator[list[int]]:
+        """The processes that are put into the list count as collectors."""
+        before = {name: _cpu_s(pid) for name, pid in self._pids.items()}
+        collectors: list[int] = []
+        yield collectors
+        spent = {name: _cpu_s(pid) - before[name] for name, pid in self._pids.items()}
+        spent["collectors"] = sum(map(_cpu_s, collectors))
+        self._found.setdefault(run, []).append({name: each / self._rows * 1e6 for name, each in spent.items()})
 
     def medians(self) -> dict[str, dict[str, float]]:
         """By run and process, in microseconds."""
-        names = (*self._pids, "the collector")
         return {
-            run: {name: statistics.median(each.get(name, 0.0) for each in found) for name in names}
+            run: {name: statistics.median(each[name] for each in found) for name in found[0]}
             for run, found in self._found.items()
         }
 
@@ -110,11 +111,12 @@ def _round(
     folder: Path, endpoint: Endpoint, rows: int, server: Postgres, spent: Spent
 ) -> dict[str, tuple[float, float]]:
     """By store: what is relayed, and then stored, per second."""
-    places = {"SQLite": str(folder / f"{time.monotonic_ns()}.sqlite"), "PostgreSQL": server.new_database()}
-    return {
-        store: (relay(folder, endpoint, rows, spent), collect(endpoint, folder, rows, (store, place), spent))
-        for store, place in places.items()
-    }
+    rates = {}
+    for store in _BARS:
+        place = str(folder / f"{time.monotonic_ns()}.sqlite") if store == "SQLite" else server.new_database()
+        relayed = relay(folder, endpoint, rows, spent)
+        rates[store] = relayed, collect(endpoint, folder, rows, (store, place), spent)
+    return rates
 
 
 def write_rows(folder: Path, rows: int) -> int:
@@ -152,41 +154,50 @@ def collect(endpoint: Endpoint, folder: Path, rows: int, store: tuple[str, str],
     """Rows per second from the publishers into a database, and acknowledged. store: its name, and where it is."""
     name, database = store
     command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", database, "--port", str(endpoint.port)]
+    command += ["--share", "benchmark"] if "two" in name else []
     fleet = f"bench{time.monotonic_ns()}"
-    with (
-        MqttClient(endpoint, "benchmark", subscriptions=[f"tared/v1/{fleet}/+/ack"]) as watcher,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as collector,
-    ):
-        heard = follow(watcher)
-        until(lambda: _greeted(watcher, fleet, heard), pause_s=0.2)
+    count = 2 if "two" in name else 1
+    with MqttClient(endpoint, "benchmark", subscriptions=[f"tared/v1/{fleet}/+/ack"]) as watcher, ExitStack() as stack:
+        ears, collectors = Ears(watcher), []
+        for _ in range(count):
+            collectors.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            stack.enter_context(collectors[-1])
+            stack.callback(collectors[-1].terminate)
+        until(lambda: ears.greeted_by(fleet, count), pause_s=0.1)
         with spent.during(f"stored in {name}") as pids, publishing(folder, endpoint, fleet):
-            pids["the collector"] = collector.pid
+            pids += [each.pid for each in collectors]
             started = time.monotonic()
-            until(lambda: sum(upto == rows for upto in heard().values()) == _PUBLISHERS, pause_s=0.005)
+            until(lambda: sum(upto == rows for upto in ears.hear().upto.values()) == _PUBLISHERS, pause_s=0.005)
             seconds = time.monotonic() - started
-        collector.terminate()
     return rows * _PUBLISHERS / seconds
 
 
-def follow(watcher: MqttClient) -> Callable[[], dict[str, int]]:
-    """What tells, by topic, up to which number the newest acknowledgement goes."""
-    heard: dict[str, int] = {}
+class Ears:
+    """What collectors acknowledge. upto: by topic, up to which number; answers: how many there were."""
 
-    def newest() -> dict[str, int]:
+    def __init__(self, watcher: MqttClient) -> None:
+        self.upto: dict[str, int] = {}
+        self.answers: Counter[str] = Counter()
+        self._watcher = watcher
+
+    def hear(self) -> Ears:
         with suppress(Empty):
             while True:
-                message = watcher.inbox.get_nowait()
-                heard[message.topic] = Ack.from_json(message.payload).upto
-        return heard
+                message = self._watcher.inbox.get_nowait()
+                self.upto[message.topic] = Ack.from_json(message.payload).upto
+                self.answers[message.topic] += 1
+        return self
 
-    return newest
-
-
-def _greeted(watcher: MqttClient, fleet: str, heard: Callable[[], dict[str, int]]) -> bool:
-    """Whether the collector answers who comes online."""
-    topics = Topics(fleet, "greeter")
-    watcher.publish(Message(topics.status, Status(state="online", session="s", boot_id="b", ts=0.0).to_json()))
-    return topics.ack in heard()
+    def greeted_by(self, fleet: str, collectors: int) -> bool:
+        """Whether so many answer who comes online, within a second."""
+        topics = Topics(fleet, "greeter")
+        self.answers.clear()
+        there = Status(state="online", session="s", boot_id="b", ts=0.0)
+        self._watcher.publish(Message(topics.status, there.to_json()))
+        give_up_at = time.monotonic() + 1.0
+        while time.monotonic() < give_up_at and self.hear().answers[topics.ack] < collectors:
+            time.sleep(0.02)
+        return self.answers[topics.ack] >= collectors
 
 
 def until(holds: Callable[[], bool], pause_s: float) -> None:

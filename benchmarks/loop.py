@@ -82,7 +82,7 @@ def main() -> None:
                 tables[-1].note = "; ".join(filter(None, (tables[-1].note, others.told())))
                 sections += tables
                 bars += found
-    publish([*sections, bars_section(bars)], options)
+    publish([*sections, *([bars_section(bars)] if bars else [])], options)
 
 
 if __name__ == "__main__":

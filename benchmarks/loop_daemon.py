@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
 import yaml
 
 from agent.mqtt import Endpoint
@@ -123,6 +124,11 @@ class Daemon:
     def told(self, text: str) -> bool:
         """Whether its log has it."""
         return text in self._said("log")
+
+    def cpu_s(self) -> float:
+        """Of all its threads, by now."""
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
 
     def rss_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])

@@ -87,7 +87,7 @@ def _file_mib(daemon: Daemon) -> float:
 def flat(
     folder: Path, endpoint: Endpoint, _models: list[str], _rounds: int, progress: Progress
 ) -> tuple[list[Section], list[Bar]]:
-    """Resident memory over an hour of capture time, as fast as ResNet-20 serves it: tens of thousands of frames."""
+    """Resident memory over an hour of capture time, as fast as ResNet-20 serves it, which is some minutes."""
     config: dict[str, Any] = {
         "model": spec("resnet20"),
         "camera": {"source": str(endless(folder)), "speed": 0},

@@ -29,7 +29,7 @@ _SECONDS = 8.0
 _CAMERA = (768, 432, 25.0)
 _ROUNDS_EACH = 3  # of `--rounds` one here: each takes a minute and a half
 
-Figures = dict[str, float]  # fps, p50_ms, p99_ms, found: objects per frame
+Figures = dict[str, float]  # fps, p50_ms, p99_ms, cpu_ms of all threads per frame, found: objects per frame
 Contender = Callable[[str, bool], Figures]  # of a source, and whether it is a camera
 
 
@@ -42,7 +42,16 @@ def beside_peers(
     for name in models:
         (folder / name).mkdir()
         clip = str(endless(folder / name))
-        columns = ("", "fps on a file", "objects", f"{fps:g} fps camera: fps", "latency p50", "latency p99", "objects")
+        columns = (
+            "",
+            "file: fps",
+            "CPU per frame",
+            "objects",
+            f"{fps:g} fps camera: fps",
+            "latency p50",
+            "p99",
+            "objects",
+        )
         rounds_here = max(1, rounds // _ROUNDS_EACH)
         table = Section(f"{name} at {width}x{height}, one thread each, median of {rounds_here}", columns)
         with ExitStack() as stack:
@@ -53,7 +62,7 @@ def beside_peers(
                 for title, run in contenders.items():
                     found[title].append((run(clip, False), run(url, True)))
         table.rows += [(title, *_row(pairs)) for title, pairs in found.items()]
-        table.rows += [(title, reason, *["-"] * 5) for title, reason in absent.items()]
+        table.rows += [(title, reason, *["-"] * 6) for title, reason in absent.items()]
         sections.append(table)
     return sections, []
 
@@ -64,7 +73,7 @@ def _row(pairs: list[tuple[Figures, Figures]]) -> tuple[str, ...]:
 
     latency = (f"{median(1, 'p50_ms'):.1f} ms", f"{median(1, 'p99_ms'):.1f} ms")
     return (
-        f"{median(0, 'fps'):.1f}", f"{median(0, 'found'):.2f}",
+        f"{median(0, 'fps'):.1f}", f"{median(0, 'cpu_ms'):.2f} ms", f"{median(0, 'found'):.2f}",
         f"{median(1, 'fps'):.1f}", *latency, f"{median(1, 'found'):.2f}",
     )  # fmt: skip
 
@@ -109,13 +118,15 @@ def _ours(folder: Path, endpoint: Endpoint, name: str, over: Mapping[str, Any]) 
         }
         with Daemon(home, endpoint, config) as daemon:
             time.sleep(_WARM_S)
-            before = sum(daemon.frames().values())
+            before, cpu_s = sum(daemon.frames().values()), daemon.cpu_s()
             fps = daemon.fps(_SECONDS)
+            served, cpu_s = sum(daemon.frames().values()) - before, daemon.cpu_s() - cpu_s
             daemon.stop()
         answers = [json.loads(line) for line in results.read_text().splitlines()]
         counted = [answer for answer in answers if answer["frame"] >= before]
         p50_ms, p99_ms = np.percentile([answer["latency_ms"] for answer in counted], (50.0, 99.0))
         objects = statistics.fmean(len(answer["detections"]) for answer in counted)
-        return {"fps": fps, "p50_ms": float(p50_ms), "p99_ms": float(p99_ms), "found": objects}
+        cpu_ms = 1e3 * cpu_s / served
+        return {"fps": fps, "p50_ms": float(p50_ms), "p99_ms": float(p99_ms), "cpu_ms": cpu_ms, "found": objects}
 
     return run

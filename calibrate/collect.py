@@ -8,41 +8,21 @@ trail Python's. What calls this splits its data over threads if it wants several
 
 from __future__ import annotations
 
-import ctypes
 import math
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-_TABLES, _VERSION = 4, 1  # as in count.c
+from calibrate.compiled import load
+
+_TABLES = 4  # as in count.c
 _CHUNK = 1 << 16  # elements per NumPy pass: the temporaries stay in the cache
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 Values = NDArray[np.float32]
 
 
-def _load() -> ctypes.CDLL | None:
-    """The shared object that the package was built with, if there is one and it is of this version."""
-    here = Path(__file__).parent
-    built = [path for path in (here / f"_count{suffix}" for suffix in EXTENSION_SUFFIXES) if path.exists()]
-    if not built:
-        return None
-    try:
-        library = ctypes.CDLL(str(built[0]))
-        if ctypes.c_int32.in_dll(library, "tared_count_version").value != _VERSION:
-            return None
-    except (OSError, ValueError):  # not of this machine, cut short, or without the symbol
-        return None
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    library.tared_survey.argtypes = [pointer, size, pointer]
-    library.tared_count.argtypes = [pointer, size, ctypes.c_float, ctypes.c_uint32, pointer]
-    library.tared_survey.restype = library.tared_count.restype = None
-    return library
-
-
-_LIBRARY = _load()
+_LIBRARY = load()
 COMPILED = _LIBRARY is not None
 
 

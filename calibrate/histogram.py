@@ -5,13 +5,12 @@ a multiplication by a power of two, exact in floating point. Doubling the range 
 integers. Hence merging is exact, associative and commutative: over batches, days, cameras and boards, in any
 order and any grouping, the bits are the same.
 
-On the wire a histogram is a header, then the differences of neighbouring counts: they are small where the counts are
-large, so LZMA packs their bytes well: 4096 bins of a real tensor into under 2 KiB (benchmarks/RESULTS.md).
+On the wire a histogram is a header, then the counts as `calibrate.rice` packs them: 4096 bins of a real tensor in under
+2 KiB (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
 
-import lzma
 import math
 import struct
 import zlib
@@ -24,19 +23,19 @@ from numpy.typing import NDArray
 
 from calibrate.collect import count, survey
 from calibrate.errors import CalibrationError
+from calibrate.rice import exact_sum, pack, unpack
 
 DEFAULT_BITS = 12
 MIN_BITS, MAX_BITS = 2, 16  # within them 2**(bits - range_exp) is a normal float32, and foreign bytes stay small
 MIN_RANGE_EXP = -100  # below it |x| * 2**(k - range_exp) would overflow float32's exponent for subnormal data
 MAX_RANGE_EXP = 128  # 2**128 is the first power of two beyond every finite float32
 _PIECE = 1 << 20  # elements collected at a time: the second pass finds them in the cache, and copies of them stay small
+_LARGEST = float(np.finfo(np.float32).max)
 _MAX_TOTAL = 1 << 63  # values that int64 counts can hold together; the same for those not finite
 
-_MAGIC = b"tAH1"
-_HEADER = struct.Struct("<4sBBhIdQQ")  # magic, bits, bytes per difference, range_exp, bins used, amax, zeros, nonfinite
+_MAGIC = b"tAH2"
+_HEADER = struct.Struct("<4sBxhIdQQ")  # magic, bits, range_exp, bins used, amax, zeros, nonfinite
 _CHECKSUM = struct.Struct("<I")  # CRC-32 of all before it
-# A dictionary of twice 4096 bins of 8 bytes. The context of neighbouring bytes says nothing about counts: it is off.
-_LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 16, "lc": 0, "lp": 0, "pb": 0}]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +68,12 @@ class AbsHistogram:
     @property
     def bin_width(self) -> float:
         """Width of one bin, in the units of x."""
-        return float(np.ldexp(1.0, self.range_exp - self.bits))
+        return math.ldexp(1.0, self.range_exp - self.bits)
 
     @property
     def total(self) -> int:
         """Number of finite values counted."""
-        return int(self.counts.sum())
+        return int(np.add.reduce(self.counts))
 
     def widened(self, range_exp: int) -> AbsHistogram:
         """The same data on the range [0, 2**range_exp); equal to having collected on that range from the start.
@@ -137,20 +136,7 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
     Raises CalibrationError: `histogram.bits` when the two have different numbers of bins, `histogram.overflow` when
     they count 2**63 values or more together.
     """
-    if a.bits != b.bits:
-        raise CalibrationError(
-            "histogram.bits",
-            f"histograms of {a.counts.size} and {b.counts.size} bins",
-            "the same number of bins in both",
-            "collect both with the same setting of calibration.bins",
-        )
-    if max(a.total + b.total, a.nonfinite + b.nonfinite) >= _MAX_TOTAL:
-        raise CalibrationError(
-            "histogram.overflow",
-            f"{a.total + b.total} values to count, {a.nonfinite + b.nonfinite} not finite",
-            "fewer than 2**63",
-            "start a new histogram: these have long settled",
-        )
+    check_mergeable(a.bits, b, a.total + b.total, a.nonfinite + b.nonfinite)
     range_exp = max(a.range_exp, b.range_exp)
     return AbsHistogram(
         a.widened(range_exp).counts + b.widened(range_exp).counts,
@@ -159,6 +145,24 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
         a.zeros + b.zeros,
         a.nonfinite + b.nonfinite,
     )
+
+
+def check_mergeable(bits: int, histogram: AbsHistogram, total: int, nonfinite: int) -> None:
+    """Raises CalibrationError as `merge`. bits: of what it merges with. total, nonfinite: values in both together."""
+    if histogram.bits != bits:
+        raise CalibrationError(
+            "histogram.bits",
+            f"histograms of {1 << bits} and {histogram.counts.size} bins",
+            "the same number of bins in both",
+            "collect both with the same setting of calibration.bins",
+        )
+    if total >= _MAX_TOTAL or nonfinite >= _MAX_TOTAL:
+        raise CalibrationError(
+            "histogram.overflow",
+            f"{total} values to count, {nonfinite} not finite",
+            "fewer than 2**63",
+            "start a new histogram: these have long settled",
+        )
 
 
 def merge_all(histograms: Iterable[AbsHistogram], bits: int = DEFAULT_BITS) -> AbsHistogram:
@@ -188,21 +192,16 @@ def nbytes(histograms: Mapping[str, AbsHistogram]) -> int:
 def to_bytes(histogram: AbsHistogram) -> bytes:
     """The compact exact form: `from_bytes` gives back an equal histogram."""
     used = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.counts.any() else 0
-    differences = np.diff(histogram.counts[:used].astype(np.uint64), prepend=np.uint64(0))
-    zigzag = (differences << np.uint64(1)) ^ (differences.view(np.int64) >> 63).view(np.uint64)  # the sign comes last
-    width = (int(zigzag.max(initial=0)).bit_length() + 7) // 8
-    planes = zigzag.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T  # the noisy low bytes, then the calm ones
     header = _HEADER.pack(
         _MAGIC,
         histogram.bits,
-        width,
         histogram.range_exp,
         used,
         histogram.amax,
         histogram.zeros,
         histogram.nonfinite,
     )
-    content = header + lzma.compress(planes.tobytes(), lzma.FORMAT_RAW, filters=_LZMA)
+    content = header + pack(histogram.counts[:used])
     return content + _CHECKSUM.pack(zlib.crc32(content))
 
 
@@ -214,29 +213,18 @@ def from_bytes(content: bytes) -> AbsHistogram:
     body, checksum = content[: -_CHECKSUM.size], content[-_CHECKSUM.size :]
     if len(body) < _HEADER.size or checksum != _CHECKSUM.pack(zlib.crc32(body)):
         raise _damaged(f"{len(content)} bytes whose checksum is not theirs")
-    magic, bits, width, range_exp, used, amax, zeros, nonfinite = _HEADER.unpack_from(body)
-    if magic != _MAGIC or not MIN_BITS <= bits <= MAX_BITS or width > 8 or used > 1 << bits:
-        raise _damaged(f"a header of {magic!r} with {used} of 2**{bits} bins in {width} bytes each")
-    planes = _decompressed(body[_HEADER.size :], used * width)
-    zigzag = np.zeros((used, 8), np.uint8)
-    zigzag[:, :width] = np.frombuffer(planes, np.uint8).reshape(width, used).T
-    values = zigzag.reshape(-1).view("<u8")
-    differences = (values >> np.uint64(1)) ^ (np.uint64(0) - (values & np.uint64(1)))
-    counts = np.zeros(1 << bits, np.int64)
-    counts[:used] = np.cumsum(differences, dtype=np.uint64).view(np.int64)
-    return checked(AbsHistogram(counts, range_exp, amax, zeros, nonfinite))
-
-
-def _decompressed(data: bytes, size: int) -> bytes:
-    """Exactly `size` bytes, and never more: a few bytes of LZMA can stand for gigabytes."""
-    decompressor = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_LZMA)
+    magic, bits, range_exp, used, amax, zeros, nonfinite = _HEADER.unpack_from(body)
+    if magic != _MAGIC or not MIN_BITS <= bits <= MAX_BITS or used > 1 << bits:
+        raise _damaged(f"a header of {magic!r} with {used} of 2**{bits} bins")
+    counts = np.empty(1 << bits, np.int64)
+    counts[used:] = 0
     try:
-        planes = decompressor.decompress(data, max_length=size + 1)
-    except lzma.LZMAError as error:
-        raise _damaged(f"counts that do not decompress ({error})") from error
-    if len(planes) != size or not decompressor.eof or decompressor.unused_data:
-        raise _damaged(f"counts of {len(planes)} bytes or more, where the header says {size}")
-    return planes
+        unpack(body[_HEADER.size :], counts[:used])
+    except ValueError as error:
+        raise _damaged(f"counts that are none ({error})") from error
+    if used and not counts[used - 1]:
+        raise _damaged(f"{used} bins of which the last is empty")
+    return _fitting(AbsHistogram(counts, range_exp, amax, zeros, nonfinite), used)
 
 
 def checked(histogram: AbsHistogram) -> AbsHistogram:
@@ -244,21 +232,28 @@ def checked(histogram: AbsHistogram) -> AbsHistogram:
 
     For what comes from outside: a histogram that was collected here fits by construction.
     """
-    counts, amax = histogram.counts, histogram.amax
+    counts = histogram.counts
     sound = (
         counts.dtype == np.int64 and counts.ndim == 1 and counts.size in {1 << b for b in range(MIN_BITS, MAX_BITS + 1)}
     )
-    if not sound or (counts < 0).any() or sum(counts.tolist()) >= _MAX_TOTAL:
+    if not sound or (counts < 0).any() or exact_sum(counts) >= _MAX_TOTAL:
         raise _damaged(f"{counts.dtype} counts of shape {counts.shape}, or negative, or more than int64 holds")
-    if not (0.0 <= amax <= float(np.finfo(np.float32).max) and amax == float(np.float32(amax))):
+    return _fitting(histogram, int(np.flatnonzero(counts)[-1]) + 1 if counts.any() else 0)
+
+
+def _fitting(histogram: AbsHistogram, used: int) -> AbsHistogram:
+    """The histogram, whose counts are sound and end with bin `used`, when the other parts fit. Raises as `checked`."""
+    amax, range_exp = histogram.amax, histogram.range_exp
+    if not (0.0 <= amax <= _LARGEST and amax == float(np.float32(amax))):
         raise _damaged(f"amax {amax}, which is no float32")
-    if not range_exp_for(amax) <= histogram.range_exp <= MAX_RANGE_EXP:
-        raise _damaged(f"amax {amax} on a range of 2**{histogram.range_exp}")
-    used = int(np.flatnonzero(counts)[-1]) if counts.any() else 0
-    if int(amax / histogram.bin_width) != used:
-        raise _damaged(f"amax {amax}, and bin {used} is the last with counts")
-    if not (0 <= histogram.zeros <= counts[0] and 0 <= histogram.nonfinite < _MAX_TOTAL):
-        raise _damaged(f"{histogram.zeros} zeros in a first bin of {counts[0]}, {histogram.nonfinite} not finite")
+    if not range_exp_for(amax) <= range_exp <= MAX_RANGE_EXP:
+        raise _damaged(f"amax {amax} on a range of 2**{range_exp}")
+    if int(math.ldexp(amax, histogram.bits - range_exp)) != max(used - 1, 0):
+        raise _damaged(f"amax {amax}, and bin {max(used - 1, 0)} is the last with counts")
+    if not (0 <= histogram.zeros <= histogram.counts[0] and 0 <= histogram.nonfinite < _MAX_TOTAL):
+        raise _damaged(
+            f"{histogram.zeros} zeros in a first bin of {histogram.counts[0]}, {histogram.nonfinite} not finite"
+        )
     return histogram
 
 

@@ -229,6 +229,10 @@ class OverlappingEngine(ImageEngine, Protocol):
         """Begin with a batch as for `infer`, which may change as soon as this returns; its ticket."""
         ...
 
+    def is_done(self, ticket: int) -> bool:
+        """Whether `finish` need not wait. Asked from the thread that has begun it."""
+        ...
+
     def finish(self, ticket: int) -> dict[str, Array]:
         """Wait for the outputs of a frame or a batch; in the order in which they were started."""
         ...

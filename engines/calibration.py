@@ -43,6 +43,7 @@ class Calibration:
     model_sha256: canonical hash of the FP32 master graph the taps belong to.
     frames: frames observed; source: where they came from, for people.
     preprocessing: how frames became network inputs, the `input` of the model spec; other preprocessing, other scales.
+    merged: of which boards a fleet has merged it; empty for a board's own.
     """
 
     model_sha256: str
@@ -52,6 +53,7 @@ class Calibration:
     histograms: Mapping[str, AbsHistogram]
     amax: Mapping[str, float]
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    merged: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -151,6 +153,7 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
         "source": calibration.source,
         "preprocessing": dict(calibration.preprocessing),
         "tensors": tensors,
+        **({"merged": dict(calibration.merged)} if calibration.merged else {}),
     }
     histograms = _packed(calibration.histograms)
     document["seal"] = _seal(document, histograms)
@@ -179,6 +182,7 @@ def load_calibration(path: Path) -> Calibration:
             _unpacked(histograms),
             {str(name): float(entry["amax"]) for name, entry in document["tensors"].items()},
             dict(document["preprocessing"]),
+            dict(document.get("merged", {})),
         )
     except OSError as error:
         raise _unreadable(f"{error.filename}: {error.strerror}") from error

@@ -19,7 +19,7 @@ from agent.backoff import Backoff
 from agent.errors import AgentError, CommandError
 from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
-from agent.requests import MODEL_CHUNK_BYTES, MODEL_CHUNKS_ASKED, OPS, RECEIVING, Command, CommandResult, ModelArgs
+from agent.requests import MODEL_CHUNK_BYTES, MODEL_CHUNKS_ASKED, OPS, RECEIVING, Command, CommandResult, FileArgs
 from agent.signing import Signer
 from agent.topics import Topics
 from agent.wire import MessageError
@@ -28,6 +28,11 @@ REPEAT_S = 2.0
 _MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)
 
 _DOUBTED_FOR = 3  # times REPEAT_S: for the answer to our own command, where what was refused may be another's
+_TYPED = (
+    "model",
+    "histograms",
+    "calibration",
+)  # ops whose arguments are no text: nobody types a hash, or a list of numbers
 _UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
 
 log = logging.getLogger(__name__)
@@ -54,7 +59,7 @@ def new_command(
     try:
         if op == "set":
             args = schema.model_validate({"values": {key: _json(value) for key, value in arguments.items()}})
-        elif op == "model":
+        elif op in _TYPED:
             args = schema.model_validate(dict(arguments))
         else:
             args = schema.model_validate_strings(dict(arguments))
@@ -70,9 +75,9 @@ def new_command(
     return Command(id=uuid.uuid4().hex, op=op, args=args, issued=now, expires=expires, version=version, to=name)
 
 
-def model_arguments(file: Path, url: str | None = None, release: Path | None = None) -> dict[str, Any]:
-    """Of `model`, for the ONNX file at hand, and the statement of `tared release` about it. Raises CommandError
-    (`command.args`)."""
+def file_arguments(file: Path, url: str | None = None, release: Path | None = None) -> dict[str, Any]:
+    """Of `model` and `calibration`, for the file at hand, and the statement of `tared release` about a model. Raises
+    CommandError (`command.args`)."""
     try:
         with file.open("rb") as opened:
             digest = hashlib.sha256()
@@ -82,7 +87,7 @@ def model_arguments(file: Path, url: str | None = None, release: Path | None = N
         if release is not None:
             arguments["release"] = json.loads(release.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CommandError("command.args", str(error), "an ONNX file, and JSON about it", "correct the paths") from None
+        raise CommandError("command.args", str(error), "a file, and JSON about a model", "correct the paths") from None
     return arguments
 
 
@@ -92,11 +97,11 @@ def send(
     command: Command,
     silence_s: float = 30.0,
     signer: Signer | None = None,
-    model: Path | None = None,
+    file: Path | None = None,
 ) -> Iterator[CommandResult]:
     """Send `command` and yield its results as they come, up to the final one.
 
-    signer: the operator's key that signs it. model: the file whose pieces the device asks for.
+    signer: the operator's key that signs it. file: whose pieces the device asks for.
 
     It is sent again whenever REPEAT_S passed in silence: that is how it reaches a device that was away, and
     how a result that was lost comes once more. A device that works answers each time, so only one that is
@@ -116,8 +121,8 @@ def send(
             raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
         latest = None
         for result in _answers(client, topics, command, payload, silence_s, signer is not None):
-            if model is not None and result.step == RECEIVING:
-                _send_chunks(client, topics, command, model, result)
+            if file is not None and result.step == RECEIVING:
+                _send_chunks(client, topics, command, file, result)
             if result != latest:
                 latest = result
                 yield result
@@ -148,7 +153,7 @@ def _answers(
         except MessageError as error:  # whoever sends such does not end what the device is at
             log.warning("result=unreadable id=%s error=%r", command.id, str(error))
             continue
-        if signed and _may_be_of_anybodys(result):
+        if signed and may_be_of_anybodys(result):
             if doubted is None:  # the device is there: it will answer ours too
                 doubted, doubted_at = result, time.monotonic()
                 client.publish(_message(topics, command, payload))
@@ -157,7 +162,7 @@ def _answers(
         yield result
 
 
-def _may_be_of_anybodys(result: CommandResult) -> bool:
+def may_be_of_anybodys(result: CommandResult) -> bool:
     """Whether it refuses what may not be our command: nobody's word is needed to be refused under its id."""
     return result.error is not None and result.error.code.startswith(_UNPROVEN)
 
@@ -168,12 +173,12 @@ def _message(topics: Topics, command: Command, payload: bytes) -> Message:
     return Message(topics.command, payload, expires_s=min(max(left_s, 1), _MOST_EXPIRY_S))
 
 
-def _send_chunks(client: MqttClient, topics: Topics, command: Command, model: Path, asked: CommandResult) -> None:
+def _send_chunks(client: MqttClient, topics: Topics, command: Command, path: Path, asked: CommandResult) -> None:
     """A few of those that the device asks for; it asks again before it has them all."""
     first, args = (asked.result or {}).get("next"), command.args
-    if not isinstance(first, int) or not isinstance(args, ModelArgs) or not 0 <= first <= args.size:
+    if not isinstance(first, int) or not isinstance(args, FileArgs) or not 0 <= first <= args.size:
         return
-    with model.open("rb") as file:
+    with path.open("rb") as file:
         file.seek(first * MODEL_CHUNK_BYTES)
         for number in range(first, first + MODEL_CHUNKS_ASKED):
             if not (chunk := file.read(MODEL_CHUNK_BYTES)):

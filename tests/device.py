@@ -29,7 +29,9 @@ class Device:
             "recalibrate": self.recalibrate,
             "rollback": self.rollback,
             "cancel": self.cancel,
-            **dict.fromkeys(("switch", "set", "log_level", "restart", "snapshot", "model"), self.done),
+            **dict.fromkeys(
+                ("switch", "set", "log_level", "restart", "snapshot", "model", "histograms", "calibration"), self.done
+            ),
         }
 
     def status(self, _args: StatusArgs, report: Report) -> None:

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.endpoint import Endpoint
-from agent.intake import Arrival
+from agent.intake import Arrival, Intake
 from agent.messages import Birth, Status
 from agent.mqtt import MqttClient
 from agent.publishing import Message
 from agent.requests import CommandResult
 from agent.topics import Topics
-from fleet.batch import Part, Reader
+from fleet.batch import Batch, Part, Reader
 from fleet.devices import Devices
 from fleet.keeper import Keeper
+from fleet.reading import Reading
 from fleet.records import refused
 from fleet.reports import Report, Reports, Stream
 from fleet.store import Store, open_store
@@ -112,6 +113,28 @@ def tampered(chance: random.Random) -> Arrival:
     if chance.random() < 0.3:
         payload = payload.replace(b":7,", b":%d," % chance.choice([0, -1, 2**63 - 1, 2**63, 10**30]))
     return Arrival(_TOPIC + path, payload)
+
+
+class _Broken(Reader):
+    def read(self, arrivals: object) -> Batch:
+        raise ZeroDivisionError(arrivals)
+
+
+def test_a_bug_in_reading_ends_the_collector_and_is_not_passed_over() -> None:
+    intake = Intake(1 << 20)
+    with Reading(intake, _Broken()) as reading:
+        assert reading.next(0.0) is None
+        intake.put([Arrival(_TOPIC + b"event", b"{}")])
+        with pytest.raises(ZeroDivisionError):
+            reading.next(10.0)
+
+
+@pytest.mark.usefixtures("no_thread_left")
+def test_what_was_read_ahead_and_nobody_takes_keeps_nothing_from_ending() -> None:
+    intake = Intake(most_bytes=1)
+    with Reading(intake, Reader()):
+        for _ in range(3):  # one is ready, one waits for its place, one is still to be read
+            intake.put([Arrival(_TOPIC + b"event", _HONEST[b"event"])])
 
 
 def test_a_board_that_says_it_is_another_is_taken_for_whom_its_topic_names() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from calibrate import collect, histogram
+from calibrate import collect, compiled, histogram
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, abs_histogram, empty_histogram, merge, merge_all, range_exp_for
 
@@ -181,10 +181,10 @@ def test_a_broken_build_of_the_passes_is_left_alone(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / f"_count{EXTENSION_SUFFIXES[0]}").write_bytes(content)
-    monkeypatch.setattr(collect, "__file__", str(tmp_path / "collect.py"))
-    assert collect._load() is None
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    assert compiled.load() is None
 
 
 def test_another_version_of_the_passes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "_VERSION", -1)
-    assert collect._load() is None
+    monkeypatch.setattr(compiled, "_VERSION", -1)
+    assert compiled.load() is None

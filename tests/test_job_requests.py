@@ -105,15 +105,16 @@ def test_step_and_percent_are_told_to_the_sender_the_world_and_the_terminal(desk
     at = desk()
     assert ask(at, "c1")
     jobs, interval = at.operations._jobs, SimpleNamespace(n=0)
-    pipeline = SimpleNamespace(last_ts=1.0, accuracy=SimpleNamespace(estimate=SimpleNamespace(interval=interval)))
-    readings = Readings(at.operations.config, at.service, cast(Pipeline, pipeline))
+    feed = SimpleNamespace(last_ts=1.0, accuracy=SimpleNamespace(estimate=SimpleNamespace(interval=interval)))
+    pipeline = SimpleNamespace(feeds={"camera": feed})
+    readings = Readings(at.operations.config, at.service, cast(Pipeline, pipeline), None)
     assert jobs.job is not None
     shown = []
     for step, percent in (("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 51), ("BUILDING", 60)):
         jobs._advanced(jobs.job, step, percent)
-        shown.append(readings.note(at.state, at.operations.job, 0).rpartition("  ")[2])
+        shown.append(readings.note({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
     jobs.job.waits("thermal zone at 80 C")
-    shown.append(readings.note(at.state, at.operations.job, 0).rpartition("  ")[2])
+    shown.append(readings.note({"camera": at.state}, at.operations.job, 0).rpartition("  ")[2])
     told = [("COLLECTING", 0), ("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 60)]  # ten percent after ten percent
     assert [(each.step, each.percent) for each in at.results if each.step] == told
     events = [f"job {{'trigger': 'command', 'step': '{step}', 'percent': {percent}}}" for step, percent in told]

@@ -17,8 +17,9 @@ from agent.findings import Served
 from agent.lanes import Lanes
 from agent.loop import FrameLoop
 from agent.turns import Turns
-from agent.vision import Begun, Submit
-from engines.backend import Array, Engine
+from agent.vision import Begun, OnDevice, Submit
+from engines.backend import Array, Engine, OverlappingEngine
+from engines.preprocessing import ImageTransform
 
 LIMIT_S = 20.0
 
@@ -149,3 +150,57 @@ def test_what_an_engine_has_computed_beside_another_frame_is_not_counted_twice()
     assert [lanes.end()[0].inferred_s, lanes.end()[0].inferred_s] == pytest.approx([10.0, 3.0])
     assert lanes.empty
     lanes.close()
+
+
+class Device(NamedEngine):
+    """Computes for 5 ms beside the thread that asks, as a GPU does, and says of a frame whether it is done."""
+
+    def __init__(self) -> None:
+        super().__init__("a")
+        self._ends_s: dict[int, float] = {}
+        self._last_s = 0.0
+        self.asked: list[float] = []
+
+    def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
+        return self.finish(self.start_image(frame, transform))
+
+    def start(self, batch: Array) -> int:
+        raise AssertionError(batch.shape)
+
+    def start_image(self, _frame: NDArray[np.uint8], _transform: ImageTransform) -> int:
+        ticket = len(self._ends_s)
+        self._last_s = max(self._last_s, time.monotonic()) + 0.005
+        self._ends_s[ticket] = self._last_s
+        return ticket
+
+    def is_done(self, ticket: int) -> bool:
+        return time.monotonic() >= self._ends_s[ticket]
+
+    def finish(self, ticket: int) -> dict[str, Array]:
+        time.sleep(max(0.0, self._ends_s[ticket] - time.monotonic()))
+        return {"a": np.zeros(1)}
+
+
+class OnDevicePlain(PlainTask):
+    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> Begun:
+        assert isinstance(engine, OverlappingEngine)
+        ticket = engine.start_image(images[0], cast(ImageTransform, None))
+        return Begun(OnDevice(engine, ticket), images[0].shape, [cast(Any, None)])
+
+
+def test_what_is_known_of_a_devices_time_follows_the_device() -> None:
+    """It is asked for its end: a guess that is only ever compared with itself would grow, and each frame with it."""
+    turns, served = Turns([False]), list[Served]()
+    loop = FrameLoop(turns, "a", Device(), [OnDevicePlain(), OnDevicePlain()], [served.append])
+    loop.start()
+    pause = threading.Event()
+    for number in range(150):
+        turns.slots[0].put(frame(number))
+        pause.wait(0.02)
+    turns.close()
+    loop.join(LIMIT_S)
+    assert loop.error is None
+    took_s = np.array([each.inferred_s for each in served])
+    assert np.median(took_s[-50:]) < 0.012
+    ages_s = np.array([(each.done_ns - each.frame.captured_ns) / 1e9 for each in served])
+    assert np.median(ages_s[-50:]) < 0.03

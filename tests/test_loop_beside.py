@@ -72,6 +72,36 @@ def test_an_engine_that_is_asked_beside_is_not_closed_meanwhile_and_answers_the_
     assert old.closed.is_set()
 
 
+def test_a_candidate_that_is_recalled_while_the_one_before_is_asked_leaves_it_to_one_thread_at_a_time(
+    hung: threading.Event,
+) -> None:
+    asked, alone = threading.Event(), list[bool]()
+
+    def slowly(count: int) -> None:
+        if asked.is_set():
+            alone.append(hung.is_set())
+        elif count == 1:
+            asked.set()
+            assert hung.wait(LIMIT_S)
+
+    bench = Bench(NamedEngine("old", slowly))
+    bench.rehearse(NamedEngine("new"))
+    bench.feed(1)
+    beside = threading.Thread(target=lambda: bench.loop.before(served_by("new"), PlainTask()))
+    beside.start()
+    assert asked.wait(LIMIT_S)
+    assert bench.loop.go_back(RECALL)
+    bench.slot.put(Frame(2, 2.0, 0, IMAGE))
+    bench.slot.close()
+    bench.loop.join(0.2)
+    assert len(bench.served) == 2
+    hung.set()
+    beside.join(LIMIT_S)
+    bench.loop.join(LIMIT_S)
+    assert bench.served[2] == (2, "old", "old")
+    assert alone == [True]
+
+
 def test_a_candidate_that_fails_in_its_rehearsal_costs_no_frame() -> None:
     old, new = NamedEngine("old"), NamedEngine("new", breaks_at(0))
     bench = Bench(old)

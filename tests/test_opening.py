@@ -160,9 +160,9 @@ def test_a_loss_is_told_before_the_alert_of_a_view_that_stands_still() -> None:
     """One of them tells: the alert where the loss is switched off."""
     for wrong in (_FROZEN_S, float("nan"), True, "never"):
         with pytest.raises(
-            ConfigError, match=r"camera\.yaml:\n  frozen_s: expected auto, null, or seconds from 0\.5 to 9,"
+            ConfigError, match=r"1 error in x:\n  frozen_s: expected auto, null, or seconds from 0\.5 to 9,"
         ):
-            validate(CameraConfig, {"source": "csi:0", "frozen_s": wrong}, "camera.yaml")
+            validate(CameraConfig, {"source": "csi:0", "frozen_s": wrong}, "x")
     assert CameraConfig(source="csi:0", frozen_s=_FROZEN_S - 1.0).opened().frozen_s == _FROZEN_S - 1.0
 
 

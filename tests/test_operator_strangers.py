@@ -68,9 +68,9 @@ def test_a_command_expires_at_the_broker_too_and_is_answered_on_its_own_topic(mo
 def test_what_a_stranger_says_ends_no_command(mosquitto: RealBroker, tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(b"x" * 100)
-    command = operator.new_command("model", operator.model_arguments(file), time.time())
+    command = operator.new_command("model", operator.file_arguments(file), time.time())
     results: list[CommandResult] = []
-    sending = operator.send(mosquitto.endpoint, TOPICS, command, 10.0, model=file)
+    sending = operator.send(mosquitto.endpoint, TOPICS, command, 10.0, file=file)
     sender = threading.Thread(target=lambda: results.extend(sending))
     with Stranger(mosquitto.endpoint) as stranger:
         sender.start()

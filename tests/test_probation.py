@@ -226,3 +226,23 @@ def test_the_frame_it_failed_on_has_suffered_unless_that_was_its_rehearsal(reaso
     answer(record, "new", frame=201, inferred_s=1.0)
     error = AgentError(f"probation.{reason}", "a", "b", "c")
     assert (watch.suffered(error, asked=True), watch.suffered(error, asked=False)) == (2, 1)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_time_passes_where_cameras_deliver_in_step(order: int) -> None:
+    """Their frames come in bursts, answered in whatever order."""
+    record = Record(live=True)
+    for tenth in range(600):
+        for number in range(4)[::order]:
+            captured_ns = tenth * 100_000_000 + number * 1000
+            record.add(Served(Frame(tenth, 0.0, captured_ns, IMAGE, str(number)), "new", {}, 0, 0.01))
+    assert record.seconds("new") == pytest.approx(60.0, rel=0.05)
+    assert record.frames("new") == 2400
+
+
+def test_a_share_of_a_batch_is_no_measure_for_a_frame_alone() -> None:
+    record = Record(live=True)
+    for number in range(40):
+        record.add(Served(Frame(number, 0.0, number, IMAGE), "old", {}, 0, 0.002, together=4))
+    assert record.times_s("old").size == 0
+    assert record.frames("old") == 40

@@ -142,3 +142,15 @@ def test_cameras_have_a_time_in_common_that_goes_as_theirs_do() -> None:
         if tick % 2 == 0:
             rota.is_turn("b", 500.0 + tick / 10, tick / 100)
     assert rota.now_ts == pytest.approx(20.0, abs=0.3)
+
+
+def test_a_slow_camera_has_its_turn_beside_a_fast_one() -> None:
+    """One frame in three seconds is no silence, where it is what the camera gives."""
+    rota, observed = Rota(["fast", "slow"]), list[str]()
+    for tick in range(6000):  # tenths of a second
+        cameras = ["fast", "slow"] if tick % 30 == 0 else ["fast"]
+        for camera in cameras:
+            if rota.is_turn(camera, tick / 10, tick / 10):
+                rota.observed()
+                observed.append(camera)
+    assert observed.count("slow") > 150

@@ -136,6 +136,9 @@ class OverlappingDeviceEngine(DeviceEngine):
         self.most = max(self.most, len(self.under_way))
         return ticket
 
+    def is_done(self, ticket: int) -> bool:
+        return ticket in self.under_way
+
     def finish(self, ticket: int) -> dict[str, Array]:
         assert ticket == min(self.under_way), "finished out of order"
         return self.under_way.pop(ticket)

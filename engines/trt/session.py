@@ -132,6 +132,11 @@ class Session:
             remedy = "restart the process: after a fault its context is lost"
             raise EngineError("engine.run", record.last_error, "an inference", remedy)
 
+    def is_done(self, ticket: int) -> bool:
+        """Whether a started batch has been computed and lies on the host."""
+        with self._gpu.current(), self._gpu.working("an inference that is asked after"):
+            return bool(self._slots[ticket].event.query())
+
     def finish(self, ticket: int) -> dict[str, Array]:
         """The outputs of a started batch, by name, in memory of their own. Waits for them."""
         slot = self._slots[ticket]

@@ -1,0 +1,92 @@
+"""`tared fleet merge`: one calibration of what many boards have seen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.arguments import command, number
+from agent.cli_fleet import add_broker_options, endpoint_from, fleet_from
+
+if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
+    from fleet.merge_exchange import MergeExchange
+    from fleet.merged_calibration import Merged
+
+
+def add_merge(actions: Any) -> None:
+    """An action of `tared fleet`."""
+    merge = command(actions, "merge", _merge, "one calibration of the histograms that boards send, never of frames")
+    merge.add_argument("devices", nargs="*", metavar="DEVICE", help="all that are there within --within")
+    merge.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="calibration.json; boards get the .bundle beside it",
+    )
+    merge.add_argument("--method", default="entropy", help="as of 'tared calibrate' (entropy)")
+    merge.add_argument("--within", type=number(float, 0.0, 3600.0), default=10.0, metavar="S", help="seconds (10)")
+    merge.add_argument("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help="boards that send (16)")
+    merge.add_argument("--timeout", type=number(float, 1.0, 86400.0), default=30.0, metavar="S", help="of silence (30)")
+    merge.add_argument("--uploads", type=Path, metavar="DIR", help="keep there what boards have sent")
+    merge.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
+    add_broker_options(merge)
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from agent.console import progress, set_up_logging
+    from agent.signing import Signer
+    from calibrate.threshold import parse_method
+    from engines.calibration import check_destination, save_calibration
+    from fleet.merge_exchange import MergeExchange
+    from fleet.merged_calibration import merge_calibration, write_bundle
+
+    set_up_logging("error")
+    check_destination(options.output)
+    parse_method(options.method)
+    signer = Signer(options.sign) if options.sign is not None else None
+    fleet = fleet_from(options)
+    with ExitStack() as stack:
+        folder = options.uploads or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tared-merge-")))
+        exchange = MergeExchange(endpoint_from(options), fleet, folder, options.at_once, options.timeout, signer)
+        with progress("merge", 100) as bar:
+
+            def advance(doing: str, fraction: float) -> None:
+                bar.update(round(100.0 * fraction), doing)
+
+            exchange.gather(options.devices, options.within, advance)
+            merged = merge_calibration(exchange.inbox.whole, options.method, fleet, advance)
+    save_calibration(merged.calibration, options.output)
+    write_bundle(merged.calibration, options.output)
+    _tell(options, exchange, merged)
+    return 0
+
+
+def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: Merged) -> None:
+    from fleet.merged_calibration import BUNDLE
+
+    calibration = merged.calibration
+    found = {
+        "output": str(options.output),
+        "bundle": str(options.output.with_suffix(BUNDLE)),
+        "calibration": calibration.id,
+        "boards": len(calibration.merged["boards"]),
+        "frames": calibration.frames,
+        "tensors": len(calibration.amax),
+        "excluded": dict(merged.excluded),
+        "silent": dict(exchange.failed),
+        "counts": dict(exchange.inbox.counts),
+        "distances_db": {device: [each.to_board_db, each.to_group_db] for device, each in merged.distances.items()},
+    }
+    if options.json:
+        print(json.dumps(found))
+        return
+    print(f"{found['boards']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
+    for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):
+        for device, reason in devices.items():
+            print(f"{why}: {device}: {reason}")

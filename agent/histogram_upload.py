@@ -1,0 +1,102 @@
+"""The histograms of a calibration as one content of bytes: from a board to the fleet, and merged ones back to boards.
+
+It begins with what they are of, a JSON object; tensor after tensor follows with its name and what
+`calibrate.histogram.to_bytes` makes of it. No frame is in it, no time, no name of a camera. Pure, and shared with the
+fleet like `agent.messages`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from agent.messages import Document
+from agent.requests import HISTOGRAM_CHUNK_BYTES, MAX_HISTOGRAM_CHUNKS
+from agent.wire import MessageError
+from calibrate.errors import CalibrationError
+from calibrate.histogram import AbsHistogram, from_bytes, to_bytes
+
+MAX_UPLOAD_BYTES = MAX_HISTOGRAM_CHUNKS * HISTOGRAM_CHUNK_BYTES  # 16 MiB; a thousand tensors take about two
+_MAGIC = b"tHU1"
+_LENGTH = struct.Struct("<I")
+_RECORD = struct.Struct("<HI")  # bytes of the tensor's name, and of its histogram
+_UNREADABLE = "histograms.unreadable"
+
+Digest = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-f]+$")]
+
+
+class Facts(Document):
+    """What histograms are of. Those that differ in `model`, `observed` or `preprocessing` do not merge.
+
+    model: hash of the FP32 master graph. observed: of the divisions by which a plan's repairs have changed what its
+    tensors hold. frames: so many went in. shared: tensors that get one amax. merged: of how many boards they are, where
+    they are no board's own.
+    """
+
+    model: Digest
+    observed: Digest
+    method: str = Field(min_length=1, max_length=64)
+    frames: int = Field(ge=1, lt=2**40)
+    preprocessing: dict[str, JsonValue] = Field(default_factory=dict)
+    shared: list[list[str]] = Field(default_factory=list)
+    merged: dict[str, JsonValue] | None = None
+
+
+def write_upload(facts: Facts, histograms: Mapping[str, AbsHistogram]) -> bytes:
+    """Equal histograms of equal facts are equal bytes."""
+    head = facts.to_json()
+    parts = [_MAGIC, _LENGTH.pack(len(head)), head]
+    for tensor, histogram in histograms.items():
+        name, content = tensor.encode(), to_bytes(histogram)
+        parts += (_RECORD.pack(len(name), len(content)), name, content)
+    return b"".join(parts)
+
+
+def read_facts(content: bytes) -> Facts:
+    """Raises MessageError."""
+    return Facts.from_json(content[_begin(content) - _length(content) : _begin(content)])
+
+
+def read_upload(content: bytes) -> Iterator[tuple[str, AbsHistogram]]:
+    """The histograms by tensor, one after the other: all of them together take many times as much memory.
+
+    Raises MessageError (`histograms.unreadable`), also for a histogram that is damaged, and a name that comes twice.
+    """
+    at, names = _begin(content), set[str]()
+    while at < len(content):
+        try:
+            name_bytes, size = _RECORD.unpack_from(content, at)
+            at += _RECORD.size
+            name = content[at : at + name_bytes].decode()
+            at += name_bytes
+            histogram = from_bytes(content[at : at + size])
+        except (struct.error, UnicodeDecodeError, CalibrationError) as error:
+            raise _unreadable(str(error)) from error
+        at += size
+        if name in names:
+            raise _unreadable("one tensor twice")
+        names.add(name)
+        yield name, histogram
+    if not names:
+        raise _unreadable("no tensor")
+
+
+def _begin(content: bytes) -> int:
+    """Where the tensors begin. Raises MessageError."""
+    begin = len(_MAGIC) + _LENGTH.size + _length(content)
+    if begin > len(content):
+        raise _unreadable(f"{len(content)} bytes")
+    return begin
+
+
+def _length(content: bytes) -> int:
+    if not content.startswith(_MAGIC) or len(content) < len(_MAGIC) + _LENGTH.size:
+        raise _unreadable(f"bytes that begin with {content[: len(_MAGIC)]!r}")
+    return int(_LENGTH.unpack_from(content, len(_MAGIC))[0])
+
+
+def _unreadable(found: str) -> MessageError:
+    return MessageError(_UNREADABLE, found[:200], "histograms as tared writes them", "have them sent again")

@@ -1,0 +1,109 @@
+"""Who may have a board's histograms, and what of them: nobody without the owner's word, and never other boards'."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from merge_bench import calibration_of, counted, frames_of, merged_calibration, service_with
+
+from agent.commands import Report
+from agent.commands_config import PrivacyConfig
+from agent.errors import CommandError
+from agent.histogram_upload import read_facts, read_upload
+from agent.histogram_upload_chunks import Upload
+from agent.histogram_upload_orders import HistogramOrders
+from agent.histogram_upload_source import Told
+from agent.link import MqttLink
+from agent.requests import CommandResult, HistogramsArgs
+from engines.calibration import Calibration
+
+CALIBRATION = calibration_of(counted(frames_of(0)))
+
+
+class Asked:
+    """A board whose link keeps what is sent."""
+
+    def __init__(self, calibration: Calibration | None = CALIBRATION, histograms: bool = True) -> None:
+        self.sent: list[tuple[Upload, list[int], Told]] = []
+        self.results: list[CommandResult] = []
+        posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        link = SimpleNamespace(send_histograms=self._send)
+        self._service = service_with(calibration)
+        privacy = PrivacyConfig(histograms=histograms)
+        orders = HistogramOrders(privacy, self._service, cast(MqttLink, link), posted.put)
+        self._handler, self._posted = orders.handlers["histograms"], posted
+
+    def ask(self, **args: object) -> CommandResult:
+        self._handler(HistogramsArgs(**args), Report(f"c{len(self.results)}", self.results.append))  # type: ignore[arg-type]  # a dict of all fields
+        return self.results[-1]
+
+    def tell(self, left: int, refusal: str = "") -> CommandResult:
+        self.sent[-1][2](left, refusal)
+        self._posted.get()()
+        return self.results[-1]
+
+    def _send(self, upload: Upload, numbers: Iterable[int], told: Told) -> None:
+        self.sent.append((upload, list(numbers), told))
+
+
+def test_all_of_it_is_sent_and_nothing_but_counts() -> None:
+    board = Asked()
+    assert board.ask().step == "SENDING"
+    upload, numbers, _ = board.sent[0]
+    assert numbers == list(range(upload.total))
+    assert dict(read_upload(upload.content)) == dict(CALIBRATION.histograms)
+    assert read_facts(upload.content).frames == CALIBRATION.frames
+    assert b"a board's camera" not in upload.content
+    final = board.tell(0)
+    assert (final.status, final.result) == (
+        "SUCCEEDED",
+        {"upload": upload.name, "sha256": upload.sha256, "total": upload.total, "bytes": len(upload.content)},
+    )
+
+
+def test_only_what_is_missing_of_the_same_upload_is_sent_again() -> None:
+    board = Asked(calibration_of(counted(frames_of(0, values=200_000))))
+    board.ask()
+    upload = board.sent[0][0]
+    board.tell(0)
+    board.ask(upload=upload.sha256, missing=[0, 99])
+    assert board.sent[1][1] == [0]
+    board.tell(0)
+    board.ask(upload="0" * 64, missing=[0])
+    assert board.sent[2][1] == list(range(upload.total)), "of another one all are missing"
+    board.tell(0)
+    assert board.ask(upload=upload.sha256, missing=[99]).status == "SUCCEEDED"
+    assert len(board.sent) == 3
+
+
+@pytest.mark.parametrize(
+    ("board", "code"),
+    [
+        (Asked(histograms=False), "command.privacy"),
+        (Asked(None), "command.histograms"),
+        (Asked(merged_calibration(CALIBRATION)), "command.histograms"),
+    ],
+)
+def test_what_may_not_be_sent_is_refused(board: Asked, code: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        board.ask()
+    assert caught.value.code == code
+    assert board.sent == []
+
+
+def test_one_upload_at_a_time() -> None:
+    board = Asked()
+    board.ask()
+    with pytest.raises(CommandError, match=r"command\.busy"):
+        board.ask()
+    assert board.results[0].status == "ACCEPTED"
+    assert board.tell(0, "its longest message").error is not None
+    assert board.ask().step == "SENDING", "after its end another"
+
+
+def test_off_is_the_default_and_no_command_sets_it() -> None:
+    assert PrivacyConfig().histograms is False

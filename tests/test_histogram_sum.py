@@ -1,0 +1,80 @@
+"""Sums of histograms in place: what `merge_all` says, to the bit, in any order and any grouping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from calibrate import histogram_sum
+from calibrate.errors import CalibrationError
+from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
+from calibrate.histogram_sum import HistogramSum
+
+BITS = 6
+parts = st.lists(
+    hnp.arrays(np.float32, st.integers(0, 30), elements=st.floats(width=32, allow_subnormal=True)).map(
+        lambda x: abs_histogram(x, BITS)
+    ),
+    max_size=6,
+)
+
+
+def added(histograms: list[AbsHistogram]) -> HistogramSum:
+    found = HistogramSum(BITS)
+    for histogram in histograms:
+        found.add(histogram)
+    return found
+
+
+@given(parts, st.randoms(), st.integers(0, 6))
+def test_any_order_and_any_grouping_give_the_bits_of_merge(
+    histograms: list[AbsHistogram], random: object, cut: int
+) -> None:
+    expected = merge_all(histograms, BITS)
+    shuffled = list(histograms)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis types it as object
+    assert added(shuffled).result() == expected
+    partial = [added(shuffled[:cut]).result(), added(shuffled[cut:]).result()]
+    assert added(partial).result() == expected
+
+
+@given(st.lists(st.integers(0, 1 << 56), min_size=16, max_size=16), st.integers(0, 4), st.integers(0, 1 << 61))
+def test_both_passes_add_the_same(counts: list[int], fold: int, room: int) -> None:
+    each = np.array(counts, np.int64)
+    compiled, by_numpy = np.arange(16), np.arange(16)
+    assert histogram_sum._add(compiled, each, fold, room) == histogram_sum.add_numpy(by_numpy, each, fold, room)
+    assert np.array_equal(compiled, by_numpy)
+    assert int(compiled.sum()) in (120, 120 + sum(counts))
+
+
+def test_counts_that_cannot_be_handed_on_as_they_are_are_added_too() -> None:
+    frozen, others = np.arange(16), np.arange(32)
+    frozen.flags.writeable = False
+    for counts in (frozen, others[::2]):
+        into = np.zeros(16, np.int64)
+        assert histogram_sum._add(into, counts, 1, 1000) == counts.sum()
+        assert np.array_equal(into[:8], counts[0::2] + counts[1::2])
+
+
+def test_what_was_given_stays_as_it_was() -> None:
+    first, second = abs_histogram(np.full(5, 0.5, np.float32)), abs_histogram(np.full(5, 8.5, np.float32))
+    total = HistogramSum(first.bits)
+    total.add(first)
+    early = total.result()
+    total.add(second)
+    assert early == first
+    assert first == abs_histogram(np.full(5, 0.5, np.float32))
+
+
+def test_what_cannot_be_added_changes_nothing() -> None:
+    total = HistogramSum(BITS)
+    huge = AbsHistogram(np.full(1 << BITS, 1 << 56), 0, float(np.float32(0.999)), 0, 0)
+    total.add(huge)
+    with pytest.raises(CalibrationError, match=r"histogram\.overflow"):
+        total.add(huge)
+    with pytest.raises(CalibrationError, match=r"histogram\.bits"):
+        total.add(abs_histogram(np.ones(3, np.float32), BITS + 1))
+    assert total.result() == huge

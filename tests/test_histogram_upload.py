@@ -1,0 +1,157 @@
+"""An upload of histograms, its chunks, and their way out: exact, one at a time, closed to what no board sends."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from merge_bench import FACTS, counted, frames_of
+
+from agent.histogram_upload import MAX_UPLOAD_BYTES, Facts, read_facts, read_upload, write_upload
+from agent.histogram_upload_chunks import Upload, read_chunk
+from agent.histogram_upload_source import UploadSource
+from agent.publishing import Message
+from agent.requests import HISTOGRAM_CHUNK_BYTES, MAX_HISTOGRAM_CHUNKS
+from agent.topics import Topics
+from agent.wire import MessageError
+from calibrate.histogram import abs_histogram
+
+HISTOGRAMS = counted(frames_of(0, values=500))
+CONTENT = write_upload(FACTS, HISTOGRAMS)
+TOPICS = Topics("fleet", "board")
+
+
+def test_what_was_written_is_read_to_the_bit_and_equal_is_equal_bytes() -> None:
+    assert read_facts(CONTENT) == FACTS
+    assert dict(read_upload(CONTENT)) == HISTOGRAMS
+    assert write_upload(FACTS, dict(HISTOGRAMS)) == CONTENT
+
+
+def test_it_tells_of_no_time_no_place_and_no_frame() -> None:
+    assert set(json.loads(FACTS.to_json())) <= {
+        "model", "observed", "method", "frames", "preprocessing", "shared", "merged"
+    }  # fmt: skip
+
+
+@given(st.binary(max_size=200), st.integers(0, len(CONTENT)))
+def test_foreign_and_damaged_content_is_refused(foreign: bytes, cut: int) -> None:
+    for content in (foreign, CONTENT[:cut] + foreign + CONTENT[cut + 1 :], CONTENT + b"\0" + foreign):
+        if content == CONTENT:
+            continue
+        try:
+            facts, histograms = read_facts(content), dict(read_upload(content))
+        except MessageError:
+            continue
+        assert histograms == HISTOGRAMS, "no count that somebody changed"
+        assert isinstance(facts, Facts)
+
+
+def test_one_tensor_twice_and_none_at_all_are_refused() -> None:
+    record = write_upload(FACTS, {"conv1": HISTOGRAMS["conv1"]})
+    bare = write_upload(FACTS, {})
+    for content, found in ((record + record[len(bare) :], "twice"), (bare, "no tensor")):
+        with pytest.raises(MessageError, match=found):
+            list(read_upload(content))
+
+
+def test_chunks_are_of_the_upload_that_they_name() -> None:
+    content = np.random.default_rng(0).bytes(2 * HISTOGRAM_CHUNK_BYTES + 7)
+    upload = Upload.of(content)
+    pieces = [read_chunk(upload.name, str(number), upload.chunk(number)) for number in range(upload.total)]
+    assert b"".join(piece for _, _, piece in pieces) == content
+    assert {(head.sha256, head.total) for head, _, _ in pieces} == {(upload.sha256, 3)}
+    assert max(len(upload.chunk(number)) for number in range(3)) < 48 * 1024
+
+
+SOUND = Upload.of(bytes(HISTOGRAM_CHUNK_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "payload"),
+    [
+        ("0" * 16, "0", SOUND.chunk(0)),
+        (SOUND.name, "2", SOUND.chunk(0)),
+        (SOUND.name, "-1", SOUND.chunk(0)),
+        (SOUND.name, "0x0", SOUND.chunk(0)),
+        (SOUND.name, "²", SOUND.chunk(0)),
+        (SOUND.name, "9" * 5000, SOUND.chunk(0)),
+        (SOUND.name, "0", SOUND.chunk(1)),
+        (SOUND.name, "1", SOUND.chunk(0) + b"more"),
+        (SOUND.name, "1", SOUND.chunk(1)[:-1]),
+        (SOUND.name, "0", b""),
+        (SOUND.name, "0", b"{" * 600 + b"\n"),
+        (SOUND.name, "0", b"no JSON\n" + bytes(HISTOGRAM_CHUNK_BYTES)),
+        (SOUND.name, "0", SOUND.chunk(0).replace(b'"total":2', b'"total":%d' % (MAX_HISTOGRAM_CHUNKS + 1))),
+        (SOUND.name, "0", SOUND.chunk(0).replace(b'"total":2', b'"total":0')),
+    ],
+)
+def test_hostile_chunks_are_refused(name: str, number: str, payload: bytes) -> None:
+    with pytest.raises(MessageError):
+        read_chunk(name, number, payload)
+
+
+def test_an_upload_of_the_most_bytes_has_the_most_chunks() -> None:
+    assert Upload(bytes(MAX_UPLOAD_BYTES), "0" * 64).total == MAX_HISTOGRAM_CHUNKS
+
+
+class Sending:
+    """A source at work, and what it tells."""
+
+    def __init__(self) -> None:
+        self.source = UploadSource(TOPICS)
+        self.told: list[tuple[int, str]] = []
+        self.upload = Upload.of(bytes(3 * HISTOGRAM_CHUNK_BYTES))
+        self.source.begin(self.upload, range(3), lambda left, refusal: self.told.append((left, refusal)))
+
+    def take(self, number: int) -> Message:
+        message = self.source.take()
+        assert message is not None
+        assert message.topic == TOPICS.histogram_chunk(self.upload.name, number)
+        return message
+
+
+def test_one_chunk_is_on_its_way_at_a_time() -> None:
+    sending = Sending()
+    for number in range(3):
+        message = sending.take(number)
+        assert sending.source.take() is None, "telemetry never waits for two"
+        sending.source.delivered(message)
+    assert sending.source.take() is None
+    assert sending.told == [(2, ""), (1, ""), (0, "")]
+    assert len(sending.source) == 0
+
+
+def test_what_a_lost_connection_carried_goes_again() -> None:
+    sending = Sending()
+    lost = sending.take(0)
+    sending.source.put_back([lost])
+    sending.source.renew()
+    sending.source.delivered(sending.take(0))
+    sending.source.delivered(sending.take(1))
+    assert sending.told == [(2, ""), (1, "")]
+
+
+def test_what_the_broker_refuses_ends_it() -> None:
+    for for_good, why in ((True, "its longest message"), (False, "its access rules")):
+        sending = Sending()
+        sending.source.refused(sending.take(0), for_good)
+        assert sending.source.take() is None
+        assert sending.told == [(0, why)]
+
+
+def test_a_chunk_of_an_upload_that_has_ended_is_no_news() -> None:
+    sending = Sending()
+    old = sending.take(0)
+    sending.source.begin(sending.upload, [2], lambda left, refusal: sending.told.append((left, refusal)))
+    sending.source.delivered(old)
+    assert sending.told == []
+    sending.source.end()
+    assert sending.source.take() is None
+
+
+def test_histograms_of_other_sizes_in_one_upload_come_back() -> None:
+    mixed = {f"{bits}": abs_histogram(np.ones(3, np.float32), bits) for bits in (2, 11, 16)}
+    assert dict(read_upload(write_upload(FACTS, mixed))) == mixed

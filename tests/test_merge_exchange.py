@@ -1,0 +1,187 @@
+"""Boards asked for their histograms over a real broker: all of them, lost chunks, refusals, liars, silence."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from brokers import RealBroker, free_port, on_the_air
+from merge_bench import FLEET, board, calibration_of, counted, frames_of, merged_calibration
+
+from agent import histogram_upload_source
+from agent.cli import main
+from agent.endpoint import Endpoint
+from agent.errors import AgentError
+from agent.histogram_upload_chunks import Upload
+from agent.messages import Birth
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.topics import Topics
+from calibrate.histogram import AbsHistogram, abs_histogram
+from engines.calibration import load_calibration
+from fleet import merge_exchange
+from fleet.merge_exchange import MergeExchange
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_exchange, "REPEAT_S", 0.2)
+
+
+def exchange_with(endpoint: Endpoint, folder: Path, silence_s: float = 10.0) -> MergeExchange:
+    return MergeExchange(endpoint, FLEET, folder / "uploads", 8, silence_s)
+
+
+def noisy(seed: int) -> dict[str, AbsHistogram]:
+    """Histograms that take several chunks: large counts are noisy."""
+    rng = np.random.default_rng(seed)
+    counts = {f"t{n}": rng.integers(1, 1 << 40, 4096) for n in range(4)}
+    return {tensor: AbsHistogram(each, 0, float(np.float32(0.99999)), 0, 0) for tensor, each in counts.items()}
+
+
+def test_what_boards_have_seen_is_one_calibration_as_if_one_had_seen_it_all(
+    any_broker: RealBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = [frames_of(seed, values=6000 + seed) for seed in range(4)]
+    output = tmp_path / "calibration.json"
+    with ExitStack() as stack:
+        for number, each in enumerate(data):
+            stack.enter_context(board(any_broker.endpoint, f"b{number}", calibration_of(counted(each))))
+        stack.enter_context(board(any_broker.endpoint, "private", calibration_of(counted(data[0])), histograms=False))
+        stack.enter_context(board(any_broker.endpoint, "young", None))
+        stack.enter_context(board(any_broker.endpoint, "merged", merged_calibration(calibration_of(counted(data[0])))))
+        to = ["--port", str(any_broker.port), "--fleet", FLEET, "--within", "2", "--method", "max", "--json"]
+        assert main(["fleet", "merge", "-o", str(output), *to]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["boards"], told["excluded"]) == (4, {})
+    assert {device: why.partition(":")[0] for device, why in told["silent"].items()} == {
+        "private": "command.privacy",
+        "young": "command.histograms",
+        "merged": "command.histograms",
+    }
+    found = load_calibration(output)
+    everything = {tensor: np.concatenate([each[tensor] for each in data]) for tensor in data[0]}
+    assert dict(found.histograms) == {tensor: abs_histogram(values) for tensor, values in everything.items()}
+    assert found.frames == sum(found.merged["boards"].values())
+    assert found.id == calibration_of(counted(everything)).id, "the same scales to the bit"
+
+
+class Lossy(histogram_upload_source.UploadSource):
+    """Every third chunk is lost behind the broker's acknowledgement, the first time."""
+
+    lost: set[int]
+
+    def take(self) -> Message | None:
+        message = super().take()
+        if message is not None and self._sent is not None and self._sent % 3 == 1 and self._sent not in self.lost:
+            self.lost.add(self._sent)
+            return Message("nowhere", b"")
+        return message
+
+    def delivered(self, message: Message) -> None:
+        super().delivered(message if message.topic != "nowhere" or self._message is None else self._message)
+
+
+def test_lost_chunks_are_asked_for_and_nothing_else(
+    any_broker: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Lossy.lost = set()
+    monkeypatch.setattr("agent.link.UploadSource", Lossy)
+    exchange = exchange_with(any_broker.endpoint, tmp_path)
+    with board(any_broker.endpoint, "b", calibration_of(noisy(0))) as sender:
+        exchange.gather(["b"], 0.0)
+    (whole,) = exchange.inbox.whole.values()
+    total = Upload.of(whole.read_bytes()).total
+    assert total >= 3
+    assert Lossy.lost
+    assert exchange.inbox.counts["chunks"] == total, "each once"
+    assert sender.link.connected is False
+
+
+def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(
+    mosquitto: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = exchange_with(mosquitto.endpoint, tmp_path)
+    take, given = histogram_upload_source.UploadSource.take, list[Message]()
+
+    def taking(source: histogram_upload_source.UploadSource) -> Message | None:
+        message = take(source) if len(given) != 2 else None
+        if message is not None:
+            given.append(message)
+            if len(given) == 2:
+                mosquitto.stop()
+                mosquitto.start()
+                given.append(message)
+        return message
+
+    monkeypatch.setattr(histogram_upload_source.UploadSource, "take", taking)
+    with board(mosquitto.endpoint, "b", calibration_of(noisy(0))):
+        exchange.gather(["b"], 0.0)
+    assert set(exchange.inbox.whole) == {"b"}
+
+
+def test_two_that_ask_at_once_both_get_it(any_broker: RealBroker, tmp_path: Path) -> None:
+    """A board sends one upload at a time, and says so; chunks on their way to one are the other's too."""
+    both = [exchange_with(any_broker.endpoint, tmp_path / name) for name in ("one", "other")]
+    with board(any_broker.endpoint, "b", calibration_of(noisy(0))), ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda exchange: exchange.gather(["b"], 0.0), both))
+    one, other = (exchange.inbox.whole["b"].read_bytes() for exchange in both)
+    assert one == other
+
+
+def test_liars_and_the_silent_are_given_up_and_named(
+    any_broker: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge_exchange, "_ROUNDS", 2)
+    chunk = Upload.chunk
+
+    def forged(upload: Upload, number: int) -> bytes:
+        payload = chunk(upload, number)
+        return payload[:-1] + bytes([payload[-1] ^ 1])
+
+    monkeypatch.setattr(Upload, "chunk", forged)
+    exchange = exchange_with(any_broker.endpoint, tmp_path, silence_s=3.0)
+    with board(any_broker.endpoint, "liar", calibration_of(noisy(0))):
+        exchange.gather(["liar", "nobody", "no/name"], 0.0)
+    assert "another SHA-256" in exchange.failed["liar"]
+    assert "silent" in exchange.failed["nobody"]
+    assert "mqtt.name" in exchange.failed["no/name"]
+    assert exchange.inbox.counts["quarantined"] == 2
+    assert [path.name[:5] for path in (tmp_path / "uploads" / "quarantine").iterdir()] == ["liar."]
+
+
+def test_chunks_go_behind_all_else_that_a_board_has_to_say(any_broker: RealBroker) -> None:
+    with on_the_air(any_broker.endpoint, Topics(FLEET, "b"), Birth(agent_version="0")) as link:
+        assert link._client._sources[-1] is link._histograms
+
+
+def test_without_a_broker_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_exchange, "_CONNECT_S", 0.2)
+    with pytest.raises(AgentError, match=r"broker\.unreachable"):
+        exchange_with(Endpoint("127.0.0.1", free_port()), tmp_path).gather(["b"], 0.0)
+
+
+def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -> None:
+    exchange = exchange_with(any_broker.endpoint, tmp_path)
+    forged = Upload.of(b"nobody asked")
+    sender = board(any_broker.endpoint, "b", calibration_of(noisy(0)))
+    with MqttClient(any_broker.endpoint, "stranger") as stranger, sender as there:
+        assert stranger.wait_connected(10.0)
+        begin = there.link.send_histograms
+
+        def beginning(*sending: Any) -> None:
+            for number in range(20):
+                stranger.publish(Message(Topics(FLEET, "b").histogram_chunk(forged.name, number), forged.chunk(0)))
+            begin(*sending)
+
+        there.link.send_histograms = beginning  # type: ignore[method-assign]  # chunks come once somebody hears them
+        exchange.gather(["b"], 0.0)
+    assert set(exchange.inbox.whole) == {"b"}
+    assert exchange.inbox.counts["quarantined"] == 0

@@ -1,0 +1,76 @@
+"""Boards that are unlike their group: told by what sharing a calibration would cost, and nobody else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from merge_bench import TENSORS, counted, frames_of
+
+from calibrate.histogram import AbsHistogram
+from fleet.merging import Merger
+from fleet.outliers import LEAST_LIMIT_DB, Distance, Group, Limits, Sketch
+
+
+def distances(boards: list[dict[str, AbsHistogram]]) -> list[Distance]:
+    sketches = [Sketch.of(each, TENSORS) for each in boards]
+    group, merger = Group(TENSORS, sketches), Merger()
+    for each in boards:
+        merger.add(each.items())
+    costs = group.costs_to_group_db(merger.histograms, sketches)
+    return [Distance(group.cost_to_board_db(each), cost) for each, cost in zip(boards, costs, strict=True)]
+
+
+def found(boards: list[dict[str, AbsHistogram]]) -> list[int]:
+    """The outliers by their number."""
+    each = distances(boards)
+    limits = Limits.of(each)
+    return [number for number, distance in enumerate(each) if limits.reason(distance)]
+
+
+def alike(count: int, light: float = 1.0) -> list[dict[str, AbsHistogram]]:
+    return [counted(frames_of(seed, light * (0.9 + 0.2 * (seed % 5) / 4))) for seed in range(count)]
+
+
+def test_boards_that_are_alike_are_all_kept() -> None:
+    assert found(alike(12)) == []
+    assert max(each.to_board_db for each in distances(alike(12))) < LEAST_LIMIT_DB
+
+
+@pytest.mark.parametrize("light", [0.1, 0.3, 4.0, 30.0])
+@pytest.mark.parametrize("count", [3, 12])
+def test_one_board_in_another_light_is_found(light: float, count: int) -> None:
+    assert found([*alike(count), counted(frames_of(99, light))]) == [count]
+
+
+def test_two_that_disagree_are_both_kept_for_nobody_knows_which_is_wrong() -> None:
+    assert found([*alike(1), counted(frames_of(1, 1.7))]) == []
+
+
+def test_nearly_half_may_lie_without_moving_the_group() -> None:
+    boards = [*alike(7), *(counted(frames_of(seed, 50.0)) for seed in range(5))]
+    each = distances(boards)
+    assert max(distance.to_board_db for distance in each[:7]) < LEAST_LIMIT_DB
+    assert min(distance.to_board_db for distance in each[7:]) > LEAST_LIMIT_DB
+
+
+def test_a_board_that_claims_to_have_counted_more_than_all_others_is_named() -> None:
+    boards = alike(5)
+    liar = {tensor: AbsHistogram(h.counts << 30, h.range_exp, h.amax, 0, 0) for tensor, h in boards[0].items()}
+    sketches = [Sketch.of(each, TENSORS) for each in [*boards, liar]]
+    group = Group(TENSORS, sketches)
+    assert [bool(group.outweighed(each)) for each in sketches] == [*[False] * 5, True]
+
+
+def test_a_tensor_that_a_board_has_only_seen_zeros_of_says_nothing_of_it() -> None:
+    boards = alike(5)
+    dead = dict(boards[0])
+    dead["head"] = AbsHistogram(np.eye(1, 4096, dtype=np.int64)[0] * 1000, -100, 0.0, 1000, 0)
+    assert found([*boards, dead]) == []
+
+
+def test_a_group_that_is_spread_out_has_a_wider_limit() -> None:
+    spread = Limits.of([Distance(each, 0.0) for each in (0.0, 2.0, 4.0, 6.0, 8.0, 20.0)])
+    assert spread.to_board_db > 20.0
+    assert spread.to_group_db == LEAST_LIMIT_DB
+    assert "would cost this board 40.0 dB, the median of all is 5.0" in spread.reason(Distance(40.0, 0.0))
+    assert "this board's scales would cost the group 3.5 dB" in spread.reason(Distance(0.0, 3.5))
