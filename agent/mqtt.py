@@ -97,6 +97,9 @@ class MqttClient(Session):
             except Exception as caught:  # told by `_end`, whatever it is
                 error = caught
             self._end(error)
+            error = (
+                None  # its traceback holds this frame, and with it a socket that failed, until Python looks for such
+            )
             self._connected.clear()
             if not self._closing.is_set():
                 self._closing.wait(self._retry_s())

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -110,7 +111,8 @@ class Loop:
                 attempt()
             except Exception as caught:  # handed on, whatever it is
                 error = caught
-            self.soon(lambda: then(error))
+            self.soon(partial(then, error))
+            error = None  # its traceback holds this frame
 
         self._diallers.submit(call)
 
