@@ -16,6 +16,9 @@ def add_service(commands: Any) -> None:
     """What is done to a machine, not to a model."""
     about = "write the systemd unit and a first configuration; a second time changes nothing"
     install = command(commands, "install-service", _install, about)
+    install.add_argument(
+        "--name", metavar="NAME", help="of one more service, tared-NAME, with a model and cameras of its own"
+    )
     install.add_argument("--dry-run", action="store_true", help="only tell what would change")
     install.add_argument("--uninstall", action="store_true", help="take the unit away; configuration and state stay")
     install.add_argument(
@@ -32,15 +35,16 @@ def add_service(commands: Any) -> None:
 
 
 def _install(options: argparse.Namespace) -> int:
-    from agent.installation import CONFIG_PATH, DROP_INS, carry_out, need_root, plan_install, plan_uninstall
+    from agent.installation import DROP_INS, TARED, Service, carry_out, need_root, plan_install, plan_uninstall
 
+    service = TARED if options.name is None else Service.named(options.name)
     if not options.dry_run:
         need_root(options.root)
     if options.uninstall:
-        steps = plan_uninstall(options.root)
+        steps = plan_uninstall(options.root, service)
     else:
         wanted = {"csi.conf": options.csi, "jit-hardened.conf": options.jit_hardened}
-        steps = plan_install(options.root, [name for name in DROP_INS if wanted[name]], options.now)
+        steps = plan_install(options.root, [name for name in DROP_INS if wanted[name]], options.now, service)
     if not options.dry_run:
         carry_out(steps, options.root)
     if options.json:
@@ -51,10 +55,10 @@ def _install(options: argparse.Namespace) -> int:
         print(f"{step.action:8} {step.what}")
     if options.dry_run:
         print("nothing was changed")
-    elif any(step.action == "write" and step.what.endswith(str(CONFIG_PATH)) for step in steps):
-        print(f"fill in /{CONFIG_PATH}, then: systemctl start tared")
+    elif any(step.action == "write" and step.what.endswith(str(service.config_path)) for step in steps):
+        print(f"fill in /{service.config_path}, then: systemctl start {service.name}")
     elif any(step.changes for step in steps) and not options.now and not options.uninstall:
-        print("a service that runs takes the change with: systemctl restart tared")
+        print("a service that runs takes the change with: systemctl restart " + service.name)
     return 0
 
 

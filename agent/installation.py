@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -12,15 +13,73 @@ from pathlib import Path
 
 from agent.errors import AgentError
 
-UNIT = "tared.service"
-UNIT_PATH = Path("etc/systemd/system") / UNIT
-DROP_INS_PATH = Path("etc/systemd/system/tared.service.d")
 DROP_INS = ("csi.conf", "jit-hardened.conf")  # by systemd.unit(5) each adds to the unit what not every board suits
-CONFIG_PATH = Path("etc/tared/config.yaml")
-_LINK_PATH = Path("etc/systemd/system/multi-user.target.wants") / UNIT
+_UNITS = Path("etc/systemd/system")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 _PRIVATE = (Path("/home"), Path("/root"), Path("/run/user"))  # what ProtectHome hides from the service
 _SHARE = "share/tared/systemd"  # where a wheel's data files go
+
+
+@dataclass(frozen=True)
+class Service:
+    """A daemon of this machine, by the name of its unit, and where its files lie below the root.
+
+    Another than `tared` is a second one beside it, with a model, cameras, state and credentials of its own.
+    """
+
+    name: str = "tared"
+
+    @classmethod
+    def named(cls, name: str) -> Service:
+        """The one that somebody calls so, beside the first one. Raises AgentError (`service.name`)."""
+        if not _NAME.fullmatch(name):
+            expected = "up to 32 small letters, digits and hyphens, with no hyphen at either end"
+            raise AgentError("service.name", f"the name {name!r}", expected, "choose another, such as yard")
+        return cls(f"tared-{name}")
+
+    @classmethod
+    def of_config(cls, path: Path, root: Path) -> Service | None:
+        """The one that starts with this configuration; None where none does."""
+        service = cls(path.resolve().parent.name)
+        known = service.name == "tared" or service.name.startswith("tared-")
+        is_own = known and (root / service.config_path).resolve() == path.resolve()
+        return service if is_own and (root / service.unit_path).exists() else None
+
+    @property
+    def unit(self) -> str:
+        return f"{self.name}.service"
+
+    @property
+    def unit_path(self) -> Path:
+        return _UNITS / self.unit
+
+    @property
+    def drop_ins_path(self) -> Path:
+        return _UNITS / f"{self.unit}.d"
+
+    @property
+    def link_path(self) -> Path:
+        return _UNITS / "multi-user.target.wants" / self.unit
+
+    @property
+    def config_path(self) -> Path:
+        return Path("etc") / self.name / "config.yaml"
+
+    @property
+    def state_path(self) -> Path:
+        """What StateDirectory= makes of the name."""
+        return Path("var/lib") / self.name
+
+    def as_its_own(self, unit: str) -> str:
+        """A unit or an addition to one, as it ships, with this service's own folders."""
+        if self == TARED:
+            return unit
+        own = re.sub(r"(/etc|/var/lib|/var/cache|/run)/tared\b", rf"\1/{self.name}", unit)
+        return re.sub(r"^(\w+Directory)=tared$", rf"\1={self.name}", own, flags=re.MULTILINE)
+
+
+TARED = Service()
 
 
 @dataclass(frozen=True)
@@ -37,21 +96,21 @@ class Step:
         return self.action != "keep"
 
 
-def shipped(name: str = UNIT) -> str:
+def shipped(name: str = TARED.unit) -> str:
     """A file of the folder systemd/, as it came with this tared: beside the source, or with the installed wheel.
 
     Raises AgentError (`service.files`).
     """
     folders = (Path(__file__).resolve().parents[1] / "systemd", Path(sysconfig.get_path("data")) / _SHARE)
     for folder in folders:
-        if (folder / UNIT).is_file():
+        if (folder / TARED.unit).is_file():
             return (folder / name).read_text(encoding="utf-8")
-    found = f"no {UNIT} in {' and '.join(map(str, folders))}"
+    found = f"no {TARED.unit} in {' and '.join(map(str, folders))}"
     raise AgentError("service.files", found, "the files that tared comes with", "install tared again, with pip")
 
 
-def unit_text(root: Path = Path("/")) -> str:
-    """The unit with this installation's own `tared` in ExecStart, as it is called once `root` is the root.
+def unit_text(root: Path = Path("/"), service: Service = TARED) -> str:
+    """A service's unit with this installation's own `tared` in ExecStart, as it is called once `root` is the root.
 
     Raises AgentError: `service.program` where there is none, `service.home` where the service could not see it.
     """
@@ -64,48 +123,52 @@ def unit_text(root: Path = Path("/")) -> str:
         if any(seen.is_relative_to(private) for private in _PRIVATE):
             remedy = "make the virtual environment in /opt/tared, of a python3 of the system's"
             raise AgentError("service.home", str(seen), "what a service may see, which no home directory is", remedy)
-    lines = shipped().splitlines(keepends=True)
-    return "".join(f"ExecStart={_word(path)} run -c /{CONFIG_PATH}\n" if _starts(line) else line for line in lines)
+    lines = service.as_its_own(shipped()).splitlines(keepends=True)
+    start = f"ExecStart={_word(path)} run -c /{service.config_path}\n"
+    return "".join(start if line.startswith("ExecStart=") else line for line in lines)
 
 
-def plan_install(root: Path, drop_ins: Sequence[str] = (), now: bool = False) -> list[Step]:
-    """What is still to be done until the service is installed under `root`; a second time that is nothing.
+def plan_install(root: Path, drop_ins: Sequence[str] = (), now: bool = False, service: Service = TARED) -> list[Step]:
+    """What is still to be done until a service is installed under `root`; a second time that is nothing.
 
     drop_ins: of DROP_INS. A config.yaml that is there is the user's, and stays. Raises AgentError as `unit_text` and
     `shipped`, and `service.unreadable`.
     """
     try:
-        return _plan_install(root, drop_ins, now)
+        return _plan_install(root, drop_ins, now, service)
     except OSError as error:
         found = f"{error.filename}: {error.strerror}"
         expected, remedy = "what is installed, to compare", "sudo tared install-service, with the same options"
         raise AgentError("service.unreadable", found, expected, remedy) from error
 
 
-def _plan_install(root: Path, drop_ins: Sequence[str], now: bool) -> list[Step]:
-    steps = [_written(root / UNIT_PATH, unit_text(root))]
-    steps += [_written(root / DROP_INS_PATH / name, shipped(f"{UNIT}.d/{name}")) for name in drop_ins]
-    config = root / CONFIG_PATH
-    steps.append(Step("keep", str(config)) if config.exists() else _written(config, shipped("config.yaml")))
-    link = root / _LINK_PATH
-    linked = link.is_symlink() and os.readlink(link) == f"/{UNIT_PATH}"
+def _plan_install(root: Path, drop_ins: Sequence[str], now: bool, service: Service) -> list[Step]:
+    steps = [_written(root / service.unit_path, unit_text(root, service))]
+    for name in drop_ins:
+        addition = service.as_its_own(shipped(f"{TARED.unit}.d/{name}"))
+        steps.append(_written(root / service.drop_ins_path / name, addition))
+    config = root / service.config_path
+    first = service.as_its_own(shipped("config.yaml"))
+    steps.append(Step("keep", str(config)) if config.exists() else _written(config, first))
+    link = root / service.link_path
+    linked = link.is_symlink() and os.readlink(link) == f"/{service.unit_path}"
     if not _running(root):
-        return [*steps, Step("keep" if linked else "link", str(link), f"/{UNIT_PATH}")]
+        return [*steps, Step("keep" if linked else "link", str(link), f"/{service.unit_path}")]
     if any(step.changes and step.what != str(config) for step in steps):
         steps.append(_run("daemon-reload"))
-    steps.append(Step("keep", str(link)) if linked else _run("enable", UNIT))
-    return [*steps, _run("restart", UNIT)] if now else steps
+    steps.append(Step("keep", str(link)) if linked else _run("enable", service.unit))
+    return [*steps, _run("restart", service.unit)] if now else steps
 
 
-def plan_uninstall(root: Path) -> list[Step]:
+def plan_uninstall(root: Path, service: Service = TARED) -> list[Step]:
     """What is to be taken away. Configuration and state are the user's, and stay."""
     running = _running(root)
-    ours = (_LINK_PATH, *(DROP_INS_PATH / name for name in DROP_INS), UNIT_PATH)
+    ours = (service.link_path, *(service.drop_ins_path / name for name in DROP_INS), service.unit_path)
     there = [path for path in ours if os.path.lexists(root / path)]
     steps = [Step("remove", str(root / path)) for path in there]
     if running and steps:
-        steps = [_run("disable", "--now", UNIT), *steps, _run("daemon-reload")]
-    return [*steps, *(Step("keep", str(path)) for path in (root / CONFIG_PATH.parent,) if path.exists())]
+        steps = [_run("disable", "--now", service.unit), *steps, _run("daemon-reload")]
+    return [*steps, *(Step("keep", str(path)) for path in (root / service.config_path.parent,) if path.exists())]
 
 
 def carry_out(steps: Sequence[Step], root: Path) -> None:
@@ -170,10 +233,6 @@ def _run(*arguments: str) -> Step:
 def _running(root: Path) -> bool:
     """Whether it is this machine's own systemd that is to know of it."""
     return root == Path("/") and _BOOTED.is_dir() and shutil.which("systemctl") is not None
-
-
-def _starts(line: str) -> bool:
-    return line.startswith("ExecStart=")
 
 
 def _word(path: Path) -> str:

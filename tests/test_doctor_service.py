@@ -15,13 +15,15 @@ from test_doctor_machine import by_name, configured
 from agent.doctor import Finding, as_service, examine, installed
 from agent.doctor import configured as surroundings
 from agent.doctor.installed import examine_service
-from agent.installation import CONFIG_PATH, DROP_INS_PATH, UNIT_PATH
+from agent.installation import TARED
 from agent.signing import new_key
+
+UNIT, CONFIG = str(TARED.unit_path), str(TARED.config_path)
 
 
 @pytest.fixture
 def unit(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("agent.doctor.installed.unit_text", lambda _: "[Service]\nas shipped\n")
+    monkeypatch.setattr("agent.doctor.installed.unit_text", lambda *_: "[Service]\nas shipped\n")
     return "[Service]\nas shipped\n"
 
 
@@ -32,7 +34,7 @@ def test_a_service_that_is_not_installed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changed", ["", "Nice=5\n"])
 def test_a_unit_that_differs_is_told(tmp_path: Path, unit: str, changed: str) -> None:
-    lay_down({str(UNIT_PATH): unit + changed, str(CONFIG_PATH): "model: x"}, tmp_path)
+    lay_down({UNIT: unit + changed, CONFIG: "model: x"}, tmp_path)
     found = by_name(examine_service(tmp_path))
     assert found["service"].ok == (not changed)
     assert ("--dry-run" in found["service"].remedy) == bool(changed)
@@ -40,27 +42,27 @@ def test_a_unit_that_differs_is_told(tmp_path: Path, unit: str, changed: str) ->
 
 
 def test_a_configuration_that_the_service_cannot_read_is_told(tmp_path: Path, unit: str) -> None:
-    lay_down({str(UNIT_PATH): unit, str(CONFIG_PATH): "model: x"}, tmp_path)
+    lay_down({UNIT: unit, CONFIG: "model: x"}, tmp_path)
     for path, mode, remedy in (
-        (tmp_path / CONFIG_PATH, 0o600, "o+r"),
-        ((tmp_path / CONFIG_PATH).parent, 0o700, "o+rx"),
+        (tmp_path / TARED.config_path, 0o600, "o+r"),
+        ((tmp_path / TARED.config_path).parent, 0o700, "o+rx"),
     ):
         path.chmod(mode)
         assert by_name(examine_service(tmp_path))["service"].remedy == f"sudo chmod {remedy} {path}"
 
 
 def test_a_csi_camera_needs_its_addition_to_the_unit(tmp_path: Path, unit: str) -> None:
-    files = {str(UNIT_PATH): unit, str(CONFIG_PATH): "model: x"}
+    files = {UNIT: unit, CONFIG: "model: x"}
     lay_down(files, tmp_path)
     assert by_name(examine_service(tmp_path, csi=True))["service"].remedy == "sudo tared install-service --csi"
-    lay_down({str(DROP_INS_PATH / "csi.conf"): ""}, tmp_path)
+    lay_down({str(TARED.drop_ins_path / "csi.conf"): ""}, tmp_path)
     assert by_name(examine_service(tmp_path, csi=True))["service"].ok
 
 
 def test_a_group_that_is_missing_is_named(tmp_path: Path, unit: str) -> None:
     """systemd ends with 216/GROUP."""
     text = unit + "SupplementaryGroups=video render\n"
-    lay_down({str(UNIT_PATH): text, str(CONFIG_PATH): "", "etc/group": "root:x:0:\nvideo:x:44:\n"}, tmp_path)
+    lay_down({UNIT: text, CONFIG: "", "etc/group": "root:x:0:\nvideo:x:44:\n"}, tmp_path)
     service = by_name(examine_service(tmp_path))["service"]
     assert service.found.startswith("no group render, ")
     assert service.remedy == "sudo groupadd --system render"
@@ -68,7 +70,8 @@ def test_a_group_that_is_missing_is_named(tmp_path: Path, unit: str) -> None:
 
 def test_systemd_is_asked_for_its_state(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lay_down(
-        {str(UNIT_PATH): unit, str(CONFIG_PATH): "", "bin/systemctl": "#!/bin/sh\necho failed\nexit 3\n"}, tmp_path
+        {UNIT: unit, CONFIG: "", "bin/systemctl": "#!/bin/sh\necho failed\nexit 3\n"},
+        tmp_path,
     )
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     program = tmp_path / "bin/systemctl"
@@ -80,7 +83,10 @@ def test_systemd_is_asked_for_its_state(tmp_path: Path, unit: str, monkeypatch: 
 
 
 def test_a_systemd_that_does_not_answer_is_told(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay_down({str(UNIT_PATH): unit, str(CONFIG_PATH): "", "bin/systemctl": "#!/bin/sh\nexec sleep 60\n"}, tmp_path)
+    lay_down(
+        {UNIT: unit, CONFIG: "", "bin/systemctl": "#!/bin/sh\nexec sleep 60\n"},
+        tmp_path,
+    )
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     (tmp_path / "bin/systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
@@ -99,23 +105,23 @@ def service(tmp_path: Path, mosquitto: RealBroker, monkeypatch: pytest.MonkeyPat
     lines = [f"LoadCredential=tared-{name}:/etc/tared/{name}\n" for name in CREDENTIALS]
     unit = "[Service]\n" + "".join(lines)
     monkeypatch.setattr("agent.doctor.installed.unit_text", lambda _: unit)
-    folder = (tmp_path / CONFIG_PATH).parent
+    folder = (tmp_path / TARED.config_path).parent
     folder.mkdir(parents=True)
     configured(folder)
-    lay_down({str(UNIT_PATH): unit, str(folder / "mqtt-password"): "secret\n"}, tmp_path)
+    lay_down({UNIT: unit, str(folder / "mqtt-password"): "secret\n"}, tmp_path)
     new_key(folder / "ann")[1].rename(folder / "operator-keys")
-    content = yaml.safe_load((tmp_path / CONFIG_PATH).read_text())
+    content = yaml.safe_load((tmp_path / TARED.config_path).read_text())
     del content["state_dir"]
     content["mqtt"] = {"host": "localhost", "port": mosquitto.port, "device": "board", "username": "board"}
     content["mqtt"]["password_file"] = "credential:tared-mqtt-password"
     content["commands"] = {"operator_keys": ["credential:tared-operator-keys"]}
-    (tmp_path / CONFIG_PATH).write_text(yaml.safe_dump(content))
+    (tmp_path / TARED.config_path).write_text(yaml.safe_dump(content))
     return tmp_path
 
 
 def examined(root: Path) -> dict[str, Finding]:
     before = dict(os.environ)
-    found = by_name(examine(root / CONFIG_PATH, root))
+    found = by_name(examine(root / TARED.config_path, root))
     assert dict(os.environ) == before
     return found
 
@@ -155,6 +161,6 @@ def test_a_key_that_is_none_keeps_the_daemon_from_starting(service: Path) -> Non
 @pytest.mark.broker
 def test_another_configuration_is_looked_at_as_this_user_sees_it(service: Path) -> None:
     other = service / "etc/tared/other.yaml"
-    other.write_text((service / CONFIG_PATH).read_text())
+    other.write_text((service / TARED.config_path).read_text())
     found = by_name(examine(other, service))
     assert "no $CREDENTIALS_DIRECTORY" in found["keys"].found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from agent import installation
 from agent.cli import main
 from agent.config import load_config
 from agent.errors import AgentError
-from agent.installation import CONFIG_PATH, DROP_INS_PATH, UNIT_PATH, Step, plan_install, plan_uninstall, unit_text
+from agent.installation import TARED, Service, Step, plan_install, plan_uninstall, unit_text
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = Path("etc/systemd/system/multi-user.target.wants/tared.service")
@@ -47,24 +48,24 @@ def install(root: Path, *arguments: str) -> None:
 @pytest.mark.usefixtures("venv")
 def test_it_installs_what_ships_with_its_own_path_and_a_second_time_changes_nothing(tmp_path: Path) -> None:
     install(tmp_path)
-    unit = (tmp_path / UNIT_PATH).read_text()
+    unit = (tmp_path / TARED.unit_path).read_text()
     assert "ExecStart=/opt/tared/.venv/bin/tared run -c /etc/tared/config.yaml\n" in unit
     assert unit == UNIT.read_text()  # which is written for just that place
     assert os.readlink(tmp_path / LINK) == "/etc/systemd/system/tared.service"
-    for path in (UNIT_PATH, CONFIG_PATH):
+    for path in (TARED.unit_path, TARED.config_path):
         assert (tmp_path / path).stat().st_mode & 0o777 == 0o644
         assert (tmp_path / path).parent.stat().st_mode & 0o777 == 0o755
-    assert not (tmp_path / DROP_INS_PATH).exists()
+    assert not (tmp_path / TARED.drop_ins_path).exists()
     assert not any(step.changes for step in plan_install(tmp_path))
 
 
 @pytest.mark.usefixtures("venv")
 def test_a_users_configuration_stays(tmp_path: Path) -> None:
-    (tmp_path / CONFIG_PATH).parent.mkdir(parents=True)
-    (tmp_path / CONFIG_PATH).write_text("mine")
+    (tmp_path / TARED.config_path).parent.mkdir(parents=True)
+    (tmp_path / TARED.config_path).write_text("mine")
     install(tmp_path)
     install(tmp_path, "--uninstall")
-    assert (tmp_path / CONFIG_PATH).read_text() == "mine"
+    assert (tmp_path / TARED.config_path).read_text() == "mine"
 
 
 @pytest.mark.usefixtures("venv")
@@ -77,7 +78,7 @@ def test_a_dry_run_tells_and_does_nothing(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("venv")
-@pytest.mark.parametrize("path", [UNIT_PATH, CONFIG_PATH])
+@pytest.mark.parametrize("path", [TARED.unit_path, TARED.config_path])
 def test_what_cannot_be_compared_is_told(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,22 +97,22 @@ def test_what_cannot_be_compared_is_told(
 
 @pytest.mark.usefixtures("venv")
 def test_a_unit_that_is_no_text_is_replaced(tmp_path: Path) -> None:
-    lay_down({str(UNIT_PATH): ""}, tmp_path)
-    (tmp_path / UNIT_PATH).write_bytes(b"\xff\xfe")
+    lay_down({str(TARED.unit_path): ""}, tmp_path)
+    (tmp_path / TARED.unit_path).write_bytes(b"\xff\xfe")
     install(tmp_path)
-    assert (tmp_path / UNIT_PATH).read_text() == UNIT.read_text()
+    assert (tmp_path / TARED.unit_path).read_text() == UNIT.read_text()
 
 
 @pytest.mark.usefixtures("venv")
 def test_uninstalling_leaves_nothing_of_ours_but_the_configuration(tmp_path: Path) -> None:
     install(tmp_path, "--jit-hardened", "--csi")
-    laid_down = sorted((tmp_path / DROP_INS_PATH).iterdir())
+    laid_down = sorted((tmp_path / TARED.drop_ins_path).iterdir())
     assert [(path.name, path.read_text()) for path in laid_down] == [
         (path.name, path.read_text()) for path in sorted(DROP_INS.iterdir())
     ]
     install(tmp_path, "--uninstall")
     left = [path.relative_to(tmp_path) for path in (tmp_path / "etc").rglob("*") if not path.is_dir()]
-    assert left == [CONFIG_PATH]
+    assert left == [TARED.config_path]
     assert not any(step.changes for step in plan_uninstall(tmp_path))
 
 
@@ -119,11 +120,11 @@ def test_uninstalling_leaves_nothing_of_ours_but_the_configuration(tmp_path: Pat
 def test_a_link_to_a_source_tree_is_replaced_and_not_written_through(tmp_path: Path) -> None:
     """As `systemctl enable /opt/tared/systemd/tared.service` makes it."""
     (tmp_path / "source").write_text("of the source tree")
-    (tmp_path / UNIT_PATH).parent.mkdir(parents=True)
-    (tmp_path / UNIT_PATH).symlink_to(tmp_path / "source")
+    (tmp_path / TARED.unit_path).parent.mkdir(parents=True)
+    (tmp_path / TARED.unit_path).symlink_to(tmp_path / "source")
     install(tmp_path)
     assert (tmp_path / "source").read_text() == "of the source tree"
-    assert not (tmp_path / UNIT_PATH).is_symlink()
+    assert not (tmp_path / TARED.unit_path).is_symlink()
 
 
 @pytest.mark.usefixtures("venv")
@@ -138,7 +139,7 @@ def test_in_an_image_nothing_is_written_through_a_link_to_this_machine(tmp_path:
 
 @pytest.mark.usefixtures("venv")
 def test_folders_that_are_there_keep_their_mode(tmp_path: Path) -> None:
-    folder = (tmp_path / CONFIG_PATH).parent
+    folder = (tmp_path / TARED.config_path).parent
     folder.mkdir(parents=True)
     folder.chmod(0o700)
     install(tmp_path)
@@ -208,7 +209,7 @@ def test_the_first_configuration_is_one(tmp_path: Path) -> None:
     (tmp_path / "model.yaml").write_text(yaml.safe_dump({"path": "m.onnx", "task": "raw"}))
     config = load_config(tmp_path / "config.yaml")
     assert config.every_camera[0].source == "v4l2:/dev/video0"
-    assert read_unit()["ExecStart"].endswith(f" -c /{CONFIG_PATH}")
+    assert read_unit()["ExecStart"].endswith(f" -c /{TARED.config_path}")
 
 
 @pytest.mark.slow
@@ -238,7 +239,47 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path) -> None:
     environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
     command = [str(python), "-c", program, "install-service", "--root", str(root), "--jit-hardened"]
     subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=120)
-    assert f"ExecStart={tmp_path}/venv/bin/tared run" in (root / UNIT_PATH).read_text()
-    (drop_in,) = (root / DROP_INS_PATH).iterdir()
+    assert f"ExecStart={tmp_path}/venv/bin/tared run" in (root / TARED.unit_path).read_text()
+    (drop_in,) = (root / TARED.drop_ins_path).iterdir()
     assert drop_in.read_text() == DROP_IN.read_text()
-    assert (root / CONFIG_PATH).exists()
+    assert (root / TARED.config_path).exists()
+
+
+@pytest.mark.usefixtures("venv")
+def test_one_more_service_has_everything_of_its_own(tmp_path: Path) -> None:
+    install(tmp_path, "--csi")
+    before = {path: path.read_bytes() for path in (tmp_path / "etc").rglob("*") if path.is_file()}
+    install(tmp_path, "--name", "yard", "--csi", "--jit-hardened")
+    assert all(path.read_bytes() == content for path, content in before.items())
+    yard = Service.named("yard")
+    unit = (tmp_path / yard.unit_path).read_text()
+    assert "ExecStart=/opt/tared/.venv/bin/tared run -c /etc/tared-yard/config.yaml\n" in unit
+    section = read_unit(path=tmp_path / yard.unit_path)
+    assert (section["StateDirectory"], section["CacheDirectory"]) == ("tared-yard", "tared-yard")
+    shared = [line for line in unit.splitlines() if re.search(r"/(etc|var/lib|var/cache|run)/tared\b(?!-yard)", line)]
+    assert shared == []
+    assert os.readlink(tmp_path / yard.link_path) == "/etc/systemd/system/tared-yard.service"
+    assert len(list((tmp_path / yard.drop_ins_path).iterdir())) == 2
+    assert not any(step.changes for step in plan_install(tmp_path, service=yard))
+    install(tmp_path, "--name", "yard", "--uninstall")
+    assert not (tmp_path / yard.unit_path).exists()
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.mark.parametrize("name", ["", "-yard", "yard-", "Yard", "a/b", "..", "a b", "x" * 33, "%i"])
+def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["install-service", "--root", str(tmp_path), "--name", name]) == 2
+    assert capsys.readouterr().err.startswith("error: service.name: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("venv")
+def test_a_configuration_tells_whose_it_is(tmp_path: Path) -> None:
+    install(tmp_path)
+    install(tmp_path, "--name", "yard")
+    for service in (TARED, Service.named("yard")):
+        assert Service.of_config(tmp_path / service.config_path, tmp_path) == service
+    (tmp_path / Service.named("yard").unit_path).unlink()
+    assert Service.of_config(tmp_path / "etc/tared-yard/config.yaml", tmp_path) is None
+    (tmp_path / "tared").mkdir()
+    assert Service.of_config(tmp_path / "tared/config.yaml", tmp_path) is None

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config, load_config
-from agent.doctor.as_service import as_the_service, is_the_services
+from agent.doctor.as_service import as_the_service
 from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.finding import Finding
 from agent.doctor.gpu import examine_gpu
 from agent.doctor.installed import examine_service
 from agent.doctor.machine import examine_machine
 from agent.doctor.software import examine_software
+from agent.installation import TARED, Service
 from calibrate.errors import TaredError
 
 __all__ = ["Finding", "as_dict", "examine", "healthy"]
@@ -23,15 +24,15 @@ __all__ = ["Finding", "as_dict", "examine", "healthy"]
 def examine(config_path: Path | None = None, root: Path = Path("/")) -> list[Finding]:
     """Look at everything the daemon uses; with a configuration also at all that it names, for real and within seconds.
 
-    The configuration of the installed service is looked at as the service sees it. root: where the machine's file
+    The configuration of an installed service is looked at as the service sees it. root: where the machine's file
     system starts.
     """
-    service = is_the_services(config_path, root)
-    with as_the_service(root) if service else nullcontext():
+    service = Service.of_config(config_path, root) if config_path is not None else None
+    with as_the_service(root, service) if service is not None else nullcontext():
         return _examine(config_path, root, service)
 
 
-def _examine(config_path: Path | None, root: Path, service: bool) -> list[Finding]:
+def _examine(config_path: Path | None, root: Path, service: Service | None) -> list[Finding]:
     findings: list[Finding] = []
     config: Config | None = None
     if config_path is not None:
@@ -42,15 +43,14 @@ def _examine(config_path: Path | None, root: Path, service: bool) -> list[Findin
             found = " ".join(error.found.split())
             findings.append(Finding("configuration", found, False, True, error.remedy))
     wants_gpu = config is not None and config.backend == "tensorrt"
+    sources = [camera.source for camera in config.every_camera] if config is not None else []
     return [
         *findings,
-        *examine_machine(root, config, service),
+        *examine_machine(root, config, service is not None),
         *examine_software(),
         *examine_gpu(root, wants_gpu),
-        *(examine_configured(config, service) if config is not None else examine_unconfigured(root)),
-        *examine_service(
-            root, csi=config is not None and any(camera.source.startswith("csi:") for camera in config.every_camera)
-        ),
+        *(examine_configured(config, service is not None) if config is not None else examine_unconfigured(root)),
+        *examine_service(root, service or TARED, csi=any(source.startswith("csi:") for source in sources)),
     ]
 
 

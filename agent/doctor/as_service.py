@@ -10,29 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.doctor.finding import read
-from agent.installation import CONFIG_PATH, UNIT_PATH
+from agent.installation import Service
 from engines.seal import NO_KEY
 
-STATE_PATH = Path("var/lib/tared")  # what StateDirectory= makes of the unit's name
 _LOADED = re.compile(r"^LoadCredential=([^:\n]+):(.+)$", re.MULTILINE)
 
 
-def is_the_services(config_path: Path | None, root: Path) -> bool:
-    """Whether it is the configuration that the installed unit starts with."""
-    own = root / CONFIG_PATH
-    return config_path is not None and (root / UNIT_PATH).exists() and config_path.resolve() == own.resolve()
-
-
 @contextmanager
-def as_the_service(root: Path) -> Iterator[None]:
+def as_the_service(root: Path, service: Service) -> Iterator[None]:
     """Inside it the environment says what systemd says to the service (systemd.exec(5)).
 
     Of the credentials those that this user may read are there; root may read all.
     """
     with tempfile.TemporaryDirectory(prefix="tared-doctor-") as folder:
-        for name, file in _LOADED.findall(read(root / UNIT_PATH)):
+        for name, file in _LOADED.findall(read(root / service.unit_path)):
             _hand_over(root / file.lstrip("/"), Path(folder, name))
-        given = {"STATE_DIRECTORY": str(root / STATE_PATH), "CREDENTIALS_DIRECTORY": folder}
+        given = {"STATE_DIRECTORY": str(root / service.state_path), "CREDENTIALS_DIRECTORY": folder}
         before = {name: os.environ.get(name) for name in given}
         os.environ.update(given)
         try:

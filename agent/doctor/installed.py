@@ -9,47 +9,47 @@ from pathlib import Path
 
 from agent.doctor.finding import Finding, read
 from agent.errors import AgentError
-from agent.installation import CONFIG_PATH, DROP_INS_PATH, UNIT, UNIT_PATH, unit_text
+from agent.installation import TARED, Service, unit_text
 
 _ASK_S = 10.0
 
 
-def examine_service(root: Path, csi: bool = False) -> list[Finding]:
-    """The unit under `root`, and where its systemd runs, what that says of it. csi: whether its camera is one."""
-    installed = _unit(root, csi)
-    if not installed.ok and not (root / UNIT_PATH).exists():
+def examine_service(root: Path, service: Service = TARED, csi: bool = False) -> list[Finding]:
+    """The unit under `root`, and where its systemd runs, what that says of it. csi: whether a camera of its is one."""
+    installed = _unit(root, service, csi)
+    if not installed.ok and not (root / service.unit_path).exists():
         return [installed]
-    return [installed, _state(root)]
+    return [installed, _state(root, service)]
 
 
-def _unit(root: Path, csi: bool) -> Finding:
-    path = root / UNIT_PATH
-    remedy = "sudo tared install-service"
+def _unit(root: Path, service: Service, csi: bool) -> Finding:
+    path, config = root / service.unit_path, root / service.config_path
+    own = "" if service == TARED else f" --name {service.name.removeprefix(f'{TARED.name}-')}"
+    remedy = f"sudo tared install-service{own}"
     if not path.exists():
         return Finding("service", "not installed", False, False, remedy)
-    if not (root / CONFIG_PATH).exists():
-        return Finding("service", f"no {root / CONFIG_PATH}", False, False, remedy)
-    if hidden := _hidden(root):
+    if not config.exists():
+        return Finding("service", f"no {config}", False, False, remedy)
+    if hidden := _hidden(config):
         found = f"{hidden} is not for everyone, as the user that it runs as"
         return Finding("service", found, False, False, f"sudo chmod o+{'rx' if hidden.is_dir() else 'r'} {hidden}")
     if lacking := sorted(_groups(read(path)) - _known_groups(root)):
         found = f"no group {', '.join(lacking)}, which systemd wants to start it"
         return Finding("service", found, False, False, f"sudo groupadd --system {lacking[0]}")
     try:
-        same = read(path) == unit_text(root).strip()
+        same = read(path) == unit_text(root, service).strip()
     except AgentError as error:
         return Finding("service", error.found, False, False, error.remedy)
-    if csi and not (root / DROP_INS_PATH / "csi.conf").exists():
+    if csi and not (root / service.drop_ins_path / "csi.conf").exists():
         found = "without its addition for csi cameras, does not see nvargus-daemon"
         return Finding("service", found, False, False, f"{remedy} --csi")
     found = f"{path}, {'as it ships' if same else 'not as this tared ships it'}"
     return Finding("service", found, same, False, "" if same else f"{remedy}; --dry-run shows what would change")
 
 
-def _hidden(root: Path) -> Path | None:
+def _hidden(config: Path) -> Path | None:
     """Of the configuration and its folder, what nobody but its owner and group may read."""
-    folder, file = (root / CONFIG_PATH).parent, root / CONFIG_PATH
-    closed = (path for path, need in ((folder, 0o005), (file, 0o004)) if path.stat().st_mode & need != need)
+    closed = (path for path, need in ((config.parent, 0o005), (config, 0o004)) if path.stat().st_mode & need != need)
     return next(closed, None)
 
 
@@ -61,16 +61,16 @@ def _known_groups(root: Path) -> set[str]:
     return {line.partition(":")[0] for line in read(root / "etc/group").splitlines()}
 
 
-def _state(root: Path) -> Finding:
+def _state(root: Path, service: Service) -> Finding:
     systemctl = shutil.which("systemctl")
     if systemctl is None or not (root / "run/systemd/system").is_dir():
         return Finding("service state", "no systemd runs here", False, False, "tared run -c config.yaml, under another")
-    command = [systemctl, "is-active", UNIT]
+    command = [systemctl, "is-active", service.unit]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
     except subprocess.TimeoutExpired:
         found = f"systemd did not answer within {_ASK_S:.0f} s"
         return Finding("service state", found, False, False, "see journalctl -b, and whether the disk still answers")
     state = done.stdout.strip() or done.stderr.strip() or "unknown"
-    remedy = "systemctl start tared; journalctl -u tared says why it ended"
+    remedy = f"systemctl start {service.name}; journalctl -u {service.name} says why it ended"
     return Finding("service state", state, state == "active", False, "" if state == "active" else remedy)
