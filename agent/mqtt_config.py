@@ -93,7 +93,7 @@ def read_mqtt_config(path: Path) -> MqttConfig:
 
 
 def _host_name() -> str:
-    """This machine's name, made fit for an MQTT topic level; of a service beside the first one with its own behind it."""
+    """This machine's name, made fit for an MQTT topic level; of a service beside the first one, its own behind it."""
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()) or "board"
     service = Path(os.environ.get("STATE_DIRECTORY", "")).name  # by systemd, as `tared install-service --name` has it
     return f"{host}{service.removeprefix('tared')}" if service.startswith("tared-") else host
