@@ -7,6 +7,7 @@ those of MQTT 3.1.1, section 3.3, and MQTT 5, section 3.3.
 
 from __future__ import annotations
 
+import socket
 import ssl
 from typing import Any
 
@@ -83,6 +84,10 @@ class BulkSocket:
         del self._others[:most]
         return taken
 
+    def peek(self, most: int) -> bytes:
+        """What the other end has sent so far, which stays to be read. Raises as a socket."""
+        return self._sock.recv(most, socket.MSG_PEEK)
+
     def pending(self) -> int:
         """How many bytes can be read that no selector knows of."""
         return len(self._others) or int(getattr(self._sock, "pending", int)())
@@ -112,13 +117,14 @@ class BulkSocket:
                 self._skip_bytes = end - available
                 end = available
             if kind == _PUBLISH and data[start] & 0x04 == 0:
-                self._publication(data, start, body, end)
+                self._publication(data, start, body, end, cut=bool(self._skip_bytes))
             else:
                 self._others += data[start:end]
             start = end
         self._unread = data[start:]
 
-    def _publication(self, data: bytes, start: int, body: int, end: int) -> None:
+    def _publication(self, data: bytes, start: int, body: int, end: int, cut: bool) -> None:
+        """cut: it is longer than what is kept of one, perhaps for its properties alone."""
         at = body + 2 + (data[body] << 8 | data[body + 1])
         topic = data[body + 2 : at]
         if data[start] & 0x06:
@@ -130,6 +136,9 @@ class BulkSocket:
                 at += length
             else:
                 at += 1
+        if at > end and cut:  # its payload lies beyond what is kept, and whoever reads it says that it is too long
+            self._arrived.append(Arrival(topic, bytes(MAX_PAYLOAD_BYTES + 1)))
+            return
         if at > end:
             found = "a publication that ends before its payload begins"
             raise AgentError("broker.protocol", found, "one whole", "update the broker, or use another")

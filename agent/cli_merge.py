@@ -86,7 +86,9 @@ def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: Merged) 
     if options.json:
         print(json.dumps(found))
         return
+    from fleet.words import printable
+
     print(f"{found['boards']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
     for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):
         for device, reason in devices.items():
-            print(f"{why}: {device}: {reason}")
+            print(f"{why}: {printable(device)}: {printable(reason)}")

@@ -253,9 +253,10 @@ class Connection:
         return properties
 
     def _read(self, sock: Any) -> None:
-        if self.answer == "silence" and isinstance(sock, socket.socket) and self._endpoint.tls is None:
+        if self.answer == "silence" and isinstance(sock, (socket.socket, BulkSocket)) and self._endpoint.tls is None:
             with contextlib.suppress(ConnectionError):  # which paho is told again
-                if (other := recognise(sock.recv(5, socket.MSG_PEEK))) is not None:
+                begin = sock.peek(5) if isinstance(sock, BulkSocket) else sock.recv(5, socket.MSG_PEEK)
+                if (other := recognise(begin)) is not None:
                     self.answer = "unasked"
                     raise other
         self._client.loop_read()

@@ -20,6 +20,7 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, from_bytes, to_bytes
 
 MAX_UPLOAD_BYTES = MAX_HISTOGRAM_CHUNKS * HISTOGRAM_CHUNK_BYTES  # 16 MiB; a thousand tensors take about two
+MAX_COUNTS_BYTES = 256 << 20  # of all histograms together: eight thousand tensors of 4096 bins
 _MAGIC = b"tHU1"
 _LENGTH = struct.Struct("<I")
 _RECORD = struct.Struct("<HI")  # bytes of the tensor's name, and of its histogram
@@ -65,7 +66,7 @@ def read_upload(content: bytes) -> Iterator[tuple[str, AbsHistogram]]:
 
     Raises MessageError (`histograms.unreadable`), also for a histogram that is damaged, and a name that comes twice.
     """
-    at, names = _begin(content), set[str]()
+    at, names, expanded_bytes = _begin(content), set[str](), 0
     while at < len(content):
         try:
             name_bytes, size = _RECORD.unpack_from(content, at)
@@ -78,6 +79,9 @@ def read_upload(content: bytes) -> Iterator[tuple[str, AbsHistogram]]:
         at += size
         if name in names:
             raise _unreadable("one tensor twice")
+        expanded_bytes += histogram.counts.nbytes
+        if expanded_bytes > MAX_COUNTS_BYTES:  # empty bins weigh nothing on their way
+            raise _unreadable(f"counts of more than {MAX_COUNTS_BYTES} bytes")
         names.add(name)
         yield name, histogram
     if not names:

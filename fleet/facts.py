@@ -78,8 +78,13 @@ def _worst(of: Callable[[Iterable[float]], float], values: Iterable[object]) -> 
 
 
 def _number(value: object) -> float | None:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None  # type: ignore[arg-type]  # mypy does not follow the name
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _word(value: object) -> str | None:

@@ -30,8 +30,8 @@ def histogram(values: Sequence[float], low: float, high: float, bins: int, colou
     """How many of the values lie in each of so many equal steps from `low` to `high`; others count at its ends."""
     counts = [0] * bins
     for value in values:
-        place = int((value - low) / (high - low) * bins)
-        counts[min(max(place, 0), bins - 1)] += 1
+        share = min(max((value - low) / (high - low), 0.0), 1.0)
+        counts[min(int(share * bins), bins - 1)] += 1
     most, width, step = max(counts) or 1, _WIDTH_PX / bins, (high - low) / bins
     shapes = []
     for number, count in enumerate(counts):

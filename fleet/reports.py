@@ -133,9 +133,10 @@ class Reports:
 def _add_gaps(transaction: Transaction, gaps: Sequence[tuple[int, int, int, str, int, int]]) -> None:
     """A board's gaps grow together: the last word counts."""
     for device, epoch, first, _, last, _ in gaps:
-        within = "first >= ? AND last <= ? AND (first > ? OR last < ?)"
+        # The first bounds by the key what is looked at: a board may have thousands of them.
+        within = "first BETWEEN ? AND ? AND last <= ? AND (first > ? OR last < ?)"
         where = f"device = ? AND epoch = ? AND {within}"
-        transaction.execute(f"DELETE FROM dropped WHERE {where}", (device, epoch, first, last, first, last))
+        transaction.execute(f"DELETE FROM dropped WHERE {where}", (device, epoch, first, last, last, first, last))
     rows = list({gap[:4]: gap for gap in gaps}.values())
     columns = ("device", "epoch", "first", "kind", "last", "n")
     transaction.upsert("dropped", columns[:4], columns, rows)

@@ -30,7 +30,7 @@ class Retention:
         before = now - self._days * _DAY_S
         with store.begun("write") as transaction:
             gone = [transaction.prune(table, column, before, _ROWS) for table, column in _BY_AGE.items()]
-            if any(gone):
+            if max(gone) == _ROWS:  # and there is more
                 return
             if transaction.changed(f"DELETE FROM progress WHERE {_ENDED}", (before,)):
                 transaction.execute(f"DELETE FROM dropped WHERE {_ORPHANS}")

@@ -11,6 +11,7 @@ from fleet.store.transaction import ReportRow, Row, Store, Transaction
 __all__ = ["ReportRow", "Row", "Store", "Transaction", "open_existing", "open_store"]
 
 _URLS = ("postgresql://", "postgres://")
+_SQLITE = b"SQLite format 3\0"  # sqlite.org/fileformat.html, 1.3
 
 
 def open_store(where: str | Path) -> Store:
@@ -28,9 +29,19 @@ def open_store(where: str | Path) -> Store:
 
 
 def open_existing(where: str) -> Store:
-    """As `open_store`, for who only looks: raises ConfigError (`fleet.db`) where there is no such file."""
-    if "://" not in where and not Path(where).exists():
-        raise ConfigError("fleet.db", f"no file {where}", "what 'tared fleet collect' writes", "correct --db")
+    """As `open_store`, for who only looks: raises ConfigError (`fleet.db`) where there is no such file, or none of ours.
+
+    A collector puts aside what is damaged; who looks must not rename what somebody has named by mistake.
+    """
+    if "://" not in where:
+        try:
+            with Path(where).open("rb") as file:
+                head = file.read(len(_SQLITE))
+        except OSError as error:
+            found = f"no file {where}" if isinstance(error, FileNotFoundError) else f"{where}: {error.strerror}"
+            raise ConfigError("fleet.db", found, "what 'tared fleet collect' writes", "correct --db") from error
+        if head != _SQLITE:
+            raise ConfigError("fleet.db", f"{where}, no database", "one of 'tared fleet collect'", "correct --db")
     return open_store(where)
 
 
