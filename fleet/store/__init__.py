@@ -29,7 +29,7 @@ def open_store(where: str | Path) -> Store:
 
 
 def open_existing(where: str) -> Store:
-    """As `open_store`, for who only looks: raises ConfigError (`fleet.db`) where there is no such file, or none of ours.
+    """As `open_store`, for who only looks: ConfigError (`fleet.db`) where there is no such file, or none of ours.
 
     A collector puts aside what is damaged; who looks must not rename what somebody has named by mistake.
     """
