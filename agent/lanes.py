@@ -100,9 +100,12 @@ class Lanes:
         self._free = deque(tasks)
         self._under_way: deque[_UnderWay] = deque()
         self._thread = InferenceThread(on_end)
-        self._thread.start()
         self._making_s = self._inferring_s = 0.0  # that a usual frame takes
         self._ended_s = 0.0  # monotonic, the last one
+
+    def start(self) -> None:
+        """Frames may begin."""
+        self._thread.start()
 
     @property
     def empty(self) -> bool:

@@ -117,6 +117,7 @@ class FrameLoop(threading.Thread):
             return task.infer(self._engine, served.frame.image)[0]
 
     def run(self) -> None:
+        self._lanes.start()
         try:
             while (frame := self._next()) is not None or not self._lanes.empty:
                 if frame is None:

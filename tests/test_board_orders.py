@@ -22,10 +22,10 @@ class Board:
 
     def __init__(self, allowed: bool = True, frame: Any = FRAME) -> None:
         self.pictures: list[bytes] = []
-        privacy, camera = SimpleNamespace(snapshot=allowed), SimpleNamespace(name="gate")
-        settings = SimpleNamespace(config=SimpleNamespace(privacy=privacy, camera=camera))
+        settings = SimpleNamespace(config=SimpleNamespace(privacy=SimpleNamespace(snapshot=allowed)))
         link = SimpleNamespace(send_snapshot=self.pictures.append)
-        parts: list[Any] = [settings, SimpleNamespace(newest=frame), None, link]
+        newest = SimpleNamespace(frame=frame) if frame is not None else None
+        parts: list[Any] = [settings, SimpleNamespace(feeds={"gate": SimpleNamespace(newest=newest)}), None, link]
         self._orders = BoardOrders(*parts, stop=lambda _reason: None)
 
     def snapshot(self) -> CommandResult:

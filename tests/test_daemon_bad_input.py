@@ -115,7 +115,7 @@ def test_activations_that_are_no_numbers_cost_the_job_and_not_the_video(tmp_path
     summary, errors = world.run(until="code='calibration.nonfinite'")
     assert summary["dropped"] == {}
     assert summary["swaps"] == []
-    assert "code='observer.nonfinite' message=\"NaN or infinite values in ['t0']\"" in errors
+    assert "code='observer.nonfinite' camera='camera' message=\"NaN or infinite values in ['t0']\"" in errors
 
 
 def current_id(world: World) -> str | None:

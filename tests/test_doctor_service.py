@@ -104,7 +104,7 @@ def service(tmp_path: Path, mosquitto: RealBroker, monkeypatch: pytest.MonkeyPat
     """The root of a machine whose service speaks to a broker with a password, and knows an operator."""
     lines = [f"LoadCredential=tared-{name}:/etc/tared/{name}\n" for name in CREDENTIALS]
     unit = "[Service]\n" + "".join(lines)
-    monkeypatch.setattr("agent.doctor.installed.unit_text", lambda _: unit)
+    monkeypatch.setattr("agent.doctor.installed.unit_text", lambda *_: unit)
     folder = (tmp_path / TARED.config_path).parent
     folder.mkdir(parents=True)
     configured(folder)

@@ -26,9 +26,9 @@ def test_what_was_freed_below_what_is_kept_goes_back() -> None:
 def test_it_goes_back_once_after_each_job(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[str] = []
     monkeypatch.setattr(desks, "give_back", lambda: given_back.append(job_desk.service.serving.id))
-    job_desk.operations.tick(job_desk.state)  # what the start took
+    job_desk.operations.tick({"camera": job_desk.state})  # what the start took
     job_desk.recalibrate()
     for _ in range(3):
-        job_desk.operations.tick(job_desk.state)
+        job_desk.operations.tick({"camera": job_desk.state})
     (_, after) = given_back
     assert after == job_desk.other.id

@@ -141,7 +141,7 @@ def test_an_end_that_cannot_be_journaled_is_told_all_the_same(
         if end == "ROLLED_BACK":
             patch.setattr(pipeline, "try_out", fail_at_once)
         elif end == "CANCELLED":
-            patch.setattr(pipeline.observer, "state", lambda: replace(job_desk.state, collected=0))
+            patch.setattr(Gathering, "counts", (0, 0))
         job_desk.recalibrate(Outcome(error=ENGINE_FAILS) if end == "FAILED" else None)
         assert job_desk.operations.cancel() is (end == "CANCELLED")
     (final,) = job_desk.finals()

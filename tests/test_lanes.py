@@ -144,6 +144,7 @@ def test_what_an_engine_has_computed_beside_another_frame_is_not_counted_twice()
             return Begun(Computed(), images[0].shape, [cast(Any, None)])
 
     lanes = Lanes([Beside(), Beside()], lambda: None)
+    lanes.start()
     for number in (0, 1):
         lanes.begin([frame(number)], "a", NamedEngine("a"))
     assert lanes.full

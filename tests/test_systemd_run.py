@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -228,7 +229,11 @@ def _child(service: Service, main: psutil.Process) -> psutil.Process:
     found: list[psutil.Process] = []
 
     def find() -> bool:
-        found[:] = [each for each in main.children() if each.is_running() and each.nice() == 10]
+        found.clear()
+        for each in main.children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if each.nice() == 10:
+                    found.append(each)
         return bool(found)
 
     service.wait(find)

@@ -12,7 +12,9 @@ from agent.errors import AgentError, CommandError
 from agent.job_states import JobState
 from agent.messages import Accuracy
 from agent.requests import (
+    CalibrationArgs,
     CancelArgs,
+    HistogramsArgs,
     LogLevelArgs,
     ModelArgs,
     RecalibrateArgs,
@@ -46,6 +48,8 @@ class Orders:
             "restart": self._on_restart,
             "snapshot": self._on_snapshot,
             "model": self._on_model,
+            "histograms": self._on_histograms,
+            "calibration": self._on_calibration,
         }
 
     def _on_status(self, _args: StatusArgs, report: Report) -> None:
@@ -84,6 +88,15 @@ class Orders:
     def _on_model(self, args: ModelArgs, report: Report) -> None:
         """The file is taken as delivered: bytes of models are no part of what is simulated."""
         self._engines.begin("model", self._is_bad(args.sha256), report)
+
+    def _on_histograms(self, _args: HistogramsArgs, _report: Report) -> None:
+        """Nobody has let these boards send any: there is nothing that they could have counted."""
+        found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
+        raise CommandError("command.privacy", found, "leave to send histograms", remedy)
+
+    def _on_calibration(self, args: CalibrationArgs, report: Report) -> None:
+        """As a model's, the file is taken as delivered."""
+        self._engines.begin("command", self._is_bad(args.sha256), report)
 
     def _on_switch(self, args: SwitchArgs, report: Report) -> None:
         known = {each.id: each for each in self._engines.other_lights.values()}
