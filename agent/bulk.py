@@ -86,7 +86,8 @@ class BulkSocket:
 
     def peek(self, most: int) -> bytes:
         """What the other end has sent so far, which stays to be read. Raises as a socket."""
-        return self._sock.recv(most, socket.MSG_PEEK)
+        begin: bytes = self._sock.recv(most, socket.MSG_PEEK)
+        return begin
 
     def pending(self) -> int:
         """How many bytes can be read that no selector knows of."""
