@@ -41,7 +41,7 @@ class Session(abc.ABC):
     Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the thread that
     drives it: it may call `publish`, nothing that waits. What is published goes before what the `sources` have; who
     fills one of those calls `wake`. An unreachable broker is no error: it is tried again for as long as the
-    session is open, and `outcome` says what became of the latest attempt.
+    session is open, and `outcome` says what became of the latest attempt, as soon as that is known.
     Raises ConfigError for a password or TLS file that cannot be read.
 
     Who drives it calls `_open`, `_turn` for as long as it is `_alive`, and `_end` in any case, then waits for
@@ -81,6 +81,7 @@ class Session(abc.ABC):
         self._leaving = False
         self._leave_by = math.inf  # on time.monotonic()
         self.outcome = "not tried yet"
+        self._failed = False  # and nothing has worked since
 
     @abc.abstractmethod
     def __enter__(self: SessionT) -> SessionT: ...
@@ -134,22 +135,28 @@ class Session(abc.ABC):
             self._endpoint, version, self._client_id, self._subscriptions, will, self._hear, wakee, self._intake
         )
         self._connection.open(self._password)
-        self.outcome = self._connection.outcome
+        self._follow(self._connection)
 
     def _turn(self, turn: Callable[[Connection], None]) -> None:
         """One turn of the connection, and what is to be sent after it. Raises as `Connection.turn`."""
         connection = self._connection
         assert connection is not None, "no connection was opened"
         turn(connection)
-        self.outcome = connection.outcome  # before anybody may see that it is connected
+        self._follow(connection)  # before anybody may see that it is connected
         if connection.admitted_at is not None:
             if not self._begun:
                 self._begin()
             self._send()
 
+    def _follow(self, connection: Connection) -> None:
+        """How far an attempt has come; until it has come further, why the one before failed is what helps."""
+        if connection.admitted_at is not None or not self._failed:
+            self.outcome, self._failed = connection.outcome, False
+
     def _end(self, error: Exception | None) -> None:
         """The connection is over, by this error where it was one, and nobody else's affair."""
         connection, self._connection = self._connection, None
+        self._failed = True
         if connection is None:  # it never came so far
             self.outcome = str(error)
             return

@@ -64,7 +64,7 @@ def a_process(broker: RealBroker, where: str) -> Iterator[subprocess.Popen[bytes
 
 
 @pytest.mark.broker
-@pytest.mark.slow
+@pytest.mark.trial
 def test_a_collector_that_is_killed_at_any_time_loses_nothing(mosquitto: RealBroker, where: str) -> None:
     per_life = 400
     with Board(mosquitto.endpoint) as board:

@@ -66,7 +66,7 @@ def test_the_frames_of_each_are_answered_and_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
-@pytest.mark.slow
+@pytest.mark.trial
 def test_where_one_drifts_the_alarm_names_it_and_the_new_engine_suits_both(
     tmp_path: Path, any_broker: RealBroker
 ) -> None:

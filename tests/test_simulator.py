@@ -178,6 +178,7 @@ def test_drift_comes_to_one_group_after_the_other_and_is_answered(mosquitto: Rea
         eventually(lambda: ask(mosquitto, 1, "status").result["drift"]["state"] == "calm")
 
 
+@pytest.mark.trial
 def test_boards_whose_power_fails_come_back_with_all_but_what_was_never_sent(
     mosquitto: RealBroker, tmp_path: Path
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_command_that_a_power_cut_interrupts_has_failed(mosquitto: RealBroker)
         assert (result.status, result.error.code) == ("FAILED", "command.interrupted")
 
 
+@pytest.mark.trial
 def test_boards_without_a_clock_or_from_a_backup_tell_of_it_by_their_epochs(
     mosquitto: RealBroker, tmp_path: Path
 ) -> None:
@@ -211,6 +213,7 @@ def test_boards_without_a_clock_or_from_a_backup_tell_of_it_by_their_epochs(
     assert max(epochs) < NO_CLOCK_S
 
 
+@pytest.mark.trial
 def test_what_comes_twice_or_late_or_is_rubbish_harms_nobody(mosquitto: RealBroker, tmp_path: Path) -> None:
     faults = Faults(duplicate=0.5, delay=0.3, hostile=0.2, every_s=0.2)
     with collecting(mosquitto, tmp_path / "db") as collector:
