@@ -32,7 +32,8 @@ GROWTH = 0.02
 STATES = [state for state in JobState if not state.over and state not in (JobState.REQUESTED, JobState.PLANNING)]
 STATES.append(JobState.COMMITTED)
 
-pytestmark = [pytest.mark.slow, pytest.mark.trial, pytest.mark.broker, pytest.mark.timeout(1800)]
+# It fails as yet: benchmarks/RESULTS.md, "Soak", has by how much.
+pytestmark = [pytest.mark.soak, pytest.mark.broker, pytest.mark.timeout(1800)]
 
 
 @dataclass
