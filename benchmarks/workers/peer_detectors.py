@@ -5,6 +5,8 @@ Preprocessing and decoding are those of the networks' own examples, vectorised: 
 
 from __future__ import annotations
 
+import abc
+
 import cv2
 import numpy as np
 import onnxruntime as ort
@@ -13,7 +15,7 @@ import supervision as sv
 _STRIDES = (8, 16, 32)
 
 
-class Detector:
+class Detector(abc.ABC):
     """Callable: a BGR frame to sv.Detections in its pixels. One thread."""
 
     score_threshold = 0.0
@@ -34,13 +36,13 @@ class Detector:
         found = sv.Detections(boxes[kept] * scale, None, scores[kept], classes[kept])
         return found.with_nms(self.iou_threshold)
 
+    @abc.abstractmethod
     def preprocess(self, frame: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The network's input, and what its pixels are in the frame's."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def decode(self, output: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Boxes (n, 4) x1 y1 x2 y2 in the input's pixels, and the score and class of each."""
-        raise NotImplementedError
 
 
 class FastestDet(Detector):
