@@ -71,7 +71,10 @@ class Account:
             found[part] += seconds
             inside[thread] += seconds
         for task in tasks():
-            total_s = int((_TASKS / str(task) / "schedstat").read_text().split()[0]) / 1e9
+            try:
+                total_s = int((_TASKS / str(task) / "schedstat").read_text().split()[0]) / 1e9
+            except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed
+                continue
             if task in names:
                 found[f"the rest of thread {names[task]}"] += total_s - inside[task]
                 found[f"{THREAD}{names[task]}"] += total_s
