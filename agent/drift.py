@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from agent.config import DriftConfig
@@ -109,6 +109,8 @@ class DriftMonitor:
         self._beside = beside
         self._tolerance_db, self._switch_db = config.tolerance_db, switch_db
         self._detector = DriftDetector(config.false_alarms_per_30d, config.tolerance_db, config.block_s)
+        # No method of this object: in a circle with its evidence, old histograms would stay for a hundred engines.
+        self._best_scales = partial(_scales_beside, beside)
         self._evidence = GainEvidence(self._detector, config.tolerance_db, merged, self._best_scales)
         self._ahead = DriftDetector(_SWITCHES_PER_30D, switch_db, config.block_s)
         self._block: dict[str, AbsHistogram] = {}
@@ -233,10 +235,6 @@ class DriftMonitor:
         self._follow_calm(own_db, gain_db, began_ts, seconds)
         self._follow_ahead(min(ahead_db, gains_db[self._serving.artefact]))
 
-    def _best_scales(self, seen: Mapping[str, AbsHistogram]) -> dict[str, float]:
-        """As a recalibration on these frames and on the newest ones of the other cameras would choose them."""
-        return best_scales(reduce(merged, self._beside(), seen))
-
     def _gains_under(self, found: TensorNoise, which: int, today: Sequence[NetworkNoise]) -> dict[str, float]:
         """By artefact what scales gain over its own, those of the set with this number."""
         rows = zip(self._regimes, self._weights, today, self._baselines_db, strict=True)
@@ -260,6 +258,13 @@ class DriftMonitor:
         if self._ahead.drift_detected and ahead_db <= self._switch_db:
             self._ahead.reset()  # nobody could switch, and it is no longer worth it
         self._ahead.update(ahead_db)
+
+
+def _scales_beside(
+    beside: Callable[[], Sequence[Mapping[str, AbsHistogram]]], seen: Mapping[str, AbsHistogram]
+) -> dict[str, float]:
+    """As a recalibration on these frames and on the newest ones of the other cameras would choose them."""
+    return best_scales(reduce(merged, beside(), seen))
 
 
 def _finite(value: Any) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -245,3 +247,16 @@ def test_memory_that_nobody_wrote_is_refused_and_changes_nothing(spoilt: dict[st
     with pytest.raises(CalibrationError):
         monitor.recall({**first.memory(), **spoilt})
     assert monitor.state == monitor_of(regime()).state
+
+
+def test_a_monitor_that_is_let_go_takes_its_histograms_with_it() -> None:
+    """With every engine comes a new one; a circle would keep the old one's megabytes for a hundred engines or more."""
+    monitor = monitor_of(regime())
+    monitor.update(0.0, scene(1.0, 1))
+    gone = weakref.ref(monitor)
+    gc.disable()
+    try:
+        del monitor
+        assert gone() is None
+    finally:
+        gc.enable()
