@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import engines  # noqa: F401  # before anything imports ONNX Runtime, which would report elsewhere
 from agent.console import ConsoleHandler
 
 pytest_plugins = [

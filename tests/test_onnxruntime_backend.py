@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -44,6 +48,15 @@ def test_opens_by_name_and_describes_itself() -> None:
     described = open_backend("onnxruntime", BackendOptions(threads=2)).describe()
     assert described["runtime"] == "onnxruntime"
     assert described["machine"]
+
+
+def test_what_runs_here_is_reported_to_nobody(tmp_path: Path) -> None:
+    """What its own telemetry would send lies in a database in the user's cache first, from the import on."""
+    spoken_for = ("CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "XDG_CACHE_HOME")  # each keeps it silent
+    own = {name: value for name, value in os.environ.items() if name not in spoken_for}
+    command = [sys.executable, "-c", "import engines.onnxruntime_backend"]
+    subprocess.run(command, env={**own, "HOME": str(tmp_path)}, check=True)
+    assert list(tmp_path.rglob("*")) == []
 
 
 # ---- building
