@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 
+_LIBC = ctypes.CDLL(None)  # one: each has a class of its own, which only Python's search for circles takes away
+
 
 def give_back() -> None:
     """Return whole free pages to the system, in a few milliseconds; nothing where the C library is not glibc.
@@ -13,4 +15,4 @@ def give_back() -> None:
     malloc_trim(3), and M_MMAP_THRESHOLD in mallopt(3).
     """
     with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        _LIBC.malloc_trim(0)
