@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,8 +124,17 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
 
 def write_clip(path: Path, light: Callable[[float], float], frames: int) -> None:
     """What a camera sees under this light, as for `make_world`."""
+    path.write_bytes(_clip(tuple(light(number / FPS) for number in range(frames))))
+
+
+@functools.lru_cache(maxsize=8)  # a second of work for some, a few MB each
+def _clip(lights: tuple[float, ...]) -> bytes:
+    """An AVI file of a frame under each light."""
     rng = np.random.default_rng(0)
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), FPS, (32, 32))
-    for number in range(frames):
-        writer.write((rng.uniform(0.0, 255.0, (32, 32, 3)) * light(number / FPS)).astype(np.uint8))
-    writer.release()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.avi"
+        writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), FPS, (32, 32))
+        for light in lights:
+            writer.write((rng.uniform(0.0, 255.0, (32, 32, 3)) * light).astype(np.uint8))
+        writer.release()
+        return path.read_bytes()
