@@ -13,6 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SAMPLE := var/sample
+# The tests start hundreds of processes: what Python has compiled once and kept, each need not compile again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: run test trials check soak sanitize lock clean broker rtsp systemd postgres bindings wheelhouse gpu-check

@@ -30,6 +30,12 @@ SAMPLES = 10  # jobs whose median counts, at either end
 JOURNALED = 1000  # jobs, with which the journal has its full length
 KEPT = 4  # artefacts: the current one, and `store.keep`
 GROWTH = 0.02
+OPEN = {
+    "lock",
+    "outbox.sqlite",
+    "outbox.sqlite-shm",
+    "outbox.sqlite-wal",
+}  # at rest; all else is open while it is written
 STATES = [state for state in JobState if not state.over and state not in (JobState.REQUESTED, JobState.PLANNING)]
 STATES.append(JobState.COMMITTED)
 
@@ -67,6 +73,12 @@ def _size(file: Path) -> int:
         return file.lstat().st_size
     except FileNotFoundError:  # it has just been replaced
         return 0
+
+
+def at_rest(process: psutil.Process, state_dir: Path) -> bool:
+    """Whether no file of its state is being written."""
+    opened = (Path(file.path) for file in process.open_files())
+    return all(path.name in OPEN for path in opened if path.is_relative_to(state_dir))
 
 
 def fill(journal: JobJournal) -> None:
@@ -133,6 +145,7 @@ def test_two_hundred_recalibrations_leave_nothing_behind(
             assert last.status == "SUCCEEDED", last
             life.wait(lambda: len(os.listdir(world.state_dir / "artefacts")) <= KEPT)
             life.status()  # by who has tidied up, and given memory back, before
+            life.wait(lambda: at_rest(process, world.state_dir))
             found.append(Footprint.of(process, world.state_dir))
     before, after = (
         {key: statistics.median(getattr(each, key) for each in some) for key in vars(found[0])}
