@@ -199,7 +199,7 @@ def _run(options: argparse.Namespace) -> int:
     from fleet.rollout.controller import Controller
     from fleet.store import open_existing
 
-    set_up_logging("warning")
+    set_up_logging("info")
     signer = Signer(options.sign) if options.sign is not None else None
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     controller = Controller(endpoint_from(options), open_existing(options.db), who, signer)

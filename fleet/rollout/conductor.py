@@ -27,6 +27,7 @@ from fleet.rollout.tables import Rollout
 from fleet.rollout.windows import open_until
 from fleet.store import Store, Transaction
 
+_LOOK_EVERY_S = 2.0
 _ASKED_EVERY_S = 10.0  # whether a collector has an answer that nobody has heard here
 
 Held = Mapping[tuple[str, str], Mapping[str, Any]]  # the settings that boards have told, by fleet and device
@@ -127,7 +128,11 @@ class Conductor:
                 return held  # somebody has paused it, or it is somebody else's: the next step sees
             if plan.next == "judge":
                 findings = judge_wave(rollout.spec, plan.boards, devices, now)
-                return self._planner.judged(transaction, rollout, findings)
+                if findings is not None:
+                    return self._planner.judged(transaction, rollout, findings)
+                rollout = replace(rollout, soak_until=now + _LOOK_EVERY_S)
+                tables.move(transaction, rollout)
+                return rollout
             tables.change(transaction, rollout.id, [step.change for step in steps], now)
             new = [step.order for step in steps if step.order is not None]
             orders.record(transaction, rollout.id, new)

@@ -1,4 +1,4 @@
-"""Commands on their way: each is sent until its board answers, more and more seldom, and at once when that comes back."""
+"""Commands on their way: each is sent until its board answers, ever more seldom, at once when it comes back."""
 
 from __future__ import annotations
 

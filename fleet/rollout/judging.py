@@ -11,10 +11,20 @@ from fleet.rollout.spec import Spec
 from fleet.rollout.states import Target
 from fleet.rollout.tables import TargetRow
 
+_PATIENCE_S = 300.0  # with telemetry that is behind: its period, what an outbox gathers, a broker that was away
 
-def judge_wave(spec: Spec, wave: Sequence[TargetRow], devices: Mapping[int, Device], now: float) -> list[Finding]:
-    """wave: all of its boards, each with what the store knows of it."""
-    return judge(spec.parsed_gates, [_standing(spec, each, devices[each.device], now) for each in wave])
+
+def judge_wave(
+    spec: Spec, wave: Sequence[TargetRow], devices: Mapping[int, Device], now: float
+) -> list[Finding] | None:
+    """wave: all of its boards, each with what the store knows of it. None: it is too early, for some have told nothing
+    since; they have five minutes more than the soak."""
+    standings = [_standing(spec, each, devices[each.device], now) for each in wave]
+    settled = max((each.settled or 0.0 for each in wave), default=0.0)
+    waits = any(each.reached and not each.failure and each.after is None for each in standings)
+    if waits and now < settled + spec.soak_s + _PATIENCE_S and not all(gate.of_wave for gate in spec.parsed_gates):
+        return None
+    return judge(spec.parsed_gates, standings)
 
 
 def _standing(spec: Spec, target: TargetRow, device: Device, now: float) -> Standing:

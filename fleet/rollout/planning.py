@@ -27,7 +27,7 @@ _AT_ONCE = 200  # boards of a step
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the rollout is now. orders: new ones, on record. next: what comes, for which these boards have to be known."""
+    """Where the rollout is now. orders: new ones, on record. next: what comes, once more is known of these boards."""
 
     rollout: Rollout
     orders: Sequence[Order] = ()
@@ -131,7 +131,7 @@ class Planner:
     ) -> Rollout:
         tables.move(transaction, rollout)
         audit(transaction, self._who, what, why, rollout.id, json.dumps(document or {"wave": rollout.wave + 1}))
-        log.warning("rollout=%s step=%r wave=%d/%d why=%r", rollout.id, what, rollout.wave + 1, rollout.waves, why)
+        log.info("rollout=%s step=%r wave=%d/%d why=%r", rollout.id, what, rollout.wave + 1, rollout.waves, why)
         return rollout
 
 
