@@ -186,7 +186,7 @@ class Controller:
                 self._send_file(rollout, Topics(fleet, device), result)
 
     def _send_file(self, rollout: Rollout, topics: Topics, asked: CommandResult) -> None:
-        args = rollout.spec.command(rollout.spec.arguments, 0.0, 1.0).args
+        args = rollout.spec.args
         if isinstance(args, FileArgs) and rollout.spec.file is not None:
             try:
                 for chunk in chunks_asked(topics, args, Path(rollout.spec.file), asked):

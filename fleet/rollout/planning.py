@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -63,14 +63,14 @@ class Planner:
         lost = [f"{each.gate}: {each.words}" for each in findings if not each.passed]
         if lost:
             back = replace(rollout, state=State.UNDOING, undo_from=rollout.wave, ends_as=State.ROLLED_BACK)
-            return self._move(transaction, back, "gate failed", "; ".join(lost), document)
+            return self._move(transaction, back, "gate failed", "; ".join(lost), **document)
         why = "; ".join(f"{each.gate}: {each.words}" for each in findings)
         if rollout.wave + 1 == rollout.waves:
-            self._move(transaction, rollout, "gate passed", why, document)
+            self._move(transaction, rollout, "gate passed", why, **document)
             over = replace(rollout, state=State.COMPLETED)
             return self._move(transaction, over, State.COMPLETED.value, _counted(transaction, rollout.id))
         after = replace(rollout, wave=rollout.wave + 1, soak_until=None)
-        return self._move(transaction, after, "gate passed", why, document)
+        return self._move(transaction, after, "gate passed", why, **document)
 
     def _on(self, transaction: Transaction, rollout: Rollout, sent: int, now: float) -> Plan:
         """Whose turn it is."""
@@ -121,17 +121,12 @@ class Planner:
         orders.record(transaction, rollout.id, new)
         return new
 
-    def _move(
-        self,
-        transaction: Transaction,
-        rollout: Rollout,
-        what: str,
-        why: str,
-        document: Mapping[str, object] | None = None,
-    ) -> Rollout:
+    def _move(self, transaction: Transaction, rollout: Rollout, what: str, why: str, **document: object) -> Rollout:
+        """On record, with the wave that it is about: the present one unless the document names another."""
         tables.move(transaction, rollout)
-        audit(transaction, self._who, what, why, rollout.id, json.dumps(document or {"wave": rollout.wave + 1}))
-        log.info("rollout=%s step=%r wave=%d/%d why=%r", rollout.id, what, rollout.wave + 1, rollout.waves, why)
+        told = {"wave": rollout.wave + 1, **document}
+        audit(transaction, self._who, what, why, rollout.id, json.dumps(told))
+        log.info("rollout=%s step=%r wave=%d/%d why=%r", rollout.id, what, told["wave"], rollout.waves, why)
         return rollout
 
 

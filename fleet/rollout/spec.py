@@ -11,6 +11,7 @@ from typing import Any
 
 from agent.errors import CommandError
 from agent.requests import Command
+from agent.schema import Strict
 from agent.topics import Topics
 from fleet.operator import file_arguments, new_command
 from fleet.rollout.gates import FAILURES_GATE, Gate, parse_gates
@@ -58,8 +59,7 @@ class Spec:
     def __post_init__(self) -> None:
         if self.op not in OPS:
             raise CommandError("rollout.op", repr(self.op), f"one of {', '.join(OPS)}", "correct --op")
-        self.command(dict(self.arguments), 0.0, 1.0)
-        _ = self.parsed_waves, self.parsed_gates, self.parsed_windows
+        _ = self.args, self.parsed_waves, self.parsed_gates, self.parsed_windows
         check_zone(self.timezone)
         check_order(self.order)
 
@@ -74,6 +74,11 @@ class Spec:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def args(self) -> Strict:
+        """What the op takes, as boards are told."""
+        return self.command(self.arguments, 1.0, 1.0).args
 
     @cached_property
     def parsed_waves(self) -> tuple[Wave, ...]:
