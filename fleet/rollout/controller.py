@@ -8,6 +8,7 @@ each out once, however often and by whomever it is sent.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 import uuid
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
 
-_CLAIM_EVERY_S = 3.0
 _STEP_EVERY_S = 0.25
 _INTAKE_BYTES = 16 << 20
 _BATCH_BYTES = 1 << 20
@@ -47,16 +47,19 @@ _SUBSCRIPTIONS = ("status", "reported", "cmd/+/result")
 
 
 class Controller:
-    """signer: the operator's key, with which each command is signed. who: as the record names it.
+    """signer: the operator's key, with which each command is signed. who: as the record names it. lease_s: for so long
+    what it holds stays its own after its death.
 
     `rollouts` has those that it holds, as they were at the last step, `ended` those that came to their end with it.
     """
 
-    def __init__(self, endpoint: Endpoint, store: Store, who: str, signer: Signer | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, store: Store, who: str, signer: Signer | None = None, lease_s: float = LEASE_S
+    ) -> None:
         self.rollouts: dict[str, Rollout] = {}
         self.ended: list[Rollout] = []
         self._has_looked = False
-        self._store, self._signer = store, signer
+        self._store, self._signer, self._lease_s = store, signer, lease_s
         self._owner = f"{socket.gethostname()}/{uuid.uuid4().hex[:12]}"
         self._held: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._heard: dict[str, CommandResult] = {}
@@ -87,12 +90,12 @@ class Controller:
     def run(self, stopping: Callable[[], bool]) -> None:
         """Carry out all there is until it is time to stop, asked several times a second. What is under way then is
         anybody's to go on with at once."""
-        claimed_s = stepped_s = -LEASE_S
+        claimed_s = stepped_s = -math.inf
         with self._store, self._client:
             while not stopping():
                 self._hear(_STEP_EVERY_S)
                 try:
-                    if time.monotonic() - claimed_s >= _CLAIM_EVERY_S:
+                    if time.monotonic() - claimed_s >= self._lease_s / 10.0:
                         self._claim()
                         claimed_s = time.monotonic()
                     if time.monotonic() - stepped_s >= _STEP_EVERY_S:
@@ -107,7 +110,7 @@ class Controller:
     def _claim(self) -> None:
         now = time.time()
         with self._store.begun("write") as transaction:
-            claimed = tables.claim(transaction, self._owner, now, now + LEASE_S, self._unable)
+            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, self._unable)
         found = {each.id: each for each in claimed if self._is_able(each)}
         for identity in self.rollouts.keys() - found.keys():
             self._lose(identity)
