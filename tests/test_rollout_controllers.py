@@ -107,13 +107,13 @@ def test_of_two_that_claim_at_once_one_has_it(where: str) -> None:
             identity = tables.create(transaction, "f", spec(), [[(1, "UTC")]], 0.0)
         claimed: list[str] = []
         with one.begun("write") as transaction:
-            claimed += [each.id for each in tables.claim(transaction, "one", 10.0, 40.0, ())]
+            claimed += tables.claim(transaction, "one", 10.0, 40.0, ())
             with contextlib.suppress(AgentError), other.begun("write") as beside:  # SQLite has it wait, and give up
-                claimed += [each.id for each in tables.claim(beside, "other", 10.0, 40.0, ())]
+                claimed += tables.claim(beside, "other", 10.0, 40.0, ())
         with other.begun("write") as transaction:
             assert tables.hold(transaction, identity, "other", 11.0) is None
             assert tables.claim(transaction, "other", 39.0, 70.0, ()) == []
-            assert [each.id for each in tables.claim(transaction, "other", 41.0, 70.0, ())] == [identity]
+            assert tables.claim(transaction, "other", 41.0, 70.0, ()) == [identity]
         with one.begun("write") as transaction:
             assert tables.hold(transaction, identity, "one", 42.0) is None
     assert claimed == [identity]
