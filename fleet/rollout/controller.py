@@ -105,9 +105,8 @@ class Controller:
                 except AgentError as error:
                     log.error("rollouts=waiting error=%r retry_s=%.0f", str(error), _RETRY_S)
                     time.sleep(_RETRY_S)
-            with suppress(AgentError):  # then the lease runs out
-                with self._store.begun("write") as transaction:
-                    tables.release(transaction, self._owner, self.rollouts)
+            with suppress(AgentError), self._store.begun("write") as transaction:  # else the lease runs out
+                tables.release(transaction, self._owner, self.rollouts)
 
     def _claim(self) -> None:
         now = time.time()

@@ -120,7 +120,7 @@ def rollouts(transaction: Transaction, fleet: str | None = None) -> list[Rollout
 
 
 def claim(transaction: Transaction, owner: str, now: float, until: float, but: Collection[str]) -> list[str]:
-    """The ids of the rollouts that are not over and nobody else holds at present; from now on `owner` does, `until` then. but:
+    """The ids of the rollouts that are not over and nobody else holds; from now on `owner` does, `until` then. but:
     those it cannot carry out, and leaves to others.
 
     Of two that claim at the same moment each takes what the other has not: rows that are being taken are passed over.
