@@ -128,8 +128,7 @@ def rollouts(devices: int, period_s: float, where: str, folder: Path) -> list[Co
         with Listener(endpoint) as listener:
             for method in ("percentile:99.99", _BAD_METHOD):
                 arguments = {"frames": "64", "method": method}
-                # Long enough for telemetry of after the swap to have come from nearly everybody.
-                spec = Spec("recalibrate", arguments, gates=_GATES, soak_s=2.0 * period_s, at_once=1000, order="name")
+                spec = Spec("recalibrate", arguments, gates=_GATES, soak_s=1.2 * period_s, at_once=1000, order="name")
                 found.append(carried_out(where, spec, listener))
 
     operator = threading.Thread(target=operate, name="operator")

@@ -37,8 +37,8 @@ class Faults:
 
 @dataclass(frozen=True)
 class Bad:
-    """Which new engines turn out bad: those of what is named, by a model's sha256, a recalibration's method or a regime's
-    id; those of boards `first` to `last`, by their numbers from 0; where both are given, those that are both."""
+    """Which new engines turn out bad: those of what is named, by a model's sha256, a recalibration's method or a
+    regime's id; those of boards `first` to `last`, by their numbers from 0; where both are given, those of both."""
 
     named: str = ""
     first: int = 0
