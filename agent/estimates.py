@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
@@ -198,7 +199,7 @@ class FidelityRecord:
 
     def __init__(self) -> None:
         self._since_start, self._hour = SinceStart(), LastHour()
-        self._history: deque[tuple[float, float]] = deque(maxlen=_HISTORY)
+        self._history = array("d")  # by turns capture times and values: as pairs of objects they would be a megabyte
 
     def start(self, since: float) -> None:
         """What comes is of another engine, or of another scene, from capture time `since` on; the hour goes on."""
@@ -209,7 +210,8 @@ class FidelityRecord:
         self._since_start.add(ts, value)
         self._hour.add(ts, value)
         if value is not None:
-            self._history.append((ts, value))
+            self._history.extend((ts, value))
+            del self._history[: -2 * _HISTORY]
 
     @property
     def since_start(self) -> Estimate:
@@ -222,7 +224,7 @@ class FidelityRecord:
     @property
     def history(self) -> list[tuple[float, float]]:
         """(capture time, fidelity) of the newest frames that tell something; `state` is without them."""
-        return list(self._history)
+        return list(zip(self._history[::2], self._history[1::2], strict=True))
 
     def state(self) -> dict[str, Any]:
         return {"since_start": self._since_start.state(), "hour": self._hour.state()}
