@@ -253,3 +253,10 @@ def test_the_interval_holds_its_mean_and_narrows_with_n(n: int, mean: float) -> 
     few, many = mean_interval(mean * n, n), mean_interval(mean * n * 4, n * 4)
     assert 0.0 <= few.low <= few.estimate <= few.high <= 1.0
     assert many.high - many.low <= few.high - few.low
+
+
+def test_the_history_is_of_the_newest_frames() -> None:
+    record = FidelityRecord()
+    for ts in range(10_003):
+        record.add(float(ts), 0.5)
+    assert (len(record.history), record.history[0], record.history[-1]) == (10_000, (3.0, 0.5), (10_002.0, 0.5))
