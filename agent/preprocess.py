@@ -13,11 +13,13 @@ from agent.fitting import Geometry, fit
 from agent.input_spec import InputSpec
 from agent.network_input import NetworkInput
 from engines.backend import Array
+from engines.host_preprocessing import HostPreprocess
 from engines.preprocessing import ImageTransform
 
 cv2.setNumThreads(1)  # frames are small: its pool would wait for longer than it works, on the cores of everybody else
 
 _LEVELS = 256  # of a byte
+_SIDE_BY_SIDE = (3, 1)  # strides of pixels and their bytes
 _SIZES = 4  # of frames whose buffers are kept: cameras of several sizes may take turns
 
 
@@ -27,7 +29,8 @@ class Preprocessor:
     Resizes bilinearly without antialiasing, as the trainers of these models do (YOLOX, Ultralytics,
     FastestDet all use OpenCV's INTER_LINEAR): what the weights saw in training is what they get here.
     Levels become floats by a table, 256 values per channel: one pass over the pixels, exact whatever the machine, where
-    a fused multiply-add would round once instead of twice. All buffers are kept, and padding is painted once.
+    a fused multiply-add would round once instead of twice. All buffers are kept, and padding is painted once. What is
+    usual, a frame scaled to planes of floats, is one compiled pass instead, with the same bits.
     """
 
     def __init__(self, spec: InputSpec, taken: NetworkInput) -> None:
@@ -103,9 +106,13 @@ class _Canvas:
             self._tables = [table[np.newaxis]]
         is_table = transform.dtype != "uint8"
         self._levels = [np.empty(w.shape, np.uint8) if is_table else w for w in self._windows]
+        self._host = HostPreprocess(transform, self.tensor) if HostPreprocess.takes(transform) else None
 
     def paint(self, frame: NDArray[np.uint8]) -> None:
         """Make the network input of a frame."""
+        if self._host is not None and frame.strides[1:] == _SIDE_BY_SIDE:
+            self._host.paint(frame)
+            return
         pixels = frame[self._seen] if self._scaled is None else self._scaled
         if self._scaled is not None:
             cv2.resize(frame, self._inner, self._scaled, interpolation=cv2.INTER_LINEAR)
