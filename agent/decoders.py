@@ -120,9 +120,9 @@ def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
 
 @functools.lru_cache(maxsize=8)
 def _grid(size: Size, cells: tuple[int, int]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Of a map of `cells` (rows, columns): each one's column and row (2, n), a cell's sides (2, 1), a quarter of the input's.
+    """Of a map of `cells` (rows, columns): each one's column and row (2, n), a cell's sides, a quarter of the input's.
 
-    The last two in pixels.
+    The last two (2, 1), in pixels.
     """
     (height, width), (rows, columns) = size, cells
     y, x = np.divmod(np.arange(rows * columns, dtype=np.float32), np.float32(columns))

@@ -63,6 +63,7 @@ class HostPreprocess:
         library = _library()
         if library is None or not self.takes(transform):
             raise ValueError(f"no compiled pass for {transform}")
+        self.tensor = tensor
         self._resize = library.tared_resize
         self._rows = taps_along(transform.frame_height, transform.inner_height, clamps=False)
         self._offsets, self._shifts, self._weights = _columns(transform)
@@ -74,11 +75,12 @@ class HostPreprocess:
         plan.offsets, plan.shifts, plan.weights, plan.rows, plan.levels = (
             array.ctypes.data for array in (self._offsets, self._shifts, self._weights, self._rows, self._levels)
         )
-        plan.gain, plan.bias = (_NUMBERS(*(of[channel] for channel in order)) for of in (transform.gain, transform.bias))
+        plan.gain, plan.bias = (
+            _NUMBERS(*(of[channel] for channel in order)) for of in (transform.gain, transform.bias)
+        )
         plan.planes = _POINTERS(*(window[channel].ctypes.data for channel in order))
         plan.stride = window.strides[1] // window.itemsize
         plan.across = (ctypes.c_void_p * 2)(*(row.ctypes.data for row in self._across))
-        self._tensor = tensor  # the plan points into it
         self._at = ctypes.addressof(plan)
 
     @staticmethod
@@ -86,16 +88,21 @@ class HostPreprocess:
         """Whether it is compiled, and for such a transform."""
         is_scaled = (transform.inner_height, transform.inner_width) != (transform.frame_height, transform.frame_width)
         kind = transform.layout, transform.dtype
-        return is_scaled and transform.frame_width * _PIXEL >= _WORD and transform.color != "gray" and kind == ("NCHW", "float32") and _library() is not None
+        return (
+            is_scaled
+            and transform.frame_width * _PIXEL >= _WORD
+            and transform.color != "gray"
+            and kind == ("NCHW", "float32")
+            and _library() is not None
+        )
 
     def paint(self, frame: NDArray[np.uint8]) -> None:
         """Make the network input of a BGR frame uint8 of the transform's size, whose pixels lie side by side."""
         self._resize(frame.ctypes.data, frame.strides[0], self._at)
 
 
-
 def _columns(transform: ImageTransform) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint16]]:
-    """Offsets, shifts and weights of struct plan. Where the two pixels of a column are one, the second weighs nothing."""
+    """Offsets, shifts and weights of struct plan. Where a column has but one pixel, the second weighs nothing."""
     taps = taps_along(transform.frame_width, transform.inner_width, clamps=True)
     padded = -(-len(taps) // _COLUMNS) * _COLUMNS
     taps = np.pad(taps, (0, padded - len(taps)), mode="edge")
