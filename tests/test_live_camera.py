@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from brokers import eventually
-from mjpeg_server import MjpegServer
+from mjpeg_server import MjpegServer, grey
 from worlds import make_world
 
 from agent.backoff import Backoff
