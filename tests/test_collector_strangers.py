@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from fleet.reading import Reading
 from fleet.records import refused
 from fleet.reports import Report, Reports, Stream
 from fleet.store import Store, open_store
+from fleet.warnings import Warnings
 
 _TOPIC = b"tared/v1/fleet/board/"
 _ACL = Path(__file__).parent.parent / "docs" / "mosquitto" / "tared.acl"
@@ -97,7 +99,7 @@ def test_bytes_of_any_kind_are_read_or_refused(arrivals: list[tuple[bytes, bytes
 def test_documents_that_were_tampered_with_are_stored_or_refused_by_any_database(store: Store) -> None:
     """What passes for a document is one for the database too: one row that it refused would hold up all others."""
     chance = random.Random(7)
-    keeper, reader = Keeper(store), Reader()
+    keeper, reader = Keeper(store, Warnings(logging.getLogger(), "test")), Reader()
     for _ in range(60):
         keeper.keep(reader.read([tampered(chance) for _ in range(20)]))
     assert len(refused(store, 2000)) > 100

@@ -13,7 +13,7 @@ from psycopg.sql import SQL
 
 from agent.errors import AgentError
 from fleet.store.schema import POSTGRES
-from fleet.store.transaction import ReportRow, Row, Store, Transaction, What
+from fleet.store.transaction import CONTENDED, ReportRow, Row, Store, Transaction, What
 
 _TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
 _MIGRATING = 0x7A7265  # of the advisory lock: of two that start at once, one migrates
@@ -26,6 +26,7 @@ _OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
     "application_name": "tared fleet",
 }
+_ROLLED_BACK = ("40", "55P03")  # deadlocks and what could not be serialised; a lock that was not to be had
 _STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT DELETE ROWS"
 
 
@@ -101,6 +102,9 @@ class PostgresStore(Store):
             if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08")[:2] in ("08", "57"):
                 remedy = "start it, or correct --db, the network or its rights"
                 raise AgentError("fleet.unreachable", found, "a PostgreSQL server that answers", remedy) from error
+            if (error.sqlstate or "").startswith(_ROLLED_BACK):
+                remedy = "it is tried again; see what else writes there"
+                raise AgentError(CONTENDED, found, "nobody who waits for what this one holds", remedy) from error
             remedy = "make room there, or correct its rights"
             raise AgentError(f"fleet.{what}", found, "what boards have reported, in PostgreSQL", remedy) from error
         except AgentError:
@@ -125,11 +129,13 @@ class PostgresTransaction(Transaction):
     def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._cursor.execute(_translate(sql), parameters).rowcount
 
-    def upsert(self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+    def upsert(
+        self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
+    ) -> None:
         if not rows:
             return
         others = [f"{name} = excluded.{name}" for name in columns if name not in key]
-        action = f"UPDATE SET {', '.join(others)}" if others else "NOTHING"
+        action = f"UPDATE SET {', '.join(others)} WHERE {where}" if others else "NOTHING"
         arrays, values = _arrays(sorted(rows))  # in one order, so that two never wait for each other
         self._cursor.execute(
             _sql(
