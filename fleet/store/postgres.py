@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL
 
-from agent.errors import AgentError
+from agent.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
 from fleet.store.transaction import CONTENDED, ReportRow, Row, Store, Transaction, What
 
 _TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
 _MIGRATING = 0x7A7265  # of the advisory lock: of two that start at once, one migrates
-# A server that is gone without a word is known as that within seconds.
+# A server that is gone without a word is known as that within seconds; of several hosts the one that may be written to
+# is meant. What the URL says goes before.
 _OPTIONS: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -25,6 +26,7 @@ _OPTIONS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
     "application_name": "tared fleet",
+    "target_session_attrs": "read-write",
 }
 _ROLLED_BACK = ("40", "55P03")  # deadlocks and what could not be serialised; a lock that was not to be had
 _STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT DELETE ROWS"
@@ -34,10 +36,10 @@ class PostgresStore(Store):
     """See Store."""
 
     def __init__(self, url: str) -> None:
-        """url: as libpq reads it. Raises AgentError as Store."""
-        self.where = _shown(url)
+        """url: as libpq reads it. Raises AgentError as Store, ConfigError (`fleet.db`)."""
+        self._parameters = _parameters(url)
+        self.where = _shown(self._parameters)
         self.generation = 0
-        self._url = url
         self._db: psycopg.Connection[Row] | None = None
         with self._translated("write"):
             self._connected()
@@ -62,7 +64,7 @@ class PostgresStore(Store):
 
     def _connected(self) -> psycopg.Connection[Row]:
         if self._db is None:
-            db = psycopg.connect(self._url, autocommit=True, **_OPTIONS)
+            db = psycopg.connect(autocommit=True, **self._parameters)
             try:
                 with db.transaction():
                     self._prepare(db)
@@ -226,8 +228,26 @@ def _sql(text: str) -> SQL:
     return SQL(cast("Any", text))
 
 
-def _shown(url: str) -> str:
+def _parameters(url: str) -> dict[str, Any]:
+    """Of a connection. Raises ConfigError (`fleet.db`), which has nothing of the URL: it may be a password's.
+
+    Where that has a bare `/` or `@`, libpq takes the rest of it for a host or a database.
+    """
+    try:
+        told = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        told = {"host": "@"}
+    if "@" in f"{told.get('host')}{told.get('dbname')}":
+        found, expected = "a URL that PostgreSQL cannot read", "postgresql://user:password@host/database"
+        remedy = "write special characters in it as %40 (@), %2F (/), %3A (:), or leave the password to ~/.pgpass"
+        raise ConfigError("fleet.db", found, expected, remedy)
+    return {**_OPTIONS, **told}
+
+
+def _shown(parameters: Mapping[str, Any]) -> str:
     """Without what may be secret."""
-    parts = urlsplit(url)
-    host = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
-    return f"{parts.scheme}://{host}{parts.path}"
+    hosts = str(parameters.get("host") or "").split(",")
+    ports = str(parameters.get("port") or "").split(",")
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    named = [f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False) if host[:1] != "/"]
+    return f"postgresql://{','.join(named)}/{parameters.get('dbname') or ''}"
