@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.endpoint import Endpoint
+from agent.home_assistant import device_id
 from agent.intake import Arrival, Intake
 from agent.messages import Birth, Status
 from agent.mqtt import MqttClient
@@ -210,6 +212,41 @@ def test_with_the_acl_that_comes_along_no_board_speaks_for_another(tmp_path: Pat
             told = [collector.inbox.get(timeout=10.0).topic for _ in range(2)]
         assert told == ["tared/v1/fleet/other/event", "tared/v1/fleet/board/event"]
         assert [json.loads(each.payload).get("seq") for each in watcher.seen if "/ack" not in each.topic] == [2, 3]
+
+
+@pytest.mark.broker
+def test_with_that_acl_a_board_that_is_named_announces_itself_to_home_assistant_and_no_other(tmp_path: Path) -> None:
+    """As the comment in it says: uncommented, for one board."""
+    (found,) = re.findall(r"#   (user board-7)\n#   (topic write \S+)\n", _ACL.read_text())
+    acl = tmp_path / "acl"
+    acl.write_text(_ACL.read_text() + "\n" + "\n".join(found) + "\n")
+    topics, its_own = Topics("default", "board-7"), Topics("default", "board-8").telemetry
+    announced = f"homeassistant/device/{device_id(topics)}/config"
+    with running_mosquitto(tmp_path, f"acl_file {acl}") as broker:
+
+        def client(name: str, *subscriptions: str) -> MqttClient:
+            endpoint = Endpoint(broker.host, broker.port, username=name)
+            return MqttClient(endpoint, f"{name}'s", subscriptions=subscriptions)
+
+        with (
+            client("homeassistant", "homeassistant/device/+/config", topics.telemetry, its_own) as house,
+            client("board-7", "homeassistant/status", topics.command) as board,
+            client("board-8") as liar,
+        ):
+            assert house.wait_connected(10.0)
+            assert board.wait_connected(10.0)
+            liar.publish(Message(announced, b"a lie"))
+            liar.publish(Message("homeassistant/status", b"a lie"))
+            liar.publish(Message(its_own, b"after the lies"))
+            assert house.inboxes[its_own].get(timeout=10.0).payload == b"after the lies"
+            board.publish(Message(announced, b"{}"))
+            board.publish(Message(topics.telemetry, b"fps"))
+            assert house.inboxes["homeassistant/device/+/config"].get(timeout=10.0).payload == b"{}"
+            assert house.inboxes[topics.telemetry].get(timeout=10.0).payload == b"fps"
+            house.publish(Message("homeassistant/status", b"online"))
+            house.publish(Message(topics.command, b"recalibrate"))
+            assert board.inboxes["homeassistant/status"].get(timeout=10.0).payload == b"online"
+            assert board.inboxes[topics.command].get(timeout=10.0).payload == b"recalibrate"
 
 
 @pytest.mark.broker
