@@ -13,6 +13,7 @@ from typing import Any
 from agent.arguments import command, number, print_result
 from agent.cli_fleet import add_broker_options, endpoint_from
 from agent.cli_merge import add_merge
+from agent.cli_rollout import add_rollout
 from agent.cli_simulate import add_simulate
 
 _DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
@@ -33,6 +34,7 @@ def add_room(commands: Any) -> None:
     collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="N", help="(30)")
     add_broker_options(collect)
     add_merge(actions)
+    add_rollout(actions)
     add_simulate(actions)
 
     devices = command(actions, "devices", _devices, "how the devices are, by what they last reported")

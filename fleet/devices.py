@@ -16,21 +16,19 @@ from fleet.words import printable
 
 _STATE = ("id", "state", "session", "boot_id", "state_ts")
 _BIRTH = ("id", "agent_version", "model", "engine", "calibration", "birth")
-_COLUMNS = "id, name, first_seen, last_seen, state, agent_version, model, engine, calibration, birth"
+_COLUMNS = "id, fleet, name, first_seen, last_seen, state, agent_version, model, engine, calibration, birth"
 # By its numbers, not its clock; a device has few events beside its telemetry.
-_NEWEST = (
-    "(SELECT document FROM reports r WHERE r.device = d.id AND r.kind = 'telemetry' "
-    "ORDER BY epoch DESC, seq DESC LIMIT 1)"
-)
+_NEWEST = "FROM reports r WHERE r.device = d.id AND r.kind = 'telemetry' ORDER BY epoch DESC, seq DESC LIMIT 1"
+_AT_ONCE = 500
 _HEARD = "(SELECT max(heard) FROM progress p WHERE p.device = d.id)"
 
 
 @dataclass(frozen=True)
 class Device:
     """One of them. first_seen, last_seen: Unix time in s, by the collector's clock; last_seen is 0 where it was never
-    heard, and is known by what the broker had kept of it. state: as of its newest status,
-    None where it never told one. birth, telemetry: its newest documents, empty without one. tags: names to values, ""
-    for a name alone. events: the newest of each kind, by kind."""
+    heard, and is known by what the broker had kept of it. state: as of its newest status, None where it never told one.
+    birth, telemetry: its newest documents, empty without one; telemetry_at: when the latter came. tags: names to
+    values, "" for a name alone. events: the newest of each kind, by kind."""
 
     id: int
     fleet: str
@@ -44,6 +42,7 @@ class Device:
     calibration: str | None
     birth: Mapping[str, Any] = field(default_factory=dict)
     telemetry: Mapping[str, Any] = field(default_factory=dict)
+    telemetry_at: float | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -79,22 +78,32 @@ class Devices:
 
     def all(self, fleet: str) -> list[Device]:
         """Those of a fleet, by their names."""
+        return self._those("fleet = ?", (fleet,))
+
+    def some(self, ids: Sequence[int]) -> list[Device]:
+        """Those of these ids, by their names."""
+        parts = [ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE)]
+        return [each for part in parts for each in self._those(f"id IN ({', '.join('?' * len(part))})", part)]
+
+    def _those(self, condition: str, values: Sequence[object]) -> list[Device]:
         with self._store.begun("read") as transaction:
             tags: dict[int, dict[str, str]] = defaultdict(dict)
-            of_fleet = "SELECT id FROM devices WHERE fleet = ?"
+            ids = f"SELECT id FROM devices WHERE {condition}"
             for id_, name, value in transaction.execute(
-                f"SELECT device, name, value FROM tags WHERE device IN ({of_fleet}) ORDER BY name", (fleet,)
+                f"SELECT device, name, value FROM tags WHERE device IN ({ids}) ORDER BY name", values
             ):
                 tags[id_][name] = value
             events: dict[int, dict[str, Any]] = defaultdict(dict)
             for id_, kind, document in transaction.execute(
-                f"SELECT device, kind, document FROM newest_events WHERE device IN ({of_fleet})", (fleet,)
+                f"SELECT device, kind, document FROM newest_events WHERE device IN ({ids})", values
             ):
                 events[id_][kind] = json.loads(document)
             found = transaction.execute(
-                f"SELECT {_COLUMNS}, {_HEARD}, {_NEWEST} FROM devices d WHERE fleet = ? ORDER BY name", (fleet,)
+                f"SELECT {_COLUMNS}, {_HEARD}, (SELECT document {_NEWEST}), (SELECT received {_NEWEST}) "
+                f"FROM devices d WHERE {condition} ORDER BY name",
+                values,
             )
-        return [_device(fleet, row, tags.get(row[0], {}), events.get(row[0], {})) for row in found]
+        return [_device(row, tags.get(row[0], {}), events.get(row[0], {})) for row in found]
 
     def tag(self, devices: Iterable[Device], tags: Mapping[str, str], removed: Sequence[str], who: str) -> None:
         """Put these on each of the devices, and take those off; on record as done by `who`."""
@@ -139,8 +148,8 @@ def _update(transaction: Transaction, columns: Sequence[str], rows: Sequence[Row
     transaction.execute_many(f"UPDATE devices SET {names} WHERE id = ?", [(*row[1:], row[0]) for row in sorted(rows)])
 
 
-def _device(fleet: str, row: Row, tags: Mapping[str, str], events: Mapping[str, Any]) -> Device:
-    id_, name, first_seen, last_seen, *told, birth, heard, newest = row
+def _device(row: Row, tags: Mapping[str, str], events: Mapping[str, Any]) -> Device:
+    id_, fleet, name, first_seen, last_seen, *told, birth, heard, newest, newest_at = row
     seen = max(last_seen, heard or 0.0)
     documents = [json.loads(each) if each else {} for each in (birth, newest)]
-    return Device(id_, fleet, name, first_seen, seen, *[*told, *documents, tags, events])
+    return Device(id_, fleet, name, first_seen, seen, *[*told, *documents, newest_at, tags, events])

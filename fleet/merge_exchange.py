@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import uuid
@@ -23,7 +22,7 @@ from agent.signing import Signer
 from agent.topics import Topics
 from agent.wire import MessageError
 from fleet.merge_inbox import Announced, UploadInbox
-from fleet.operator import REPEAT_S, may_be_of_anybodys, new_command
+from fleet.operator import REPEAT_S, as_sent, command_message, may_be_of_anybodys, new_command
 from fleet.warnings import Warnings
 
 log = logging.getLogger(__name__)
@@ -133,11 +132,9 @@ class MergeExchange:
         arguments: dict[str, Any] = {"upload": missing[0], "missing": missing[1]} if missing is not None else {}
         to = asked.topics if self._signer is not None else None
         command = new_command("histograms", arguments, time.time(), _VALID_S, to)
-        document = json.loads(command.to_json())
-        signed = self._signer.sign(document) if self._signer is not None else document
         asked.rounds += 1
         asked.command_id = command.id
-        asked.command = Message(asked.topics.command, json.dumps(signed).encode(), expires_s=round(_VALID_S))
+        asked.command = command_message(asked.topics, as_sent(command, self._signer), command.expires)
         self._publish(asked)
 
     def _publish(self, asked: _Asked) -> None:

@@ -111,9 +111,7 @@ def send(
     """
     client_id = f"tared-operator-{uuid.uuid4().hex}"
     results = [topics.result(command.id)]
-    payload = command.to_json()
-    if signer is not None:
-        payload = json.dumps(signer.sign(json.loads(payload))).encode()
+    payload = as_sent(command, signer)
     with MqttClient(endpoint, client_id, subscriptions=results, backoff=Backoff(0.2, 2.0)) as client:
         if not client.wait_connected(silence_s):
             found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
@@ -121,8 +119,9 @@ def send(
             raise AgentError("broker.unreachable", found, "an MQTT broker", remedy)
         latest = None
         for result in _answers(client, topics, command, payload, silence_s, signer is not None):
-            if file is not None and result.step == RECEIVING:
-                _send_chunks(client, topics, command, file, result)
+            if file is not None and isinstance(command.args, FileArgs):
+                for chunk in chunks_asked(topics, command.args, file, result):
+                    client.publish(chunk)
             if result != latest:
                 latest = result
                 yield result
@@ -135,7 +134,7 @@ def _answers(
     latest: CommandResult | None = None
     doubted: CommandResult | None = None
     heard_at = asked_at = doubted_at = time.monotonic()
-    client.publish(_message(topics, command, payload))
+    client.publish(command_message(topics, payload, command.expires))
     while latest is None or not latest.final:
         now = time.monotonic()
         if doubted is not None and now - doubted_at > _DOUBTED_FOR * REPEAT_S:
@@ -144,7 +143,7 @@ def _answers(
         if now - heard_at > silence_s:
             raise _no_answer(topics, latest, silence_s)
         if now - max(asked_at, heard_at) >= REPEAT_S:
-            client.publish(_message(topics, command, payload))
+            client.publish(command_message(topics, payload, command.expires))
             asked_at = now
         try:
             result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
@@ -156,7 +155,7 @@ def _answers(
         if signed and may_be_of_anybodys(result):
             if doubted is None:  # the device is there: it will answer ours too
                 doubted, doubted_at = result, time.monotonic()
-                client.publish(_message(topics, command, payload))
+                client.publish(command_message(topics, payload, command.expires))
             continue
         latest, doubted, heard_at = result, None, time.monotonic()
         yield result
@@ -167,23 +166,30 @@ def may_be_of_anybodys(result: CommandResult) -> bool:
     return result.error is not None and result.error.code.startswith(_UNPROVEN)
 
 
-def _message(topics: Topics, command: Command, payload: bytes) -> Message:
-    """What a broker need not keep for a device that is away once the command has expired; a second is the least."""
-    left_s = math.ceil(command.expires - time.time())
+def as_sent(command: Command, signer: Signer | None) -> bytes:
+    """The document that goes to the board, with the operator's signature where there is a key."""
+    payload = command.to_json()
+    return payload if signer is None else json.dumps(signer.sign(json.loads(payload))).encode()
+
+
+def command_message(topics: Topics, payload: bytes, expires: float) -> Message:
+    """What a broker need not keep for a device that is away once the command has expired, at that Unix time in s; a
+    second is the least."""
+    left_s = math.ceil(expires - time.time())
     return Message(topics.command, payload, expires_s=min(max(left_s, 1), _MOST_EXPIRY_S))
 
 
-def _send_chunks(client: MqttClient, topics: Topics, command: Command, path: Path, asked: CommandResult) -> None:
-    """A few of those that the device asks for; it asks again before it has them all."""
-    first, args = (asked.result or {}).get("next"), command.args
-    if not isinstance(first, int) or not isinstance(args, FileArgs) or not 0 <= first <= args.size:
+def chunks_asked(topics: Topics, args: FileArgs, path: Path, asked: CommandResult) -> Iterator[Message]:
+    """A few of those that the device asks for with this result, if it does; it asks again before it has them all."""
+    first = (asked.result or {}).get("next")
+    if asked.step != RECEIVING or not isinstance(first, int) or not 0 <= first <= args.size:
         return
     with path.open("rb") as file:
         file.seek(first * MODEL_CHUNK_BYTES)
         for number in range(first, first + MODEL_CHUNKS_ASKED):
             if not (chunk := file.read(MODEL_CHUNK_BYTES)):
                 return
-            client.publish(Message(topics.model_chunk(args.sha256, number), chunk))
+            yield Message(topics.model_chunk(args.sha256, number), chunk)
 
 
 def _json(text: Any) -> Any:

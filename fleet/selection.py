@@ -22,9 +22,9 @@ _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 _CONDITION = re.compile(r"\s*([\w.-]+)\s*(?:(<=|>=|!=|=|<|>)\s*(.*?))?\s*")
-_TAG = "tag."
-_NEW_TAG = re.compile(r"([\w.-]{1,64})(?:=([\w. -]{0,128}))?")
-_FIGURES = frozenset(
+TAG = "tag."
+_NEW_TAG = re.compile(r"([\w.-]{1,64})(?:=([\w. /+-]{0,128}))?")
+FIGURES = frozenset(
     [
         "gain_db",
         "fidelity",
@@ -54,9 +54,9 @@ class Condition:
         if known is None:
             return self.comparison == "!="
         if self.comparison in _ORDER:
-            left, right = (float(known), float(self.value)) if self.fact in _FIGURES else _versions(known, self.value)
+            left, right = (float(known), float(self.value)) if self.fact in FIGURES else _versions(known, self.value)
             return _ORDER[self.comparison](left, right)
-        same = float(self.value) == known if self.fact in _FIGURES else fnmatchcase(str(known), self.value)
+        same = float(self.value) == known if self.fact in FIGURES else fnmatchcase(str(known), self.value)
         return same is (self.comparison == "=")
 
 
@@ -90,14 +90,14 @@ def parse_tag(text: str) -> tuple[str, str]:
     """`NAME` or `NAME=VALUE`; an empty value for a name alone. Raises CommandError (`fleet.tag`)."""
     found = _NEW_TAG.fullmatch(text)
     if found is None:
-        expected = "NAME or NAME=VALUE: letters, digits, '_', '.' and '-', in a value spaces too"
+        expected = "NAME or NAME=VALUE: letters, digits, '_', '.' and '-', in a value spaces, '/' and '+' too"
         raise CommandError("fleet.tag", repr(text), expected, "rename the tag")
     return found[1], found[2] or ""
 
 
 def _of(device: Device, known: dict[str, Fact], condition: Condition) -> Fact:
-    if condition.fact.startswith(_TAG):
-        return device.tags.get(condition.fact[len(_TAG) :])
+    if condition.fact.startswith(TAG):
+        return device.tags.get(condition.fact[len(TAG) :])
     return known[condition.fact]
 
 
@@ -106,11 +106,11 @@ def _condition(text: str) -> Condition:
     if found is None:
         raise _wrong(text.strip(), "conditions such as state=degraded,fidelity_low<0.9")
     fact, comparison, value = found[1], found[2] or "", found[3] or ""
-    if not comparison and fact not in FACTS and not fact.startswith(_TAG):
-        fact = _TAG + fact
-    if fact not in FACTS and not fact.startswith(_TAG):
+    if not comparison and fact not in FACTS and not fact.startswith(TAG):
+        fact = TAG + fact
+    if fact not in FACTS and not fact.startswith(TAG):
         raise _wrong(fact, f"one of {', '.join(FACTS)}, or tag.NAME")
-    if fact in _FIGURES and comparison and not _is_figure(value):
+    if fact in FIGURES and comparison and not _is_figure(value):
         raise _wrong(f"{fact}{comparison}{value}", "a number there")
     return Condition(fact, comparison, value)
 

@@ -117,6 +117,8 @@ class PostgresStore(Store):
 class PostgresTransaction(Transaction):
     """See Transaction."""
 
+    skip_locked = "FOR UPDATE SKIP LOCKED"
+
     def __init__(self, cursor: psycopg.Cursor[Row]) -> None:
         self._cursor = cursor
 

@@ -168,11 +168,59 @@ _BY_AGE = "CREATE INDEX reports_by_age ON reports USING brin (received);"
 # Updated with each batch: room on each page lets PostgreSQL do that in place.
 _IN_PLACE = "ALTER TABLE progress SET (fillfactor = 50);"
 
+# What is to be done to many boards, which of them, and each command that was recorded before it was sent.
+_ROLLOUTS = """
+    CREATE TABLE rollouts (
+        id TEXT PRIMARY KEY,
+        fleet TEXT NOT NULL,
+        spec TEXT NOT NULL,
+        state TEXT NOT NULL,
+        wave BIGINT NOT NULL,
+        waves BIGINT NOT NULL,
+        soak_until DOUBLE PRECISION,
+        undo_from BIGINT NOT NULL,
+        ends_as TEXT NOT NULL,
+        created DOUBLE PRECISION NOT NULL,
+        lease_owner TEXT,
+        lease_until DOUBLE PRECISION NOT NULL
+    );
+    CREATE TABLE rollout_targets (
+        rollout TEXT NOT NULL,
+        device BIGINT NOT NULL,
+        wave BIGINT NOT NULL,
+        place BIGINT NOT NULL,
+        zone TEXT NOT NULL,
+        state TEXT NOT NULL,
+        due DOUBLE PRECISION NOT NULL,
+        attempts BIGINT NOT NULL,
+        baseline TEXT NOT NULL,
+        artefact TEXT,
+        reason TEXT NOT NULL,
+        settled DOUBLE PRECISION,
+        PRIMARY KEY (rollout, device)
+    );
+    CREATE INDEX rollout_targets_by_state ON rollout_targets (rollout, wave, state, place);
+    CREATE TABLE rollout_commands (
+        id TEXT PRIMARY KEY,
+        rollout TEXT NOT NULL,
+        device BIGINT NOT NULL,
+        role TEXT NOT NULL,
+        payload TEXT NOT NULL,
+        sent DOUBLE PRECISION NOT NULL,
+        expires DOUBLE PRECISION NOT NULL,
+        accepted DOUBLE PRECISION,
+        ended DOUBLE PRECISION,
+        status TEXT,
+        document TEXT
+    );
+    CREATE INDEX rollout_commands_by_rollout ON rollout_commands (rollout, ended);
+    """
+
 _SQLITE = {"id": "INTEGER PRIMARY KEY", "bytes": "BLOB"}
 _POSTGRES = {"id": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytes": "BYTEA"}
 
 # For both dialects, from schema 2 on: what comes next is appended here.
-_NEXT: tuple[str, ...] = ()
+_NEXT: tuple[str, ...] = (_ROLLOUTS,)
 
 # The script at n brings a store of schema n to schema n + 1.
 SQLITE = (

@@ -70,6 +70,8 @@ class SqliteStore(Store):
 class SqliteTransaction(Transaction):
     """See Transaction."""
 
+    skip_locked = ""  # a transaction that writes is alone anyway
+
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 

@@ -27,7 +27,12 @@ class Transaction(Protocol):
     """Statements are in the SQL that SQLite and PostgreSQL share, with `?` for each parameter, and no other `?` or `%`.
 
     Names of tables and columns are the caller's own, and never a stranger's.
+
+    skip_locked: ends a SELECT whose rows are locked to the end of the transaction, but for those that somebody else
+    has locked: they are left out.
     """
+
+    skip_locked: str
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
         """One statement; its rows, none of what returns none."""

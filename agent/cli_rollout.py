@@ -1,0 +1,221 @@
+"""`tared fleet rollout`: one command for many boards, wave by wave, each judged before the next begins."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import re
+import socket
+import threading
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.arguments import command, number
+from agent.cli_fleet import add_broker_options, endpoint_from
+
+if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
+    from fleet.rollout.controller import Controller
+    from fleet.rollout.spec import Spec
+
+_DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
+_OPS = "recalibrate, model, calibration, policy or regime"
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|)")
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_MOST_S = 30 * 86_400.0
+
+
+def add_rollout(actions: Any) -> None:
+    """One of the control room's actions, with actions of its own."""
+    about = "one command for many boards, wave by wave, each judged before the next begins"
+    rollout = actions.add_parser("rollout", help=about, description=about)
+    steps = rollout.add_subparsers(title="actions", required=True, metavar="ACTION")
+    _add_create(steps)
+    run = command(steps, "run", _run, "the controller: carry out what there is; several may run on one store")
+    _add_database(run)
+    run.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
+    run.add_argument("--until-done", action="store_true", help="end once there is no rollout to carry out any more")
+    add_broker_options(run)
+    show = command(steps, "show", _show, "how far one is, why, and by whose word")
+    listed = command(steps, "list", _list, "all of them, the newest first")
+    listed.add_argument("--fleet", default="default", help="(default)")
+    pause = command(steps, "pause", _pause, "tell nobody else; who has been told goes on")
+    resume = command(steps, "resume", _resume, "go on where it stood")
+    abort = command(steps, "abort", _abort, "tell nobody else, and cancel what is under way")
+    undo = "let the boards of the present wave, or all, go back to what they had"
+    abort.add_argument("--undo", choices=("wave", "all"), help=undo)
+    for each in (show, pause, resume, abort):
+        each.add_argument("id", metavar="ID", help="of 'create' and 'list'; its beginning is enough")
+    for each in (pause, resume, abort):
+        each.add_argument("--why", default="", metavar="TEXT", help="for the record")
+    for each in (show, listed, pause, resume, abort):
+        _add_database(each)
+
+
+def _add_create(steps: Any) -> None:
+    create = command(steps, "create", _create, "write one down; 'run' carries it out")
+    create.add_argument("arguments", nargs="*", metavar="key=value", help="of the op; file=PATH of a model")
+    create.add_argument("--op", required=True, metavar="OP", help=_OPS)
+    create.add_argument("--select", default="", metavar="CONDITIONS", help="as --where of 'devices' (all)")
+    create.add_argument(
+        "--waves", default="1,5%,25%,100%", help="up to how many boards each reaches (1,5%%,25%%,100%%)"
+    )
+    gates = "failures<=2%%, unreached<=10%%; of each board fidelity>=0.95, latency_p99<=1.2x, @90%% of them ..."
+    create.add_argument("--gate", default="", metavar="GATES", help=f"{gates} (failures<=2%%)")
+    create.add_argument("--soak", type=duration, default=1800.0, metavar="30m", help="until a wave is judged (30m)")
+    create.add_argument("--at-once", type=number(int, 1, 1_000_000), default=500, metavar="N", help="boards (500)")
+    window = "tell boards only then, by their tag 'tz', else --timezone; more than one may be given"
+    create.add_argument("--window", action="append", default=[], metavar="01:00-05:00", help=window)
+    create.add_argument("--timezone", default="UTC", metavar="ZONE", help="such as Europe/Berlin (UTC)")
+    create.add_argument("--order", default="random", help="random, name, or tag.NAME: lowest first (random)")
+    create.add_argument("--valid", type=duration, default=3600.0, metavar="1h", help="wait so long for a board (1h)")
+    create.add_argument("--deadline", type=duration, default=7200.0, metavar="2h", help="a board may take (2h)")
+    create.add_argument("--silent", type=duration, default=600.0, metavar="10m", help="unheard so long is silent (10m)")
+    create.add_argument("--why", default="", metavar="TEXT", help="for the record")
+    create.add_argument("--dry-run", action="store_true", help="only say which boards each wave would have")
+    create.add_argument("--fleet", default="default", help="(default)")
+    _add_database(create)
+
+
+def duration(text: str) -> float:
+    """`90`, `90s`, `30m`, `2h` or `1d`, in seconds."""
+    found = _DURATION.fullmatch(text)
+    if found is None or (seconds := float(found[1]) * _UNITS[found[2]]) > _MOST_S:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m or 2h, at most 30d, got {text!r}")
+    return seconds
+
+
+def _add_database(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help=_DB)
+
+
+def _create(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fleet.rollout.book import RolloutBook
+    from fleet.rollout.listing import print_plan
+    from fleet.store import open_existing
+
+    spec = _spec(options)
+    with open_existing(options.db) as store:
+        book = RolloutBook(store, getpass.getuser())
+        waves = book.plan(options.fleet, spec, uuid.uuid4().hex)
+        identity = None if options.dry_run else book.create(options.fleet, spec, waves, options.why)
+    if options.json:
+        print(json.dumps({"id": identity, "waves": [[each.name for each in wave] for wave in waves]}))
+    else:
+        print_plan(spec, waves, Console())
+        print("nothing is written" if identity is None else f"{identity}: 'tared fleet rollout run' carries it out")
+    return 0
+
+
+def _spec(options: argparse.Namespace) -> Spec:
+    from fleet.rollout.spec import FILES, Spec, with_file
+
+    given: dict[str, Any] = dict(argument.partition("=")[::2] for argument in options.arguments)
+    file = None
+    if options.op in FILES:
+        given, file = with_file(given)
+    return Spec(
+        op=options.op,
+        arguments=given,
+        select=options.select,
+        waves=options.waves,
+        gates=options.gate,
+        soak_s=options.soak,
+        at_once=int(options.at_once),
+        windows=tuple(options.window),
+        timezone=options.timezone,
+        order=options.order,
+        valid_s=options.valid,
+        deadline_s=options.deadline,
+        silent_s=options.silent,
+        file=file,
+    )
+
+
+def _list(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fleet.rollout.book import RolloutBook
+    from fleet.rollout.listing import as_object, print_rollouts
+    from fleet.store import open_existing
+
+    with open_existing(options.db) as store:
+        found = RolloutBook(store, getpass.getuser()).all(options.fleet)
+    if options.json:
+        print(json.dumps({"rollouts": [as_object(each) for each in found]}))
+    elif found:
+        print_rollouts(found, Console())
+    else:
+        print(f"no rollout in {options.fleet} so far")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fleet.rollout.book import RolloutBook
+    from fleet.rollout.listing import details, print_rollout
+    from fleet.store import open_existing
+
+    with open_existing(options.db) as store:
+        overview, boards, commands = RolloutBook(store, getpass.getuser()).show(options.id)
+    if options.json:
+        print(json.dumps(details(overview, boards, commands)))
+    else:
+        print_rollout(overview, boards, Console())
+    return 0
+
+
+def _pause(options: argparse.Namespace) -> int:
+    return _turn(options, "pause")
+
+
+def _resume(options: argparse.Namespace) -> int:
+    return _turn(options, "resume")
+
+
+def _abort(options: argparse.Namespace) -> int:
+    return _turn(options, "abort", options.undo)
+
+
+def _turn(options: argparse.Namespace, what: str, *arguments: object) -> int:
+    from fleet.rollout.book import RolloutBook
+    from fleet.store import open_existing
+
+    with open_existing(options.db) as store:
+        rollout = getattr(RolloutBook(store, getpass.getuser()), what)(options.id, *arguments, options.why)
+    told = {"id": rollout.id, "state": rollout.state.value}
+    print(json.dumps(told) if options.json else f"{rollout.id} {rollout.state.value}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from agent.console import progress, set_up_logging
+    from agent.signals import handling_signals
+    from agent.signing import Signer
+    from fleet.rollout.controller import Controller
+    from fleet.store import open_existing
+
+    set_up_logging("info")
+    signer = Signer(options.sign) if options.sign is not None else None
+    who = f"{getpass.getuser()}@{socket.gethostname()}"
+    controller = Controller(endpoint_from(options), open_existing(options.db), who, signer)
+    signalled = threading.Event()
+    with handling_signals(lambda _: signalled.set()), progress("rollouts") as bar:
+
+        def stopping() -> bool:
+            bar.update(len(controller.rollouts), _under_way(controller))
+            return signalled.is_set() or (options.until_done and controller.is_done)
+
+        controller.run(stopping)
+    if options.json:
+        print(json.dumps({"ended": {each.id: each.state.value for each in controller.ended}}))
+    return 0
+
+
+def _under_way(controller: Controller) -> str:
+    waves = [f"{each.id} {each.spec.op} wave {each.wave + 1}/{each.waves}" for each in controller.rollouts.values()]
+    return f"{', '.join(waves[:3]) or 'nothing to do'}; {controller.outcome}"

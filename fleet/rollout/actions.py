@@ -1,0 +1,87 @@
+"""What a board is told: to change, to leave it, to go back to what it had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent.requests import Command
+from agent.signing import Signer
+from agent.topics import Topics
+from fleet.devices import Device
+from fleet.facts import facts
+from fleet.operator import as_sent, new_command
+from fleet.rollout.answers import MOST_ATTEMPTS, pause_s
+from fleet.rollout.orders import Order
+from fleet.rollout.states import Role, Target
+from fleet.rollout.tables import Change, Rollout, TargetRow
+
+_SETTLES_S = 60.0  # for what a board tells of its engine to arrive here
+_HELD = "held"  # of a baseline: the values that a policy replaces
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of a board's row, and what it is told, if anything."""
+
+    change: Change
+    order: Order | None = None
+
+
+class Actions:
+    """Of one rollout at one moment. signer: the operator's key. now: Unix time in s."""
+
+    def __init__(self, rollout: Rollout, signer: Signer | None, now: float) -> None:
+        self._rollout, self._spec, self._signer, self._now = rollout, rollout.spec, signer, now
+
+    def do(self, target: TargetRow, device: Device, held: Mapping[str, Any] | None, until: float) -> Step:
+        """What the rollout is for. held: the settings that the board last told. until: when its window closes."""
+        spec, known = self._spec, facts(device, self._now, self._spec.silent_s)
+        baseline: dict[str, Any] = {**known}
+        if spec.op == "regime" and device.engine == spec.arguments["regime"]:
+            return Step(Change(target.device, Target.DONE, "served it already", device.engine, baseline))
+        if spec.op == "policy":
+            if held is None:
+                return Step(self._later(target, "has not told its settings, to which it might have to go back"))
+            baseline[_HELD] = {key: held.get(key) for key in spec.arguments}
+        valid_s = min(spec.valid_s, until - self._now)
+        command = spec.command(spec.arguments, self._now, valid_s, self._to(target))
+        change = Change(target.device, Target.SENT, before=baseline, attempts=target.attempts + 1)
+        return Step(change, self._order(target, Role.DO, command))
+
+    def cancel(self, target: TargetRow) -> Order:
+        """Whatever it has been told is not wanted any more."""
+        command = new_command("cancel", {}, self._now, self._spec.valid_s, self._to(target))
+        return self._order(target, Role.CANCEL, command)
+
+    def undo(self, target: TargetRow, device: Device) -> Step:
+        """Back to what it had. A board that has gone on since, by itself or by another's word, is left alone."""
+        spec, to, before = self._spec, self._to(target), target.before
+        if spec.op == "policy":
+            command = spec.command(before[_HELD], self._now, spec.valid_s, to)
+        elif device.engine != target.artefact:
+            if self._now - (target.settled or 0.0) < _SETTLES_S:
+                return Step(Change(target.device, Target.DONE, due=self._now + 1.0))
+            return Step(Change(target.device, Target.KEPT, f"serves {device.engine}, not what it made of this"))
+        elif spec.op == "regime" and before["engine"] == target.artefact:
+            return Step(Change(target.device, Target.KEPT, "served it before"))
+        elif spec.op == "regime":
+            command = spec.command({"regime": before["engine"]}, self._now, spec.valid_s, to)
+        else:
+            command = new_command("rollback", {}, self._now, spec.valid_s, to)
+        change = Change(target.device, Target.UNDOING, attempts=target.attempts + 1)
+        return Step(change, self._order(target, Role.UNDO, command))
+
+    def _later(self, target: TargetRow, reason: str) -> Change:
+        if target.attempts >= MOST_ATTEMPTS:
+            return Change(target.device, Target.FAILED, reason)
+        due = self._now + pause_s(0)
+        return Change(target.device, Target.WAITING, reason, due=due, attempts=target.attempts + 1)
+
+    def _to(self, target: TargetRow) -> Topics | None:
+        return Topics(self._rollout.fleet, target.name) if self._signer is not None else None
+
+    def _order(self, target: TargetRow, role: Role, command: Command) -> Order:
+        payload = as_sent(command, self._signer).decode()
+        return Order(command.id, target.device, target.name, role, payload, self._now, command.expires)

@@ -1,0 +1,113 @@
+"""What an operator does with rollouts: begin one, look at it, stop it for a while or for good; each is on record."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from agent.errors import CommandError
+from fleet.devices import Device, Devices
+from fleet.records import AuditEntry, audit, audited
+from fleet.rollout import orders, tables
+from fleet.rollout.spec import Spec
+from fleet.rollout.states import State, Target
+from fleet.rollout.tables import Rollout, TargetRow
+from fleet.rollout.waves import ordered, sizes
+from fleet.rollout.windows import check_zone
+from fleet.selection import select
+from fleet.store import Row, Store
+
+ZONE_TAG = "tz"
+WAVE, ALL = "wave", "all"  # what may be undone of a rollout that is aborted
+
+
+@dataclass(frozen=True)
+class Overview:
+    """counts: boards of each wave, by their state. records: the oldest first."""
+
+    rollout: Rollout
+    counts: dict[int, dict[Target, int]]
+    records: Sequence[AuditEntry]
+
+
+class RolloutBook:
+    """Those in a store. who: as the record names the operator. Raises AgentError as the store does."""
+
+    def __init__(self, store: Store, who: str) -> None:
+        self._store, self._who = store, who
+
+    def plan(self, fleet: str, spec: Spec, seed: str) -> list[list[Device]]:
+        """The boards of each wave, as they would be. Raises CommandError as `select` (`fleet.nobody`, `fleet.where`)
+        and as `check_zone`."""
+        found = select(Devices(self._store), fleet, spec.select, spec.silent_s)
+        if not found:
+            remedy = "let 'tared fleet collect' run until they have reported"
+            raise CommandError("fleet.nobody", f"no device of {fleet!a}", "at least one", remedy)
+        for zone in {each.tags.get(ZONE_TAG, spec.timezone) for each in found}:
+            check_zone(zone)
+        rest, waves = ordered(found, spec.order, seed), []
+        for size in sizes(spec.parsed_waves, len(rest)):
+            waves.append(rest[:size])
+            rest = rest[size:]
+        return waves
+
+    def create(self, fleet: str, spec: Spec, waves: Sequence[Sequence[Device]], why: str) -> str:
+        """From now on a controller carries it out; its id."""
+        boards = [[(each.id, each.tags.get(ZONE_TAG, spec.timezone)) for each in wave] for wave in waves]
+        with self._store.begun("write") as transaction:
+            identity = tables.create(transaction, fleet, spec, boards, time.time())
+            document = {"spec": json.loads(spec.to_json()), "waves": [len(wave) for wave in waves]}
+            audit(transaction, self._who, "created", why, identity, json.dumps(document))
+        return identity
+
+    def all(self, fleet: str) -> list[Overview]:
+        """The newest first."""
+        with self._store.begun("read") as transaction:
+            found = [(each, tables.counts(transaction, each.id)) for each in tables.rollouts(transaction, fleet)]
+        return [Overview(rollout, dict(counts), ()) for rollout, counts in found]
+
+    def show(self, identity: str) -> tuple[Overview, list[TargetRow], list[Row]]:
+        """With each of its boards, and each command as `orders.commands` has them. identity: may be cut short. Raises
+        CommandError (`rollout.unknown`)."""
+        with self._store.begun("read") as transaction:
+            rollout = tables.find(transaction, identity)
+            counts = tables.counts(transaction, rollout.id)
+            boards = tables.targets(transaction, rollout.id, 0, rollout.waves)
+            commands = orders.commands(transaction, rollout.id)
+        return Overview(rollout, dict(counts), audited(self._store, rollout.id)), boards, commands
+
+    def pause(self, identity: str, why: str) -> Rollout:
+        """Nobody else is told, nothing is judged; who has been told goes on. Raises CommandError (`rollout.unknown`,
+        `rollout.state`), as all of these."""
+        return self._turn(identity, (State.RUNNING,), "paused", why, lambda found: replace(found, state=State.PAUSED))
+
+    def resume(self, identity: str, why: str) -> Rollout:
+        """Where it stood."""
+        return self._turn(identity, (State.PAUSED,), "resumed", why, lambda found: replace(found, state=State.RUNNING))
+
+    def abort(self, identity: str, undo: str | None, why: str) -> Rollout:
+        """Nobody else is told, who is at it still is to leave it. undo: WAVE, the boards of the present one go back to
+        what they had; ALL, all do; None, none."""
+
+        def turned(found: Rollout) -> Rollout:
+            undo_from = {WAVE: found.wave, ALL: 0}.get(undo or "", found.waves)
+            return replace(found, state=State.UNDOING, undo_from=undo_from, ends_as=State.ABORTED)
+
+        return self._turn(identity, (State.RUNNING, State.PAUSED), "aborted", why, turned)
+
+    def _turn(
+        self, identity: str, states: Sequence[State], what: str, why: str, turned: Callable[[Rollout], Rollout]
+    ) -> Rollout:
+        with self._store.begun("write") as transaction:
+            found = tables.locked(transaction, identity)
+            if found.state not in states:
+                expected = " or ".join(each.value for each in states)
+                remedy = "look at 'tared fleet rollout show'"
+                raise CommandError("rollout.state", f"{found.id} is {found.state.value}", expected, remedy)
+            rollout = turned(found)
+            tables.move(transaction, rollout)
+            document = {"wave": rollout.wave + 1, "state": rollout.state.value}
+            audit(transaction, self._who, what, why, rollout.id, json.dumps(document))
+        return rollout

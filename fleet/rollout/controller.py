@@ -1,0 +1,195 @@
+"""The process that carries rollouts out: it claims those that nobody holds, hears boards, and moves the rollouts on.
+
+Several may run, on one store. Each rollout is held by one of them for half a minute at a time; where that one dies the
+next takes over where it stood, and sends the commands that are on record, under the ids that they have: a board carries
+each out once, however often and by whomever it is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agent.backoff import Backoff
+from agent.errors import AgentError, CommandError
+from agent.intake import Intake
+from agent.messages import Status
+from agent.mqtt import Endpoint, MqttClient
+from agent.requests import CommandResult, FileArgs, Reported
+from agent.signing import Signer
+from agent.topics import Topics
+from agent.wire import MessageError
+from fleet.operator import chunks_asked, file_arguments, may_be_of_anybodys
+from fleet.rollout import tables
+from fleet.rollout.conductor import Conductor
+from fleet.rollout.dispatch import Dispatch
+from fleet.rollout.tables import Rollout
+from fleet.store import Store
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 30.0
+
+_CLAIM_EVERY_S = 3.0
+_STEP_EVERY_S = 0.25
+_INTAKE_BYTES = 16 << 20
+_BATCH_BYTES = 1 << 20
+_DOUBTED = 3  # refusals of what may be anybody's, before one is believed
+_RETRY_S = 2.0
+_SUBSCRIPTIONS = ("status", "reported", "cmd/+/result")
+
+
+class Controller:
+    """signer: the operator's key, with which each command is signed. who: as the record names it.
+
+    `rollouts` has those that it holds, as they were at the last step, `ended` those that came to their end with it.
+    """
+
+    def __init__(self, endpoint: Endpoint, store: Store, who: str, signer: Signer | None = None) -> None:
+        self.rollouts: dict[str, Rollout] = {}
+        self.ended: list[Rollout] = []
+        self._has_looked = False
+        self._store, self._signer = store, signer
+        self._owner = f"{socket.gethostname()}/{uuid.uuid4().hex[:12]}"
+        self._held: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._heard: dict[str, CommandResult] = {}
+        self._doubts: Counter[str] = Counter()
+        self._unable = set[str]()  # rollouts that only others can carry out
+        self._dispatch = Dispatch()
+        self._conductor = Conductor(store, self._dispatch, self._owner, who, signer, self._held)
+        self._intake = Intake(_INTAKE_BYTES)
+        self._client = MqttClient(
+            endpoint,
+            f"tared-rollout-{uuid.uuid4().hex}",
+            subscriptions=[f"tared/v1/+/+/{path}" for path in _SUBSCRIPTIONS],
+            backoff=Backoff(0.2, 5.0),
+            sources=[self._dispatch],
+            intake=self._intake,
+        )
+
+    @property
+    def outcome(self) -> str:
+        """How far the connection is, in words."""
+        return self._client.outcome
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has looked, and there is nothing for it to carry out."""
+        return self._has_looked and not self.rollouts
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Carry out all there is until it is time to stop, asked several times a second. What is under way then is
+        anybody's to go on with at once."""
+        claimed_s = stepped_s = -LEASE_S
+        with self._store, self._client:
+            while not stopping():
+                self._hear(_STEP_EVERY_S)
+                try:
+                    if time.monotonic() - claimed_s >= _CLAIM_EVERY_S:
+                        self._claim()
+                        claimed_s = time.monotonic()
+                    if time.monotonic() - stepped_s >= _STEP_EVERY_S:
+                        self._step()
+                        stepped_s = time.monotonic()
+                except AgentError as error:
+                    log.error("rollouts=waiting error=%r retry_s=%.0f", str(error), _RETRY_S)
+                    time.sleep(_RETRY_S)
+            with suppress(AgentError):  # then the lease runs out
+                self._release(self.rollouts)
+
+    def _claim(self) -> None:
+        now = time.time()
+        with self._store.begun("write") as transaction:
+            claimed = tables.claim(transaction, self._owner, now, now + LEASE_S, self._unable)
+        found = {each.id: each for each in claimed if self._is_able(each)}
+        for identity in self.rollouts.keys() - found.keys():
+            self._lose(identity)
+        self.rollouts = {**found, **self.rollouts}
+        self._has_looked = True
+        if unable := [each.id for each in claimed if each.id not in found]:
+            self._release(unable)
+
+    def _release(self, ids: Iterable[str]) -> None:
+        with self._store.begun("write") as transaction:
+            tables.release(transaction, self._owner, ids)
+
+    def _is_able(self, rollout: Rollout) -> bool:
+        """Whether the file that boards will ask for is here; a long one is not read again and again."""
+        if rollout.spec.file is None or rollout.id in self.rollouts:
+            return True
+        try:
+            if file_arguments(Path(rollout.spec.file))["sha256"] == rollout.spec.arguments["sha256"]:
+                return True
+            found = f"another content of {rollout.spec.file}"
+        except CommandError as error:
+            found = error.found
+        self._unable.add(rollout.id)
+        log.error("rollout=%s step='left to another controller' error='no file to send: %s'", rollout.id, found)
+        return False
+
+    def _step(self) -> None:
+        for identity in list(self.rollouts):
+            rollout = self._conductor.step(identity, self._heard)
+            if rollout is None:
+                self._lose(identity)
+            elif rollout.state.over:
+                self.ended.append(rollout)
+                self._lose(identity)
+            else:
+                self.rollouts[identity] = rollout
+        self._heard.clear()
+
+    def _lose(self, identity: str) -> None:
+        self._conductor.forget(identity)
+        self.rollouts.pop(identity, None)
+
+    def _hear(self, wait_s: float) -> None:
+        for topic, payload, _ in self._intake.take(_BATCH_BYTES, wait_s, 0.0):
+            try:
+                _, _, fleet, device, kind, *_ = topic.decode().split("/")
+                self._take(fleet, device, kind, payload)
+            except (MessageError, ValueError) as error:  # noqa: PERF203  of that one, not of all
+                log.warning("rollouts=refused topic=%r error=%r", topic[:200], str(error))
+
+    def _take(self, fleet: str, device: str, kind: str, payload: bytes) -> None:
+        """Raises MessageError."""
+        if not payload:  # a retained one that is cleared
+            return
+        if kind == "status":
+            self._dispatch.tell_presence(fleet, device, Status.from_json(payload).state in ("online", "degraded"))
+        elif kind == "reported":
+            self._held[fleet, device] = Reported.from_json(payload).values
+        else:
+            self._answer(fleet, device, CommandResult.from_json(payload))
+
+    def _answer(self, fleet: str, device: str, result: CommandResult) -> None:
+        order = self._dispatch.find(fleet, device, result.id)
+        if order is None:
+            return
+        if self._signer is not None and may_be_of_anybodys(result):
+            self._doubts[result.id] += 1
+            if self._doubts[result.id] < _DOUBTED:
+                return
+        former = self._heard.get(result.id)
+        if former is None or not former.final:
+            self._heard[result.id] = result
+        self._dispatch.heard(result.id)
+        for rollout in self.rollouts.values():
+            if rollout.spec.file is not None and rollout.fleet == fleet:
+                self._send_file(rollout, Topics(fleet, device), result)
+
+    def _send_file(self, rollout: Rollout, topics: Topics, asked: CommandResult) -> None:
+        args = rollout.spec.args
+        if isinstance(args, FileArgs) and rollout.spec.file is not None:
+            try:
+                for chunk in chunks_asked(topics, args, Path(rollout.spec.file), asked):
+                    self._client.publish(chunk)
+            except OSError as error:
+                log.error("rollout=%s error='no file to send: %s'", rollout.id, error)

@@ -1,0 +1,151 @@
+"""What a wave has to show before the next one begins: `fidelity>=0.95,latency_p99<=1.2x@90%,failures<=2%`.
+
+Two kinds. On the wave: `failures` and `unreached`, shares of its boards. On each board: any figure of its telemetry,
+which has to hold on 95 % of those that did what they were told, or on as many as stand after `@`; with `x`, in
+proportion to what the same board had before. A board that has told nothing since counts as one on which it does not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import ge, gt, le, lt
+
+from agent.errors import CommandError
+from fleet.facts import Fact
+from fleet.selection import FIGURES
+
+FAILURES, UNREACHED = "failures", "unreached"
+FAILURES_GATE = "failures<=2%"
+
+_OF_WAVE = (FAILURES, UNREACHED)
+_MEASURED = sorted(FIGURES - {"seen_s"})
+_SHARE = 0.95
+_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"<=": le, ">=": ge, "<": lt, ">": gt}
+_GATE = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)(%|x)?\s*(?:@\s*(\d+(?:\.\d+)?)%)?\s*")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a board stands that was told. failure: why it counts as failed, empty where it does not; reached: False for
+    one that never answered. before, after: its facts; after is None where it has told nothing since."""
+
+    device: str
+    failure: str
+    reached: bool
+    before: Mapping[str, Fact]
+    after: Mapping[str, Fact] | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a gate; words: the figures behind it."""
+
+    gate: str
+    passed: bool
+    words: str
+
+    def as_dict(self) -> dict[str, object]:
+        return {"gate": self.gate, "passed": self.passed, "found": self.words}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """text: as it was written. relative: the value is a multiple of what the board had before. share: of the boards."""
+
+    text: str
+    metric: str
+    comparison: str
+    value: float
+    relative: bool = False
+    share: float = _SHARE
+
+    @property
+    def of_wave(self) -> bool:
+        return self.metric in _OF_WAVE
+
+    def is_lost(self, failed: int, unreached: int, total: int) -> bool:
+        """Whether it cannot hold any more, whatever the rest of the wave does: what failed stays so."""
+        count = {FAILURES: failed, UNREACHED: unreached}.get(self.metric)
+        return count is not None and total > 0 and not self._compares(count / total, self.value)
+
+    def judge(self, wave: Sequence[Standing]) -> Finding:
+        """wave: all of its boards."""
+        if self.of_wave:
+            return self._judge_share(wave)
+        told = [each for each in wave if each.reached and not each.failure]
+        silent, missed = 0, list[str]()
+        for each in told:
+            known, bound = _number(each.after, self.metric), self._bound(each)
+            if known is None or bound is None:
+                silent += 1
+            elif not self._compares(known, bound):
+                missed.append(f"{each.device} with {known:.4g}, where {bound:.4g} is the bound")
+        held = len(told) - silent - len(missed)
+        needed = max(1, math.ceil(self.share * len(told) - 1e-9))
+        words = f"holds on {held} of {len(told)} boards, {needed} are needed"
+        words += f"; {silent} have told nothing to judge by since" if silent else ""
+        words += f"; not on {missed[0]}" if missed else ""
+        return Finding(self.text, held >= needed, words)
+
+    def _judge_share(self, wave: Sequence[Standing]) -> Finding:
+        if self.metric == FAILURES:
+            found = [each for each in wave if each.reached and each.failure]
+            first = f"; {found[0].device}: {found[0].failure}" if found else ""
+        else:
+            found, first = [each for each in wave if not each.reached], ""
+        share = len(found) / len(wave) if wave else 0.0
+        return Finding(self.text, self._compares(share, self.value), f"{len(found)} of {len(wave)}, {share:.1%}{first}")
+
+    def _bound(self, standing: Standing) -> float | None:
+        if not self.relative:
+            return self.value
+        before = _number(standing.before, self.metric)
+        return None if before is None else before * self.value
+
+    def _compares(self, found: float, bound: float) -> bool:
+        return _COMPARISONS[self.comparison](found, bound)
+
+
+def parse_gates(text: str) -> tuple[Gate, ...]:
+    """Without one on failures, FAILURES_GATE is added. Raises CommandError (`rollout.gate`) for a metric that there is
+    not, and for what is no figure."""
+    gates = tuple(_gate(each.strip()) for each in text.split(",") if each.strip())
+    return gates if any(each.metric == FAILURES for each in gates) else (*gates, _gate(FAILURES_GATE))
+
+
+def judge(gates: Sequence[Gate], wave: Sequence[Standing]) -> list[Finding]:
+    """All of them, of a wave's boards; none passes of which nobody was reached."""
+    if not any(each.reached for each in wave):
+        return [Finding("reached", False, f"none of the {len(wave)} boards has answered")]
+    return [gate.judge(wave) for gate in gates]
+
+
+def _gate(text: str) -> Gate:
+    found = _GATE.fullmatch(text)
+    if found is None:
+        raise _wrong(text, "gates such as fidelity>=0.95, latency_p99<=1.2x@90%, failures<=2%")
+    metric, comparison, value, unit, share = found.groups()
+    if metric in _OF_WAVE:
+        if unit != "%" or share is not None or comparison not in ("<", "<="):
+            raise _wrong(text, f"{metric}<= and a percentage")
+        return Gate(text, metric, comparison, float(value) / 100.0)
+    if metric not in _MEASURED:
+        raise _wrong(metric, f"one of {', '.join((*_OF_WAVE, *_MEASURED))}")
+    if unit == "%":
+        raise _wrong(text, f"a number for {metric}, or a multiple such as 1.2x")
+    part = _SHARE if share is None else float(share) / 100.0
+    if not 0.0 < part <= 1.0:
+        raise _wrong(text, "a share of boards above 0% to 100% after '@'")
+    return Gate(text, metric, comparison, float(value), unit == "x", part)
+
+
+def _number(facts: Mapping[str, Fact] | None, metric: str) -> float | None:
+    value = facts.get(metric) if facts is not None else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _wrong(found: str, expected: str) -> CommandError:
+    return CommandError("rollout.gate", repr(found), expected, "correct --gate")

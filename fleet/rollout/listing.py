@@ -1,0 +1,116 @@
+"""Rollouts as people and programs read them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fleet.devices import Device
+from fleet.rollout.book import Overview
+from fleet.rollout.planning import told
+from fleet.rollout.spec import Spec
+from fleet.rollout.states import Target
+from fleet.rollout.tables import TargetRow
+from fleet.store import Row
+
+_WIDE = 200
+_MOST_TOLD = 20  # boards that stand out
+_PLAIN = (Target.WAITING, Target.DONE)
+
+
+def as_object(overview: Overview) -> dict[str, Any]:
+    """For --json: what there is to know of it without its boards."""
+    rollout = overview.rollout
+    return {
+        "id": rollout.id,
+        "fleet": rollout.fleet,
+        "state": rollout.state.value,
+        "op": rollout.spec.op,
+        "wave": rollout.wave + 1,
+        "waves": [
+            {each.value: count for each, count in sorted(overview.counts[wave].items()) if count}
+            for wave in sorted(overview.counts)
+        ],
+        "created": rollout.created,
+        "soak_until": rollout.soak_until,
+    }
+
+
+def details(overview: Overview, boards: Sequence[TargetRow], commands: Sequence[Row]) -> dict[str, Any]:
+    """For --json: with its boards, each step that is on record, and each command as it was sent and answered."""
+    keys = ("device", "for", "id", "sent", "status", "command", "result")
+    return {
+        **as_object(overview),
+        "spec": overview.rollout.spec.to_json(),
+        "boards": [
+            {"device": each.name, "wave": each.wave + 1, "state": each.state.value, "reason": each.reason}
+            for each in boards
+        ],
+        "records": [
+            {"at": each.at, "who": each.who, "what": each.what, "why": each.why, "document": each.document}
+            for each in overview.records
+        ],
+        "commands": [dict(zip(keys, row, strict=True)) for row in commands],
+    }
+
+
+def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
+    """A line for each."""
+    table = _table(console, "rollout", "op", "state", "wave", "boards", "begun")
+    for each in overviews:
+        rollout = each.rollout
+        wave = f"{rollout.wave + 1} of {rollout.waves}"
+        boards = told(map(Counter, each.counts.values()))
+        table.add_row(rollout.id, rollout.spec.op, rollout.state.value, wave, boards, _when(rollout.created))
+    console.print(table)
+
+
+def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Console) -> None:
+    """Its waves, those of its boards that stand out, and all that is on record of it."""
+    rollout = overview.rollout
+    console.print(Text(f"{rollout.id} {rollout.spec.op} in {rollout.fleet}: {rollout.state.value}"))
+    waves = _table(console, "wave", "boards")
+    for wave, counts in sorted(overview.counts.items()):
+        here = " <" if wave == rollout.wave and not rollout.state.over else ""
+        waves.add_row(f"{wave + 1}{here}", told([Counter(counts)]))
+    console.print(waves)
+    loud = [each for each in boards if each.state not in _PLAIN and each.reason]
+    if loud:
+        table = _table(console, "board", "wave", "state", "reason")
+        for each in loud[:_MOST_TOLD]:
+            table.add_row(Text(each.name), str(each.wave + 1), each.state.value, Text(each.reason))
+        console.print(table)
+        if (more := len(loud) - _MOST_TOLD) > 0:
+            console.print(f"and {more} more: --json has them all")
+    records = _table(console, "when", "who", "what", "why")
+    for record in overview.records:
+        records.add_row(_when(record.at), Text(record.who), Text(record.what), Text(record.why))
+    console.print(records)
+
+
+def print_plan(spec: Spec, waves: Sequence[Sequence[Device]], console: Console) -> None:
+    """What would be done, before it is."""
+    console.print(Text(f"{spec.op}, gates {spec.gates or 'none'}, each wave looked at for {spec.soak_s:.0f} s"))
+    table = _table(console, "wave", "boards", "first of them")
+    for number, wave in enumerate(waves, 1):
+        table.add_row(str(number), str(len(wave)), Text(", ".join(each.name for each in wave[:5])))
+    console.print(table)
+
+
+def _table(console: Console, *columns: str) -> Table:
+    if not console.is_terminal:
+        console.width = _WIDE  # nobody's lines are cut in a pipe
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

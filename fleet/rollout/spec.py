@@ -1,0 +1,118 @@
+"""What a rollout is to do: as it was asked for, and as it is kept in the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agent.errors import CommandError
+from agent.requests import Command
+from agent.schema import Strict
+from agent.topics import Topics
+from fleet.operator import file_arguments, new_command
+from fleet.rollout.gates import FAILURES_GATE, Gate, parse_gates
+from fleet.rollout.waves import RANDOM, Wave, check_order, parse_waves
+from fleet.rollout.windows import Window, check_zone, parse_windows
+
+# What may be rolled out, by the contract's ops.
+OPS: Mapping[str, str] = {
+    "recalibrate": "recalibrate",
+    "model": "model",
+    "calibration": "calibration",
+    "policy": "set",
+    "regime": "switch",
+}
+JOBS = frozenset({"recalibrate", "model", "calibration"})  # they take a while, and end in another engine
+FILES = frozenset({"model", "calibration"})
+
+
+@dataclass(frozen=True)
+class Spec:
+    """op: of OPS; arguments: of that op, as it takes them. select: as `fleet.selection`. soak_s: how long a wave that
+    is done serves before it is judged. at_once: boards that are at it at the same time. windows: of local time, by the
+    tag `tz`, else `timezone`. order: as `ordered`. valid_s: how long a command waits for a board that is away;
+    deadline_s: how long a board may be at it. silent_s: as in `facts`. file: whose pieces are sent to boards.
+
+    Raises CommandError for what cannot be: `rollout.op`, `.waves`, `.gate`, `.window`, `.zone`, `.order`, and as
+    `new_command`.
+    """
+
+    op: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    select: str = ""
+    waves: str = "1,5%,25%,100%"
+    gates: str = FAILURES_GATE
+    soak_s: float = 1800.0
+    at_once: int = 500
+    windows: tuple[str, ...] = ()
+    timezone: str = "UTC"
+    order: str = RANDOM
+    valid_s: float = 3600.0
+    deadline_s: float = 7200.0
+    silent_s: float = 600.0
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.op not in OPS:
+            raise CommandError("rollout.op", repr(self.op), f"one of {', '.join(OPS)}", "correct --op")
+        _ = self.args, self.parsed_waves, self.parsed_gates, self.parsed_windows
+        check_zone(self.timezone)
+        check_order(self.order)
+
+    @classmethod
+    def from_json(cls, text: str) -> Spec:
+        """As the store has it. What a newer tared has added is not passed over: a rollout is not to be guessed at."""
+        told = json.loads(text)
+        if strange := sorted(told.keys() - {each.name for each in fields(cls)}):
+            found, remedy = f"a rollout with {', '.join(strange)}", "run the tared that made it"
+            raise CommandError("rollout.spec", found, "fields that this tared knows", remedy)
+        return cls(**{**told, "windows": tuple(told["windows"])})
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def args(self) -> Strict:
+        """What the op takes, as boards are told."""
+        return self.command(self.arguments, 1.0, 1.0).args
+
+    @cached_property
+    def parsed_waves(self) -> tuple[Wave, ...]:
+        return parse_waves(self.waves)
+
+    @cached_property
+    def parsed_gates(self) -> tuple[Gate, ...]:
+        return parse_gates(self.gates)
+
+    @cached_property
+    def parsed_windows(self) -> tuple[Window, ...]:
+        return parse_windows(self.windows)
+
+    @property
+    def is_job(self) -> bool:
+        return self.op in JOBS
+
+    def command(self, arguments: Mapping[str, Any], now: float, valid_s: float, to: Topics | None = None) -> Command:
+        """As `new_command`. arguments: those of the rollout, or of a board."""
+        typed = self.op in FILES
+        return new_command(OPS[self.op], arguments if typed else _as_typed(arguments), now, valid_s, to)
+
+
+def with_file(arguments: Mapping[str, str]) -> tuple[dict[str, Any], str | None]:
+    """Of `model` and `calibration`: what the board is told of `file=...`, and its absolute path unless boards fetch it
+    from `url=...`. Raises CommandError (`command.args`)."""
+    given = dict(arguments)
+    path, url, release = Path(given.pop("file", "")), given.pop("url", None), given.pop("release", None)
+    if given:
+        raise CommandError("command.args", ", ".join(given), "file=..., url=..., release=...", "correct the arguments")
+    told = file_arguments(path, url, Path(release) if release is not None else None)
+    return told, None if url is not None else str(path.resolve())
+
+
+def _as_typed(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """JSON's values as somebody types them."""
+    return {key: each if isinstance(each, str) else json.dumps(each) for key, each in arguments.items()}

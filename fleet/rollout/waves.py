@@ -1,0 +1,99 @@
+"""In which order the boards of a rollout come: `1,5%,25%,100%`, each wave counted with those before it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from agent.errors import CommandError
+from fleet.devices import Device
+from fleet.selection import TAG
+
+RANDOM, NAME = "random", "name"
+
+_WAVE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Up to so many boards, or so many of a hundred."""
+
+    figure: float
+    is_percent: bool
+
+    def reaches(self, total: int) -> int:
+        """How many of so many boards are done with after it: one at least, parts count as wholes."""
+        count = math.ceil(self.figure * total / 100.0 - 1e-9) if self.is_percent else int(self.figure)
+        return min(max(1, count), total)
+
+
+def parse_waves(text: str) -> tuple[Wave, ...]:
+    """Raises CommandError (`rollout.waves`) for what is none, or does not grow."""
+    waves = tuple(_wave(each, text) for each in text.split(","))
+    for before, after in pairwise(waves):
+        if before.is_percent >= after.is_percent and (
+            before.is_percent != after.is_percent or before.figure >= after.figure
+        ):
+            raise _wrong(text, "waves that grow, counts before percentages")
+    return waves
+
+
+def sizes(waves: Sequence[Wave], total: int) -> list[int]:
+    """How many boards each wave adds; those that would add none are left out."""
+    reached, added = 0, []
+    for wave in waves:
+        after = wave.reaches(total)
+        if after > reached:
+            added.append(after - reached)
+            reached = after
+    return added
+
+
+def check_order(order: str) -> str:
+    """Raises CommandError (`rollout.order`) for what is none."""
+    if order in (RANDOM, NAME) or (order.startswith(TAG) and len(order) > len(TAG)):
+        return order
+    raise CommandError("rollout.order", repr(order), f"{RANDOM}, {NAME}, or {TAG}NAME", "correct --order")
+
+
+def ordered(devices: Sequence[Device], order: str, seed: str) -> list[Device]:
+    """The first ones first. order: as they are drawn; by name; or by what a tag says, such as the number of a ring,
+    those without it last."""
+
+    def drawn(device: Device) -> bytes:
+        return hashlib.sha256(f"{seed}/{device.name}".encode()).digest()
+
+    if order == RANDOM:
+        return sorted(devices, key=drawn)
+    if order == NAME:
+        return sorted(devices, key=lambda device: device.name)
+    tag = order[len(TAG) :]
+    return sorted(
+        devices, key=lambda device: (tag not in device.tags, _ranked(device.tags.get(tag, "")), drawn(device))
+    )
+
+
+def _ranked(value: str) -> tuple[float, str]:
+    """Numbers by their size, before words."""
+    try:
+        return float(value), ""
+    except ValueError:
+        return math.inf, value
+
+
+def _wave(text: str, whole: str) -> Wave:
+    found = _WAVE.fullmatch(text)
+    if found is None:
+        raise _wrong(whole, "counts and percentages such as 1,5%,25%,100%")
+    figure, is_percent = float(found[1]), bool(found[2])
+    if not 0.0 < figure <= (100.0 if is_percent else 1e9) or (not is_percent and figure != int(figure)):
+        raise _wrong(whole, "counts from 1, percentages above 0% to 100%")
+    return Wave(figure, is_percent)
+
+
+def _wrong(found: str, expected: str) -> CommandError:
+    return CommandError("rollout.waves", repr(found), expected, "correct --waves")

@@ -1,0 +1,111 @@
+"""Rollouts at a simulated fleet: a collector, a controller, and who listens in on what boards are told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from brokers import RealBroker, eventually
+from collector_bench import collecting
+from simulator_bench import FLEET, simulating, topics, wait_for_collector
+
+from agent.intake import Intake
+from agent.mqtt import MqttClient
+from agent.signing import Signer
+from fleet.devices import Devices
+from fleet.reports import Reports
+from fleet.rollout.book import Overview, RolloutBook
+from fleet.rollout.controller import Controller
+from fleet.rollout.spec import Spec
+from fleet.rollout.states import Target
+from fleet.simulator.simulation import Simulation
+from fleet.store import open_store
+
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def a_fleet(broker: RealBroker, where: str, devices: int, **wishes: Any) -> Iterator[Simulation]:
+    """Of which the store knows all, and how each is."""
+    with collecting(broker, where):
+        wait_for_collector(broker)
+        with simulating(broker, devices, **wishes) as simulation:
+            with open_store(where) as store:
+                eventually(lambda: sum(bool(each.telemetry) for each in Devices(store).all(FLEET)) == devices, 30.0)
+            yield simulation
+
+
+@contextmanager
+def controlling(broker: RealBroker, where: str, signer: Signer | None = None) -> Iterator[Controller]:
+    stopping = threading.Event()
+    made = Controller(broker.endpoint, open_store(where), "controller", signer)
+    thread = threading.Thread(target=made.run, args=(stopping.is_set,), name="controller")
+    thread.start()
+    try:
+        yield made
+    finally:
+        stopping.set()
+        thread.join(20.0)
+        assert not thread.is_alive()
+
+
+class Commands:
+    """All that is sent to boards: `ids` by device and op."""
+
+    def __init__(self, broker: RealBroker) -> None:
+        self.ids: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self.documents: list[dict[str, Any]] = []
+        self._intake = Intake(16 << 20)
+        self._client = MqttClient(broker.endpoint, "spy", subscriptions=["tared/v1/+/+/cmd"], intake=self._intake)
+
+    def __enter__(self) -> Commands:
+        self._client.__enter__()
+        assert self._client.wait_connected(10.0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def told(self, op: str) -> dict[str, set[str]]:
+        """By device, the ids of all commands of this op so far."""
+        for topic, payload, _ in self._intake.take(1 << 30, 0.2, 0.0):
+            document = json.loads(payload)
+            self.documents.append(document)
+            self.ids[topic.decode().split("/")[3], document["op"]].add(document["id"])
+        return {device: ids for (device, each), ids in self.ids.items() if each == op}
+
+
+def begin(where: str, spec: Spec, why: str = "") -> str:
+    """Write a rollout down; its id."""
+    with open_store(where) as store:
+        book = RolloutBook(store, "operator")
+        return book.create(FLEET, spec, book.plan(FLEET, spec, "seed"), why)
+
+
+def overview(where: str, identity: str) -> Overview:
+    with open_store(where) as store:
+        return RolloutBook(store, "operator").show(identity)[0]
+
+
+def ended(where: str, identity: str, within_s: float = PATIENCE_S) -> Overview:
+    """Once it is over."""
+    eventually(lambda: overview(where, identity).rollout.state.over, within_s)
+    return overview(where, identity)
+
+
+def boards(where: str, identity: str, *states: Target) -> set[str]:
+    """The names of those in one of these states."""
+    with open_store(where) as store:
+        return {each.name for each in RolloutBook(store, "").show(identity)[1] if each.state in states}
+
+
+def swaps(where: str, number: int) -> list[str]:
+    """The engines that a board has gone to, in their order; with "rollback:" before those that it went back to."""
+    with open_store(where) as store:
+        found = Reports(store).of(FLEET, topics(number).device)
+        told = [(each.kind, json.loads(each.document)) for each in found if each.kind in ("swap", "rollback")]
+    return [f"{'rollback:' if kind == 'rollback' else ''}{document['artefact']}" for kind, document in told]

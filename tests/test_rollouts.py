@@ -1,0 +1,247 @@
+"""Rollouts, each at a simulated fleet with a real broker: what goes well, what does not, and who is left alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from brokers import RealBroker, eventually
+from databases import where as where
+from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
+from simulator_bench import topics
+
+from agent.signing import Keyring, Signer, new_key
+from fleet.devices import Devices
+from fleet.rollout.book import RolloutBook
+from fleet.rollout.spec import Spec
+from fleet.rollout.states import State, Target
+from fleet.simulator.faults import Bad, Faults
+from fleet.store import open_store
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+GATES = "fidelity>=0.8,latency_p99<=1.25x,failures<=5%"
+
+
+def quick(op: str = "recalibrate", **wishes: object) -> Spec:
+    return Spec(**{"op": op, "gates": GATES, "soak_s": 1.0, "waves": "1,4,100%", "order": "name", **wishes})  # type: ignore[arg-type]
+
+
+def names(*numbers: int) -> set[str]:
+    return {topics(number).device for number in numbers}
+
+
+def test_each_wave_is_told_judged_and_followed_by_the_next(mosquitto: RealBroker, where: str) -> None:
+    with a_fleet(mosquitto, where, 10), Commands(mosquitto) as commands, controlling(mosquitto, where):
+        identity = begin(where, quick(), "a new season")
+        seen = ended(where, identity)
+        told = commands.told("recalibrate")
+    assert seen.rollout.state is State.COMPLETED
+    assert [dict(seen.counts[wave]) for wave in range(3)] == [{Target.DONE: count} for count in (1, 3, 6)]
+    assert {device: len(ids) for device, ids in told.items()} == dict.fromkeys(names(*range(10)), 1)
+    assert [len(swaps(where, number)) for number in range(10)] == [1] * 10
+    steps = [each.what for each in seen.records]
+    assert steps == ["created", *["soaking", "gate passed"] * 3, "COMPLETED"]
+    assert (seen.records[0].who, seen.records[0].why, seen.records[1].who) == ("operator", "a new season", "controller")
+    judged = [json.loads(each.document) for each in seen.records if each.what == "gate passed"]
+    assert [(each["wave"], len(each["gates"])) for each in judged] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosquitto: RealBroker, where: str) -> None:
+    bad = Bad(first=1, last=3)
+    with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):
+        identity = begin(where, quick())
+        seen = ended(where, identity)
+        told, back = commands.told("recalibrate"), commands.told("rollback")
+    assert seen.rollout.state is State.ROLLED_BACK
+    assert boards(where, identity, Target.DONE) == names(0)
+    assert boards(where, identity, Target.UNDONE) == back.keys() == names(1, 2, 3)
+    assert boards(where, identity, Target.WAITING) == names(*range(4, 10))
+    assert told.keys() == names(0, 1, 2, 3)
+    failed = next(each for each in seen.records if each.what == "gate failed")
+    assert "fidelity>=0.8: holds on 0 of 3 boards" in failed.why
+    for number in range(1, 4):
+        new, former = swaps(where, number)
+        assert former.startswith("rollback:")
+        assert former != f"rollback:{new}"
+
+
+def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroker, where: str) -> None:
+    with a_fleet(mosquitto, where, 20, failures=1.0), Commands(mosquitto) as commands, controlling(mosquitto, where):
+        identity = begin(where, quick(waves="100%", at_once=3, gates="failures<=10%"))
+        seen = ended(where, identity)
+        told = commands.told("recalibrate")
+    assert seen.rollout.state is State.ROLLED_BACK
+    assert 3 <= len(told) <= 6  # three have failed, and no more are told than were under way by then
+    assert boards(where, identity, Target.WAITING) == names(*range(20)) - told.keys()
+    failed = next(each for each in seen.records if each.what == "gate failed")
+    assert "failures<=10%" in failed.why
+
+
+def test_a_pause_tells_nobody_else_and_a_resumption_goes_on_there(mosquitto: RealBroker, where: str) -> None:
+    with a_fleet(mosquitto, where, 8), Commands(mosquitto) as commands, controlling(mosquitto, where):
+        identity = begin(where, quick(waves="2,100%", soak_s=2.0))
+        eventually(lambda: len(commands.told("recalibrate")) == 2, 20.0)
+        with open_store(where) as store:
+            RolloutBook(store, "operator").pause(identity, "lunch")
+        eventually(lambda: boards(where, identity, Target.DONE) == names(0, 1), 20.0)
+        time.sleep(3.0)  # longer than the soak
+        assert overview(where, identity).rollout.state is State.PAUSED
+        assert len(commands.told("recalibrate")) == 2
+        with open_store(where) as store:
+            RolloutBook(store, "operator").resume(identity, "")
+        seen = ended(where, identity)
+        assert {len(ids) for ids in commands.told("recalibrate").values()} == {1}
+    assert seen.rollout.state is State.COMPLETED
+    assert {"paused", "resumed"} <= {each.what for each in seen.records}
+
+
+@pytest.mark.parametrize(
+    ("undo", "undone", "done"), [(None, set(), {0, 1, 2}), ("wave", {1, 2}, {0}), ("all", {0, 1, 2}, set())]
+)
+def test_an_abort_cancels_what_is_under_way_and_undoes_what_it_is_told_to(
+    mosquitto: RealBroker, tmp_path: Path, undo: str | None, undone: set[int], done: set[int]
+) -> None:
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 8, job_s=1.0), controlling(mosquitto, where), Commands(mosquitto) as commands:
+        identity = begin(where, quick(waves="1,5,100%", at_once=2, soak_s=0.5))
+        # The second wave's first two are done, its others are at it.
+        eventually(lambda: len(boards(where, identity, Target.DONE)) >= 3, 30.0)
+        with open_store(where) as store:
+            RolloutBook(store, "operator").abort(identity, undo, "enough")
+        seen = ended(where, identity)
+        assert not names(5, 6, 7) & commands.told("recalibrate").keys()
+        cancelled = commands.told("cancel").keys()
+    assert seen.rollout.state is State.ABORTED
+    at_it = names(3, 4)
+    assert boards(where, identity, Target.UNDONE) - at_it == names(*undone)
+    assert boards(where, identity, Target.DONE) - at_it == names(*done)
+    assert boards(where, identity, Target.SENT, Target.UNDOING) == set()
+    assert cancelled <= at_it
+
+
+def test_a_board_that_is_away_is_told_when_it_comes_back(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 3) as simulation, Commands(mosquitto) as commands, controlling(mosquitto, where):
+        away = simulation._boards[1]
+        away.stop()
+        with open_store(where) as store:
+            eventually(lambda: Devices(store).all("simulated")[1].state == "offline", 20.0)
+        identity = begin(where, quick(waves="100%"))
+        eventually(lambda: boards(where, identity, Target.DONE) == names(0, 2), 20.0)
+        assert commands.told("recalibrate").keys() == names(0, 2)
+        away.start()
+        seen = ended(where, identity)
+        assert commands.told("recalibrate").keys() == names(0, 1, 2)
+    assert seen.rollout.state is State.COMPLETED
+
+
+def test_a_board_that_stays_away_is_unreached_and_no_failure(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 4) as simulation, controlling(mosquitto, where):
+        simulation._boards[3].stop()
+        with open_store(where) as store:
+            eventually(lambda: Devices(store).all("simulated")[3].state == "offline", 20.0)
+        identity = begin(where, quick(waves="100%", valid_s=3.0, gates="failures<=0%,unreached<=25%"))
+        seen = ended(where, identity)
+        assert seen.rollout.state is State.COMPLETED
+        assert boards(where, identity, Target.UNREACHED) == names(3)
+        strict = begin(where, quick(waves="100%", valid_s=3.0, gates="failures<=0%,unreached<=20%"))
+        assert ended(where, strict).rollout.state is State.ROLLED_BACK
+
+
+def test_a_board_that_is_lost_after_its_success_is_a_failure(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 3) as simulation, controlling(mosquitto, where):
+        identity = begin(where, quick(waves="100%", soak_s=4.0, gates="failures<=10%", valid_s=5.0))
+        eventually(lambda: boards(where, identity, Target.DONE) == names(0, 1, 2), 20.0)
+        simulation._boards[2].stop()
+        seen = ended(where, identity)
+    failed = next(each for each in seen.records if each.what == "gate failed")
+    assert f"{topics(2).device}: offline since" in failed.why
+    assert boards(where, identity, Target.UNDONE) == names(0, 1)
+    assert boards(where, identity, Target.KEPT) == names(2)  # nobody could tell it
+
+
+def test_a_busy_board_is_asked_again(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 2, job_s=2.0) as simulation:
+        simulation._boards[1]._site.engines.begin("alarm", bad=False)
+        with Commands(mosquitto) as commands, controlling(mosquitto, where):
+            identity = begin(where, quick(waves="100%"))
+            seen = ended(where, identity)
+            told = commands.told("recalibrate")
+    assert seen.rollout.state is State.COMPLETED
+    assert len(told[topics(0).device]) == 1
+    assert len(told[topics(1).device]) == 2  # the refused one has another id
+
+
+def test_each_command_is_signed_for_its_board_and_kept_as_it_was_sent(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    private, public, _ = new_key(tmp_path / "operator")
+    with a_fleet(mosquitto, where, 3, operator_keys=(public,)):
+        refused = begin(where, quick(waves="100%"))
+        with controlling(mosquitto, where):  # without the key
+            assert ended(where, refused).rollout.state is State.ROLLED_BACK
+        identity = begin(where, quick(waves="100%"))
+        with controlling(mosquitto, where, Signer(private)):
+            assert ended(where, identity).rollout.state is State.COMPLETED
+    with open_store(where) as store:
+        _, reasons, _ = RolloutBook(store, "").show(refused)
+        _, _, commands = RolloutBook(store, "").show(identity)
+    assert "command.unsigned" in next(each.reason for each in reasons if each.state is Target.FAILED)
+    ring = Keyring([public])
+    for device, role, _, _, status, sent, result in commands:
+        document = json.loads(sent)
+        assert (role, status, document["to"]) == ("do", "SUCCEEDED", f"simulated/{device}")
+        assert ring.signer(document) is not None
+        assert json.loads(result)["id"] == document["id"]
+
+
+def test_a_policy_goes_back_to_what_each_board_had(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    key = "mqtt.telemetry_period_s"
+    with a_fleet(mosquitto, where, 4, faults=Faults()) as simulation, controlling(mosquitto, where):
+
+        def periods() -> list[object]:
+            return [board._daemon._settings.reported().values[key] for board in simulation._boards]  # type: ignore[union-attr]
+
+        good = begin(where, quick("policy", arguments={key: 0.6}, waves="100%", gates="failures<=0%"))
+        assert ended(where, good).rollout.state is State.COMPLETED
+        assert periods() == [0.6] * 4
+        bad = begin(where, quick("policy", arguments={key: 0.9}, waves="2,100%", gates="fps>=1000"))
+        assert ended(where, bad).rollout.state is State.ROLLED_BACK
+        assert periods() == [0.6] * 4
+        refused = begin(where, quick("policy", arguments={key: 0.01}, waves="1,100%"))
+        assert ended(where, refused).rollout.state is State.ROLLED_BACK
+        assert boards(where, refused, Target.FAILED) == names(0)
+
+
+def test_a_regime_is_switched_to_and_back(mosquitto: RealBroker, tmp_path: Path) -> None:
+    """Boards have it under ids of their own here: the rollout is for the one that knows it."""
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 3) as simulation, controlling(mosquitto, where):
+        engines = simulation._boards[0]._site.engines
+        before, other = engines.serving.id, next(iter(engines.other_lights.values())).id
+        spec = quick("regime", arguments={"regime": other}, select="name=sim-000000", gates="fps>=1000")
+        assert ended(where, begin(where, spec)).rollout.state is State.ROLLED_BACK
+        assert engines.serving.id == before
+        there = begin(where, quick("regime", arguments={"regime": before}, select="name=sim-000000", gates=""))
+        assert ended(where, there).rollout.state is State.COMPLETED  # it serves it already
+
+
+def test_boards_outside_their_window_wait(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    hour = time.gmtime().tm_hour
+    window = f"{(hour - 1) % 24:02d}:00-{(hour + 2) % 24:02d}:00"
+    with a_fleet(mosquitto, where, 4), Commands(mosquitto) as commands, controlling(mosquitto, where):
+        with open_store(where) as store:
+            everybody = Devices(store)
+            everybody.tag(everybody.all("simulated")[2:], {"tz": "Etc/GMT-12"}, [], "operator")  # half a day ahead
+        identity = begin(where, quick(waves="100%", windows=(window,)))
+        eventually(lambda: boards(where, identity, Target.DONE) == names(0, 1), 20.0)
+        time.sleep(1.0)
+        assert commands.told("recalibrate").keys() == names(0, 1)
+        assert overview(where, identity).rollout.state is State.RUNNING
