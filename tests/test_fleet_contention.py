@@ -115,19 +115,20 @@ def test_two_collectors_never_wait_for_each_other_in_a_circle(database: str, mon
     """Each has the states of all boards, and begins the streams of half of them, in another order each."""
     monkeypatch.setattr("fleet.store.attempts._ATTEMPTS", 1)
     names = [("fleet", f"board-{number}") for number in range(40)]
-    birth = Birth(agent_version="1")
+    birth, together = Birth(agent_version="1"), threading.Barrier(2)
 
     def keep(which: int) -> None:
         with open_store(database) as store:
             keeper = Keeper(store, Warnings(logging.getLogger(), "test"))
             for turn in range(1, 30):
                 ordered = names[::-1] if (turn + which) % 2 else names
-                news = [Report(Stream(*name, turn), 1, "alarm", 1.0, "{}") for name in ordered[which::2]]
+                news = [Report(Stream(*name, turn), 1, "alarm", 1.0, "{}") for name in names[which::2]]
                 batch = Batch(news=list(news), heard=set(ordered))
                 for name in ordered[: 20 + which]:
                     batch.statuses[name] = Status(state="online", session=f"{turn}", boot_id="b", ts=float(turn))
                 for name in ordered[10:]:
                     batch.births[name] = birth, birth.to_json().decode()
+                together.wait(20.0)
                 keeper.keep(batch)
 
     with ThreadPoolExecutor(2) as threads:
