@@ -20,6 +20,9 @@ _KINDS = frozenset(
 _KINDS |= {"camera", "observer", "results"}
 
 
+_MOST_BEGUN = 200_000  # remembered
+
+
 class Stream(NamedTuple):
     """One board's numbers between two of its starts."""
 
@@ -65,6 +68,8 @@ class Reports:
         self._store = store
         self._identities = Identities(store)
         self._twins = Twins(store)
+        self._generation = 0
+        self._begun = set[Stream]()
 
     def add(self, news: Sequence[Report | Gap]) -> dict[Stream, int]:
         """Store it durably, what is known already once; up to which number each of its streams is complete."""
@@ -99,10 +104,12 @@ class Reports:
 
     def begun(self, transaction: Transaction, news: Iterable[Report | Gap], ids: Mapping[Name, int]) -> set[Name]:
         """Whose streams begin with these. ids: of all their devices."""
-        keys = {
-            (ids[stream.fleet, stream.device], stream.epoch): (stream.fleet, stream.device)
-            for stream in {each.stream for each in news}
-        }
+        if self._generation != self._store.generation or len(self._begun) > _MOST_BEGUN:
+            self._begun.clear()
+            self._generation = self._store.generation
+        streams = {each.stream for each in news} - self._begun
+        self._begun |= streams
+        keys = {(ids[each.fleet, each.device], each.epoch): (each.fleet, each.device) for each in streams}
         found = transaction.lookup("progress", ("device", "epoch"), ("upto",), keys)
         return {name for key, name in keys.items() if key not in found}
 

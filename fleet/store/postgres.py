@@ -29,6 +29,7 @@ _OPTIONS: dict[str, Any] = {
     "target_session_attrs": "read-write",
 }
 _ROLLED_BACK = ("40", "55P03")  # deadlocks and what could not be serialised; a lock that was not to be had
+_AT_ONCE = 500  # rows of a COPY
 _STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT DELETE ROWS"
 
 
@@ -170,20 +171,22 @@ class PostgresTransaction(Transaction):
     def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
         if not rows:
             return []
-        lines = _lines(sorted(rows))  # in one order, so that no two ever wait for each other
+        ordered = sorted(rows)  # so that no two ever wait for each other
         with suppress(psycopg.errors.UniqueViolation), self._cursor.connection.transaction():
-            self._copy("reports", lines)  # takes half of the server's time, and nothing that is there already
+            self._copy("reports", ordered)  # takes half of the server's time, and nothing that is there already
             return []
-        self._copy("staged", lines)
+        self._copy("staged", ordered)
         self._cursor.execute("INSERT INTO reports SELECT * FROM staged ON CONFLICT DO NOTHING")
         self._cursor.execute(
             "SELECT s.* FROM staged s JOIN reports r USING (device, epoch, seq) WHERE s.document <> r.document"
         )
         return [ReportRow(*row) for row in self._cursor]
 
-    def _copy(self, table: str, lines: str) -> None:
+    def _copy(self, table: str, rows: Sequence[ReportRow]) -> None:
+        """The server stores some while the next are written out here."""
         with self._cursor.copy(_sql(f"COPY {table} FROM STDIN")) as copy:
-            copy.write(lines)
+            for start in range(0, len(rows), _AT_ONCE):
+                copy.write(_lines(rows[start : start + _AT_ONCE]))
 
     def prune(self, table: str, column: str, before: float, most: int) -> int:
         oldest = f"SELECT ctid FROM {table} WHERE {column} < ? LIMIT ?"
