@@ -35,6 +35,8 @@ def add_rollout(actions: Any) -> None:
     run = command(steps, "run", _run, "the controller: carry out what there is; several may run on one store")
     _add_database(run)
     run.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
+    lease = "after S s another one goes on with what this one held when it died (30)"
+    run.add_argument("--lease", type=number(float, 1.0, 3600.0), default=30.0, metavar="S", help=lease)
     run.add_argument("--until-done", action="store_true", help="end once there is no rollout to carry out any more")
     add_broker_options(run)
     show = command(steps, "show", _show, "how far one is, why, and by whose word")
@@ -202,7 +204,7 @@ def _run(options: argparse.Namespace) -> int:
     set_up_logging("info")
     signer = Signer(options.sign) if options.sign is not None else None
     who = f"{getpass.getuser()}@{socket.gethostname()}"
-    controller = Controller(endpoint_from(options), open_existing(options.db), who, signer)
+    controller = Controller(endpoint_from(options), open_existing(options.db), who, signer, options.lease)
     signalled = threading.Event()
     with handling_signals(lambda _: signalled.set()), progress("rollouts") as bar:
 

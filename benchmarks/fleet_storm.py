@@ -177,9 +177,9 @@ def lost(database: Path, made: dict[str, tuple[int, int]]) -> tuple[int, int]:
     return sum(last for _, last in made.values()), missing
 
 
-def _wait_for_collector(broker: Broker) -> None:
+def wait_for_collector(broker: Broker, fleet: str) -> None:
     """What a board reports before there ever was a collector, the broker's word is enough for."""
-    topics = Topics(_FLEET, "probe")
+    topics = Topics(fleet, "probe")
     with MqttClient(Endpoint("127.0.0.1", broker.port), "probe", subscriptions=[topics.ack]) as client:
         client.publish(Message(topics.status, b"{}", retain=True))
         client.inbox.get(timeout=_PATIENCE_S)
@@ -203,7 +203,7 @@ def storm(
     process = broker.start()
     command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--port", str(broker.port), "--db", str(database)]
     with psutil.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as collector:
-        _wait_for_collector(broker)
+        wait_for_collector(broker, _FLEET)
         wishes = Wishes(devices, fleet=_FLEET, period_s=period_s, settle_s=_PATIENCE_S)
         simulation = Simulation(Endpoint("127.0.0.1", broker.port), wishes)
         course = Course(broker, process, collector, simulation.outcome, steady_s, down_s)

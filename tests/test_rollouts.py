@@ -17,12 +17,13 @@ from fleet.devices import Devices
 from fleet.rollout.book import RolloutBook
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target
-from fleet.simulator.faults import Bad, Faults
+from fleet.simulator.faults import Bad
 from fleet.store import open_store
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-GATES = "fidelity>=0.8,latency_p99<=1.25x,failures<=5%"
+# A bad engine takes 1.4 times as long, give or take 2 %; its fidelity, after so short a while, could be chance.
+GATES = "fidelity>=0.2,latency_p99<=1.25x,failures<=5%"
 
 
 def quick(op: str = "recalibrate", **wishes: object) -> Spec:
@@ -61,7 +62,7 @@ def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosqui
     assert boards(where, identity, Target.WAITING) == names(*range(4, 10))
     assert told.keys() == names(0, 1, 2, 3)
     failed = next(each for each in seen.records if each.what == "gate failed")
-    assert "fidelity>=0.8: holds on 0 of 3 boards" in failed.why
+    assert "latency_p99<=1.25x: holds on 0 of 3 boards" in failed.why
     for number in range(1, 4):
         new, former = swaps(where, number)
         assert former.startswith("rollback:")
@@ -203,7 +204,7 @@ def test_each_command_is_signed_for_its_board_and_kept_as_it_was_sent(mosquitto:
 def test_a_policy_goes_back_to_what_each_board_had(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     key = "mqtt.telemetry_period_s"
-    with a_fleet(mosquitto, where, 4, faults=Faults()) as simulation, controlling(mosquitto, where):
+    with a_fleet(mosquitto, where, 4) as simulation, controlling(mosquitto, where):
 
         def periods() -> list[object]:
             return [board._daemon._settings.reported().values[key] for board in simulation._boards]  # type: ignore[union-attr]
@@ -222,7 +223,7 @@ def test_a_policy_goes_back_to_what_each_board_had(mosquitto: RealBroker, tmp_pa
 def test_a_regime_is_switched_to_and_back(mosquitto: RealBroker, tmp_path: Path) -> None:
     """Boards have it under ids of their own here: the rollout is for the one that knows it."""
     where = str(tmp_path / "db")
-    with a_fleet(mosquitto, where, 3) as simulation, controlling(mosquitto, where):
+    with a_fleet(mosquitto, where, 3, automatic=False) as simulation, controlling(mosquitto, where):
         engines = simulation._boards[0]._site.engines
         before, other = engines.serving.id, next(iter(engines.other_lights.values())).id
         spec = quick("regime", arguments={"regime": other}, select="name=sim-000000", gates="fps>=1000")

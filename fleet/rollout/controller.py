@@ -8,11 +8,12 @@ each out once, however often and by whomever it is sent.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,14 @@ from fleet.operator import chunks_asked, file_arguments, may_be_of_anybodys
 from fleet.rollout import tables
 from fleet.rollout.conductor import Conductor
 from fleet.rollout.dispatch import Dispatch
+from fleet.rollout.spec import Spec
 from fleet.rollout.tables import Rollout
-from fleet.store import Store
+from fleet.store import Store, Transaction
 
 log = logging.getLogger(__name__)
 
 LEASE_S = 30.0
 
-_CLAIM_EVERY_S = 3.0
 _STEP_EVERY_S = 0.25
 _INTAKE_BYTES = 16 << 20
 _BATCH_BYTES = 1 << 20
@@ -47,16 +48,19 @@ _SUBSCRIPTIONS = ("status", "reported", "cmd/+/result")
 
 
 class Controller:
-    """signer: the operator's key, with which each command is signed. who: as the record names it.
+    """signer: the operator's key, with which each command is signed. who: as the record names it. lease_s: for so long
+    what it holds stays its own after its death.
 
     `rollouts` has those that it holds, as they were at the last step, `ended` those that came to their end with it.
     """
 
-    def __init__(self, endpoint: Endpoint, store: Store, who: str, signer: Signer | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, store: Store, who: str, signer: Signer | None = None, lease_s: float = LEASE_S
+    ) -> None:
         self.rollouts: dict[str, Rollout] = {}
         self.ended: list[Rollout] = []
         self._has_looked = False
-        self._store, self._signer = store, signer
+        self._store, self._signer, self._lease_s = store, signer, lease_s
         self._owner = f"{socket.gethostname()}/{uuid.uuid4().hex[:12]}"
         self._held: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._heard: dict[str, CommandResult] = {}
@@ -87,12 +91,12 @@ class Controller:
     def run(self, stopping: Callable[[], bool]) -> None:
         """Carry out all there is until it is time to stop, asked several times a second. What is under way then is
         anybody's to go on with at once."""
-        claimed_s = stepped_s = -LEASE_S
+        claimed_s = stepped_s = -math.inf
         with self._store, self._client:
             while not stopping():
                 self._hear(_STEP_EVERY_S)
                 try:
-                    if time.monotonic() - claimed_s >= _CLAIM_EVERY_S:
+                    if time.monotonic() - claimed_s >= self._lease_s / 10.0:
                         self._claim()
                         claimed_s = time.monotonic()
                     if time.monotonic() - stepped_s >= _STEP_EVERY_S:
@@ -101,38 +105,32 @@ class Controller:
                 except AgentError as error:
                     log.error("rollouts=waiting error=%r retry_s=%.0f", str(error), _RETRY_S)
                     time.sleep(_RETRY_S)
-            with suppress(AgentError):  # then the lease runs out
-                self._release(self.rollouts)
+            with suppress(AgentError), self._store.begun("write") as transaction:  # else the lease runs out
+                tables.release(transaction, self._owner, self.rollouts)
 
     def _claim(self) -> None:
         now = time.time()
         with self._store.begun("write") as transaction:
-            claimed = tables.claim(transaction, self._owner, now, now + LEASE_S, self._unable)
-        found = {each.id: each for each in claimed if self._is_able(each)}
-        for identity in self.rollouts.keys() - found.keys():
+            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, self._unable)
+            for identity in claimed:
+                if identity not in self.rollouts:
+                    self._adopt(transaction, identity)
+            tables.release(transaction, self._owner, self._unable.intersection(claimed))
+        for identity in self.rollouts.keys() - claimed:
             self._lose(identity)
-        self.rollouts = {**found, **self.rollouts}
         self._has_looked = True
-        if unable := [each.id for each in claimed if each.id not in found]:
-            self._release(unable)
 
-    def _release(self, ids: Iterable[str]) -> None:
-        with self._store.begun("write") as transaction:
-            tables.release(transaction, self._owner, ids)
-
-    def _is_able(self, rollout: Rollout) -> bool:
-        """Whether the file that boards will ask for is here; a long one is not read again and again."""
-        if rollout.spec.file is None or rollout.id in self.rollouts:
-            return True
+    def _adopt(self, transaction: Transaction, identity: str) -> None:
+        """Unless it cannot be carried out here: another tared has made it, or the file that boards will ask for is
+        another's."""
         try:
-            if file_arguments(Path(rollout.spec.file))["sha256"] == rollout.spec.arguments["sha256"]:
-                return True
-            found = f"another content of {rollout.spec.file}"
+            rollout = tables.find(transaction, identity)
+            _check_file(rollout.spec)
         except CommandError as error:
-            found = error.found
-        self._unable.add(rollout.id)
-        log.error("rollout=%s step='left to another controller' error='no file to send: %s'", rollout.id, found)
-        return False
+            self._unable.add(identity)
+            log.error("rollout=%s step='left to another controller' error=%r", identity, str(error))
+        else:
+            self.rollouts[identity] = rollout
 
     def _step(self) -> None:
         for identity in list(self.rollouts):
@@ -193,3 +191,13 @@ class Controller:
                     self._client.publish(chunk)
             except OSError as error:
                 log.error("rollout=%s error='no file to send: %s'", rollout.id, error)
+
+
+def _check_file(spec: Spec) -> None:
+    """Raises CommandError (`rollout.file`) where it is not what the rollout was made for."""
+    if spec.file is None:
+        return
+    found = file_arguments(Path(spec.file))["sha256"]
+    if found != spec.arguments["sha256"]:
+        remedy = "put it back, or begin another rollout"
+        raise CommandError("rollout.file", f"another content of {spec.file}", "the file of the rollout", remedy)

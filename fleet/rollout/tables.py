@@ -94,13 +94,15 @@ def create(
 
 
 def find(transaction: Transaction, identity: str) -> Rollout:
-    """By its id, or the beginning of it that only one has. Raises CommandError (`rollout.unknown`)."""
-    rows = transaction.execute(f"SELECT {_ROLLOUT} FROM rollouts ORDER BY created DESC")
-    found = [row for row in rows if str(row[0]).startswith(identity)] if identity else []
+    """By its id, or the beginning of it that only one has. Raises CommandError (`rollout.unknown`, and `rollout.spec`
+    for one of a newer tared)."""
+    ids = [str(row[0]) for row in transaction.execute("SELECT id FROM rollouts")]
+    found = [each for each in ids if each.startswith(identity)] if identity else []
     if len(found) != 1:
         expected = "the id of one rollout" if not found else "more of its id: several begin so"
         raise CommandError("rollout.unknown", repr(identity), expected, "look at 'tared fleet rollout list'")
-    return _rollout(found[0])
+    (row,) = transaction.execute(f"SELECT {_ROLLOUT} FROM rollouts WHERE id = ?", (found[0],))
+    return _rollout(row)
 
 
 def locked(transaction: Transaction, identity: str) -> Rollout:
@@ -117,20 +119,20 @@ def rollouts(transaction: Transaction, fleet: str | None = None) -> list[Rollout
     return [_rollout(row) for row in found]
 
 
-def claim(transaction: Transaction, owner: str, now: float, until: float, but: Collection[str]) -> list[Rollout]:
-    """The rollouts that are not over and nobody else holds at present; from now on `owner` does, `until` then. but:
+def claim(transaction: Transaction, owner: str, now: float, until: float, but: Collection[str]) -> list[str]:
+    """The ids of the rollouts that are not over and nobody else holds; from now on `owner` does, `until` then. but:
     those it cannot carry out, and leaves to others.
 
     Of two that claim at the same moment each takes what the other has not: rows that are being taken are passed over.
     """
     free = (
-        f"SELECT {_ROLLOUT} FROM rollouts WHERE state IN (?, ?, ?) AND (lease_owner = ? OR lease_until < ?) "
+        "SELECT id FROM rollouts WHERE state IN (?, ?, ?) AND (lease_owner = ? OR lease_until < ?) "
         f"ORDER BY created {transaction.skip_locked}"
     )
     live = [each.value for each in State if not each.over]
-    found = [_rollout(row) for row in transaction.execute(free, (*live, owner, now)) if row[0] not in but]
+    found = [str(row[0]) for row in transaction.execute(free, (*live, owner, now)) if row[0] not in but]
     take = "UPDATE rollouts SET lease_owner = ?, lease_until = ? WHERE id = ?"
-    transaction.execute_many(take, [(owner, until, each.id) for each in found])
+    transaction.execute_many(take, [(owner, until, identity) for identity in found])
     return found
 
 

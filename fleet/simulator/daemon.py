@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from agent.authority import Authority
 from agent.command_log import CommandLog
 from agent.commands import CommandDesk, Mandate
+from agent.config import Config
 from agent.errors import AgentError
 from agent.link import MqttLink
 from agent.messages import Ack, Birth
@@ -65,7 +66,7 @@ class Daemon:
         )
         self._reporter = _Reporter(self._link, birth, clock)
         self._settings = Settings(
-            plan.config, site.folder / "settings.json", lambda _: True, lambda _: None, self._reporter.error
+            plan.config, site.folder / "settings.json", lambda _: True, self._tell_settings, self._reporter.error
         )
         self._journal = CommandLog(site.folder / "commands.sqlite", self._reporter.error) if site.on_disk else None
         self._authority = Authority(plan.config.commands, site.topics, local=True, synchronised=lambda: True)
@@ -173,9 +174,11 @@ class Daemon:
             check_expiry(desired, self._clock(), self._authority)
             self._site.folder.mkdir(parents=True, exist_ok=True)
             self._settings.set(desired.values, Mandate(desired.version, key), whole=True)
-            self._link.send(self._settings.reported())
         except AgentError as error:
             self._link.send(self._settings.reported(error))
+
+    def _tell_settings(self, _config: Config) -> None:
+        self._link.send(self._settings.reported())
 
     def _answer(self, result: CommandResult) -> None:
         if result.final:
@@ -211,8 +214,8 @@ class Daemon:
     def _look(self, t_s: float, engines: Engines) -> None:
         """What the board does by itself: it switches to the engine of another light, it answers an alarm."""
         site = self._site
-        light = site.scene.light(t_s)
-        if engines.job is None and light != engines.serving.light and light in engines.other_lights:
+        light, automatic = site.scene.light(t_s), self._settings.config.recalibration.automatic
+        if automatic and engines.job is None and light != engines.serving.light and light in engines.other_lights:
             engines.switch(engines.other_lights[light], "switch")
         gain_db = site.scene.gain_db(engines.serving, t_s)
         state = drift_state(gain_db)
@@ -222,5 +225,5 @@ class Daemon:
             told = {key: figures[key] for key in ("gain_db", "e_value", "clipping_share")}
             kind, detail = ("alarm", {"onset_ts": t_s}) if state == "alarm" else ("drift", {"state": state})
             self._reporter.event(kind, camera=CAMERA, capture_ts=t_s, **detail, **told)
-        if state == "alarm" and engines.job is None and self._settings.config.recalibration.automatic:
+        if state == "alarm" and engines.job is None and automatic:
             engines.begin("alarm", site.plan.wishes.bad.hits(site.number, None))

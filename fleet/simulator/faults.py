@@ -37,11 +37,8 @@ class Faults:
 
 @dataclass(frozen=True)
 class Bad:
-    """Which new engines turn out bad: of what is named by a model's sha256, a recalibration's method or a regime's id;
-    and all that come on boards `first` to `last`, by their numbers. none: there is no such board.
-
-    first, last: from 0, inclusive.
-    """
+    """Which new engines turn out bad: those of what is named, by a model's sha256, a recalibration's method or a
+    regime's id; those of boards `first` to `last`, by their numbers from 0; where both are given, those of both."""
 
     named: str = ""
     first: int = 0
@@ -49,7 +46,9 @@ class Bad:
 
     def hits(self, number: int, asked: object) -> bool:
         """The board of this number was asked for this."""
-        return self.first <= number <= self.last or (bool(self.named) and asked == self.named)
+        if self.named and asked != self.named:
+            return False
+        return self.first <= number <= self.last if self.last >= self.first else bool(self.named)
 
 
 def rubbish(topics: Topics, victim: Topics, epoch: int, rng: random.Random) -> Iterator[Message]:

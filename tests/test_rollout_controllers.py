@@ -1,0 +1,231 @@
+"""Controllers of rollouts that are killed, halted, two at once: each board is told once, and nothing is forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from brokers import RealBroker, eventually
+from databases import where as where
+from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
+from simulator_bench import topics
+
+from agent.cli import main
+from agent.errors import AgentError
+from fleet.rollout import tables
+from fleet.rollout.spec import Spec
+from fleet.rollout.states import State, Target
+from fleet.simulator.faults import Bad
+from fleet.store import open_store
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+LEASE_S = 1.0
+
+
+@contextlib.contextmanager
+def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "agent.cli", "fleet", "rollout", "run", "--db", where, "--port", str(broker.port)]
+    with subprocess.Popen(
+        [*command, "--lease", str(LEASE_S), *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+
+
+def spec(**wishes: object) -> Spec:
+    return Spec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", **wishes)  # type: ignore[arg-type]
+
+
+@pytest.mark.trial
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_bad", [False, True], ids=["good", "bad"])
+def test_however_often_the_controller_is_killed_each_board_is_told_once(
+    mosquitto: RealBroker, where: str, is_bad: bool
+) -> None:
+    rng, kills = random.Random(7), 0
+    bad = Bad(first=2, last=7) if is_bad else Bad()
+    with a_fleet(mosquitto, where, 12, bad=bad, job_s=1.0), Commands(mosquitto) as commands:
+        identity = begin(where, spec(waves="2,8,100%", at_once=3))
+        while not overview(where, identity).rollout.state.over:
+            with a_process(mosquitto, where) as process:
+                with contextlib.suppress(AssertionError):  # by then it has not come to its end
+                    ended(where, identity, rng.uniform(0.8, 4.0))
+                process.kill()
+                kills += 1
+        told, back = commands.told("recalibrate"), commands.told("rollback")
+    reached, left = (range(8), range(8, 12)) if is_bad else (range(12), range(0))
+    assert kills >= 3
+    assert {device: len(ids) for device, ids in told.items()} == {topics(each).device: 1 for each in reached}
+    undone = {topics(each).device for each in (range(2, 8) if is_bad else ())}
+    assert {device: len(ids) for device, ids in back.items()} == dict.fromkeys(undone, 1)
+    assert boards(where, identity, Target.UNDONE) == undone
+    assert boards(where, identity, Target.WAITING) == {topics(each).device for each in left}
+    assert all(len(swaps(where, number)) == 1 + (topics(number).device in undone) for number in reached)
+
+
+def test_two_controllers_share_the_work_and_tell_each_board_once(mosquitto: RealBroker, where: str) -> None:
+    with a_fleet(mosquitto, where, 12), Commands(mosquitto) as commands:
+        ids = [begin(where, spec(waves="100%", select=f"name=sim-00000{n}")) for n in range(6)]
+        with controlling(mosquitto, where), controlling(mosquitto, where):
+            assert {ended(where, each).rollout.state for each in ids} == {State.COMPLETED}
+            told = commands.told("recalibrate")
+    assert {device: len(ids) for device, ids in told.items()} == {topics(each).device: 1 for each in range(6)}
+
+
+def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mosquitto: RealBroker, where: str) -> None:
+    with a_fleet(mosquitto, where, 6, job_s=1.0), Commands(mosquitto) as commands:
+        identity = begin(where, spec(waves="2,100%"))
+        with a_process(mosquitto, where) as process:
+            eventually(lambda: len(commands.told("recalibrate")) == 2, 30.0)
+            process.send_signal(signal.SIGSTOP)
+            first = overview(where, identity).rollout.lease_owner
+            with controlling(mosquitto, where):
+                eventually(lambda: overview(where, identity).rollout.lease_owner != first, 30.0)
+                process.send_signal(signal.SIGCONT)
+                assert ended(where, identity).rollout.state is State.COMPLETED
+                assert overview(where, identity).rollout.lease_owner != first
+            assert process.poll() is None
+            told = commands.told("recalibrate")
+    assert {device: len(ids) for device, ids in told.items()} == {topics(each).device: 1 for each in range(6)}
+
+
+def test_of_two_that_claim_at_once_one_has_it(where: str) -> None:
+    with open_store(where) as one, open_store(where) as other:
+        with one.begun("write") as transaction:
+            identity = tables.create(transaction, "f", spec(), [[(1, "UTC")]], 0.0)
+        claimed: list[str] = []
+        with one.begun("write") as transaction:
+            claimed += tables.claim(transaction, "one", 10.0, 40.0, ())
+            with contextlib.suppress(AgentError), other.begun("write") as beside:  # SQLite has it wait, and give up
+                claimed += tables.claim(beside, "other", 10.0, 40.0, ())
+        with other.begun("write") as transaction:
+            assert tables.hold(transaction, identity, "other", 11.0) is None
+            assert tables.claim(transaction, "other", 39.0, 70.0, ()) == []
+            assert tables.claim(transaction, "other", 41.0, 70.0, ()) == [identity]
+        with one.begun("write") as transaction:
+            assert tables.hold(transaction, identity, "one", 42.0) is None
+    assert claimed == [identity]
+
+
+def test_a_result_that_came_while_there_was_no_controller_is_found(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 1, job_s=1.5) as simulation, Commands(mosquitto) as commands:
+        identity = begin(where, spec(waves="100%"))
+        with controlling(mosquitto, where):
+            eventually(lambda: len(commands.told("recalibrate")) == 1, 30.0)
+        eventually(lambda: simulation._boards[0].results["SUCCEEDED"] == 1, 20.0)
+        assert boards(where, identity, Target.SENT) == {topics(0).device}
+        with controlling(mosquitto, where):
+            assert ended(where, identity).rollout.state is State.COMPLETED
+        assert len(swaps(where, 0)) == 1
+
+
+def test_a_rollout_of_a_file_waits_for_a_controller_that_has_it(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where, file = str(tmp_path / "db"), tmp_path / "model.onnx"
+    file.write_bytes(b"a model")
+    with a_fleet(mosquitto, where, 2):
+        assert main(["fleet", "rollout", "create", "--op", "model", f"file={file}", *options(where)]) == 0
+        with open_store(where) as store, store.begun("read") as transaction:
+            (rollout,) = tables.rollouts(transaction)
+        file.write_bytes(b"another model")
+        with controlling(mosquitto, where) as controller:
+            eventually(lambda: controller.is_done, 10.0)
+            assert controller.rollouts == {}
+        file.write_bytes(b"a model")
+        with controlling(mosquitto, where):
+            assert ended(where, rollout.id).rollout.state is State.COMPLETED
+
+
+def test_a_database_that_is_away_is_waited_for(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 3), Commands(mosquitto) as commands, open_store(where) as store:
+        identity = begin(where, spec(waves="100%"))
+        with store.begun("write"), controlling(mosquitto, where):  # nobody else may write
+            time.sleep(2.5)
+            assert commands.told("recalibrate") == {}
+        with controlling(mosquitto, where):
+            assert ended(where, identity).rollout.state is State.COMPLETED
+
+
+def options(where: str) -> list[str]:
+    return ["--db", where, "--fleet", "simulated", "--waves", "100%", "--soak", "0.5s", "--gate", "failures<=0%"]
+
+
+def test_the_command_line_from_creation_to_the_end(
+    mosquitto: RealBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = str(tmp_path / "db")
+    rollout, at = ["fleet", "rollout"], ["--db", where]
+
+    def told(*words: str) -> dict[str, object]:
+        assert main([*rollout, *words, "--json"]) == 0
+        found: dict[str, object] = json.loads(capsys.readouterr().out)
+        return found
+
+    with a_fleet(mosquitto, where, 3):
+        create = ["create", "--op", "recalibrate", "frames=64", *options(where)]
+        assert told(*create, "--dry-run")["id"] is None
+        assert told("list", *at, "--fleet", "simulated") == {"rollouts": []}
+        identity = str(told(*create, "--why", "a new season")["id"])
+        assert told("pause", identity[:6], *at)["state"] == "PAUSED"
+        assert main([*rollout, "pause", identity, *at]) == 2  # it is already
+        assert "is PAUSED; expected RUNNING" in capsys.readouterr().err
+        assert told("resume", identity, *at)["state"] == "RUNNING"
+        run = [*rollout, "run", *at, "--port", str(mosquitto.port), "--until-done", "--json"]
+        assert main(run) == 0
+        assert json.loads(capsys.readouterr().out) == {"ended": {identity: "COMPLETED"}}
+    shown = told("show", identity, *at)
+    assert shown["waves"] == [{"DONE": 3}]
+    assert [each["what"] for each in shown["records"]][:3] == ["created", "paused", "resumed"]  # type: ignore[attr-defined]
+    assert len(shown["commands"]) == 3  # type: ignore[arg-type]
+    for words in (["list", *at, "--fleet", "simulated"], ["show", identity, *at]):
+        assert main([*rollout, *words]) == 0
+        assert "COMPLETED" in capsys.readouterr().out
+    assert main([*rollout, "show", "nobody", *at]) == 2
+    assert "rollout.unknown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wishes", "code"),
+    [
+        (["--select", "tag.site=moon"], "fleet.nobody"),
+        (["--gate", "happiness>=1"], "rollout.gate"),
+        (["--select", "colour=red"], "fleet.where"),
+        (["--window", "tonight"], "rollout.window"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wishes: list[str], code: str
+) -> None:
+    where = str(tmp_path / "db")
+    with open_store(where) as store, store.begun("write") as transaction:
+        transaction.execute(
+            "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, 0.0, 0.0)", ("default", "a")
+        )
+    assert main(["fleet", "rollout", "create", "--op", "recalibrate", "--db", where, *wishes]) == 2
+    assert f"error: {code}:" in capsys.readouterr().err
+    with open_store(where) as store, store.begun("read") as transaction:
+        assert tables.rollouts(transaction) == []
+
+
+def test_a_rollout_of_a_newer_tared_is_left_alone_and_the_others_go_on(mosquitto: RealBroker, tmp_path: Path) -> None:
+    where = str(tmp_path / "db")
+    with a_fleet(mosquitto, where, 1):
+        strange, known = begin(where, spec(waves="100%")), begin(where, spec(waves="100%"))
+        with open_store(where) as store, store.begun("write") as transaction:
+            newer = json.dumps({**json.loads(spec().to_json()), "blue_green": True})
+            transaction.execute("UPDATE rollouts SET spec = ? WHERE id = ?", (newer, strange))
+        with controlling(mosquitto, where):
+            assert ended(where, known).rollout.state is State.COMPLETED
