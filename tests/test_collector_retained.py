@@ -15,6 +15,7 @@ from agent.messages import Birth, Status
 from agent.mqtt import MqttClient
 from agent.publishing import Message
 from agent.requests import CommandResult
+from fleet import watch
 from fleet.batch import Reader
 from fleet.devices import Device, Devices
 from fleet.facts import facts
@@ -101,3 +102,12 @@ def test_a_late_will_in_one_batch_with_the_connection_that_followed_does_not_end
     ):
         (status,) = Reader().read(arrivals).statuses.values()
         assert status.state == state
+
+
+def test_who_watches_is_not_told_that_it_was_heard_either() -> None:
+    known: dict[str, watch.Device] = {}
+    for retain, heard in ((True, False), (False, True)):
+        watch._take(Message(TOPICS.status, ONLINE.payload, retain=retain), "fleet", frozenset(), known, None)
+        assert known["board"].newest["status"]["state"] == "online"
+        assert (known["board"].heard_s is not None) is heard
+        assert ("not yet" in list(watch._table(known).columns[-1].cells)) is not heard
