@@ -76,7 +76,7 @@ class Collector:
 
         Raises AgentError (`fleet.schema`) where a newer tared has taken over the database meanwhile.
         """
-        with self._store, self._client, Reading(self._intake, self._reader) as reading:
+        with self._store, self._client, Reading(self._intake, self._reader, self._store.batch_bytes) as reading:
             while not stopping():
                 batch = reading.next(_WAIT_S)
                 if batch is not None and not self._take(batch, stopping):

@@ -36,6 +36,8 @@ _STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT 
 class PostgresStore(Store):
     """See Store."""
 
+    batch_bytes = 1 << 20  # the server stores one while the next is read here: of large ones each waits for the other
+
     def __init__(self, url: str) -> None:
         """url: as libpq reads it. Raises AgentError as Store, ConfigError (`fleet.db`)."""
         self._parameters = _parameters(url)

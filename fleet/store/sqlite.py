@@ -27,6 +27,8 @@ _KEY = "device = ? AND epoch = ? AND seq = ?"
 class SqliteStore(Store):
     """See Store."""
 
+    batch_bytes = 4 << 20
+
     def __init__(self, path: Path) -> None:
         """Raises AgentError as Store."""
         self.where = str(path)

@@ -72,11 +72,12 @@ class Store(Protocol):
     After any of these the next use connects anew.
 
     generation: another number after each time that it connected: what is remembered of rows, such as ids of devices,
-    holds within one.
+    holds within one. batch_bytes: of messages, how much is best stored at once.
     """
 
     where: str
     generation: int
+    batch_bytes: int
 
     def begun(self, what: What = "write") -> AbstractContextManager[Transaction]:
         """A transaction, durable at its end; whatever is raised inside undoes it."""
