@@ -169,7 +169,7 @@ class Controller:
         self.rollouts.pop(identity, None)
 
     def _hear(self, wait_s: float) -> None:
-        for topic, payload in self._intake.take(_BATCH_BYTES, wait_s, 0.0):
+        for topic, payload, _ in self._intake.take(_BATCH_BYTES, wait_s, 0.0):
             try:
                 _, _, fleet, device, kind, *_ = topic.decode().split("/")
                 self._take(fleet, device, kind, payload)
