@@ -52,6 +52,7 @@ class Room:
         births = {("f", f"b{n}"): (Birth(agent_version="1", engine=engine), "{}") for n, engine in engines.items()}
         there = Status(state="online", session="s", boot_id="b", ts=now)
         with self.store.begun() as transaction:
+            devices.heard(transaction, births.keys(), now)
             devices.told_birth(transaction, births, now)
             devices.told_status(transaction, dict.fromkeys(births, there), now)
 
