@@ -21,6 +21,8 @@ def add_merge(actions: Any) -> None:
     """An action of `tared fleet`."""
     merge = command(actions, "merge", _merge, "one calibration of the histograms that boards send, never of frames")
     merge.add_argument("devices", nargs="*", metavar="DEVICE", help="all that are there within --within")
+    merge.add_argument("--select", metavar="CONDITIONS", help="those in --db, as --where of 'devices'")
+    merge.add_argument("--db", default="fleet.sqlite", metavar="FILE_OR_URL", help="for --select (fleet.sqlite)")
     merge.add_argument(
         "-o",
         "--output",
@@ -33,6 +35,9 @@ def add_merge(actions: Any) -> None:
     merge.add_argument("--within", type=number(float, 0.0, 3600.0), default=10.0, metavar="S", help="seconds (10)")
     merge.add_argument("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help="boards that send (16)")
     merge.add_argument("--timeout", type=number(float, 1.0, 86400.0), default=30.0, metavar="S", help="of silence (30)")
+    merge.add_argument(
+        "--longest", type=number(float, 1.0, 86400.0), default=1800.0, metavar="S", help="for a board in all (1800)"
+    )
     merge.add_argument("--uploads", type=Path, metavar="DIR", help="keep there what boards have sent")
     merge.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
     add_broker_options(merge)
@@ -51,20 +56,35 @@ def _merge(options: argparse.Namespace) -> int:
     parse_method(options.method)
     signer = Signer(options.sign) if options.sign is not None else None
     fleet = fleet_from(options)
+    devices = _chosen(options, fleet)
     with ExitStack() as stack:
         folder = options.uploads or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tared-merge-")))
-        exchange = MergeExchange(endpoint_from(options), fleet, folder, options.at_once, options.timeout, signer)
+        patience = options.timeout, signer, options.longest
+        exchange = MergeExchange(endpoint_from(options), fleet, folder, options.at_once, *patience)
         with progress("merge", 100) as bar:
 
             def advance(doing: str, fraction: float) -> None:
                 bar.update(round(100.0 * fraction), doing)
 
-            exchange.gather(options.devices, options.within, advance)
+            exchange.gather(devices, options.within, advance)
             merged = merge_calibration(exchange.inbox.whole, options.method, fleet, advance)
     save_calibration(merged.calibration, options.output)
     write_bundle(merged.calibration, options.output)
     _tell(options, exchange, merged)
     return 0
+
+
+def _chosen(options: argparse.Namespace, fleet: str) -> list[str]:
+    """Those that are named, and those that the store selects. Raises CommandError as `select`."""
+    if options.select is None:
+        return list(options.devices)
+    from fleet.devices import Devices
+    from fleet.selection import select
+    from fleet.store import open_existing
+
+    with open_existing(options.db) as store:
+        selected = select(Devices(store), fleet, options.select)
+    return sorted({*options.devices, *(each.name for each in selected)})
 
 
 def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: Merged) -> None:

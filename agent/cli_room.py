@@ -142,12 +142,14 @@ def _report(options: argparse.Namespace) -> int:
     from fleet.devices import Devices
     from fleet.page import page
     from fleet.records import audited, refused
+    from fleet.rollout.book import RolloutBook
     from fleet.selection import select
     from fleet.store import open_existing
 
     with open_existing(options.db) as store:
         selected = select(Devices(store), options.fleet, options.where, options.silent)
-        text = page(options.fleet, selected, audited(store), refused(store), options.silent)
+        rollouts = RolloutBook(store, getpass.getuser()).all(options.fleet)
+        text = page(options.fleet, selected, rollouts, audited(store), refused(store), options.silent)
     try:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:

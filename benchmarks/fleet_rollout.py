@@ -75,7 +75,7 @@ class Listener:
         """Ids by op and board, since it was asked last."""
         found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         while arrivals := self._intake.take(64 << 20, 1.0, 0.0):
-            for topic, payload in arrivals:
+            for topic, payload, _ in arrivals:
                 document = json.loads(payload)
                 found[document["op"]][topic.decode().split("/")[3]].add(document["id"])
         return found
@@ -100,8 +100,8 @@ def carried_out(where: str, spec: Spec, listener: Listener) -> Course:
     return Course(state, waves, gates, time.monotonic() - began_s, listener.told())
 
 
-def rollouts(devices: int, period_s: float, where: str, folder: Path) -> list[Course]:
-    """Both of them, at one fleet."""
+def rollouts(devices: int, period_s: float, where: str, folder: Path, job_s: float = 20.0) -> list[Course]:
+    """Both of them, at one fleet. job_s: what a job takes there, in the median."""
     broker = Broker(folder)
     process = broker.start()
     endpoint = Endpoint("127.0.0.1", broker.port)
@@ -114,7 +114,7 @@ def rollouts(devices: int, period_s: float, where: str, folder: Path) -> list[Co
     first, last = round(0.05 * devices), round(0.25 * devices) - 1
     bad = Bad(_BAD_METHOD, first, last)
     wishes = Wishes(
-        devices, fleet=_FLEET, period_s=period_s, commit_s=5.0, bad=bad, job_s=20.0, failures=0.01, settle_s=60.0
+        devices, fleet=_FLEET, period_s=period_s, commit_s=5.0, bad=bad, job_s=job_s, failures=0.01, settle_s=60.0
     )
     simulation, found = Simulation(endpoint, wishes), list[Course]()
 

@@ -43,9 +43,9 @@ def histogram(values: Sequence[float], low: float, high: float, bins: int, colou
     return _figure(shapes, _HEIGHT_PX)
 
 
-def timeline(lanes: Mapping[str, Sequence[tuple[float, str]]], colour: str) -> str:
-    """A lane for each name, a mark for each of its moments (Unix time in s, and what there is to say of it)."""
-    times = [at for marks in lanes.values() for at, _ in marks]
+def timeline(lanes: Mapping[str, Sequence[tuple[float, str, str]]]) -> str:
+    """A lane for each name, a mark for each of its moments: Unix time in s, its colour, and what there is to say."""
+    times = [at for marks in lanes.values() for at, _, _ in marks]
     begin, end = min(times), max(times)
     scale = (_WIDTH_PX - _NAME_PX - 12) / ((end - begin) or 1.0)
     shapes = []
@@ -53,7 +53,7 @@ def timeline(lanes: Mapping[str, Sequence[tuple[float, str]]], colour: str) -> s
         middle = number * _ROW_PX + 12
         shapes.append(_text(0, middle + 4, name))
         shapes.append(f'<path d="M{_NAME_PX} {middle}H{_WIDTH_PX}" stroke="#8884"/>')
-        for at, words in marks:
+        for at, colour, words in marks:
             left = _NAME_PX + 6 + (at - begin) * scale
             shapes.append(f'<circle cx="{left:.1f}" cy="{middle}" r="5" fill="{colour}">{_title(words)}</circle>')
     return _figure(shapes, len(lanes) * _ROW_PX)

@@ -12,6 +12,8 @@ from fleet.facts import Fact, facts
 from fleet.figures import histogram, stacked_bars, timeline
 from fleet.listing import ago, interval
 from fleet.records import AuditEntry, Refused
+from fleet.rollout.book import Overview
+from fleet.rollout.planning import told
 
 _STATES = {
     "online": "#2a9d5c",
@@ -23,6 +25,15 @@ _STATES = {
 }
 _DRIFT = {"calm": "#2a9d5c", "warning": "#e0a100", "alarm": "#c1121f", "not known": "#bbbbbb"}
 _BLUE = "#3a6ea5"
+_STEPS = {
+    "gate passed": "#2a9d5c",
+    "COMPLETED": "#2a9d5c",
+    "gate failed": "#c1121f",
+    "ROLLED_BACK": "#c1121f",
+    "aborted": "#e0a100",
+    "ABORTED": "#e0a100",
+    "paused": "#8a8a8a",
+}
 _MOST_GROUPS, _MOST_WORST, _MOST_LANES, _MOST_REFUSED = 30, 20, 40, 20
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color-scheme:light dark}"
@@ -33,7 +44,12 @@ _STYLE = (
 
 
 def page(
-    fleet: str, devices: Sequence[Device], records: Sequence[AuditEntry], refused: Sequence[Refused], silent_s: float
+    fleet: str,
+    devices: Sequence[Device],
+    rollouts: Sequence[Overview],
+    records: Sequence[AuditEntry],
+    refused: Sequence[Refused],
+    silent_s: float,
 ) -> str:
     """The whole file. records: the oldest first, those that have a subject are drawn. silent_s: as in `facts`."""
     now = time.time()
@@ -42,7 +58,7 @@ def page(
         "State": _states(known),
         "Fidelity": _fidelity(known),
         "Drift by group": _drift(devices, known),
-        "Rollouts": _rollouts(records),
+        "Rollouts": _rollouts(rollouts, records),
         "Quarantine": _refused(refused),
     }
     title = f"Fleet {escape(fleet)}: {len(devices)} devices"
@@ -89,17 +105,24 @@ def _drift(devices: Sequence[Device], known: Sequence[Mapping[str, Fact]]) -> It
     yield f"<p>{legend}</p>"
 
 
-def _rollouts(records: Sequence[AuditEntry]) -> Iterator[str]:
-    lanes: dict[str, list[tuple[float, str]]] = defaultdict(list)
+def _rollouts(rollouts: Sequence[Overview], records: Sequence[AuditEntry]) -> Iterator[str]:
+    """When what was done to each, and what has become of its waves."""
+    lanes: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
     for record in records:
         if record.subject:
             when = time.strftime("%m-%d %H:%M:%S", time.gmtime(record.at))
             words = f"{when} {record.what}, by {record.who}" + (f": {record.why}" if record.why else "")
-            lanes[record.subject].append((record.at, words))
+            lanes[record.subject].append((record.at, _STEPS.get(record.what.partition(",")[0], _BLUE), words))
     if not lanes:
         yield "<p>None so far.</p>"
         return
-    yield timeline(dict(list(lanes.items())[-_MOST_LANES:]), _BLUE)
+    yield timeline(dict(list(lanes.items())[-_MOST_LANES:]))
+    rows = []
+    for overview in rollouts[:_MOST_LANES]:
+        waves = [f"{wave + 1}: {told([Counter(counts)])}" for wave, counts in sorted(overview.counts.items())]
+        rollout = overview.rollout
+        rows.append((rollout.id, rollout.spec.op, rollout.state.value, "; ".join(waves)))
+    yield _table(["rollout", "op", "state", "boards by wave"], rows)
 
 
 def _refused(refused: Sequence[Refused]) -> Iterator[str]:

@@ -17,6 +17,8 @@ from fleet.devices import Devices
 from fleet.figures import histogram, stacked_bars, timeline
 from fleet.records import Refused, audit, quarantine
 from fleet.reports import Report, Reports, Stream
+from fleet.rollout.book import RolloutBook
+from fleet.rollout.spec import Spec
 from fleet.store import Store, open_store
 
 _VOID = {"meta"}
@@ -66,7 +68,7 @@ def test_a_histogram_counts_each_value_once_and_what_is_beyond_at_its_ends() -> 
 
 
 def test_a_timeline_of_one_moment_is_one_too() -> None:
-    assert timeline({"r1": [(5.0, "begun")]}, "blue").count("<circle") == 1
+    assert timeline({"r1": [(5.0, "blue", "begun")]}).count("<circle") == 1
 
 
 def fill(store: Store, evil: str) -> None:
@@ -83,6 +85,8 @@ def fill(store: Store, evil: str) -> None:
             quarantine(transaction, [Refused("default", name, "event", "c", evil, evil.encode())], now)
             audit(transaction, evil, evil, evil, evil, "{}")
     devices.tag(devices.all("default")[:1], {"site": "berlin"}, [], "ann")
+    book, spec = RolloutBook(store, "ann"), Spec("recalibrate", waves="1,100%")
+    book.abort(book.create("default", spec, book.plan("default", spec, "seed"), evil), "all", evil)
 
 
 def test_the_command_writes_one_file_in_which_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,8 +101,17 @@ def test_the_command_writes_one_file_in_which_nothing_runs(tmp_path: Path, capsy
     assert "script" not in found.tags
     assert "svg" in found.tags
     assert "http" not in text
-    for words in ("2 devices", "degraded", "0.900 [0.800, 1.000]", "site=berlin", "1.5 dB", "&lt;script&gt;"):
+    for words in (
+        "2 devices",
+        "degraded",
+        "0.900 [0.800, 1.000]",
+        "site=berlin",
+        "1.5 dB",
+        "&lt;script&gt;",
+        "UNDOING",
+    ):
         assert words in text
+    assert "1: 1 WAITING; 2: 1 WAITING" in text
 
 
 def test_a_fleet_of_which_nothing_is_known_has_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

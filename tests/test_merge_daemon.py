@@ -15,13 +15,17 @@ from typing import Any
 import pytest
 import yaml
 from brokers import RealBroker, eventually
+from collector_bench import collecting
 from worlds import SPEC, World, make_world
 
+from agent.cli import main
 from agent.signing import new_key
 from calibrate.histogram import AbsHistogram, merge
 from engines.calibration import Calibration, load_calibration
 from engines.store import Store
+from fleet.devices import Devices
 from fleet.merged_calibration import bundle
+from fleet.store import open_store
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker]
 
@@ -106,3 +110,16 @@ def test_what_boards_have_counted_becomes_a_candidate_that_each_judges(tmp_path:
         assert operator.tared("send", "b1", "histograms")["status"] == "SUCCEEDED"
         assert operator.tared("send", "b0", "rollback")["status"] == "SUCCEEDED"
         assert serving(worlds[0]) == own[0]
+        stack.enter_context(collecting(mosquitto, tmp_path / "db"))
+        assert rolled_out(operator, tmp_path / "db", str(told["bundle"])) == ["COMPLETED"]
+        assert [found.amax for world in worlds if (found := serving(world)) is not None] == [merged.amax] * 2
+
+
+def rolled_out(operator: Operator, where: Path, file: str) -> list[str]:
+    """To one board, and once it has shown itself to the other: the ends that rollouts came to."""
+    with open_store(where) as store:
+        eventually(lambda: len([each for each in Devices(store).all("default") if each.telemetry]) == 2, 60.0)
+    wishes = ["--waves", "1,100%", "--soak", "1s", "--gate", "fps>=1,fidelity>=0.5", "--why", "a merged calibration"]
+    assert main(["fleet", "rollout", "create", "--op", "calibration", f"file={file}", "--db", str(where), *wishes]) == 0
+    run = ["fleet", "rollout", "run", "--until-done", "--db", where]
+    return list(operator.tared(*run)["ended"].values())

@@ -26,6 +26,7 @@ from calibrate.histogram import AbsHistogram, abs_histogram
 from engines.calibration import load_calibration
 from fleet import merge_exchange
 from fleet.merge_exchange import MergeExchange
+from fleet.store import open_store
 
 pytestmark = pytest.mark.broker
 
@@ -71,6 +72,24 @@ def test_what_boards_have_seen_is_one_calibration_as_if_one_had_seen_it_all(
     assert dict(found.histograms) == {tensor: abs_histogram(values) for tensor, values in everything.items()}
     assert found.frames == sum(found.merged["boards"].values())
     assert found.id == calibration_of(counted(everything)).id, "the same scales to the bit"
+
+
+def test_who_is_asked_may_be_chosen_by_what_the_store_knows(
+    any_broker: RealBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where, output = str(tmp_path / "db"), tmp_path / "calibration.json"
+    with open_store(where) as store, store.begun("write") as transaction:
+        insert = "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, 0.0, 0.0)"
+        transaction.execute_many(insert, [(FLEET, name) for name in ("b0", "b1", "c0")])
+    to = ["--port", str(any_broker.port), "--fleet", FLEET, "--db", where, "--json"]
+    with ExitStack() as stack:
+        for name in ("b0", "b1", "c0"):
+            stack.enter_context(board(any_broker.endpoint, name, calibration_of(counted(frames_of(1)))))
+        assert main(["fleet", "merge", "-o", str(output), *to, "--select", "name=b*"]) == 0
+    assert sorted(load_calibration(output).merged["boards"]) == ["b0", "b1"]
+    assert json.loads(capsys.readouterr().out)["silent"] == {}
+    assert main(["fleet", "merge", "-o", str(output), *to, "--select", "name=x*"]) == 2
+    assert "fleet.nobody" in capsys.readouterr().err
 
 
 class Lossy(histogram_upload_source.UploadSource):
@@ -185,3 +204,13 @@ def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -
         exchange.gather(["b"], 0.0)
     assert set(exchange.inbox.whole) == {"b"}
     assert exchange.inbox.counts["quarantined"] == 0
+
+
+def test_a_board_that_only_says_that_it_is_at_it_is_given_up_too(any_broker: RealBroker, tmp_path: Path) -> None:
+    exchange = MergeExchange(any_broker.endpoint, FLEET, tmp_path / "uploads", 1, 10.0, most_s=2.0)
+    talking = board(any_broker.endpoint, "talking", calibration_of(noisy(0)))
+    with talking as there, board(any_broker.endpoint, "honest", calibration_of(noisy(0))):
+        there.link.send_histograms = lambda *_: None  # type: ignore[method-assign]  # each repetition is still answered
+        exchange.gather(["talking", "honest"], 0.0)
+    assert "though it was not silent" in exchange.failed["talking"]
+    assert set(exchange.inbox.whole) == {"honest"}

@@ -156,9 +156,9 @@ def test_a_wave_that_is_bad_shows_in_fidelity_and_latency(mosquitto: RealBroker)
         document = watcher.expect(topics(number).telemetry)
         return Telemetry.from_json(json.dumps(document).encode()).cameras["camera"]
 
-    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 3, bad=Bad(named="max", first=2, last=2)):
+    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 3, bad=Bad(named="max")):
         before = camera(1)
-        for number, method, expected in ((0, "mse", True), (1, "max", False), (2, "mse", False)):
+        for number, method, expected in ((0, "mse", True), (1, "max", False)):
             ask(mosquitto, number, "recalibrate", method=method)
             fidelity = ask(mosquitto, number, "status").result["fidelity"]["estimate"]
             assert (fidelity > 0.8) == expected, (number, fidelity)

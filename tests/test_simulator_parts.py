@@ -102,6 +102,9 @@ def test_the_same_seed_sees_the_same() -> None:
         (Bad(named="max"), 5, "mse", False),
         (Bad(first=2, last=4), 4, None, True),
         (Bad(first=2, last=4), 5, None, False),
+        (Bad("max", 2, 4), 3, "max", True),
+        (Bad("max", 2, 4), 3, "mse", False),
+        (Bad("max", 2, 4), 5, "max", False),
     ],
 )
 def test_which_engines_turn_out_bad(bad: Bad, number: int, asked: str | None, hit: bool) -> None:
