@@ -33,7 +33,8 @@ class Answer:
     frame: int
     ts: float
     engine_id: str
-    _found: int | NDArray[np.float32]  # a class, or (n, 6): x1 y1 x2 y2 in frame pixels, class, score
+    _found: int | NDArray[np.float32]  # a class, or (n, 6): x1 y1 x2 y2 as the engine has them, class, score
+    _geometry: Geometry | None = None  # by which boxes come to frame pixels once they are asked for, as few are
     labelled: bool = False
 
     @classmethod
@@ -42,9 +43,9 @@ class Answer:
         if isinstance(result, Classification):
             return cls(frame, ts, engine_id, result.class_id)
         assert isinstance(result, Detections), "raw outputs have no labels"
-        boxes = geometry.to_frame(result.boxes) if geometry is not None else result.boxes
-        packed = np.column_stack((boxes, result.classes, result.scores)).astype(np.float32)
-        return cls(frame, ts, engine_id, packed)
+        packed = np.empty((len(result), 6), np.float32)
+        packed[:, :4], packed[:, 4], packed[:, 5] = result.boxes, result.classes, result.scores
+        return cls(frame, ts, engine_id, packed, geometry)
 
     @property
     def found(self) -> int | Detections:
@@ -52,6 +53,8 @@ class Answer:
         if isinstance(self._found, int):
             return self._found
         boxes, classes, scores = self._found[:, :4], self._found[:, 4].astype(np.int64), self._found[:, 5]
+        if self._geometry is not None:
+            boxes = self._geometry.to_frame(boxes)
         return Detections(boxes=boxes, classes=classes, scores=scores)
 
     @property

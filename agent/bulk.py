@@ -24,10 +24,13 @@ _WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class BulkSocket:
     """Around the connected socket of a client, for the thread that serves it.
 
-    sock: a socket, one of TLS, or paho's for websockets. has_properties: of publications, by MQTT 5.
+    sock: a socket, one of TLS, or paho's for websockets. has_properties: of publications, by MQTT 5. has_room: while it
+    is false, publications of QoS 0, which no broker holds back, are dropped and counted in `dropped`.
     """
 
     def __init__(self, sock: Any, has_properties: bool) -> None:
+        self.has_room = True
+        self.dropped = 0
         self._sock = sock
         self._has_properties = has_properties
         self._unread = b""  # the beginning of a packet
@@ -127,10 +130,13 @@ class BulkSocket:
     def _publication(self, data: bytes, start: int, body: int, end: int, cut: bool) -> None:
         """cut: it is longer than what is kept of one, perhaps for its properties alone."""
         at = body + 2 + (data[body] << 8 | data[body + 1])
-        topic = data[body + 2 : at]
+        topic, retained = data[body + 2 : at], bool(data[start] & 0x01)
         if data[start] & 0x06:
             self._acknowledgements += _PUBACK + data[at : at + 2]
             at += 2
+        elif not self.has_room:
+            self.dropped += 1
+            return
         if self._has_properties:
             if data[at]:
                 at, length = _variable(data, at)
@@ -138,12 +144,12 @@ class BulkSocket:
             else:
                 at += 1
         if at > end and cut:  # its payload lies beyond what is kept, and whoever reads it says that it is too long
-            self._arrived.append(Arrival(topic, bytes(MAX_PAYLOAD_BYTES + 1)))
+            self._arrived.append(Arrival(topic, bytes(MAX_PAYLOAD_BYTES + 1), retained))
             return
         if at > end:
             found = "a publication that ends before its payload begins"
             raise AgentError("broker.protocol", found, "one whole", "update the broker, or use another")
-        self._arrived.append(Arrival(topic, data[at : min(end, at + MAX_PAYLOAD_BYTES + 1)]))
+        self._arrived.append(Arrival(topic, data[at : min(end, at + MAX_PAYLOAD_BYTES + 1)], retained))
 
 
 def _remaining(data: bytes, start: int) -> tuple[int, int]:

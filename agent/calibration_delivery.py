@@ -71,9 +71,9 @@ class CalibrationDelivery(Arrivals):
         """Have it brought here. Raises CommandError, AgentError."""
         self.check_idle()
         try:
-            part = self.part(args.sha256, args.size, self._reserve_bytes)
+            part = self.part(args, self._reserve_bytes)
             staged = StagedCalibration(part, self._model(), report)
             incoming = Incoming(part, args, report)
             self._delivery = Delivery(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
         except OSError as error:
-            raise refused(f"{error.filename}: {error.strerror}", "a folder to write in") from error
+            raise refused(args.what, f"{error.filename}: {error.strerror}", "a folder to write in") from error

@@ -46,28 +46,32 @@ class FrameSlot:
     """The one-slot mailbox between one camera's capture and inference.
 
     With `keep_every`, `put` waits until the slot is empty; else it overwrites and counts the loss as `stale`.
-    changed: shared by slots that one thread waits for.
+    lock, filled: shared by slots that one thread waits for; it is not woken by room, nor who waits for room by frames.
     """
 
-    def __init__(self, keep_every: bool, changed: threading.Condition | None = None) -> None:
+    def __init__(
+        self, keep_every: bool, lock: threading.RLock | None = None, filled: threading.Condition | None = None
+    ) -> None:
         self.keep_every = keep_every
         self._frame: Frame | None = None
         self._closed = False
         self._put_s = -math.inf
-        self._changed = changed or threading.Condition()
+        lock = lock or threading.RLock()
+        self._filled = filled or threading.Condition(lock)
+        self._room = threading.Condition(lock)
         self.dropped: Counter[str] = Counter()
 
     def put(self, frame: Frame) -> None:
-        with self._changed:
-            if self.keep_every:
-                self._changed.wait_for(lambda: self._frame is None or self._closed)
+        with self._room:
+            while self.keep_every and self._frame is not None and not self._closed:
+                self._room.wait()
             if self._closed:
                 return
             if self._frame is not None:
                 self.dropped["stale"] += 1
             self._frame = frame
             self._put_s = time.monotonic()
-            self._changed.notify_all()
+            self._filled.notify_all()
 
     @property
     def delivers(self) -> bool:
@@ -86,16 +90,17 @@ class FrameSlot:
 
     def take(self) -> Frame | None:
         """The frame that lies in it, if one does."""
-        with self._changed:
+        with self._room:
             frame, self._frame = self._frame, None
-            self._changed.notify_all()
+            self._room.notify_all()
             return frame
 
     def close(self) -> None:
         """No more frames: a waiting `put` returns, and what lies in it can still be taken."""
-        with self._changed:
+        with self._room:
             self._closed = True
-            self._changed.notify_all()
+            self._room.notify_all()
+            self._filled.notify_all()
 
 
 class CaptureThread(threading.Thread):

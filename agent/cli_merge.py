@@ -35,6 +35,9 @@ def add_merge(actions: Any) -> None:
     merge.add_argument("--within", type=number(float, 0.0, 3600.0), default=10.0, metavar="S", help="seconds (10)")
     merge.add_argument("--at-once", type=number(int, 1, 1000), default=16, metavar="N", help="boards that send (16)")
     merge.add_argument("--timeout", type=number(float, 1.0, 86400.0), default=30.0, metavar="S", help="of silence (30)")
+    merge.add_argument(
+        "--longest", type=number(float, 1.0, 86400.0), default=1800.0, metavar="S", help="for a board in all (1800)"
+    )
     merge.add_argument("--uploads", type=Path, metavar="DIR", help="keep there what boards have sent")
     merge.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
     add_broker_options(merge)
@@ -56,7 +59,8 @@ def _merge(options: argparse.Namespace) -> int:
     devices = _chosen(options, fleet)
     with ExitStack() as stack:
         folder = options.uploads or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tared-merge-")))
-        exchange = MergeExchange(endpoint_from(options), fleet, folder, options.at_once, options.timeout, signer)
+        patience = options.timeout, signer, options.longest
+        exchange = MergeExchange(endpoint_from(options), fleet, folder, options.at_once, *patience)
         with progress("merge", 100) as bar:
 
             def advance(doing: str, fraction: float) -> None:

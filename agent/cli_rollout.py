@@ -23,7 +23,7 @@ _DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
 _OPS = "recalibrate, model, calibration, policy or regime"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|)")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_MOST_S = 30 * 86_400.0
+_LEAST_S, _MOST_S = 0.1, 30 * 86_400.0
 
 
 def add_rollout(actions: Any) -> None:
@@ -83,8 +83,8 @@ def _add_create(steps: Any) -> None:
 def duration(text: str) -> float:
     """`90`, `90s`, `30m`, `2h` or `1d`, in seconds."""
     found = _DURATION.fullmatch(text)
-    if found is None or (seconds := float(found[1]) * _UNITS[found[2]]) > _MOST_S:
-        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m or 2h, at most 30d, got {text!r}")
+    if found is None or not _LEAST_S <= (seconds := float(found[1]) * _UNITS[found[2]]) <= _MOST_S:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m or 2h, to 30d, got {text!r}")
     return seconds
 
 
@@ -113,12 +113,15 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _spec(options: argparse.Namespace) -> Spec:
+    from fleet.operator import as_json
     from fleet.rollout.spec import FILES, Spec, with_file
 
     given: dict[str, Any] = dict(argument.partition("=")[::2] for argument in options.arguments)
     file = None
     if options.op in FILES:
         given, file = with_file(given)
+    if options.op == "policy":
+        given = {key: as_json(value) for key, value in given.items()}
     return Spec(
         op=options.op,
         arguments=given,

@@ -85,6 +85,7 @@ class Connection:
         self._hear = hear
         self._wakee = wakee
         self._intake = intake
+        self._told_dropped = 0
         self._selector = selectors.DefaultSelector() if wakee is not None else None
         self._trouble = LastError()
         self._client = (Client if intake is None else _BulkClient)(
@@ -265,8 +266,12 @@ class Connection:
         """Hand over what came; the broker sends no more than it has under way before there is room for it."""
         if arrived := bulk.take():
             intake.put(arrived)
+        bulk.has_room = intake.has_room
+        if bulk.dropped > 2 * self._told_dropped:  # a flood is told each time that it has doubled
+            log.warning("mqtt=no_room qos=0 dropped=%d", bulk.dropped)
+            self._told_dropped = bulk.dropped
         with contextlib.suppress(OSError):  # which paho finds, too
-            if intake.has_room:
+            if bulk.has_room:
                 bulk.acknowledge()
             bulk.flush()
 

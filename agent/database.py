@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from pathlib import Path
 from agent.errors import AgentError
 from engines.staging import remove
 
-_PATIENCE_S = 1.0  # with another process that has the file open; the supervisor's watchdog cannot wait for long
+_PATIENCE_S = 1.0  # the supervisor's watchdog cannot wait for long
+_LOOK_S = 0.01
 _MOST_DAMAGED = 3  # files that were moved aside
 _COMPANIONS = ("-journal", "-wal", "-shm")  # what SQLite keeps beside a file, under its name
 
@@ -23,7 +25,7 @@ class Database:
 
     name: of its errors, `{name}.read`, `.write`, `.schema` and `.damaged`. holds: what it holds, in words. loss: what
     goes with it, in words. migrations: the script at n migrates a file of schema n to schema n + 1. pragmas: what each
-    connection begins with.
+    connection begins with. patience_s: with another process that has the file open.
     """
 
     path: Path
@@ -32,6 +34,7 @@ class Database:
     loss: str
     migrations: Sequence[str]
     pragmas: Sequence[str]
+    patience_s: float = _PATIENCE_S
 
     def connect(self, what: str = "write", any_thread: bool = False) -> sqlite3.Connection:
         """Today's schema, in no transaction. what: "read" or "write". any_thread: not only this one will use it.
@@ -42,7 +45,9 @@ class Database:
         with self.translated(what):
             if self.path.is_dir():
                 raise self.set_aside("a folder")
-            db = sqlite3.connect(self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=not any_thread)
+            db = sqlite3.connect(
+                self.path, timeout=self.patience_s, isolation_level=None, check_same_thread=not any_thread
+            )
             try:
                 self._prepare(db)
             except BaseException:
@@ -113,6 +118,20 @@ class Database:
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Bring the file to today's schema, and to what survives a power cut."""
         today = len(self.migrations)
+        schema = self._schema(db)
+        for pragma in self.pragmas:
+            self._set(db, pragma)
+        if schema == today:
+            return
+        db.execute("BEGIN IMMEDIATE")  # of two that begin a file at once, one migrates it, and the other has waited
+        for statement in _statements("".join(self.migrations[self._schema(db) :])):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {today}")
+        db.execute("COMMIT")
+
+    def _schema(self, db: sqlite3.Connection) -> int:
+        """Raises AgentError for one of a newer tared."""
+        today = len(self.migrations)
         (schema,) = db.execute("PRAGMA user_version").fetchone()
         if schema > today:
             raise AgentError(
@@ -121,10 +140,33 @@ class Database:
                 f"schema {today} or an older one",
                 f"run the tared that wrote it, or remove the file: {self.loss}",
             )
-        for pragma in self.pragmas:
-            db.execute(f"PRAGMA {pragma}")
-        for number in range(schema, today):
-            db.executescript(f"BEGIN IMMEDIATE; {self.migrations[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+        return int(schema)
+
+    def _set(self, db: sqlite3.Connection, pragma: str) -> None:
+        """SQLite waits for nobody where a file is to have another journal."""
+        give_up_at = time.monotonic() + self.patience_s
+        while (refusal := _refusal(db, f"PRAGMA {pragma}")) is not None:
+            if "locked" not in str(refusal) or time.monotonic() > give_up_at:
+                raise refusal
+            time.sleep(_LOOK_S)
+
+
+def _refusal(db: sqlite3.Connection, sql: str) -> sqlite3.OperationalError | None:
+    try:
+        db.execute(sql)
+    except sqlite3.OperationalError as error:
+        return error
+    return None
+
+
+def _statements(script: str) -> Iterator[str]:
+    """One by one: `executescript` would commit what has begun."""
+    statement = ""
+    for piece in script.split(";"):
+        statement += f"{piece};"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
 
 
 def _beside(path: Path, companion: str) -> Path:

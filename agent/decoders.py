@@ -21,7 +21,7 @@ Size = tuple[int, int]  # (height, width) of the network input in pixels
 Outputs = Mapping[str, Array]
 CandidateDecoder = Callable[[Outputs, Size, float], Detections]
 
-_HALVED = np.array((1.0, 1.0, 0.5, 0.5), np.float32)  # sides, as sigmoid(x) = (1 + tanh(x / 2)) / 2
+_HALVED = np.array([[1.0], [1.0], [0.5], [0.5]], np.float32)  # sides, as sigmoid(x) = (1 + tanh(x / 2)) / 2
 
 
 def yolov5(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
@@ -85,16 +85,19 @@ def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detectio
     output = find_output(outputs, expected, lambda shape: len(shape) == 3 and shape[0] > 5)
     cells = output.reshape(len(output), -1)
     likely = (cells[0] > score_threshold ** (1.0 / 0.6)).nonzero()[0]  # a class probability is at most 1
-    rows = cells.take(likely, axis=1).T.astype(np.float32, copy=False)
-    corner, cell_px, half_px = _grid(size, output.shape[1:])
-    tanh = np.tanh(rows[:, 1:5] * _HALVED)
-    centres = (corner.take(likely, axis=0) + tanh[:, :2]) * cell_px
-    sides = (1.0 + tanh[:, 2:]) * half_px  # the sigmoid, as it cannot overflow
-    probabilities = rows[:, 5:]
-    scores = rows[:, 0] ** 0.6 * probabilities.max(axis=1) ** 0.4
-    found = Detections(boxes=corners(centres, sides), classes=probabilities.argmax(axis=1), scores=scores)
+    columns = cells.take(likely, axis=1).astype(np.float32, copy=False)
+    scores = columns[0] ** 0.6 * columns[5:].max(axis=0) ** 0.4
     is_sure = scores > score_threshold
-    return found if is_sure.all() else found[is_sure]
+    if not is_sure.all():
+        likely, scores, columns = likely[is_sure], scores[is_sure], columns[:, is_sure]
+    corner, cell_px, quarter_px = _grid(size, output.shape[1:])
+    tanh = np.tanh(columns[1:5] * _HALVED)
+    centres = (corner.take(likely, axis=1) + tanh[:2]) * cell_px
+    half = (1.0 + tanh[2:]) * quarter_px  # of the sides, by a sigmoid that cannot overflow
+    boxes = np.empty((len(likely), 4), np.float32)
+    np.subtract(centres, half, out=boxes.T[:2])
+    np.add(centres, half, out=boxes.T[2:])
+    return Detections(boxes=boxes, classes=columns[5:].argmax(axis=0), scores=scores)
 
 
 def every_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
@@ -117,14 +120,14 @@ def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
 
 @functools.lru_cache(maxsize=8)
 def _grid(size: Size, cells: tuple[int, int]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Of a map of `cells` (rows, columns): each one's column and row (n, 2), a cell's sides, half the input's.
+    """Of a map of `cells` (rows, columns): each one's column and row (2, n), a cell's sides, a quarter of the input's.
 
-    The last two in pixels.
+    The last two (2, 1), in pixels.
     """
     (height, width), (rows, columns) = size, cells
     y, x = np.divmod(np.arange(rows * columns, dtype=np.float32), np.float32(columns))
-    cell_px = np.array((width / columns, height / rows), np.float32)
-    return np.stack((x, y), axis=1), cell_px, np.array((width / 2, height / 2), np.float32)
+    cell_px = np.array([[width / columns], [height / rows]], np.float32)
+    return np.stack((x, y)), cell_px, np.array([[width / 4], [height / 4]], np.float32)
 
 
 def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> NDArray[np.floating]:

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from agent.errors import AgentError, CommandError
 from agent.job import CANCELLED
-from agent.receiving import TROUBLE, Chunks, Fetch, Incoming, Post, refusal_of, refused
+from agent.receiving import TROUBLE, Chunks, Fetch, Incoming, Post
+from agent.requests import FileArgs
 from agent.staged_model import check_room
 from engines.staging import remove
 
@@ -72,15 +73,16 @@ class Arrivals:
         if self._delivery is not None and not self._delivery.incoming.report.latest.final:
             raise CommandError("command.busy", "a file on its way", "none", "wait for its end, then send it again")
 
-    def part(self, sha256: str, size: int, reserve_bytes: int) -> Path:
+    def part(self, args: FileArgs, reserve_bytes: int) -> Path:
         """Where the file is put together, in a folder that has room for it. Raises OSError, AgentError."""
-        part = self._folder / f"{sha256}.part"
+        part = self._folder / f"{args.sha256}.part"
         self._folder.mkdir(parents=True, exist_ok=True)
         for other in list(self._folder.iterdir()):
             gone = not os.path.lexists(other)  # with the one before: the half of a removal that was cut short
             if not gone and (other != part or other.is_symlink() or not other.is_file()):
                 remove(other)
-        check_room(self._folder, size - (part.stat().st_size if part.exists() else 0), reserve_bytes)
+        missing = args.size - (part.stat().st_size if part.exists() else 0)
+        check_room(self._folder, missing, reserve_bytes, args.what)
         return part
 
     def receive(self, topic: str, payload: bytes) -> None:
@@ -126,7 +128,7 @@ class Delivery:
                 self._source.take(topic, payload)
                 self._look()
             except TROUBLE as error:
-                self.fail(refusal_of(error))
+                self.fail(self.incoming.refusal_of(error))
 
     def tick(self) -> None:
         if self._source is not None:
@@ -178,7 +180,7 @@ class Delivery:
             self._anew = True
             self._begin()
         else:
-            raise refused("a file of another SHA-256", self.incoming.args.sha256[:12])
+            raise self.incoming.refused("a file of another SHA-256", self.incoming.args.sha256[:12])
 
     def _work(self, work: Callable[[], None], then: Callable[[], None]) -> None:
         """then: in the supervisor's thread, unless the delivery has ended meanwhile."""
@@ -187,7 +189,7 @@ class Delivery:
             try:
                 work()
             except TROUBLE as error:
-                refusal = refusal_of(error)
+                refusal = self.incoming.refusal_of(error)
                 self._post(lambda: self.fail(refusal))
             else:
                 self._post(lambda: self._goes_on(then))
@@ -201,7 +203,7 @@ class Delivery:
         try:
             then()
         except TROUBLE as error:
-            self.fail(refusal_of(error))
+            self.fail(self.incoming.refusal_of(error))
 
     def _tell(self, percent: int) -> None:
         self._post(lambda: self.incoming.report.progress("FETCHING", percent))

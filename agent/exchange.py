@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,11 @@ _AGAIN_S = 60.0  # between attempts to make current what the disk has refused to
 class Witnesses:
     """Who hears what serves, and what does no more.
 
-    serves(candidate, since): from capture time `since` on, None for what the service had before. rolled_back(artefact)
-    hears of a candidate that was taken back for what it did, and not because somebody wanted it so.
+    serves(candidate, since): from capture time `since` on, by camera; None for what the service had before.
+    rolled_back(artefact) hears of a candidate that was taken back for what it did, and not because somebody wanted it.
     """
 
-    serves: Callable[[Loaded | None, float], None]
+    serves: Callable[[Loaded | None, Mapping[str, float]], None]
     rolled_back: Callable[[str], None]
 
 
@@ -166,7 +166,7 @@ class Exchange:
             return
         self._change = None
         if change.swap is not None:
-            self._witnesses.serves(None, self._pipeline.last_ts if ts is None else ts)
+            self._witnesses.serves(None, self._pipeline.since(ts))
         missed = self._pipeline.dropped.total() - change.dropped_before
         rollback, detail = change.is_rolled_back(error, ts, asked, missed)
         self._summary.rollbacks.append(rollback)
@@ -198,7 +198,7 @@ class Exchange:
 
     def _announce(self, change: Change, ts: float | None, skipped: int) -> None:
         """It serves, though it is not kept yet."""
-        self._witnesses.serves(change.loaded, self._pipeline.last_ts if ts is None else ts)
+        self._witnesses.serves(change.loaded, self._pipeline.since(ts))
         detail = change.goes_live(ts, skipped)
         self._reporter.event("rollback" if change.cause.trigger == "rollback" else "swap", **detail)
 

@@ -109,7 +109,7 @@ class Findings:
         self._spec = spec
         self._config = config
         self._gathering = gathering
-        self._camera = camera
+        self.camera = camera
         self._beside_us = beside
         self._lock = threading.Lock()  # guards everything below
         self._monitor: DriftMonitor | None = None
@@ -271,4 +271,4 @@ class Findings:
         self._tell_gathering()
 
     def _tell_gathering(self) -> None:
-        (self._gathering.calm if self._drift_name == "calm" else self._gathering.alert)(self._camera)
+        (self._gathering.calm if self._drift_name == "calm" else self._gathering.alert)(self.camera)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, JsonValue
 
@@ -21,6 +21,7 @@ from calibrate.histogram import AbsHistogram, from_bytes, to_bytes
 
 MAX_UPLOAD_BYTES = MAX_HISTOGRAM_CHUNKS * HISTOGRAM_CHUNK_BYTES  # 16 MiB; a thousand tensors take about two
 MAX_COUNTS_BYTES = 256 << 20  # of all histograms together: eight thousand tensors of 4096 bins
+MAX_FACTS_BYTES = 4 << 20
 _MAGIC = b"tHU1"
 _LENGTH = struct.Struct("<I")
 _RECORD = struct.Struct("<HI")  # bytes of the tensor's name, and of its histogram
@@ -30,12 +31,15 @@ Digest = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-f]+$
 
 
 class Facts(Document):
-    """What histograms are of. Those that differ in `model`, `observed` or `preprocessing` do not merge.
+    """What histograms are of. Those that differ in `model`, `observed` or `preprocessing` do not merge. They go in
+    chunks, with the histograms: the names of thousands of tensors are more than a message has room for.
 
     model: hash of the FP32 master graph. observed: of the divisions by which a plan's repairs have changed what its
     tensors hold. frames: so many went in. shared: tensors that get one amax. merged: of how many boards they are, where
     they are no board's own.
     """
+
+    most_bytes: ClassVar[int] = MAX_FACTS_BYTES
 
     model: Digest
     observed: Digest

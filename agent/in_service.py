@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agent.config import Config
 from agent.findings import States
 from agent.model import Model
@@ -44,10 +46,10 @@ class InService:
         if service.calibration is None:
             self._reporter.serves(service.serving.id, None)
         else:
-            self._watch(service.serving.id, service.calibration, service.planned, 0.0, recall=True)
+            self._watch(service.serving.id, service.calibration, service.planned, {}, recall=True)
 
-    def serves(self, candidate: Loaded | None, since: float) -> None:
-        """A candidate serves from capture time `since` on; None: what the service has does so again."""
+    def serves(self, candidate: Loaded | None, since: Mapping[str, float]) -> None:
+        """A candidate serves from capture time `since` on, by camera; None: what the service has does so again."""
         service = self._service
         if candidate is not None:
             self._watch(candidate.artefact.id, candidate.calibration, candidate.model, since)
@@ -76,9 +78,9 @@ class InService:
             self._reporter.error(error)
 
     def _watch(
-        self, artefact: str, calibration: Calibration, planned: Model, since: float, recall: bool = False
+        self, artefact: str, calibration: Calibration, planned: Model, since: Mapping[str, float], recall: bool = False
     ) -> None:
-        """From capture time `since` on: fresh evidence for it."""
+        """From capture time `since` on, by camera: fresh evidence for it."""
         self._news.serves_anew()
         self._reporter.serves(artefact, calibration.id)
         try:

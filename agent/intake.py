@@ -8,21 +8,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-_OVERHEAD_BYTES = 200  # of an arrival, beside its payload
+_OVERHEAD_BYTES = 200  # of an arrival, beside topic and payload
 
 
 class Arrival(NamedTuple):
-    """A message as it came."""
+    """A message as it came. retained: the broker had kept it, and nobody has said it just now (MQTT 5, section 3.3.1.3:
+    with Retain As Published, which nobody here asks for, what is said just now might be marked so, too)."""
 
     topic: bytes
     payload: bytes
+    retained: bool = False
 
 
 class Intake:
     """Thread-safe; for one that fills it and one that empties it. most_bytes: from which on there is no room.
 
     A broker whose messages nobody acknowledges sends a few more and no others, so that what waits here stays bounded,
-    and waits there. on_room: called by the reader once there is room again.
+    and waits there; who fills it leaves out what needs no acknowledgement, of QoS 0, while there is no room. on_room:
+    called by the reader once there is room again.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -37,7 +40,7 @@ class Intake:
         return self._bytes < self._most_bytes
 
     def put(self, arrivals: Sequence[Arrival]) -> None:
-        size = sum(len(each.payload) for each in arrivals) + _OVERHEAD_BYTES * len(arrivals)
+        size = sum(len(each.topic) + len(each.payload) for each in arrivals) + _OVERHEAD_BYTES * len(arrivals)
         with self._changed:
             self._waiting.append((size, arrivals))
             self._bytes += size

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.capture import Frame
 from agent.findings import Served
@@ -51,7 +51,9 @@ class InThread:
 
     def __init__(self, run: Callable[[], Outputs]) -> None:
         self._run = run
-        self._ended = threading.Event()
+        self._under_way = threading.Lock()  # cheaper than an Event, of which each frame would have its own
+        self._under_way.acquire()
+        self.ended = False
         self._outputs: Outputs = {}
         self._error: BaseException | None = None
         self._began_s = self._ended_s = 0.0
@@ -64,24 +66,22 @@ class InThread:
         except BaseException as error:
             self._error = error
         self._ended_s = time.monotonic()
-        self._ended.set()
-
-    @property
-    def ended(self) -> bool:
-        return self._ended.is_set()
+        self.ended = True
+        self._under_way.release()
 
     def wait(self, timeout_s: float) -> None:
-        self._ended.wait(timeout_s)
+        if self._under_way.acquire(timeout=timeout_s):
+            self._under_way.release()
 
     def result(self) -> tuple[Outputs, float, float]:
-        self._ended.wait()
+        with self._under_way:
+            pass
         if self._error is not None:
             raise self._error
         return self._outputs, self._began_s, self._ended_s
 
 
-@dataclass(frozen=True)
-class _UnderWay:
+class _UnderWay(NamedTuple):
     frames: Sequence[Frame]
     engine_id: str
     task: VisionTask

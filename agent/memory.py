@@ -9,8 +9,9 @@ once more is news.
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,20 @@ class Recalled:
 
     drift: Mapping[str, Any] | None
     since: float
+
+
+def forget_others(
+    state_dir: Path, names: Sequence[str], kept: Collection[Path], on_error: Callable[[AgentError], None]
+) -> None:
+    """Remove the files that Memory has kept in `state_dir` under these names, with any suffix, but for `kept`."""
+    for path in (path for name in names for path in state_dir.glob(f"{name}*.jsonl")):
+        if path in kept or not re.fullmatch(r"[a-z]+(-[0-9a-f]{12})?", path.stem):
+            continue
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            found = f"{path}: {error.strerror}"
+            on_error(AgentError("memory.write", found, "a writable state directory", "remove it, or set its rights"))
 
 
 class Memory:

@@ -7,7 +7,7 @@ know asks for something it would not do, so it is refused by name.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from agent.wire import MessageError, problems, read_object
+from agent.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
 
 SCHEMA_VERSION = 1
 _EVENT_FIELDS = frozenset({"epoch", "seq", "ts", "kind"})
@@ -35,6 +35,7 @@ class Document(BaseModel):
     """A JSON object on the wire: frozen, exact types, finite numbers; what is None stays off the wire."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+    most_bytes: ClassVar[int] = MAX_PAYLOAD_BYTES
 
     def to_json(self) -> bytes:
         return self.model_dump_json(exclude_none=True, by_alias=True).encode()
@@ -43,7 +44,7 @@ class Document(BaseModel):
     def from_json(cls: type[DocumentT], payload: bytes) -> DocumentT:
         """Read a document. Raises MessageError for anything that is not one."""
         try:
-            return cls.model_validate(cls._fields(read_object(payload)))
+            return cls.model_validate(cls._fields(read_object(payload, cls.most_bytes)))
         except ValidationError as error:
             expected = f"the fields of a {cls.__name__}"
             raise MessageError("message.invalid", problems(error), expected, "correct the sender") from None

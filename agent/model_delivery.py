@@ -55,12 +55,13 @@ class ModelDelivery(Arrivals):
                 self._releases.take_up(*release)
 
         try:
-            part = self.part(args.sha256, args.size, self._reserve_bytes)
+            part = self.part(args, self._reserve_bytes)
             beside = self._destination.parent
             if beside.stat().st_dev != part.parent.stat().st_dev:  # on one disk it is the same file under two names
-                check_room(beside, args.size, self._reserve_bytes)
+                check_room(beside, args.size, self._reserve_bytes, args.what)
             incoming = Incoming(part, args, report)
             staged = StagedModel(part, self._destination, report, take_up)
             self._delivery = Delivery(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
         except OSError as error:
-            raise refused(f"{error.filename or self._destination}: {error.strerror}", "folders to write in") from error
+            found = f"{error.filename or self._destination}: {error.strerror}"
+            raise refused(args.what, found, "folders to write in") from error

@@ -57,8 +57,7 @@ class Operations:
         def kept(name: str) -> Path | None:
             return config.state_dir / name if pipeline.is_live else None  # a recording that is played once more is news
 
-        if pipeline.is_live:
-            pipeline.remember(config.state_dir, tell)
+        pipeline.remember(config.state_dir, tell)
         self.summary = RunSummary(str(service.serving.path))
         self._news = News(reporter, self.summary.alarms, config)
         self._in_service = InService(config, service, pipeline.observer, reporter, self._news)

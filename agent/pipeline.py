@@ -13,7 +13,7 @@ from agent.errors import AgentError, CameraError
 from agent.feed import Feed, waits
 from agent.findings import Served
 from agent.loop import FrameLoop, Sink
-from agent.memory import Memory
+from agent.memory import Memory, forget_others
 from agent.model import Model
 from agent.observer import ObserverThread
 from agent.probation import Record, deadline_s
@@ -29,6 +29,7 @@ from engines.backend import Engine, Progress, open_backend
 
 READY_S = 2.0  # an observer that is only loaded is there by then; one that has to be built does not keep the video
 _LOOK_S = 0.2
+_KEPT = ("evidence", "accuracy")  # of each live camera, in files that begin so
 JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that still runs then is a daemon thread
 
 
@@ -82,13 +83,21 @@ class Pipeline:
 
     @property
     def is_live(self) -> bool:
-        """Whether all is news that is seen; a recording may be played once more."""
-        return all(feed.is_live for feed in self.feeds.values())
+        """Whether any camera is: what is learnt then is of use after this run. Recordings may be played once more."""
+        return any(feed.is_live for feed in self.feeds.values())
 
     @property
     def last_ts(self) -> float:
         """Capture time of the latest frame that was answered, of any camera."""
         return max(feed.last_ts for feed in self.feeds.values())
+
+    def since(self, ts: float | None) -> dict[str, float]:
+        """Capture time, by camera, from which on serves what has answered the frame of `ts`, or else the next one.
+
+        Clocks of several cameras need not agree, so that `ts` is only that of an only one; else it is now.
+        """
+        only = ts if len(self.feeds) == 1 else None
+        return {name: feed.last_ts if only is None else only for name, feed in self.feeds.items()}
 
     @property
     def running(self) -> bool:
@@ -123,12 +132,22 @@ class Pipeline:
         return sum((Counter(feed.dropped) for feed in self.feeds.values()), Counter[str]())
 
     def remember(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
-        """Keep what is found over a restart; on_error hears of a disk that refuses."""
+        """Keep what is found of live cameras over a restart; on_error hears of a disk that refuses.
+
+        A recording that is played once more is news. What was kept of cameras that are no more, or have another name,
+        is removed.
+        """
+        kept = set[Path]()
         for camera, feed in self.feeds.items():
+            if not feed.is_live:
+                continue
             suffix = f"-{fingerprint({'camera': camera})[:12]}" if len(self.feeds) > 1 else ""
-            evidence, accuracy = (state_dir / f"{what}{suffix}.jsonl" for what in ("evidence", "accuracy"))
+            evidence, accuracy = (state_dir / f"{what}{suffix}.jsonl" for what in _KEPT)
             self.observer.findings[camera].remember(Memory(evidence, feed.location, on_error))
             feed.accuracy.remember(Memory(accuracy, feed.location, on_error))
+            kept |= {evidence, accuracy}
+        if kept:
+            forget_others(state_dir, _KEPT, kept, on_error)
 
     @property
     def stuck(self) -> bool:

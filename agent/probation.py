@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from agent.config import ProbationConfig
 from agent.errors import AgentError
 from agent.findings import Served
+from agent.running_median import RunningMedian
 from calibrate.evidence import Interval
 
 _NEWEST = 4000  # inference times kept of each engine
@@ -49,7 +50,7 @@ class Record:
         self._live = live
         self._lock = threading.Lock()
         self._answers: dict[str, _Answers] = {}
-        self._gaps_s: dict[str, deque[float]] = {}  # by camera, between its newest frames
+        self._gaps_s: dict[str, RunningMedian] = {}  # by camera, between its newest frames
 
     def begin(self, engine_id: str, beside: str) -> None:
         """From now on count this engine's frames anew; of all others only those of `beside` are of use."""
@@ -63,10 +64,9 @@ class Record:
             answers = self._answers.setdefault(served.engine_id, _Answers())
             camera, last = served.frame.camera, answers.last.get(served.frame.camera)
             if last is not None:
-                gaps_s = self._gaps_s.setdefault(camera, deque(maxlen=_RECENT))
-                gaps_s.append(max(0.0, now_s - last))
-                usual_s = sorted(gaps_s)[len(gaps_s) // 2]
-                answers.seconds[camera] = answers.seconds.get(camera, 0.0) + min(gaps_s[-1], _LONGEST_GAP * usual_s)
+                gap_s = max(0.0, now_s - last)
+                usual_s = self._gaps_s.setdefault(camera, RunningMedian(_RECENT)).add(gap_s)
+                answers.seconds[camera] = answers.seconds.get(camera, 0.0) + min(gap_s, _LONGEST_GAP * usual_s)
             answers.last[camera] = now_s
             answers.frames += 1
             if served.together == 1:  # a share of a batch is not what a frame alone takes

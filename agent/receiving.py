@@ -47,7 +47,7 @@ class Incoming:
             self._check_open()
             if self.size + len(content) > self.args.size:
                 self._truncate(0)
-                raise refused(f"more than {self.args.size} bytes", "the file that was named")
+                raise self.refused(f"more than {self.args.size} bytes", "the file that was named")
             with self.part.open("ab") as file:
                 file.write(content)
             self.size += len(content)
@@ -65,7 +65,7 @@ class Incoming:
     def verify(self) -> bool:
         """Whether it is the file that was named; nothing of another one is kept. Raises OSError, AgentError."""
         if self.size < self.args.size:
-            raise refused(f"{self.size} of {self.args.size} bytes", "the whole file")
+            raise self.refused(f"{self.size} of {self.args.size} bytes", "the whole file")
         digest = hashlib.sha256()
         with self.part.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
@@ -76,6 +76,16 @@ class Incoming:
         self.truncate(0)
         return False
 
+    def refused(self, found: str, expected: str) -> AgentError:
+        """What to tell its sender."""
+        return refused(self.args.what, found, expected)
+
+    def refusal_of(self, error: Exception) -> AgentError:
+        """The same of what a disk or a server raises."""
+        if isinstance(error, AgentError):
+            return error
+        return self.refused(f"{type(error).__name__}: {error}", "a file that can be fetched and written")
+
     def _truncate(self, size: int) -> None:
         with self.part.open("ab") as file:
             file.truncate(size)
@@ -83,7 +93,7 @@ class Incoming:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise refused("a delivery that was ended", "one that goes on")
+            raise self.refused("a delivery that was ended", "one that goes on")
 
 
 class Fetch:
@@ -119,11 +129,11 @@ class Fetch:
         """Raises AgentError for a server that is too slow: it must not occupy the board for ever."""
         now_s, size = time.monotonic(), self._incoming.size
         if now_s - self._begun_s > _MOST_S:
-            raise refused(f"{size} bytes in {_MOST_S / 3600:.0f} h", f"all {self._incoming.args.size}")
+            raise self._incoming.refused(f"{size} bytes in {_MOST_S / 3600:.0f} h", f"all {self._incoming.args.size}")
         if now_s - self._period_s > _PERIOD_S:
             come = self._received - self._before
             if come < _LEAST_BYTES and size < self._incoming.args.size:
-                raise refused(f"{come} bytes in {_PERIOD_S:.0f} s", f"at least {_LEAST_BYTES}")
+                raise self._incoming.refused(f"{come} bytes in {_PERIOD_S:.0f} s", f"at least {_LEAST_BYTES}")
             self._period_s, self._before = now_s, self._before + come
 
 
@@ -162,9 +172,9 @@ class Chunks:
         """Raises AgentError for a sender who is silent, or has taken too long."""
         now_s = time.monotonic()
         if now_s - self._heard_s > _SILENCE_S:
-            raise refused(f"no chunk for {_SILENCE_S:.0f} s", f"chunk {self._next}")
+            raise self._incoming.refused(f"no chunk for {_SILENCE_S:.0f} s", f"chunk {self._next}")
         if now_s - self._begun_s > _MOST_S:
-            raise refused(f"{self._next} chunks in {_MOST_S / 3600:.0f} h", "all of them")
+            raise self._incoming.refused(f"{self._next} chunks in {_MOST_S / 3600:.0f} h", "all of them")
         if now_s - max(self._asked_s, self._heard_s) > _ASK_AGAIN_S:
             self._ask()
 
@@ -174,15 +184,9 @@ class Chunks:
         self._incoming.report.progress(RECEIVING, round(percent, 1), {"next": self._next})
 
 
-def refused(found: str, expected: str) -> AgentError:
-    return AgentError("command.model", found, expected, "send it again under a new id: it goes on where it ended")
-
-
-def refusal_of(error: Exception) -> AgentError:
-    """What a disk or a server raises, as the sender is told."""
-    if isinstance(error, AgentError):
-        return error
-    return refused(f"{type(error).__name__}: {error}", "a file that can be fetched and written")
+def refused(what: str, found: str, expected: str) -> AgentError:
+    """what: of FileArgs."""
+    return AgentError(f"command.{what}", found, expected, "send it again under a new id: it goes on where it ended")
 
 
 TROUBLE = (AgentError, OSError, HTTPException, ValueError)  # what may come up while a file is received

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -139,8 +139,15 @@ class Regimes:
         """Those of the regimes that are kept, by id."""
         return tuple(regime.artefact for regime in self._book.known)
 
-    def watch(self, artefact: str, model: Model, calibration: Calibration, since: float, recall: bool = False) -> None:
-        """An artefact serves from capture time `since` on; recall: as it did before.
+    def watch(
+        self,
+        artefact: str,
+        model: Model,
+        calibration: Calibration,
+        since: Mapping[str, float],
+        recall: bool = False,
+    ) -> None:
+        """An artefact serves from capture time `since` on, by camera, else from 0 on; recall: as it did before.
 
         model: under the plan of the artefact. Raises AgentError (`regimes.write`).
         """
@@ -149,7 +156,7 @@ class Regimes:
         self._dwelt_s, self._seen_ts = 0.0, float("inf")
         self._gathering.collect_afresh()
         for findings in self._findings:
-            findings.watch(self._serving, self._others(), since, recall)
+            findings.watch(self._serving, self._others(), since.get(findings.camera, 0.0), recall)
         if artefact in (regime.artefact for regime in self._book.known):
             self._book.learn(self._serving)
 

@@ -6,7 +6,7 @@ Pure, as `agent.messages`, and shared with the fleet like that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -127,7 +127,10 @@ class SnapshotArgs(Strict):
 
 
 class FileArgs(Strict):
-    """A file for the board: fetched from `url`, or else sent on the topics model/{sha256}/{n} in chunks."""
+    """A file for the board: fetched from `url`, or else sent on the topics model/{sha256}/{n} in chunks. what: it is,
+    in a word, and the op that brings it."""
+
+    what: ClassVar[str]
 
     sha256: Sha256
     size: int = Field(ge=1, le=MAX_MODEL_BYTES)
@@ -137,11 +140,15 @@ class FileArgs(Strict):
 class ModelArgs(FileArgs):
     """`model`: this file in the place of the one that is served. release: what a holder of a release key says of it."""
 
+    what: ClassVar[str] = "model"
+
     release: dict[str, JsonValue] | None = None
 
 
 class CalibrationArgs(FileArgs):
     """`calibration`: a candidate with the scales of this file, which a fleet has merged."""
+
+    what: ClassVar[str] = "calibration"
 
     size: int = Field(ge=1, le=MAX_HISTOGRAM_CHUNKS * HISTOGRAM_CHUNK_BYTES)
 

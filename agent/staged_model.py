@@ -49,7 +49,7 @@ class StagedModel:
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
-                check_room(self._destination.parent, self._part.stat().st_size, reserve_bytes)
+                check_room(self._destination.parent, self._part.stat().st_size, reserve_bytes, "model")
                 shutil.copyfile(self._part, self.file)
             with self.file.open("rb") as file:
                 os.fsync(file.fileno())
@@ -93,9 +93,9 @@ class StagedModel:
         return AgentError("command.model", found, "a place for it", remedy)
 
 
-def check_room(folder: Path, more_bytes: int, reserve_bytes: int) -> None:
-    """Raises OSError, and AgentError where so much more would leave less than the reserve."""
+def check_room(folder: Path, more_bytes: int, reserve_bytes: int, what: str) -> None:
+    """Raises OSError, and AgentError where so much more would leave less than the reserve. what: of FileArgs."""
     free = shutil.disk_usage(folder).free
     if free - more_bytes < reserve_bytes:
         expected = f"{more_bytes} bytes more than store.reserve_bytes, {reserve_bytes}"
-        raise AgentError("command.model", f"{free} bytes free in {folder}", expected, "free some, then send it again")
+        raise AgentError(f"command.{what}", f"{free} bytes free in {folder}", expected, "free some, then send it again")

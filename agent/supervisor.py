@@ -9,30 +9,25 @@ from contextlib import suppress
 
 from agent.accuracy import Truth
 from agent.authority import Authority
-from agent.board_orders import BoardOrders, set_log_level
+from agent.board_orders import set_log_level
 from agent.cadence import Cadence
-from agent.calibration_delivery import CalibrationDelivery
 from agent.config import Config
 from agent.console import Task, progress
-from agent.delivery import Deliverers
 from agent.errors import AgentError, CameraError
 from agent.feed import total_frames
 from agent.health import notify_service_manager
-from agent.histogram_upload_orders import HistogramOrders
 from agent.interrupted import Past
 from agent.job import MODEL
 from agent.labels import LabelsDesk
 from agent.link import MqttLink
 from agent.messages import Birth
 from agent.model import Model
-from agent.model_delivery import ModelDelivery
 from agent.model_watch import ModelWatch
 from agent.operations import Operations
-from agent.orders import Orders
 from agent.pipeline import Pipeline
 from agent.readings import Moment, Readings
-from agent.releases import Releases
 from agent.remote import Remote
+from agent.remote_orders import open_remote
 from agent.reporting import Reporter
 from agent.results_writer import ResultsWriter
 from agent.service import Service
@@ -119,36 +114,18 @@ class Supervisor:
         self._recorded_labels = labels or {}
         self._remote: Remote | None = None
         if link is not None:
-            releases = Releases(authority, config.state_dir / "releases.json")
-            if releases.damage is not None:
-                reporter.error(releases.damage)
-            incoming, reserve_bytes = config.state_dir / "incoming", config.store.reserve_bytes
-            delivery = ModelDelivery(
-                incoming,
-                model.spec.path,
+            self._remote = open_remote(
+                link,
+                settings,
+                self._service,
+                self._pipeline,
+                self._operations,
+                self._labels_desk,
+                authority,
+                reporter,
                 watched,
-                reserve_bytes,
-                releases,
                 self._posted.put,
-                self._operations.new_model.bring,
-            )
-            calibrations = CalibrationDelivery(
-                config.state_dir / "incoming_calibration",
-                reserve_bytes,
-                lambda: self._service.planned,
-                self._posted.put,
-                self._operations.try_calibration,
-            )
-            deliveries = Deliverers((delivery, calibrations))
-            board_orders = BoardOrders(settings, self._pipeline, delivery, link, self._stop)
-            handlers = {
-                **Orders(self._operations, self._service, self._pipeline, deliveries).handlers,
-                **board_orders.handlers,
-                **HistogramOrders(config.privacy, self._service, link, self._posted.put).handlers,
-                "calibration": calibrations.on_calibration,
-            }
-            self._remote = Remote(
-                link, config.state_dir, handlers, settings, deliveries, self._labels_desk, authority, reporter
+                self._stop,
             )
             self._remote.recall(past.known, concluded.news)
         self._total = total_frames(sources, frame_limit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -10,31 +9,57 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 _BUCKETS_PER_OCTAVE = 32  # percentiles are exact to 2 %
 _SMALLEST_NS = 1_000.0
 _OCTAVES = 34  # up to about 17 s
+_UNSORTED = 128  # durations at most
 _TOLD_OCTAVES = range(9, 23)  # of those: upper bounds from half a millisecond to four seconds
 
 
 class LatencyHistogram:
-    """Percentiles of a duration in constant memory: counts in logarithmic buckets from 1 us up."""
+    """Percentiles of a duration in constant memory: counts in logarithmic buckets from 1 us up.
+
+    Durations are sorted into them by the hundred, or when somebody asks: to the frame path one is a number on a list.
+    """
 
     def __init__(self) -> None:
-        self._counts = np.zeros(_OCTAVES * _BUCKETS_PER_OCTAVE, np.int64)
-        self.sum_ns = 0
+        self._sorted = np.zeros(_OCTAVES * _BUCKETS_PER_OCTAVE, np.int64)
+        self._newest: list[int] = []
+        self._sum_ns = 0
 
     def add(self, duration_ns: int) -> None:
-        self.sum_ns += duration_ns
-        octaves = math.log2(max(duration_ns, _SMALLEST_NS) / _SMALLEST_NS)
-        self._counts[min(int(octaves * _BUCKETS_PER_OCTAVE), self._counts.size - 1)] += 1
+        self._newest.append(duration_ns)
+        if len(self._newest) >= _UNSORTED:
+            self._sort()
+
+    @property
+    def sum_ns(self) -> int:
+        """Of all durations."""
+        self._sort()
+        return self._sum_ns
+
+    @property
+    def _counts(self) -> NDArray[np.int64]:
+        self._sort()
+        return self._sorted
+
+    def _sort(self) -> None:
+        if self._newest:
+            octaves = np.log2(np.maximum(np.array(self._newest, np.float64), _SMALLEST_NS) / _SMALLEST_NS)
+            buckets = np.minimum((octaves * _BUCKETS_PER_OCTAVE).astype(np.int64), self._sorted.size - 1)
+            self._sorted += np.bincount(buckets, minlength=self._sorted.size)
+            self._sum_ns += sum(self._newest)
+            self._newest.clear()
 
     def percentile_ms(self, percent: float) -> float:
         """The duration that `percent` of the values do not exceed, in ms; 0.0 without values."""
-        total = int(self._counts.sum())
+        counts = self._counts
+        total = int(counts.sum())
         if total == 0:
             return 0.0
-        bucket = int(np.searchsorted(np.cumsum(self._counts), percent / 100.0 * total))
+        bucket = int(np.searchsorted(np.cumsum(counts), percent / 100.0 * total))
         return float(_SMALLEST_NS * 2.0 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE)) / 1e6
 
     def cumulated(self) -> list[tuple[float, int]]:
@@ -43,8 +68,9 @@ class LatencyHistogram:
         return [(2.0**octave * 1e-6, int(per_octave[octave - 1])) for octave in _TOLD_OCTAVES]
 
     def clear(self) -> None:
-        self._counts[:] = 0
-        self.sum_ns = 0
+        self._sorted[:] = 0
+        self._newest.clear()
+        self._sum_ns = 0
 
 
 @dataclass(frozen=True)

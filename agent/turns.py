@@ -19,8 +19,9 @@ class Turns:
 
     def __init__(self, keep_every: Sequence[bool]) -> None:
         """keep_every: of each camera, as for FrameSlot."""
-        self._changed = threading.Condition(threading.RLock())
-        self.slots = tuple(FrameSlot(each, self._changed) for each in keep_every)
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self.slots = tuple(FrameSlot(each, lock, self._changed) for each in keep_every)
         self._next = self._picked = 0  # whose turn it is, and whose it was
         self._awaited = False
 
@@ -43,6 +44,8 @@ class Turns:
         """Wait for a frame; None where none comes in time, nor before `until`, which is asked anew at each `nudge`, or
         where none comes any more."""
         with self._changed:
+            if (frame := self._pick(range(len(self.slots)))) is not None:
+                return frame
             self._awaited = until is None
             self._changed.wait_for(
                 lambda: any(slot.full for slot in self.slots) or self.over or (until is not None and until()), timeout_s
@@ -55,6 +58,8 @@ class Turns:
 
         `until` ends the wait, as for `get`. Nobody waits for a camera that has delivered nothing for two seconds.
         """
+        if not most:
+            return []
         others, found = set(range(len(self.slots))) - {self._picked}, list[Frame]()
         give_up_at = time.monotonic() + wait_s
         with self._changed:

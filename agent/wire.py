@@ -18,13 +18,13 @@ class MessageError(AgentError):
     """A document from the network that cannot be read."""
 
 
-def read_object(payload: bytes) -> dict[str, Any]:
+def read_object(payload: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, Any]:
     """Decode I-JSON (RFC 7493), what RFC 8785 can canonicalise: UTF-8, finite numbers, unique keys.
 
     Raises MessageError: `message.too_large`, `.too_deep`, `.malformed`, `.not_object`.
     """
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        _refuse("too_large", f"a payload beyond {MAX_PAYLOAD_BYTES} bytes", f"at most {MAX_PAYLOAD_BYTES}")
+    if len(payload) > most_bytes:
+        _refuse("too_large", f"a payload beyond {most_bytes} bytes", f"at most {most_bytes}")
     try:
         document = json.loads(
             payload.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_float=_finite

@@ -75,7 +75,7 @@ class Listener:
         """Ids by op and board, since it was asked last."""
         found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         while arrivals := self._intake.take(64 << 20, 1.0, 0.0):
-            for topic, payload in arrivals:
+            for topic, payload, _ in arrivals:
                 document = json.loads(payload)
                 found[document["op"]][topic.decode().split("/")[3]].add(document["id"])
         return found

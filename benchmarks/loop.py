@@ -24,6 +24,7 @@ from agent.mqtt import Endpoint
 from benchmarks.loop_cameras import fairness
 from benchmarks.loop_memory import flat, memory
 from benchmarks.loop_peers import beside_peers
+from benchmarks.loop_preprocess import preprocessing
 from benchmarks.loop_speed import overhead, throughput
 from benchmarks.recalibration import broker
 from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
@@ -32,6 +33,7 @@ Part = Callable[[Path, Endpoint, list[str], int, Progress], tuple[list[Section],
 PARTS: dict[str, Part] = {
     "throughput": throughput,
     "overhead": overhead,
+    "preprocessing": preprocessing,
     "peers": beside_peers,
     "fairness": fairness,
     "flat": flat,

@@ -28,12 +28,12 @@ from benchmarks.peers import ROOT
 CLIP = "vid_one_by_one_person_768x432.mp4"
 # Nobody observes, and so nothing is calibrated: the frame path alone.
 UNOBSERVED = {"observe": {"budget": None, "period_s": 1e9, "alert_period_s": 1e9}}
-# Who observes keeps within the default budget, with next to nothing to spend ahead: that is for the first minute of a
-# board's life. No job comes to its work, for it would have the second core.
+# Who observes keeps within the default budget, with next to nothing to spend ahead: that is for the first minutes of a
+# board's life, and at full speed a file's minutes are seconds. No job comes to its work: it would have the second core.
 OBSERVED = {
     "observe": {"held_out": 8},
-    "calibration": {"frames": 1},
-    "recalibration": {"headroom": {"memory_bytes": 2**60, "max_delay_s": None}},
+    "calibration": {"frames": 1, "within_s": 1.0},
+    "recalibration": {"per_day": 1, "headroom": {"memory_bytes": 2**60, "max_delay_s": None}},
 }
 _PLAYS = 400
 _START_S = 120.0

@@ -15,15 +15,8 @@ _NOTHING = ctypes.c_char * 0  # the type of what is there, of which only the add
 
 def load() -> ctypes.CDLL | None:
     """The functions of count.c and unpack.c with their signatures; None where none of this version is there."""
-    here = Path(__file__).parent
-    built = [path for path in (here / f"_count{suffix}" for suffix in EXTENSION_SUFFIXES) if path.exists()]
-    if not built:
-        return None
-    try:
-        library = ctypes.CDLL(str(built[0]))
-        if ctypes.c_int32.in_dll(library, "tared_count_version").value != _VERSION:
-            return None
-    except (OSError, ValueError):  # not of this machine, cut short, or without the symbol
+    library = open_library(Path(__file__).parent / "_count", "tared_count_version", _VERSION)
+    if library is None:
         return None
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.tared_survey.argtypes = [pointer, size, pointer]
@@ -33,6 +26,18 @@ def load() -> ctypes.CDLL | None:
     library.tared_survey.restype = library.tared_count.restype = None
     library.tared_unpack.restype, library.tared_add.restype = ctypes.c_int32, ctypes.c_int64
     return library
+
+
+def open_library(stem: Path, symbol: str, version: int) -> ctypes.CDLL | None:
+    """The shared object that was built as `stem`, of this version by its int32 `symbol`; None where there is none."""
+    built = [path for path in (stem.with_name(stem.name + suffix) for suffix in EXTENSION_SUFFIXES) if path.exists()]
+    if not built:
+        return None
+    try:
+        library = ctypes.CDLL(str(built[0]))
+        return library if ctypes.c_int32.in_dll(library, symbol).value == version else None
+    except (OSError, ValueError):  # not of this machine, cut short, or without the symbol
+        return None
 
 
 def address(array: NDArray[np.int64]) -> object:

@@ -138,10 +138,10 @@ def _table(transform: ImageTransform) -> NDArray[np.uint8]:
     header["channels_last"], header["is_bytes"] = transform.layout == "NHWC", transform.dtype == "uint8"
     header["gain"][0, : len(transform.gain)] = transform.gain
     header["bias"][0, : len(transform.bias)] = transform.bias
-    columns = _taps(transform.frame_width, transform.inner_width, clamps=True)
+    columns = taps_along(transform.frame_width, transform.inner_width, clamps=True)
     columns["first"] *= _PIXEL_BYTES
     columns["second"] *= _PIXEL_BYTES
-    rows = _taps(transform.frame_height, transform.inner_height, clamps=False)
+    rows = taps_along(transform.frame_height, transform.inner_height, clamps=False)
     parts = (
         header,
         _placed(columns, transform.left, transform.width),
@@ -150,7 +150,7 @@ def _table(transform: ImageTransform) -> NDArray[np.uint8]:
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 
-def _taps(source_px: int, target_px: int, clamps: bool) -> NDArray[np.void]:
+def taps_along(source_px: int, target_px: int, clamps: bool) -> NDArray[np.void]:
     """Where each pixel along one axis comes from when `source_px` of them are scaled to `target_px`: TAP (target_px,).
 
     The operations and their types are those of OpenCV (resize in modules/imgproc/src/resize.cpp), for they decide the

@@ -14,8 +14,9 @@ from agent.errors import AgentError
 from agent.intake import Arrival
 from agent.messages import Birth, Dropped, Epoch, Event, Number, Status, Telemetry
 from agent.requests import CommandResult
-from agent.topics import Topics
+from agent.topics import MAX_NAME_BYTES, Topics
 from agent.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError, read_object
+from fleet.devices import is_late_will
 from fleet.identities import Name
 from fleet.records import Refused
 from fleet.reports import Gap, Report, Stream
@@ -23,10 +24,12 @@ from fleet.words import printable
 
 NUMBERED, STATES, RESULTS = ("telemetry", "event"), ("status", "birth"), ("cmd/+/result",)
 
+_READABLE = "fleet.identity", "fleet.retained"  # refused, though not for what they say
 _UNREADABLE = "unreadable"  # the kind of what came, and could not be stored
 _HEAD_BYTES = 400  # in which a board writes the number
 _MOST_KIND = 64  # characters
 _MOST_KNOWN = 100_000  # topics
+_LONGEST_TOPIC_BYTES = len("tared/v1///cmd//result") + 3 * MAX_NAME_BYTES
 _NAMES = b'"device"', b'"fleet"'  # keys of documents that say whose they are; the contract's do not
 
 
@@ -45,10 +48,12 @@ _quick = TypeAdapter(_Head).validator.validate_json
 
 @dataclass
 class Batch:
-    """arrivals: who has told of a state, and is to hear how far it is. results: with the documents, as they came."""
+    """arrivals: who has told of a state, and is to hear how far it is; heard: who has told anything of itself just now,
+    and not some time ago to a broker that has kept it. results: with the documents, as they came."""
 
     news: list[Report | Gap] = field(default_factory=list)
     arrivals: set[Name] = field(default_factory=set)
+    heard: set[Name] = field(default_factory=set)
     statuses: dict[Name, Status] = field(default_factory=dict)
     births: dict[Name, tuple[Birth, str]] = field(default_factory=dict)
     results: list[tuple[Name, CommandResult, str]] = field(default_factory=list)
@@ -80,7 +85,7 @@ class Reader:
         """All of it, in its order. Names are those of the topic, whatever a document says."""
         batch, streams = Batch(), dict[tuple[bytes, int], Stream]()
         news = batch.news
-        for topic, payload in arrivals:
+        for topic, payload, retained in arrivals:
             try:
                 place = self._known[topic]
             except KeyError:
@@ -88,21 +93,19 @@ class Reader:
             if place is None:
                 continue
             fleet, device, path = place
-            if path == "telemetry" and (head := _head(payload)) is not None:
+            if path == "telemetry" and not retained and (head := _head(payload)) is not None:
                 epoch = head["epoch"]
                 stream = streams.get((topic, epoch))
                 if stream is None:
                     stream = streams[topic, epoch] = Stream(fleet, device, epoch)
                 news.append(Report(stream, head["seq"], path, head["ts"], payload.decode()))
             else:
-                _take(batch, fleet, device, path, payload)
+                _take(batch, fleet, device, path, payload, retained)
         return batch
 
     def _place(self, topic: bytes, payload: bytes, batch: Batch) -> tuple[str, str, str] | None:
         """Fleet, device, and what it is about; None for what is not ours, or nobody's."""
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        text = topic.decode(errors="replace")
+        text = topic[: _LONGEST_TOPIC_BYTES + 1].decode(errors="replace")
         levels = text.split("/")
         fleet, device = levels[2:4] if len(levels) >= 5 else ("", "")
         try:
@@ -111,7 +114,10 @@ class Reader:
         except AgentError as error:
             batch.refused.append(_refused(fleet, device, text, payload, error))
             return None
-        self._known[topic] = place
+        if len(topic) <= _LONGEST_TOPIC_BYTES:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[topic] = place
         return place
 
 
@@ -155,28 +161,42 @@ def _head(payload: bytes) -> _Head | None:
     return head
 
 
-def _take(batch: Batch, fleet: str, device: str, path: str, payload: bytes) -> None:
+def _take(batch: Batch, fleet: str, device: str, path: str, payload: bytes, retained: bool) -> None:
     name = fleet, device
     try:
-        if path in NUMBERED:
+        if path in STATES:
+            _take_state(batch, name, path, payload)
+            if payload and not retained:
+                batch.heard.add(name)
+        elif retained:  # by no board of ours; what a board has sent, and is not told of, it sends again
+            raise MessageError("fleet.retained", f"{path} that was kept", "what is sent now", "clear it at the broker")
+        elif path in NUMBERED:
             batch.news.append(read(fleet, device, path, payload))
             _check_names(fleet, device, payload)
-        elif path == "status":
-            batch.arrivals.add(name)
-            if payload:  # a retained one that is cleared
-                batch.statuses[name] = Status.from_json(payload)
-        elif path == "birth":
-            if payload:
-                batch.births[name] = Birth.from_json(payload), payload.decode()
         else:
             result = CommandResult.from_json(payload)
             if path != f"cmd/{result.id}/result":
                 raise MessageError("fleet.identity", f"id {result.id!a}", path, "correct the sender")
             batch.results.append((name, result, payload.decode()))
+            batch.heard.add(name)
     except AgentError as error:
         batch.refused.append(_refused(fleet, device, path, payload, error))
-        if path in NUMBERED and error.code != "fleet.identity":
+        if path in NUMBERED and error.code not in _READABLE:
             batch.news.extend(numbered(fleet, device, payload))
+
+
+def _take_state(batch: Batch, name: Name, path: str, payload: bytes) -> None:
+    """Raises MessageError. An empty payload clears what a broker has kept, and says nothing."""
+    if path == "status":
+        batch.arrivals.add(name)
+    if not payload:
+        return
+    if path == "birth":
+        batch.births[name] = Birth.from_json(payload), payload.decode()
+        return
+    status, before = Status.from_json(payload), batch.statuses.get(name)
+    if before is None or not is_late_will(status, printable(before.session), before.ts):
+        batch.statuses[name] = status
 
 
 def _check_names(fleet: str, device: str, payload: bytes) -> None:

@@ -18,14 +18,16 @@ from fleet.reading import Reading
 from fleet.reports import Gap
 from fleet.retention import Retention
 from fleet.store import Store
+from fleet.warnings import Warnings
 
 log = logging.getLogger(__name__)
 
 _WAIT_S = 0.2  # until it looks whether it is to stop
 _INTAKE_BYTES = 32 << 20  # waiting, before the broker is to wait
-_MOST_TOLD = 3  # of what was refused at once; all lies in quarantine
 _RETRY_S = 1.0  # after a database that refused
-_STATES = {"fleet.damaged": "damaged", "fleet.unreachable": "unreachable"}  # any other is a full disk's
+_LASTING = "fleet.schema"
+# Any other is a full disk's.
+_STATES = {"fleet.damaged": "damaged", "fleet.unreachable": "unreachable", "fleet.contended": "contended"}
 
 
 class Collector:
@@ -50,7 +52,8 @@ class Collector:
         self.counts: Counter[str] = Counter()
         self._store = store
         self._reader = Reader(part)
-        self._keeper = Keeper(store)
+        self._warnings = Warnings(log, "collector")
+        self._keeper = Keeper(store, self._warnings)
         self._retention = retention or Retention()
         self._intake = Intake(_INTAKE_BYTES)
         self._acks = Acks()
@@ -69,8 +72,11 @@ class Collector:
         return self._client.outcome
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Collect until it is time to stop, asked several times a second."""
-        with self._store, self._client, Reading(self._intake, self._reader) as reading:
+        """Collect until it is time to stop, asked several times a second.
+
+        Raises AgentError (`fleet.schema`) where a newer tared has taken over the database meanwhile.
+        """
+        with self._store, self._client, Reading(self._intake, self._reader, self._store.batch_bytes) as reading:
             while not stopping():
                 batch = reading.next(_WAIT_S)
                 if batch is not None and not self._take(batch, stopping):
@@ -79,16 +85,14 @@ class Collector:
 
     def _take(self, batch: Batch, stopping: Callable[[], bool]) -> bool:
         """Take what came; False if it was time to stop before the database took it: then nothing was acknowledged."""
-        for each in batch.refused[:_MOST_TOLD]:
-            log.warning("collector=refused topic=%r error=%r", each.topic, each.found)
-        if (more := len(batch.refused) - _MOST_TOLD) > 0:
-            log.warning("collector=refused more=%d", more)
+        for each in batch.refused:
+            self._warnings.warn("refused", f"topic={each.topic!r} error={each.found!r}")
         while True:
             try:
                 self._acks.put(self._keeper.keep(batch))
                 break
             except AgentError as error:  # a damaged file is moved aside, and the next attempt begins a new one
-                self._tell(error)
+                self._tell_or_raise(error)
                 if stopping():
                     return False
                 time.sleep(_RETRY_S)
@@ -106,9 +110,13 @@ class Collector:
         try:
             self._retention.keep(self._store, time.time())
         except AgentError as error:
-            self._tell(error)
+            self._tell_or_raise(error)
+        self._warnings.tick()
 
-    def _tell(self, error: AgentError) -> None:
+    def _tell_or_raise(self, error: AgentError) -> None:
+        """What does not pass by itself ends the collector: somebody has to see to it."""
+        if error.code == _LASTING:
+            raise error
         state = _STATES.get(error.code, "full")
         log.error("collector=%s error=%r retry_s=%.0f", state, str(error), _RETRY_S)
 

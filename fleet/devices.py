@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent.messages import Birth, Status
 from fleet.identities import Identities, Name
 from fleet.records import audit
-from fleet.store import Row, Store, Transaction
+from fleet.store import Row, Store, Transaction, written
 from fleet.words import printable
 
-_STATE = ("id", "state", "session", "boot_id", "state_ts", "last_seen")
-_BIRTH = ("id", "agent_version", "model", "engine", "calibration", "birth", "last_seen")
+_STATE = ("id", "state", "session", "boot_id", "state_ts")
+_BIRTH = ("id", "agent_version", "model", "engine", "calibration", "birth")
 _COLUMNS = "id, fleet, name, first_seen, last_seen, state, agent_version, model, engine, calibration, birth"
 # By its numbers, not its clock; a device has few events beside its telemetry.
 _NEWEST = "FROM reports r WHERE r.device = d.id AND r.kind = 'telemetry' ORDER BY epoch DESC, seq DESC LIMIT 1"
@@ -25,9 +25,10 @@ _HEARD = "(SELECT max(heard) FROM progress p WHERE p.device = d.id)"
 
 @dataclass(frozen=True)
 class Device:
-    """One of them. first_seen, last_seen: Unix time in s, by the collector's clock. state: as of its newest status,
-    None where it never told one. birth, telemetry: its newest documents, empty without one; telemetry_at: when the
-    latter came. tags: names to values, "" for a name alone. events: the newest of each kind, by kind."""
+    """One of them. first_seen, last_seen: Unix time in s, by the collector's clock; last_seen is 0 where it was never
+    heard, and is known by what the broker had kept of it. state: as of its newest status, None where it never told one.
+    birth, telemetry: its newest documents, empty without one; telemetry_at: when the latter came. tags: names to
+    values, "" for a name alone. events: the newest of each kind, by kind."""
 
     id: int
     fleet: str
@@ -58,17 +59,22 @@ class Devices:
         ids = self._identities.of(transaction, told.keys(), now)
         known = transaction.lookup("devices", ("id",), ("session", "state_ts"), [(each,) for each in ids.values()])
         rows = [
-            (ids[name], status.state, printable(status.session), printable(status.boot_id), status.ts, now)
+            (ids[name], status.state, printable(status.session), printable(status.boot_id), status.ts)
             for name, status in told.items()
-            if not _is_late_will(status, *known[(ids[name],)])
+            if not is_late_will(status, *known[(ids[name],)])
         ]
         _update(transaction, _STATE, rows)
 
     def told_birth(self, transaction: Transaction, told: Mapping[Name, tuple[Birth, str]], now: float) -> None:
         """What they are and run: the document, and as it came."""
         ids = self._identities.of(transaction, told.keys(), now)
-        rows = [(ids[name], *_runs(birth), document, now) for name, (birth, document) in told.items()]
+        rows = [(ids[name], *_runs(birth), document) for name, (birth, document) in told.items()]
         _update(transaction, _BIRTH, rows)
+
+    def heard(self, transaction: Transaction, names: Set[Name], now: float) -> None:
+        """These have said something just now, and not to a broker that kept it until now."""
+        ids = self._identities.of(transaction, names, now)
+        _update(transaction, ("id", "last_seen"), [(each, now) for each in ids.values()])
 
     def all(self, fleet: str) -> list[Device]:
         """Those of a fleet, by their names."""
@@ -101,8 +107,9 @@ class Devices:
 
     def tag(self, devices: Iterable[Device], tags: Mapping[str, str], removed: Sequence[str], who: str) -> None:
         """Put these on each of the devices, and take those off; on record as done by `who`."""
-        ids = [device.id for device in devices]
-        with self._store.begun("write") as transaction:
+        ids = sorted(device.id for device in devices)
+
+        def write(transaction: Transaction) -> None:
             rows = [(id_, name, value) for id_ in ids for name, value in tags.items()]
             transaction.upsert("tags", ("device", "name"), ("device", "name", "value"), rows)
             gone = [(id_, name) for id_ in ids for name in removed]
@@ -110,8 +117,17 @@ class Devices:
             document = json.dumps({"devices": ids, "tags": dict(tags), "removed": list(removed)})
             audit(transaction, who, "tag", "", "", document)
 
+        written(self._store, write)
 
-def _is_late_will(status: Status, session: str | None, state_ts: float | None) -> bool:
+    def hold(self, transaction: Transaction, ids: Iterable[int]) -> None:
+        """Nobody else changes these until the end. Who changes several holds them all at once, in one order, and two
+        never wait for each other in a circle."""
+        transaction.lookup("devices", ("id",), ("id",), [(each,) for each in ids], lock=True)
+
+
+def is_late_will(status: Status, session: str | None, state_ts: float | None) -> bool:
+    """Whether it is of a connection that another one has followed. session, state_ts: of the newest status before it,
+    None where there was none."""
     return (
         status.state == "offline"
         and session is not None

@@ -29,15 +29,16 @@ FACTS = {
     "fps": "frames per second",
     "latency_p50": "milliseconds",
     "latency_p99": "milliseconds",
-    "seen_s": "seconds since anything was heard of it",
+    "seen_s": "seconds since anything was heard of it; nothing where all that is known had been kept by the broker",
 }
 
 
 def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, Fact]:
     """By the names of FACTS; None for what nobody knows. now: Unix time in s. silent_s: for how long a device that is
     online may be unheard."""
-    seen_s = max(0.0, now - device.last_seen)
-    state = "silent" if device.state in ("online", "degraded") and seen_s > silent_s else device.state
+    seen_s = max(0.0, now - device.last_seen) if device.last_seen else None
+    unheard = seen_s is None or seen_s > silent_s
+    state = "silent" if device.state in ("online", "degraded") and unheard else device.state
     told = device.telemetry.get("cameras")
     cameras = [each for each in told.values() if isinstance(each, dict)] if isinstance(told, dict) else []
     kept = _at(device.events.get("regime", {}), "artefact")

@@ -22,7 +22,8 @@ class Identities:
         self._known: dict[Name, int] = {}
 
     def of(self, transaction: Transaction, names: Set[Name], now: float) -> dict[Name, int]:
-        """The number of each of these devices; who has none yet is given one, first seen `now` (Unix time in s)."""
+        """The number of each of these devices; who has none yet is given one, first seen `now` (Unix time in s), and
+        not heard so far."""
         if self._generation != self._store.generation or len(self._known) > _MOST:
             self._known.clear()
             self._generation = self._store.generation
@@ -32,10 +33,10 @@ class Identities:
         ids.update(_found(transaction, names - ids.keys()))
         if new := names - ids.keys():
             query = (
-                "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, ?, ?) "
+                "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, ?, 0.0) "
                 "ON CONFLICT (fleet, name) DO NOTHING"
             )
-            transaction.execute_many(query, [(*name, now, now) for name in sorted(new)])
+            transaction.execute_many(query, [(*name, now) for name in sorted(new)])
             ids.update(_found(transaction, new))
         self._known.update(ids)
         return ids

@@ -2,42 +2,57 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from fleet.batch import Batch
 from fleet.devices import Devices
+from fleet.identities import Identities
 from fleet.records import Refused, Results, quarantine
 from fleet.reports import Report, Reports, Stream
-from fleet.store import Store
-
-log = logging.getLogger(__name__)
+from fleet.store import Store, Transaction, written
+from fleet.warnings import Warnings
 
 
 class Keeper:
-    """For one store."""
+    """For one store. warnings: of what is stored, and strange."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, warnings: Warnings) -> None:
         self._store = store
+        self._warnings = warnings
+        self._identities = Identities(store)
         self._reports, self._devices, self._results = Reports(store), Devices(store), Results(store)
 
     def keep(self, batch: Batch) -> dict[Stream, int]:
         """Store a batch; how far the boards are that it is of, and those that came online. Raises AgentError."""
         now = time.time()
-        with self._store.begun("write") as transaction:
-            added = self._reports.take(transaction, batch.news, now)
-            complete = dict(added.complete)
-            silent = batch.arrivals - {(stream.fleet, stream.device) for stream in complete}
-            for name, (epoch, upto) in self._reports.newest(transaction, silent).items():
-                complete[Stream(*name, epoch)] = upto
-            self._devices.told_status(transaction, batch.statuses, now)
-            self._devices.told_birth(transaction, batch.births, now)
-            self._results.take(transaction, batch.results, now)
-            strange = [*map(_taken, added.taken), *map(_twin, added.twins)]
-            quarantine(transaction, [*batch.refused, *strange], now)
+        complete, strange = written(self._store, lambda transaction: self._keep(transaction, batch, now))
         for each in strange:
-            log.warning("collector=%s device=%s/%s found=%r", each.code, each.fleet, each.device, each.found)
+            self._warnings.warn(each.code, f"device={each.fleet}/{each.device} found={each.found!r}")
         return complete
+
+    def _keep(self, transaction: Transaction, batch: Batch, now: float) -> tuple[dict[Stream, int], list[Refused]]:
+        """Also what was strange in it."""
+        self._hold(transaction, batch, now)
+        added = self._reports.take(transaction, batch.news, now)
+        complete = dict(added.complete)
+        silent = batch.arrivals - {(stream.fleet, stream.device) for stream in complete}
+        for name, (epoch, upto) in self._reports.newest(transaction, silent).items():
+            complete[Stream(*name, epoch)] = upto
+        self._devices.told_status(transaction, batch.statuses, now)
+        self._devices.told_birth(transaction, batch.births, now)
+        self._devices.heard(transaction, batch.heard, now)
+        self._results.take(transaction, batch.results, now)
+        strange = [*map(_taken, added.taken), *map(_twin, added.twins)]
+        quarantine(transaction, [*batch.refused, *strange], now)
+        return complete, strange
+
+    def _hold(self, transaction: Transaction, batch: Batch, now: float) -> None:
+        """All devices of which anything is to be changed: another collector's batch may be of the same."""
+        states = batch.statuses.keys() | batch.births.keys() | batch.heard
+        reporting = {(stream.fleet, stream.device) for stream in {each.stream for each in batch.news}}
+        ids = self._identities.of(transaction, states | reporting | {name for name, _, _ in batch.results}, now)
+        changing = states | self._reports.begun(transaction, batch.news, ids)
+        self._devices.hold(transaction, [ids[name] for name in changing])
 
 
 def _taken(report: Report) -> Refused:

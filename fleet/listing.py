@@ -69,7 +69,9 @@ def interval(fact: dict[str, Fact]) -> str:
 
 def ago(seconds: Fact) -> str:
     """How long since, in the unit that suits."""
-    left = float(seconds or 0.0)
+    if seconds is None:
+        return "never"
+    left = float(seconds)
     for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if left >= 2.0 * size:
             return f"{left / size:.0f} {unit} ago"

@@ -23,12 +23,15 @@ from agent.topics import Topics
 from agent.wire import MessageError
 from fleet.merge_inbox import Announced, UploadInbox
 from fleet.operator import REPEAT_S, as_sent, command_message, may_be_of_anybodys, new_command
+from fleet.warnings import Warnings
 
 log = logging.getLogger(__name__)
 
 _INTAKE_BYTES = 16 << 20  # what comes faster waits with the broker
 _BATCH_BYTES = 1 << 20
 _CONNECT_S = 10.0
+_MOST_S = 1800.0
+_TOLD_BYTES = 200  # of a topic
 _ROUNDS = 8  # in which a board is asked again for what is missing
 _VALID_S = 60.0
 _PASSING = ("command.busy", "command.interrupted")  # refusals after which it is worth to ask again
@@ -36,10 +39,12 @@ _PASSING = ("command.busy", "command.interrupted")  # refusals after which it is
 
 @dataclass
 class _Asked:
-    """A board that has been asked. since_s: when something was heard of it last, or it was asked first; monotonic."""
+    """A board that has been asked. since_s: when something was heard of it last, or it was asked first; until_s: when
+    it is given up, whatever it says; monotonic."""
 
     topics: Topics
     since_s: float
+    until_s: float
     rounds: int = 0
     command: Message | None = None
     command_id: str = ""
@@ -50,11 +55,19 @@ class _Asked:
 class MergeExchange:
     """`failed` says of each board that has sent nothing why; what has come is in `inbox.whole`.
 
-    at_once: so many boards at a time. silence_s: after which a board is given up. signer: the operator's key.
+    at_once: so many boards at a time. silence_s: after which a board is given up. signer: the operator's key. most_s:
+    that a board has in all, for one that only says that it is at it would keep all others waiting.
     """
 
     def __init__(
-        self, endpoint: Endpoint, fleet: str, folder: Path, at_once: int, silence_s: float, signer: Signer | None = None
+        self,
+        endpoint: Endpoint,
+        fleet: str,
+        folder: Path,
+        at_once: int,
+        silence_s: float,
+        signer: Signer | None = None,
+        most_s: float = _MOST_S,
     ) -> None:
         """Raises AgentError as UploadInbox."""
         self.inbox = UploadInbox(folder)
@@ -63,6 +76,8 @@ class MergeExchange:
         self._at_once = at_once
         self._silence_s = silence_s
         self._signer = signer
+        self._most_s = most_s
+        self._warnings = Warnings(log, "merge")
         self._asked: dict[str, _Asked] = {}
         self._endpoint = endpoint
         own = f"tared/v1/{fleet}/+"
@@ -104,7 +119,8 @@ class MergeExchange:
 
     def _begin(self, device: str) -> None:
         try:
-            self._asked[device] = _Asked(Topics(self._fleet, device), time.monotonic())
+            now_s = time.monotonic()
+            self._asked[device] = _Asked(Topics(self._fleet, device), now_s, now_s + self._most_s)
         except AgentError as error:
             self.failed[device] = str(error)
             return
@@ -131,6 +147,8 @@ class MergeExchange:
         for device, asked in list(self._asked.items()):
             if now_s - asked.since_s > self._silence_s:
                 self._fail(device, f"silent for {self._silence_s:.0f} s")
+            elif now_s > asked.until_s:
+                self._fail(device, f"not all of it in {self._most_s:.0f} s, though it was not silent")
             elif asked.command is None and now_s >= asked.pause_until_s:
                 self._ask(device)
             elif now_s - max(asked.since_s, asked.asked_s) >= REPEAT_S:
@@ -138,7 +156,7 @@ class MergeExchange:
 
     def _hear(self, until_s: float) -> None:
         while (left_s := until_s - time.monotonic()) > 0.0:
-            for topic, payload in self._intake.take(_BATCH_BYTES, left_s, 0.0):
+            for topic, payload, _ in self._intake.take(_BATCH_BYTES, left_s, 0.0):
                 self._hear_one(topic, payload)
 
     def _hear_one(self, topic: bytes, payload: bytes) -> None:
@@ -146,7 +164,7 @@ class MergeExchange:
             _, _, _, device, kind, *rest = topic.decode().split("/")
             self._take(device, kind, rest, payload)
         except (MessageError, UnicodeDecodeError) as error:
-            log.warning("merge=refused topic=%r error=%r", topic, str(error))
+            self._warnings.warn("refused", f"topic={topic[:_TOLD_BYTES]!r} error={str(error)!r}")
 
     def _take(self, device: str, kind: str, rest: Sequence[str], payload: bytes) -> None:
         """Raises MessageError."""

@@ -20,6 +20,7 @@ from agent.errors import AgentError, CommandError
 from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
 from agent.requests import MODEL_CHUNK_BYTES, MODEL_CHUNKS_ASKED, OPS, RECEIVING, Command, CommandResult, FileArgs
+from agent.schema import Strict
 from agent.signing import Signer
 from agent.topics import Topics
 from agent.wire import MessageError
@@ -58,7 +59,7 @@ def new_command(
         raise CommandError("command.unknown_op", f"op {op!r}", "one of " + ", ".join(OPS), "correct the op")
     try:
         if op == "set":
-            args = schema.model_validate({"values": {key: _json(value) for key, value in arguments.items()}})
+            args = schema.model_validate({"values": {key: as_json(value) for key, value in arguments.items()}})
         elif op in _TYPED:
             args = schema.model_validate(dict(arguments))
         else:
@@ -70,6 +71,11 @@ def new_command(
         raise CommandError("command.args", found, known, "correct the arguments") from None
     if version is None:
         version = int(now * 1000.0) if op == "set" else 1
+    return command_of(op, args, now, valid_s, to, version)
+
+
+def command_of(op: str, args: Strict, now: float, valid_s: float, to: Topics | None, version: int) -> Command:
+    """As `new_command`, of arguments that are ones."""
     name = f"{to.fleet}/{to.device}" if to is not None else None
     expires = now + valid_s
     return Command(id=uuid.uuid4().hex, op=op, args=args, issued=now, expires=expires, version=version, to=name)
@@ -192,7 +198,7 @@ def chunks_asked(topics: Topics, args: FileArgs, path: Path, asked: CommandResul
             yield Message(topics.model_chunk(args.sha256, number), chunk)
 
 
-def _json(text: Any) -> Any:
+def as_json(text: Any) -> Any:
     """`0.2` is a number, `true` a truth, and `info` a word."""
     try:
         return json.loads(text)

@@ -35,19 +35,19 @@ Scales = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sketch:
-    """What is kept of a board: log2 of each tensor's best scale, NaN where it saw nothing, and its values.
+    """What is kept of a board: log2 of each tensor's best scale, NaN where it saw nothing, and how many values it had.
 
-    octaves: float64 (tensors,), in the order of the group's tensors. values: so many have been counted.
+    octaves: float64 (tensors,), values: int64 (tensors,), in the order of the group's tensors.
     """
 
     octaves: Scales
-    values: int
+    values: NDArray[np.int64]
 
     @classmethod
     def of(cls, histograms: Mapping[str, AbsHistogram], tensors: Sequence[str]) -> Sketch:
         scales = best_scales(histograms)
         octaves = np.array([math.log2(scales[tensor]) if tensor in scales else math.nan for tensor in tensors])
-        return cls(octaves, sum(histogram.total for histogram in histograms.values()))
+        return cls(octaves, np.array([histograms[tensor].total for tensor in tensors]))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Group:
 
     def __init__(self, tensors: Sequence[str], sketches: Sequence[Sketch]) -> None:
         self._tensors = tensors
-        self._values = float(np.median([each.values for each in sketches]))
+        self._values = np.median([each.values for each in sketches], axis=0)
         stacked = np.stack([each.octaves for each in sketches])
         seen = ~np.isnan(stacked).all(axis=0)
         self._octaves = np.full(len(tensors), np.nan)
@@ -99,10 +99,17 @@ class Group:
         self.scales = self._scales(self._octaves)
 
     def outweighed(self, sketch: Sketch) -> str:
-        """Why a board would count for more than one; empty where it would not."""
-        if sketch.values <= _MOST_VALUES * self._values:
+        """Why a board would count for more than one; empty where it would not.
+
+        Tensor by tensor, for they differ in size by thousands: what is little beside an image is all that a head has.
+        Beyond this counts do not matter, since a distance has each tensor's noise beside that tensor's own signal.
+        """
+        beyond = sketch.values / np.maximum(self._values, 1.0)
+        worst = int(np.argmax(beyond))
+        if beyond[worst] <= _MOST_VALUES:
             return ""
-        return f"{sketch.values} values, the median of all is {self._values:.0f}: no other board would count"
+        found = f"{sketch.values[worst]} values of '{self._tensors[worst]}'"
+        return f"{found}, the median of all is {self._values[worst]:.0f}: no other board would count"
 
     def cost_to_board_db(self, histograms: Mapping[str, AbsHistogram]) -> float:
         """What the group's scales cost who has seen this."""

@@ -112,7 +112,7 @@ def _rollouts(rollouts: Sequence[Overview], records: Sequence[AuditEntry]) -> It
         if record.subject:
             when = time.strftime("%m-%d %H:%M:%S", time.gmtime(record.at))
             words = f"{when} {record.what}, by {record.who}" + (f": {record.why}" if record.why else "")
-            lanes[record.subject].append((record.at, _STEPS.get(record.what, _BLUE), words))
+            lanes[record.subject].append((record.at, _STEPS.get(record.what.partition(",")[0], _BLUE), words))
     if not lanes:
         yield "<p>None so far.</p>"
         return

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 
 from agent.requests import CommandResult
 from fleet.identities import Identities, Name
+from fleet.operator import may_be_of_anybodys
 from fleet.store import Row, Store, Transaction
 from fleet.words import printable
 
 _MOST_REFUSED = 10_000  # rows
 _MOST_BYTES = 4096  # of what was refused
 _RESULT = ("device", "command", "status", "final", "received", "document")
+_TAKE_RESULT = (
+    f"INSERT INTO results ({', '.join(_RESULT)}) VALUES ({', '.join('?' * len(_RESULT))}) "
+    f"ON CONFLICT (device, command) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _RESULT[2:])} "
+    "WHERE results.final = 0 AND (excluded.final = 1 OR excluded.status = 'IN_PROGRESS' OR results.status = 'REJECTED')"
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,10 @@ def refused(store: Store, newest: int = 100) -> list[Refused]:
     return [Refused(*row[:5], bytes(row[5])) for row in found]  # type: ignore[call-arg]  # mypy counts no slice
 
 
+def _is_final(result: CommandResult) -> bool:
+    return result.final and not may_be_of_anybodys(result)
+
+
 class Results:
     """What became of commands. Raises AgentError as the store does."""
 
@@ -88,21 +98,18 @@ class Results:
         self._identities = Identities(store)
 
     def take(self, transaction: Transaction, told: Iterable[tuple[Name, CommandResult, str]], now: float) -> None:
-        """The results of commands, the older first, and each document; a final one stays."""
-        newest: dict[tuple[Name, str], tuple[CommandResult, str]] = {}
-        for name, result, document in told:
-            former = newest.get((name, result.id))
-            if former is None or not former[0].final:
-                newest[name, result.id] = result, document
-        ids = self._identities.of(transaction, {name for name, _ in newest}, now)
-        keys = {(ids[name], command): each for (name, command), each in newest.items()}
-        known = transaction.lookup("results", _RESULT[:2], ("final",), keys)
+        """The results of commands, the older first, and each document.
+
+        A final one stays, and what was accepted is no news of what is in progress: another collector may be ahead. A
+        refusal that anybody can provoke under the id of another's command stays until there is anything else.
+        """
+        told = list(told)
+        ids = self._identities.of(transaction, {name for name, _, _ in told}, now)
         rows = [
-            (*key, result.status, int(result.final), now, document)
-            for key, (result, document) in keys.items()
-            if not known.get(key, (0,))[0]
+            (ids[name], result.id, result.status, int(_is_final(result)), now, document)
+            for name, result, document in told
         ]
-        transaction.upsert("results", _RESULT[:2], _RESULT, rows)
+        transaction.execute_many(_TAKE_RESULT, sorted(rows, key=lambda row: row[:2]))
 
     def of(self, commands: Iterable[tuple[int, str]]) -> Mapping[tuple[int, str], str]:
         """The newest result of each of these, by device's id and command's id, as it came."""

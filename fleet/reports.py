@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fleet.identities import Identities
+from fleet.identities import Identities, Name
 from fleet.progress import advance
-from fleet.store import ReportRow, Row, Store, Transaction
+from fleet.store import ReportRow, Row, Store, Transaction, written
 from fleet.twins import Twins
 
 # Of events, those that the contract has (agent.messages.Event), for a stranger may invent any number.
@@ -18,6 +18,9 @@ _KINDS = frozenset(
     ["alarm", "drift", "fidelity", "view", "regime", "job", "swap", "commit", "rollback", "store", "error"]
 )
 _KINDS |= {"camera", "observer", "results"}
+
+
+_MOST_BEGUN = 200_000  # remembered
 
 
 class Stream(NamedTuple):
@@ -65,11 +68,12 @@ class Reports:
         self._store = store
         self._identities = Identities(store)
         self._twins = Twins(store)
+        self._generation = 0
+        self._begun = set[Stream]()
 
     def add(self, news: Sequence[Report | Gap]) -> dict[Stream, int]:
         """Store it durably, what is known already once; up to which number each of its streams is complete."""
-        with self._store.begun("write") as transaction:
-            added = self.take(transaction, news, time.time())
+        added = written(self._store, lambda transaction: self.take(transaction, news, time.time()))
         return dict(added.complete)
 
     def take(self, transaction: Transaction, news: Sequence[Report | Gap], now: float) -> Added:
@@ -97,6 +101,17 @@ class Reports:
             [each for each in news if isinstance(each, Report) and _key(each, keys) in taken] if taken else [],
             [stream for stream, key in keys.items() if key in twins] if twins else [],
         )
+
+    def begun(self, transaction: Transaction, news: Iterable[Report | Gap], ids: Mapping[Name, int]) -> set[Name]:
+        """Whose streams begin with these. ids: of all their devices."""
+        if self._generation != self._store.generation or len(self._begun) > _MOST_BEGUN:
+            self._begun.clear()
+            self._generation = self._store.generation
+        streams = {each.stream for each in news} - self._begun
+        self._begun |= streams
+        keys = {(ids[each.fleet, each.device], each.epoch): (each.fleet, each.device) for each in streams}
+        found = transaction.lookup("progress", ("device", "epoch"), ("upto",), keys)
+        return {name for key, name in keys.items() if key not in found}
 
     def latest(self, fleet: str, device: str) -> tuple[int, int]:
         """The newest epoch that a board has reported in, and up to which number that is complete; zeros without one."""
@@ -139,7 +154,7 @@ def _add_gaps(transaction: Transaction, gaps: Sequence[tuple[int, int, int, str,
         transaction.execute(f"DELETE FROM dropped WHERE {where}", (device, epoch, first, last, last, first, last))
     rows = list({gap[:4]: gap for gap in gaps}.values())
     columns = ("device", "epoch", "first", "kind", "last", "n")
-    transaction.upsert("dropped", columns[:4], columns, rows)
+    transaction.upsert("dropped", columns[:4], columns, rows, "excluded.last >= dropped.last")
 
 
 def _add_newest(transaction: Transaction, rows: Sequence[ReportRow]) -> None:
@@ -149,12 +164,10 @@ def _add_newest(transaction: Transaction, rows: Sequence[ReportRow]) -> None:
         if row.kind in _KINDS:
             key = row.device, row.kind
             newest[key] = max(newest.get(key, ()), (row.epoch, row.seq, row.document))
-    if not newest:
-        return
     columns = ("device", "kind", "epoch", "seq", "document")
-    known = transaction.lookup("newest_events", columns[:2], columns[2:4], newest)
-    news = [(*key, *each) for key, each in newest.items() if each[:2] > known.get(key, ())]
-    transaction.upsert("newest_events", columns[:2], columns, news)
+    news = [(*key, *each) for key, each in newest.items()]
+    newer = "(excluded.epoch, excluded.seq) > (newest_events.epoch, newest_events.seq)"  # also than another collector's
+    transaction.upsert("newest_events", columns[:2], columns, news, newer)
 
 
 def _key(report: Report, keys: Mapping[Stream, tuple[int, int]]) -> tuple[int, int, int, str]:

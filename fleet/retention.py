@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fleet.store import Store
+from fleet.store import Store, Transaction, written
 
 DAYS = 30.0
 _DAY_S = 86_400.0
@@ -28,10 +28,15 @@ class Retention:
         if now < self._look_at:
             return
         before = now - self._days * _DAY_S
-        with store.begun("write") as transaction:
-            gone = [transaction.prune(table, column, before, _ROWS) for table, column in _BY_AGE.items()]
-            if max(gone) == _ROWS:  # and there is more
-                return
-            if transaction.changed(f"DELETE FROM progress WHERE {_ENDED}", (before,)):
-                transaction.execute(f"DELETE FROM dropped WHERE {_ORPHANS}")
-        self._look_at = now + _LOOK_S
+        if written(store, lambda transaction: _prune(transaction, before)):
+            self._look_at = now + _LOOK_S
+
+
+def _prune(transaction: Transaction, before: float) -> bool:
+    """Whether that was all."""
+    gone = [transaction.prune(table, column, before, _ROWS) for table, column in _BY_AGE.items()]
+    if max(gone) == _ROWS:
+        return False
+    if transaction.changed(f"DELETE FROM progress WHERE {_ENDED}", (before,)):
+        transaction.execute(f"DELETE FROM dropped WHERE {_ORPHANS}")
+    return True

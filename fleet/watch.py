@@ -29,10 +29,11 @@ _POLL_S = 0.2
 
 @dataclass
 class Device:
-    """The newest document of each kind; heard_s: monotonic time of the newest."""
+    """The newest document of each kind; heard_s: monotonic time of the newest, None while there is only what the broker
+    had kept."""
 
     newest: dict[str, dict[str, Any]] = field(default_factory=dict)
-    heard_s: float = 0.0
+    heard_s: float | None = None
 
 
 def watch(
@@ -91,7 +92,9 @@ def _take(
     except (AgentError, MessageError):
         return
     device = known.setdefault(name, Device())
-    device.newest[kind], device.heard_s = document, time.monotonic()
+    device.newest[kind] = document
+    if not message.retain:
+        device.heard_s = time.monotonic()
     if tell is not None:
         tell(name, kind, document)
 
@@ -107,7 +110,7 @@ def _table(known: dict[str, Device]) -> Table:
         engine = str(device.newest.get("birth", {}).get("engine") or "")[:12]
         cameras = device.newest.get("telemetry", {}).get("cameras")
         camera: Any = next(iter(cameras.values()), {}) if isinstance(cameras, dict) else {}
-        heard = f"{time.monotonic() - device.heard_s:.0f} s ago"
+        heard = f"{time.monotonic() - device.heard_s:.0f} s ago" if device.heard_s is not None else "not yet"
         event = _event(device.newest.get("event", {}))
         table.add_row(_plain(name), _plain(state), _plain(engine), *_figures(camera), _plain(event), heard)
     return table

@@ -141,7 +141,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     events: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append((kind, detail)))
     loop, record, committed, disk = Loop(), Record(live=False), list[str](), list[TaredError]()
-    pipeline = SimpleNamespace(loop=loop, record=record, error=None, last_ts=7.0, dropped=Counter(), trial=None)
+    pipeline = SimpleNamespace(loop=loop, record=record, error=None, dropped=Counter(), trial=None)
+    pipeline.since = lambda ts: {"camera": 7.0 if ts is None else ts}
     pipeline.observer = SimpleNamespace(
         states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, drift=None)}
     )
@@ -170,7 +171,10 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         reporter,
         summary,
         lambda function: function(),
-        Witnesses(lambda loaded, ts: served.append((loaded.artefact.id if loaded else None, ts)), rolled_back.append),
+        Witnesses(
+            lambda loaded, since: served.append((loaded.artefact.id if loaded else None, since["camera"])),
+            rolled_back.append,
+        ),
     )
     return Bench(
         exchange, record, pipeline, loop, summary, events, served, rolled_back, rejected, committed, disk, report=report

@@ -72,7 +72,7 @@ class Commands:
 
     def told(self, op: str) -> dict[str, set[str]]:
         """By device, the ids of all commands of this op so far."""
-        for topic, payload in self._intake.take(1 << 30, 0.2, 0.0):
+        for topic, payload, _ in self._intake.take(1 << 30, 0.2, 0.0):
             document = json.loads(payload)
             self.documents.append(document)
             self.ids[topic.decode().split("/")[3], document["op"]].add(document["id"])

@@ -112,8 +112,17 @@ def test_one_at_a_time_with_room_and_until_it_is_cancelled(board: Board, tmp_pat
         board.begin(b"second")
     assert board.delivery.end("the operator cancels it")
     assert board.results[-1].status == "FAILED"
-    with pytest.raises(AgentError, match=r"more than store\.reserve_bytes"):
+    with pytest.raises(AgentError, match=r"command\.calibration: .* more than store\.reserve_bytes"):
         Board(tmp_path, board.model, reserve_bytes=2**60).begin(b"third")
+
+
+def test_what_goes_wrong_on_its_way_is_told_of_a_calibration_and_not_of_a_model(board: Board) -> None:
+    sha256 = board.begin(b"first")
+    (board.folder / "incoming" / f"{sha256}.part").mkdir()
+    board.delivery.receive(f"tared/v1/fleet/board/model/{sha256}/0", b"first")
+    error = board.results[-1].error
+    assert error is not None
+    assert (error.code, error.message.partition(":")[0]) == ("command.calibration", "IsADirectoryError")
 
 
 def test_the_child_takes_its_scales_and_says_of_how_many_boards(model: Model, backend: Backend, tmp_path: Path) -> None:

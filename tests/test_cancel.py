@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_trouble_operations import Desk, desk
+from trouble_bench import Desk, desk
 
 from agent.commands import Report
 from agent.errors import CommandError

@@ -102,6 +102,9 @@ def test_two_collectors_share_the_load(mosquitto: RealBroker, where: str) -> Non
         board.send(600)
         eventually(lambda: board.hear() == 600 or bool(board.send(600)), 30.0)
         eventually(lambda: min(one.counts["report"], two.counts["report"]) > 50)
+        with open_store(where) as store:  # as of the last acknowledgement, not of the collectors' end
+            found = [(each.seq, each.document) for each in Reports(store).of("fleet", "board")]
+    assert found == [(seq, alarm(seq).payload.decode()) for seq in range(1, 601)]
 
 
 @pytest.mark.broker

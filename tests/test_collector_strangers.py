@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.endpoint import Endpoint
+from agent.home_assistant import device_id
 from agent.intake import Arrival, Intake
 from agent.messages import Birth, Status
 from agent.mqtt import MqttClient
@@ -26,6 +29,7 @@ from fleet.reading import Reading
 from fleet.records import refused
 from fleet.reports import Report, Reports, Stream
 from fleet.store import Store, open_store
+from fleet.warnings import Warnings
 
 _TOPIC = b"tared/v1/fleet/board/"
 _ACL = Path(__file__).parent.parent / "docs" / "mosquitto" / "tared.acl"
@@ -97,7 +101,7 @@ def test_bytes_of_any_kind_are_read_or_refused(arrivals: list[tuple[bytes, bytes
 def test_documents_that_were_tampered_with_are_stored_or_refused_by_any_database(store: Store) -> None:
     """What passes for a document is one for the database too: one row that it refused would hold up all others."""
     chance = random.Random(7)
-    keeper, reader = Keeper(store), Reader()
+    keeper, reader = Keeper(store, Warnings(logging.getLogger(), "test")), Reader()
     for _ in range(60):
         keeper.keep(reader.read([tampered(chance) for _ in range(20)]))
     assert len(refused(store, 2000)) > 100
@@ -122,7 +126,7 @@ class _Broken(Reader):
 
 def test_a_bug_in_reading_ends_the_collector_and_is_not_passed_over() -> None:
     intake = Intake(1 << 20)
-    with Reading(intake, _Broken()) as reading:
+    with Reading(intake, _Broken(), 1 << 20) as reading:
         assert reading.next(0.0) is None
         intake.put([Arrival(_TOPIC + b"event", b"{}")])
         with pytest.raises(ZeroDivisionError):
@@ -132,7 +136,7 @@ def test_a_bug_in_reading_ends_the_collector_and_is_not_passed_over() -> None:
 @pytest.mark.usefixtures("no_thread_left")
 def test_what_was_read_ahead_and_nobody_takes_keeps_nothing_from_ending() -> None:
     intake = Intake(most_bytes=1)
-    with Reading(intake, Reader()):
+    with Reading(intake, Reader(), 1 << 20):
         for _ in range(3):  # one is ready, one waits for its place, one is still to be read
             intake.put([Arrival(_TOPIC + b"event", _HONEST[b"event"])])
 
@@ -208,6 +212,41 @@ def test_with_the_acl_that_comes_along_no_board_speaks_for_another(tmp_path: Pat
             told = [collector.inbox.get(timeout=10.0).topic for _ in range(2)]
         assert told == ["tared/v1/fleet/other/event", "tared/v1/fleet/board/event"]
         assert [json.loads(each.payload).get("seq") for each in watcher.seen if "/ack" not in each.topic] == [2, 3]
+
+
+@pytest.mark.broker
+def test_with_that_acl_a_board_that_is_named_announces_itself_to_home_assistant_and_no_other(tmp_path: Path) -> None:
+    """As the comment in it says: uncommented, for one board."""
+    (found,) = re.findall(r"#   (user board-7)\n#   (topic write \S+)\n", _ACL.read_text())
+    acl = tmp_path / "acl"
+    acl.write_text(_ACL.read_text() + "\n" + "\n".join(found) + "\n")
+    topics, its_own = Topics("default", "board-7"), Topics("default", "board-8").telemetry
+    announced = f"homeassistant/device/{device_id(topics)}/config"
+    with running_mosquitto(tmp_path, f"acl_file {acl}") as broker:
+
+        def client(name: str, *subscriptions: str) -> MqttClient:
+            endpoint = Endpoint(broker.host, broker.port, username=name)
+            return MqttClient(endpoint, f"{name}'s", subscriptions=subscriptions)
+
+        with (
+            client("homeassistant", "homeassistant/device/+/config", topics.telemetry, its_own) as house,
+            client("board-7", "homeassistant/status", topics.command) as board,
+            client("board-8") as liar,
+        ):
+            assert house.wait_connected(10.0)
+            assert board.wait_connected(10.0)
+            liar.publish(Message(announced, b"a lie"))
+            liar.publish(Message("homeassistant/status", b"a lie"))
+            liar.publish(Message(its_own, b"after the lies"))
+            assert house.inboxes[its_own].get(timeout=10.0).payload == b"after the lies"
+            board.publish(Message(announced, b"{}"))
+            board.publish(Message(topics.telemetry, b"fps"))
+            assert house.inboxes["homeassistant/device/+/config"].get(timeout=10.0).payload == b"{}"
+            assert house.inboxes[topics.telemetry].get(timeout=10.0).payload == b"fps"
+            house.publish(Message("homeassistant/status", b"online"))
+            house.publish(Message(topics.command, b"recalibrate"))
+            assert board.inboxes["homeassistant/status"].get(timeout=10.0).payload == b"online"
+            assert board.inboxes[topics.command].get(timeout=10.0).payload == b"recalibrate"
 
 
 @pytest.mark.broker

@@ -116,7 +116,7 @@ def regimes_of(config: Config, folder: Path) -> tuple[Findings, Regimes, RegimeB
     """A calibration for light 1 in service since capture time 0."""
     findings, book = findings_of(config), RegimeBook(folder / "regimes.json", "", 5)
     regimes = Regimes(config, book, [findings], findings._gathering)
-    regimes.watch("lit 1", two_tensors(), calibration(), 0.0)
+    regimes.watch("lit 1", two_tensors(), calibration(), {})
     return findings, regimes, book
 
 

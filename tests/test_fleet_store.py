@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import traceback
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from collector_bench import STREAM, report
 from agent.errors import AgentError, ConfigError
 from agent.messages import Birth, Status
 from agent.requests import CommandResult
+from benchmarks.postgres import Postgres
 from fleet.devices import Devices
 from fleet.records import Refused, Results, audited, quarantine, refused
 from fleet.reports import Gap, Report, Reports, Stream
@@ -231,8 +233,40 @@ def test_another_database_is_refused_by_name(url: str) -> None:
         open_store(url)
 
 
-def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:geheim@127.0.0.1:1/fleet", "postgresql://127.0.0.1:1/fleet"),
+        ("postgresql://ann:geheim@127.0.0.1:1,[::1]:2/fleet", "postgresql://127.0.0.1:1,::1:2/fleet"),
+        ("postgresql://ann:%2F%40geheim%3A@127.0.0.1:1/fleet", "postgresql://127.0.0.1:1/fleet"),
+        ("postgresql:///fleet?host=127.0.0.1,localhost&port=1&password=geheim", "127.0.0.1:1,localhost:1/fleet"),
+    ],
+)
+def test_a_server_that_is_not_there_is_told_without_the_password(url: str, shown: str) -> None:
     pytest.importorskip("psycopg", reason="pip install 'tared[fleet]'")
     with pytest.raises(AgentError, match=r"fleet\.unreachable") as raised:
-        open_store("postgresql://ann:geheim@127.0.0.1:1/fleet")
+        open_store(url)
+    assert shown in str(raised.value)
     assert "geheim" not in str(raised.value)
+
+
+@pytest.mark.parametrize("password", ["ge/heim", "ge@heim", "ge%heim", "1/heim", "ge/?heim=1"])
+def test_a_password_that_breaks_the_url_is_not_told_either(password: str) -> None:
+    pytest.importorskip("psycopg", reason="pip install 'tared[fleet]'")
+    with pytest.raises(ConfigError, match=r"fleet\.db: .*%40") as raised:
+        open_store(f"postgresql://ann:{password}@127.0.0.1:1/fleet")
+    assert "heim" not in str(raised.value)
+    assert "heim" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_of_several_hosts_one_that_answers_is_enough(postgres: Postgres) -> None:
+    url = postgres.new_database()
+    with open_store(url.replace("host=", "host=/nowhere,")) as store:
+        Reports(store).add([report(1)])
+    with open_store(url) as store:
+        assert Reports(store).latest(*NAME) == (7, 1)
+
+
+def test_what_a_url_asks_for_goes_before_what_is_usual(postgres: Postgres) -> None:
+    with open_store(f"{postgres.new_database()}&application_name=another") as store, store.begun("read") as transaction:
+        assert transaction.execute("SHOW application_name") == [("another",)]

@@ -16,7 +16,7 @@ from agent.histogram_upload_source import UploadSource
 from agent.publishing import Message
 from agent.requests import HISTOGRAM_CHUNK_BYTES, MAX_HISTOGRAM_CHUNKS
 from agent.topics import Topics
-from agent.wire import MessageError
+from agent.wire import MAX_PAYLOAD_BYTES, MessageError
 from calibrate.histogram import abs_histogram
 
 HISTOGRAMS = counted(frames_of(0, values=500))
@@ -28,6 +28,16 @@ def test_what_was_written_is_read_to_the_bit_and_equal_is_equal_bytes() -> None:
     assert read_facts(CONTENT) == FACTS
     assert dict(read_upload(CONTENT)) == HISTOGRAMS
     assert write_upload(FACTS, dict(HISTOGRAMS)) == CONTENT
+
+
+def test_facts_may_be_longer_than_a_message_for_they_have_the_names_of_thousands_of_tensors() -> None:
+    names = [f"/model.{number}/cv{number % 3}/conv/Conv_output_0_with_a_long_name" for number in range(3000)]
+    facts = FACTS.model_copy(update={"shared": [names[at : at + 2] for at in range(0, len(names), 2)]})
+    assert len(facts.to_json()) > 2 * MAX_PAYLOAD_BYTES
+    assert read_facts(write_upload(facts, HISTOGRAMS)) == facts
+    endless = FACTS.model_copy(update={"shared": [names * 30]})
+    with pytest.raises(MessageError, match=r"message\.too_large"):
+        read_facts(write_upload(endless, HISTOGRAMS))
 
 
 def test_it_tells_of_no_time_no_place_and_no_frame() -> None:
@@ -45,7 +55,8 @@ def test_foreign_and_damaged_content_is_refused(foreign: bytes, cut: int) -> Non
             facts, histograms = read_facts(content), dict(read_upload(content))
         except MessageError:
             continue
-        assert histograms == HISTOGRAMS, "no count that somebody changed"
+        # Names and facts have no check of their own: the hash of the whole upload is theirs.
+        assert list(histograms.values()) == list(HISTOGRAMS.values()), "no count that somebody changed"
         assert isinstance(facts, Facts)
 
 

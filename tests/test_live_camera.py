@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from brokers import eventually
@@ -164,4 +165,33 @@ def test_the_daemon_serves_it_and_tells_of_its_silence(tmp_path: Path) -> None:
         summary, said = world.run(until="state='back'")
         thread.join()
     assert "code='camera.silent'" in said
+    assert summary["frames"] > 0
+
+
+@pytest.mark.slow
+def test_one_that_repeats_its_picture_is_told_of_as_frozen_and_not_as_a_view(tmp_path: Path) -> None:
+    """For longer than the observer would take to say so of the view, had it been given any of the repeated frames."""
+
+    def noise(number: int) -> np.ndarray:
+        """As of a sensor: an even picture may stand still."""
+        return np.random.default_rng(number).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+
+    with MjpegServer(fps=20.0) as server:
+        server.picture = noise
+        camera = {"source": server.url, "frozen_s": 1.0}
+        world = make_world(tmp_path, lambda _: 0.5, 1.0, camera=camera, observe={"budget": None, "period_s": 0.1})
+
+        def trouble() -> None:
+            eventually(lambda: server.clients > 0, 60.0)
+            time.sleep(1.0)
+            server.picture = lambda _: noise(0)
+            time.sleep(12.0)
+            server.picture = noise
+
+        thread = threading.Thread(target=trouble)
+        thread.start()
+        summary, said = world.run(until="state='back'")
+        thread.join()
+    assert "code='camera.frozen'" in said
+    assert "event=view" not in said
     assert summary["frames"] > 0

@@ -14,7 +14,7 @@ from agent.drift import DriftMonitor
 from agent.errors import AgentError
 from agent.estimates import FidelityRecord
 from agent.journal import Journal
-from agent.memory import Memory, Recalled
+from agent.memory import Memory, Recalled, forget_others
 from calibrate.errors import CalibrationError
 
 SOURCE = "rtsp://camera"
@@ -265,3 +265,21 @@ def test_what_was_seen_by_another_camera_says_nothing(path: Path) -> None:
     elsewhere = Process(path, source="rtsp://elsewhere")
     assert elsewhere.recalled is None
     assert elsewhere.record.hour.interval.n == 0
+
+
+def test_what_was_kept_of_other_cameras_is_removed(tmp_path: Path) -> None:
+    for name in ("evidence", "evidence-0123456789ab", "evidence-ba9876543210", "accuracy-0123456789ab"):
+        (tmp_path / f"{name}.jsonl").touch()
+    other = [tmp_path / name for name in ("evidence-of-a-theft.jsonl", "evidence-0123456789ab.json", "results.jsonl")]
+    for path in other:
+        path.touch()
+    kept = tmp_path / "evidence-ba9876543210.jsonl"
+    forget_others(tmp_path, ("evidence", "accuracy"), {kept}, told)
+    assert set(tmp_path.iterdir()) == {kept, *other}
+
+
+def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "evidence.jsonl").mkdir()
+    errors: list[AgentError] = []
+    forget_others(tmp_path, ("evidence",), set(), errors.append)
+    assert [error.code for error in errors] == ["memory.write"]

@@ -204,3 +204,13 @@ def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -
         exchange.gather(["b"], 0.0)
     assert set(exchange.inbox.whole) == {"b"}
     assert exchange.inbox.counts["quarantined"] == 0
+
+
+def test_a_board_that_only_says_that_it_is_at_it_is_given_up_too(any_broker: RealBroker, tmp_path: Path) -> None:
+    exchange = MergeExchange(any_broker.endpoint, FLEET, tmp_path / "uploads", 1, 10.0, most_s=2.0)
+    talking = board(any_broker.endpoint, "talking", calibration_of(noisy(0)))
+    with talking as there, board(any_broker.endpoint, "honest", calibration_of(noisy(0))):
+        there.link.send_histograms = lambda *_: None  # type: ignore[method-assign]  # each repetition is still answered
+        exchange.gather(["talking", "honest"], 0.0)
+    assert "though it was not silent" in exchange.failed["talking"]
+    assert set(exchange.inbox.whole) == {"honest"}

@@ -61,6 +61,16 @@ def test_a_board_that_claims_to_have_counted_more_than_all_others_is_named() -> 
     assert [bool(group.outweighed(each)) for each in sketches] == [*[False] * 5, True]
 
 
+def test_nor_may_a_board_count_more_in_one_small_tensor_that_is_little_beside_the_large_ones() -> None:
+    boards = [{**each, "head": counted({"head": frames_of(0, values=50)["head"]})["head"]} for each in alike(5)]
+    head = boards[0]["head"]
+    liar = {**boards[0], "head": AbsHistogram(head.counts * 100, head.range_exp, head.amax, 0, 0)}
+    sketches = [Sketch.of(each, TENSORS) for each in [*boards, liar]]
+    assert sketches[-1].values.sum() < 2 * sketches[0].values.sum()
+    group = Group(TENSORS, sketches)
+    assert [group.outweighed(each).partition(",")[0] for each in sketches] == [*[""] * 5, "5000 values of 'head'"]
+
+
 def test_a_tensor_that_a_board_has_only_seen_zeros_of_says_nothing_of_it() -> None:
     boards = alike(5)
     dead = dict(boards[0])

@@ -95,7 +95,7 @@ def frame_path() -> dict[str, Any]:
     loop = Loop()
     return {
         "loop": loop, "try_out": loop.try_out, "record": Record(live=True), "dropped": Counter(), "error": None,
-        "stuck": False, "remember": lambda *_: None
+        "stuck": False, "remember": lambda *_: None, "since": lambda ts: {"camera": ts or 0.0}
     }  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def test_however_often_the_controller_is_killed_each_board_is_told_once(
     assert all(len(swaps(where, number)) == 1 + (topics(number).device in undone) for number in reached)
 
 
-def test_two_controllers_share_the_work_and_tell_each_board_once(mosquitto: RealBroker, where: str) -> None:
+def test_beside_another_controller_each_board_is_told_once(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 12), Commands(mosquitto) as commands:
         ids = [begin(where, spec(waves="100%", select=f"name=sim-00000{n}")) for n in range(6)]
         with controlling(mosquitto, where), controlling(mosquitto, where):
@@ -111,11 +111,12 @@ def test_of_two_that_claim_at_once_one_has_it(where: str) -> None:
             with contextlib.suppress(AgentError), other.begun("write") as beside:  # SQLite has it wait, and give up
                 claimed += tables.claim(beside, "other", 10.0, 40.0, ())
         with other.begun("write") as transaction:
-            assert tables.hold(transaction, identity, "other", 11.0) is None
-            assert tables.claim(transaction, "other", 39.0, 70.0, ()) == []
-            assert tables.claim(transaction, "other", 41.0, 70.0, ()) == [identity]
+            assert tables.hold(transaction, identity, "other", 11.0, 40.0) is None
+            assert tables.claim(transaction, "other", 39.0, 70.0, ()) == {}
+            assert tables.claim(transaction, "other", 41.0, 70.0, ()) == {identity: True}
+            assert tables.claim(transaction, "other", 42.0, 71.0, ()) == {identity: False}  # its own
         with one.begun("write") as transaction:
-            assert tables.hold(transaction, identity, "one", 42.0) is None
+            assert tables.hold(transaction, identity, "one", 42.0, 80.0) is None
     assert claimed == [identity]
 
 

@@ -73,6 +73,7 @@ def test_the_order_is_drawn_named_or_told_by_a_tag() -> None:
     [
         ("failures<=2%", [standing(str(n), failure="x" * (n < 1)) for n in range(50)], True),
         ("failures<=2%", [standing(str(n), failure="x" * (n < 2)) for n in range(50)], False),
+        ("failures<=0.7%", [standing(str(n), failure="x" * (n < 7)) for n in range(1000)], True),  # exactly
         ("failures<2%", [standing(str(n), failure="x" * (n < 1)) for n in range(50)], False),
         ("unreached<=10%", [standing(str(n), reached=n >= 1) for n in range(10)], True),
         ("unreached<=10%", [standing(str(n), reached=n >= 2) for n in range(10)], False),
@@ -146,7 +147,6 @@ def at(zone: str, text: str) -> float:
     [
         ("01:00-05:00", "UTC", "2026-11-22T00:59:59", None),
         ("01:00-05:00", "UTC", "2026-11-22T01:00:00", "2026-11-22T05:00:00"),
-        ("01:00-05:00", "UTC", "2026-11-22T04:59:59", "2026-11-22T05:00:00"),
         ("01:00-05:00", "UTC", "2026-11-22T05:00:00", None),
         ("01:00-05:00", "Asia/Tokyo", "2026-11-22T03:30:00", "2026-11-22T05:00:00"),
         ("22:00-05:00", "Europe/Berlin", "2026-11-22T23:00:00", "2026-11-23T05:00:00"),
@@ -156,11 +156,19 @@ def at(zone: str, text: str) -> float:
         # The clocks go back at 03:00: five o'clock is an hour later.
         ("01:00-05:00", "Europe/Berlin", "2026-10-25T01:30:00", "2026-10-25T05:00:00"),
         ("01:00-05:00", "Europe/Berlin", "2026-03-29T01:30:00", "2026-03-29T05:00:00"),
+        ("01:00-05:00", "UTC", "2026-11-22T04:58:59", "2026-11-22T05:00:00"),
+        ("01:00-05:00", "UTC", "2026-11-22T04:59:30", None),  # hardly any time is left to tell anybody
     ],
 )
 def test_a_window_is_of_the_boards_own_clock(window: str, zone: str, now: str, closes: str | None) -> None:
     found = open_until(parse_windows([window]), at(zone, now), zone)
     assert found == (None if closes is None else at(zone, closes))
+
+
+def test_an_hour_that_comes_twice_ends_after_it_has_begun() -> None:
+    """The clocks of Berlin go back from 03:00 to 02:00 that night."""
+    now = at("UTC", "2026-10-25T01:15:00")  # 02:15 there, for the second time
+    assert open_until(parse_windows(["01:00-02:30"]), now, "Europe/Berlin") == now + 900.0
 
 
 def test_without_a_window_it_never_closes_and_of_two_the_later_end_counts() -> None:
@@ -202,6 +210,7 @@ def test_a_rollout_of_a_newer_tared_is_not_guessed_at() -> None:
         ({"op": "recalibrate", "arguments": {"colour": "red"}}, "command.args"),
         ({"op": "regime"}, "command.args"),
         ({"op": "policy"}, "command.args"),
+        ({"op": "policy", "arguments": {"recalibration.max_loss": 2**60}}, "command.args"),
         ({"op": "recalibrate", "gates": "happiness>=1"}, "rollout.gate"),
         ({"op": "recalibrate", "waves": "all"}, "rollout.waves"),
         ({"op": "recalibrate", "order": "backwards"}, "rollout.order"),

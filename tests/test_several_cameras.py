@@ -16,6 +16,7 @@ from worlds import ALARM_COMMIT, World, make_world, write_clip
 
 from agent.requests import CommandResult
 from agent.topics import Topics
+from engines.artefact import fingerprint
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")
@@ -27,7 +28,7 @@ def pictures(watcher: Watcher) -> list[bytes]:
 
 
 def of_cameras(world: World, *cameras: dict[str, Any]) -> World:
-    del world.config["camera"]
+    world.config.pop("camera", None)
     world.config["cameras"] = list(cameras)
     return world
 
@@ -152,3 +153,27 @@ def test_a_snapshot_is_of_the_camera_that_is_named(tmp_path: Path, any_broker: R
         refused = ask(any_broker, "snapshot", camera="attic")
         assert refused.error is not None
         assert refused.error.code == "command.camera"
+
+
+@pytest.mark.slow
+def test_what_is_learnt_of_a_live_camera_is_kept_also_beside_a_recording_and_under_its_name_alone(
+    tmp_path: Path,
+) -> None:
+    with MjpegServer(fps=20.0) as server:
+        world = make_world(tmp_path, lambda _: 0.5, 600.0)
+
+        def kept(name: str) -> set[str]:
+            clip = {"name": "clip", "source": "clip.avi", "speed": 1}
+            of_cameras(world, clip, {"name": name, "source": server.url})
+            with world.running() as process:
+                eventually(lambda: (world.state_dir / f"accuracy-{suffix(name)}.jsonl").exists(), 60.0)
+                process.terminate()
+                process.communicate(timeout=30.0)
+            return {path.name for path in world.state_dir.glob("accuracy*.jsonl")}
+
+        assert kept("gate") == {f"accuracy-{suffix('gate')}.jsonl"}
+        assert kept("door") == {f"accuracy-{suffix('door')}.jsonl"}
+
+
+def suffix(camera: str) -> str:
+    return fingerprint({"camera": camera})[:12]

@@ -9,6 +9,7 @@ import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
+import cv2
 import numpy as np
 import onnx
 from worlds import SPEC
@@ -16,9 +17,17 @@ from zoo import residual_net
 
 from agent.build import build_artefact
 from agent.capture import Frame
+from agent.config import Config
+from agent.findings import Served
 from agent.loop import FrameLoop
 from agent.model import open_model
 from agent.model_spec import ModelSpec
+from agent.pipeline import Pipeline
+from agent.results_file import ResultsFile
+from agent.results_socket import ResultsSocket
+from agent.results_writer import ResultsWriter
+from agent.schema import validate
+from agent.source import parse_source
 from agent.turns import Turns
 from agent.vision import VisionTask
 from engines.backend import open_backend, silent
@@ -61,3 +70,61 @@ def test_a_frame_leaves_nothing_and_takes_no_buffer_of_its_own(tmp_path: Path) -
     assert loop.error is None
     assert after - before < 128 * FRAMES  # what ONNX Runtime has not given back yet
     assert peak - before < 128 * 1024
+
+
+class Heap:
+    """A sink of the frame path that sees what the heap of Python has gained between two frames, and its peak."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.gained_bytes = self.peak_bytes = 0
+
+    def add(self, _served: Served) -> None:
+        self._count += 1
+        if self._count == WARM:
+            gc.collect()
+            tracemalloc.start()
+        elif self._count == WARM + FRAMES:
+            gc.collect()
+            self.gained_bytes, self.peak_bytes = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+
+
+def test_nor_do_a_camera_and_those_who_hear_of_every_answer_keep_any(tmp_path: Path) -> None:
+    """As the daemon has them. OpenCV makes each picture anew: some are on their way, and the others are gone."""
+    onnx.save(residual_net((1, 3, 32, 32)), tmp_path / "model.onnx")
+    picture_bytes = write_video(tmp_path / "clip.avi", WARM + FRAMES)
+    content = {
+        "model": {**SPEC, "path": str(tmp_path / "model.onnx")},
+        "state_dir": str(tmp_path / "state"),
+        "camera": {"source": str(tmp_path / "clip.avi"), "speed": 0},
+        "observe": {"budget": None, "period_s": 1e9, "alert_period_s": 1e9},
+    }
+    config, heap = validate(Config, content, "test"), Heap()
+    model, backend, source = (
+        open_model(config.model),
+        open_backend("onnxruntime"),
+        parse_source(content["camera"]["source"]),
+    )
+    outputs = [ResultsFile(tmp_path / "results.jsonl"), ResultsSocket(tmp_path / "results.socket")]
+    engine = backend.load(backend.build(model.reference).engine)
+    with ResultsWriter(config, outputs) as writer:
+        sinks = [writer.offer, heap.add]
+        pipeline = Pipeline(config, [source], model, "a", engine, 0, lambda *_: None, lambda _: None, silent, sinks)
+        pipeline.start(lambda: False)
+        pipeline.join()
+        writer.settle()
+    assert pipeline.served == WARM + FRAMES
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == WARM + FRAMES
+    assert heap.gained_bytes < 8 * picture_bytes
+    assert heap.peak_bytes < 16 * picture_bytes
+
+
+def write_video(path: Path, frames: int) -> int:
+    """How many bytes one of its pictures takes."""
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 10, (160, 120))
+    picture = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
+    for _ in range(frames):
+        writer.write(picture)
+    writer.release()
+    return picture.nbytes

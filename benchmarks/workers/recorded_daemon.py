@@ -64,7 +64,6 @@ if __name__ == "__main__":
     Clip.period_s = 1.0 / float(fps) if float(fps) else 0.0
     cv2.VideoCapture = Clip  # type: ignore[misc, assignment]  # it stands in for a camera
     with open(frames, "wb", buffering=1 << 16) as RecordingMeter.file:
-        meters = iter([LoopMeter, RecordingMeter])  # telemetry's, and the one of the whole run
-        pipeline.LoopMeter = lambda dropped: next(meters)(dropped)  # type: ignore[misc, assignment]  # of the one camera
+        pipeline.LoopMeter = RecordingMeter  # type: ignore[misc]  # the one of the whole run
         status = main(arguments)
     sys.exit(status)

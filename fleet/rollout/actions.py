@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent.requests import Command
+from agent.requests import Command, Reported
 from agent.signing import Signer
 from agent.topics import Topics
 from fleet.devices import Device
 from fleet.facts import facts
-from fleet.operator import as_sent, new_command
+from fleet.operator import as_sent, command_of, new_command
 from fleet.rollout.answers import MOST_ATTEMPTS, pause_s
 from fleet.rollout.orders import Order
+from fleet.rollout.spec import OPS, policy
 from fleet.rollout.states import Role, Target
-from fleet.rollout.tables import Change, Rollout, TargetRow
+from fleet.rollout.tables import Rollout
+from fleet.rollout.targets import Change, TargetRow
 
 _SETTLES_S = 60.0  # for what a board tells of its engine to arrive here
 _HELD = "held"  # of a baseline: the values that a policy replaces
@@ -35,18 +36,23 @@ class Actions:
     def __init__(self, rollout: Rollout, signer: Signer | None, now: float) -> None:
         self._rollout, self._spec, self._signer, self._now = rollout, rollout.spec, signer, now
 
-    def do(self, target: TargetRow, device: Device, held: Mapping[str, Any] | None, until: float) -> Step:
-        """What the rollout is for. held: the settings that the board last told. until: when its window closes."""
+    def do(self, target: TargetRow, device: Device, held: Reported | None, until: float) -> Step:
+        """What the rollout is for. held: the settings that the board last told. until: when its window closes.
+
+        What a board had is what it had before the first attempt: a second one may find it changed already.
+        """
         spec, known = self._spec, facts(device, self._now, self._spec.silent_s)
-        baseline: dict[str, Any] = {**known}
+        baseline: dict[str, Any] = {**known, **target.before}
         if spec.op == "regime" and device.engine == spec.arguments["regime"]:
             return Step(Change(target.device, Target.DONE, "served it already", device.engine, baseline))
         if spec.op == "policy":
             if held is None:
                 return Step(self._later(target, "has not told its settings, to which it might have to go back"))
-            baseline[_HELD] = {key: held.get(key) for key in spec.arguments}
+            former = {key: held.values.get(key) for key in spec.arguments}
+            baseline.setdefault(_HELD, policy(former).values)
+        version = self._version(held) if spec.op == "policy" else 1
         valid_s = min(spec.valid_s, until - self._now)
-        command = spec.command(spec.arguments, self._now, valid_s, self._to(target))
+        command = command_of(OPS[spec.op], spec.args, self._now, valid_s, self._to(target), version)
         change = Change(target.device, Target.SENT, before=baseline, attempts=target.attempts + 1)
         return Step(change, self._order(target, Role.DO, command))
 
@@ -55,11 +61,16 @@ class Actions:
         command = new_command("cancel", {}, self._now, self._spec.valid_s, self._to(target))
         return self._order(target, Role.CANCEL, command)
 
-    def undo(self, target: TargetRow, device: Device) -> Step:
+    def undo(self, target: TargetRow, device: Device, held: Reported | None) -> Step:
         """Back to what it had. A board that has gone on since, by itself or by another's word, is left alone."""
         spec, to, before = self._spec, self._to(target), target.before
         if spec.op == "policy":
-            command = spec.command(before[_HELD], self._now, spec.valid_s, to)
+            asked = {key: value for key, value in spec.arguments.items() if value is not None}
+            other = [key for key, value in asked.items() if held is not None and held.values.get(key) != value]
+            if other:
+                return Step(Change(target.device, Target.KEPT, f"was told another {other[0]} since"))
+            version = self._version(held)
+            command = command_of("set", policy(before[_HELD]), self._now, spec.valid_s, to, version)
         elif device.engine != target.artefact:
             if self._now - (target.settled or 0.0) < _SETTLES_S:
                 return Step(Change(target.device, Target.DONE, due=self._now + 1.0))
@@ -67,11 +78,15 @@ class Actions:
         elif spec.op == "regime" and before["engine"] == target.artefact:
             return Step(Change(target.device, Target.KEPT, "served it before"))
         elif spec.op == "regime":
-            command = spec.command({"regime": before["engine"]}, self._now, spec.valid_s, to)
+            command = new_command("switch", {"regime": str(before["engine"])}, self._now, spec.valid_s, to)
         else:
             command = new_command("rollback", {}, self._now, spec.valid_s, to)
         change = Change(target.device, Target.UNDOING, attempts=target.attempts + 1)
         return Step(change, self._order(target, Role.UNDO, command))
+
+    def _version(self, held: Reported | None) -> int:
+        """Above any that the board knows, whatever this machine's clock says."""
+        return max(int(self._now * 1000.0), held.version + 1 if held is not None else 1)
 
     def _later(self, target: TargetRow, reason: str) -> Change:
         if target.attempts >= MOST_ATTEMPTS:

@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from agent.requests import CommandResult, Failure
+from fleet.rollout import orders, targets
 from fleet.rollout.orders import Order
-from fleet.rollout.states import Role, Target
-from fleet.rollout.tables import Change, TargetRow
+from fleet.rollout.spec import Spec
+from fleet.rollout.states import Role, State, Target
+from fleet.rollout.tables import Rollout
+from fleet.rollout.targets import Change, TargetRow
+from fleet.store import Transaction
+from fleet.words import printable
 
 MOST_ATTEMPTS = 8
 UNREACHED, UNFINISHED = "rollout.unreached", "rollout.unfinished"
 
 _PAUSE_S = 5.0  # doubled each time
 _PASSING = ("command.busy", "command.interrupted")  # refusals after which it is worth to ask again
+_MOST_REASON, _MOST_ID = 300, 64  # characters
 _LATE_S = 5.0  # for an answer that was under way when its command expired
+
+
+def end_all(
+    transaction: Transaction,
+    rollout: Rollout,
+    known: Mapping[str, Order],
+    heard: Mapping[str, CommandResult],
+    now: float,
+) -> tuple[dict[str, Order], set[int]]:
+    """Write down what has come of open commands. Those that are still open, and the boards that were at it too long."""
+    begun = {key for key, each in known.items() if each.accepted is None and key in heard and not heard[key].final}
+    orders.accepted(transaction, begun, now)
+    still_open = {key: replace(each, accepted=now) if key in begun else each for key, each in known.items()}
+    ends = {key: heard[key] for key in still_open if key in heard and heard[key].final}
+    for key, order in still_open.items():
+        if key not in ends and (none := overdue(order, now, rollout.spec.deadline_s)) is not None:
+            ends[key] = none
+    if not ends:
+        return still_open, set()
+    rows = targets.these(transaction, rollout.id, sorted({still_open[key].device for key in ends}))
+    changes, lost = [], set()
+    for key, result in ends.items():
+        order = still_open.pop(key)
+        may_retry = order.role is Role.UNDO or rollout.state is not State.UNDOING
+        change = settle(rows[order.device], order, result, rollout.spec, may_retry, now)
+        if change is not None:
+            changes.append(change)
+        if order.role is Role.DO and result.error is not None and result.error.code == UNFINISHED:
+            lost.add(order.device)
+    targets.change(transaction, rollout.id, changes, now)
+    orders.ended(transaction, ends.values(), now)
+    return still_open, lost
 
 
 def overdue(order: Order, now: float, deadline_s: float) -> CommandResult | None:
@@ -20,29 +61,45 @@ def overdue(order: Order, now: float, deadline_s: float) -> CommandResult | None
     if order.accepted is None and now > order.expires + _LATE_S:
         waited_s = order.expires - order.sent
         return _none(order, UNREACHED, f"no answer in {waited_s:.0f} s; expected one; see whether the board is online")
-    if order.accepted is not None and now > max(order.sent + deadline_s, order.expires):
+    if order.accepted is not None and now > max(order.accepted + deadline_s, order.expires):
         message = f"no end in {deadline_s:.0f} s; expected one; look at the board, or give it a longer --deadline"
         return _none(order, UNFINISHED, message)
     return None
 
 
-def settle(target: TargetRow, order: Order, result: CommandResult, may_retry: bool, now: float) -> Change | None:
-    """result: a final one. may_retry: a board that is busy is asked again. None: nothing is known by this."""
-    if order.role is Role.CANCEL:
-        return None  # what becomes of the command that it cancels, that one's own answer tells
+def settle(
+    target: TargetRow, order: Order, result: CommandResult, spec: Spec, may_retry: bool, now: float
+) -> Change | None:
+    """result: a final one. may_retry: a board that is busy is asked again, and one that was away for all of a window in
+    the next. None: nothing is known by this."""
+    awaited = {Role.DO: Target.SENT, Role.UNDO: Target.UNDOING}.get(order.role)
+    if target.state is not awaited:
+        return None  # of a command that is cancelled its own answer tells, not the cancellation's
     if result.status == "SUCCEEDED":
-        made = (result.result or {}).get("artefact")
-        artefact = made if isinstance(made, str) and order.role is Role.DO else None
-        state = Target.DONE if order.role is Role.DO else Target.UNDONE
-        return Change(target.device, state, artefact=artefact, attempts=0)
-    reason = _reason(result)
-    if result.error is not None and result.error.code in _PASSING and may_retry and target.attempts < MOST_ATTEMPTS:
+        return _done(target, order, result, spec)
+    reason, code = _reason(result), result.error.code if result.error is not None else ""
+    may_retry = may_retry and target.attempts < MOST_ATTEMPTS
+    if may_retry and code in _PASSING:
         before = Target.WAITING if order.role is Role.DO else Target.DONE
         return Change(target.device, before, reason, due=now + pause_s(target.attempts))
     if order.role is Role.UNDO:
         return Change(target.device, Target.KEPT, reason)
-    unreached = result.status == "EXPIRED"
-    return Change(target.device, Target.UNREACHED if unreached else Target.FAILED, reason)
+    if result.status == "EXPIRED" and order.accepted is None:
+        state = Target.WAITING if may_retry and spec.windows else Target.UNREACHED
+        return Change(target.device, state, reason, due=now + pause_s(0))
+    return Change(target.device, Target.FAILED, reason)
+
+
+def _done(target: TargetRow, order: Order, result: CommandResult, spec: Spec) -> Change:
+    """An engine that a board has gone back to has to be the one that it had."""
+    found = (result.result or {}).get("artefact")
+    made = printable(found, _MOST_ID) if isinstance(found, str) else None
+    if order.role is Role.DO:
+        return Change(target.device, Target.DONE, artefact=made, attempts=0)
+    had = target.before.get("engine")
+    if spec.op != "policy" and None not in (made, had) and made != had:
+        return Change(target.device, Target.KEPT, f"went back to {made}, not to {had}, which it had")
+    return Change(target.device, Target.UNDONE)
 
 
 def pause_s(attempts: int) -> float:
@@ -51,7 +108,9 @@ def pause_s(attempts: int) -> float:
 
 
 def _reason(result: CommandResult) -> str:
-    return f"{result.error.code}: {result.error.message}" if result.error is not None else result.status
+    """Any board's text."""
+    told = f"{result.error.code}: {result.error.message}" if result.error is not None else result.status
+    return printable(told, _MOST_REASON)
 
 
 def _none(order: Order, code: str, message: str) -> CommandResult:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from agent.errors import CommandError
 from fleet.devices import Device, Devices
 from fleet.records import AuditEntry, audit, audited
-from fleet.rollout import orders, tables
+from fleet.rollout import orders, tables, targets
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target
-from fleet.rollout.tables import Rollout, TargetRow
+from fleet.rollout.tables import Rollout
+from fleet.rollout.targets import TargetRow
 from fleet.rollout.waves import ordered, sizes
 from fleet.rollout.windows import check_zone
 from fleet.selection import select
@@ -65,7 +66,7 @@ class RolloutBook:
     def all(self, fleet: str) -> list[Overview]:
         """The newest first."""
         with self._store.begun("read") as transaction:
-            found = [(each, tables.counts(transaction, each.id)) for each in tables.rollouts(transaction, fleet)]
+            found = [(each, targets.counts(transaction, each.id)) for each in tables.rollouts(transaction, fleet)]
         return [Overview(rollout, dict(counts), ()) for rollout, counts in found]
 
     def show(self, identity: str) -> tuple[Overview, list[TargetRow], list[Row]]:
@@ -73,8 +74,8 @@ class RolloutBook:
         CommandError (`rollout.unknown`)."""
         with self._store.begun("read") as transaction:
             rollout = tables.find(transaction, identity)
-            counts = tables.counts(transaction, rollout.id)
-            boards = tables.targets(transaction, rollout.id, 0, rollout.waves)
+            counts = targets.counts(transaction, rollout.id)
+            boards = targets.targets(transaction, rollout.id, 0, rollout.waves)
             commands = orders.commands(transaction, rollout.id)
         return Overview(rollout, dict(counts), audited(self._store, rollout.id)), boards, commands
 
@@ -95,7 +96,8 @@ class RolloutBook:
             undo_from = {WAVE: found.wave, ALL: 0}.get(undo or "", found.waves)
             return replace(found, state=State.UNDOING, undo_from=undo_from, ends_as=State.ABORTED)
 
-        return self._turn(identity, (State.RUNNING, State.PAUSED), "aborted", why, turned)
+        what = "aborted" if undo is None else f"aborted, to undo {'its wave' if undo == WAVE else 'all'}"
+        return self._turn(identity, (State.RUNNING, State.PAUSED), what, why, turned)
 
     def _turn(
         self, identity: str, states: Sequence[State], what: str, why: str, turned: Callable[[Rollout], Rollout]

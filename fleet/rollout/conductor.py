@@ -9,67 +9,101 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from agent.requests import CommandResult
+from agent.errors import AgentError, CommandError
+from agent.requests import CommandResult, Reported
 from agent.signing import Signer
 from fleet.devices import Device, Devices
 from fleet.records import Results
-from fleet.rollout import orders, tables
+from fleet.rollout import orders, tables, targets
 from fleet.rollout.actions import Actions, Step
-from fleet.rollout.answers import overdue, settle
+from fleet.rollout.answers import end_all
 from fleet.rollout.dispatch import Dispatch
 from fleet.rollout.judging import judge_wave
 from fleet.rollout.orders import Order
 from fleet.rollout.planning import Plan, Planner
-from fleet.rollout.states import Role, State
+from fleet.rollout.states import Role, State, Target
 from fleet.rollout.tables import Rollout
+from fleet.rollout.targets import Change, TargetRow
 from fleet.rollout.windows import open_until
 from fleet.store import Store, Transaction
 
-_LOOK_EVERY_S = 2.0
+_LOOK_EVERY_S, _LOOKED_PER_S = 2.0, 500  # at a wave that cannot be judged yet; the larger the more seldom
 _ASKED_EVERY_S = 10.0  # whether a collector has an answer that nobody has heard here
 
-Held = Mapping[tuple[str, str], Mapping[str, Any]]  # the settings that boards have told, by fleet and device
+Held = Mapping[tuple[str, str], Reported]  # the settings that boards have told, by fleet and device
 
 
 class Conductor:
-    """Of those rollouts that `owner` has claimed. who: as the record names it. held: see Held."""
+    """Of those rollouts that `owner` has claimed, for `lease_s` from each step on. who: as the record names it. held:
+    see Held."""
 
     def __init__(
-        self, store: Store, dispatch: Dispatch, owner: str, who: str, signer: Signer | None, held: Held
+        self,
+        store: Store,
+        dispatch: Dispatch,
+        owner: str,
+        who: str,
+        signer: Signer | None,
+        held: Held,
+        lease_s: float,
     ) -> None:
-        self._store, self._dispatch, self._owner = store, dispatch, owner
+        self._store, self._dispatch, self._owner, self._lease_s = store, dispatch, owner, lease_s
         self._signer, self._held = signer, held
         self._planner, self._devices, self._results = Planner(signer, who), Devices(store), Results(store)
         self._open: dict[str, dict[str, Order]] = {}  # by rollout and command
         self._asked_s: dict[str, float] = {}
 
-    def step(self, identity: str, heard: Mapping[str, CommandResult]) -> Rollout | None:
-        """What there is to do now; where it is afterwards, None where it is not the owner's any more.
+    def step(self, identity: str, heard: Mapping[str, CommandResult]) -> tuple[Rollout | None, bool]:
+        """What there is to do now; where it is afterwards, None where it is not the owner's any more; and whether more
+        is to be done at once.
 
         heard: the newest results, by command; what is none of its commands is left out. Raises AgentError as the store
         does: then they are to be told again.
         """
-        heard = {**self._collected(identity), **heard}
-        now = time.time()
-        with self._store.begun("write") as transaction:
-            rollout = tables.hold(transaction, identity, self._owner, now)
-            if rollout is None:
-                self.forget(identity)
-                return None
-            known = self._known(transaction, rollout)
-            open_now = self._settle(transaction, rollout, known, heard, now)
-            plan = self._planner.plan(transaction, rollout, now)
-        self._dispatch.drop(known.keys() - open_now.keys())
-        self._open[identity] = open_now
-        self._send(plan.rollout, plan.orders)
-        return self._act(plan) if plan.next else plan.rollout
+        try:
+            return self._step(identity, {**self._collected(identity), **heard})
+        except AgentError:
+            self.forget(identity)  # it may be on record, or not
+            raise
 
     def forget(self, identity: str) -> None:
-        """It is over, or somebody else's."""
+        """It is over, or somebody else's, or to be read anew."""
         self._dispatch.drop(self._open.pop(identity, {}))
         self._asked_s.pop(identity, None)
+
+    def has(self, identity: str, command: str) -> bool:
+        """Whether it is an open command of this rollout."""
+        return command in self._open.get(identity, {})
+
+    def _step(self, identity: str, heard: Mapping[str, CommandResult]) -> tuple[Rollout | None, bool]:
+        now = time.time()
+        with self._store.begun("write") as transaction:
+            rollout = tables.hold(transaction, identity, self._owner, now, now + self._lease_s)
+            if rollout is None:
+                self.forget(identity)
+                return None, False
+            known = self._known(transaction, rollout)
+            open_now, lost = end_all(transaction, rollout, known, heard, now)
+            new = self._planner.cancel(transaction, rollout, lost, now)
+            plan = self._planner.plan(transaction, rollout, self._at_it(rollout, open_now), now)
+        self._dispatch.drop(known.keys() - open_now.keys())
+        self._open[identity] = open_now
+        if plan.rollout.state is State.UNDOING:
+            untold = [key for key, each in open_now.items() if each.role is Role.DO and each.accepted is None]
+            self._dispatch.withhold(untold)
+        self._send(plan.rollout, [*new, *plan.orders])
+        if plan.next == "judge":
+            return self._judge(plan.rollout), False
+        return (self._act(plan), True) if plan.next else (plan.rollout, plan.rollout != rollout)
+
+    def _at_it(self, rollout: Rollout, known: Mapping[str, Order]) -> set[int]:
+        """Boards that are, as far as is known: who is away is not, nor, while all is undone, who has not said so."""
+        doing = [each for each in known.values() if each.role is Role.DO]
+        if rollout.state is State.UNDOING:
+            return {each.device for each in doing if each.accepted is not None}
+        away = {each.device for each in doing if self._dispatch.is_away(rollout.fleet, each.name)}
+        return {each.device for each in doing if each.accepted is not None or each.device not in away}
 
     def _known(self, transaction: Transaction, rollout: Rollout) -> dict[str, Order]:
         """Its open commands; at the first look those that were recorded by somebody who could not go on."""
@@ -88,68 +122,55 @@ class Conductor:
         found = [CommandResult.from_json(document.encode()) for document in self._results.of(keys).values()]
         return {result.id: result for result in found if result.status in ("SUCCEEDED", "FAILED")}
 
-    def _settle(
-        self,
-        transaction: Transaction,
-        rollout: Rollout,
-        known: Mapping[str, Order],
-        heard: Mapping[str, CommandResult],
-        now: float,
-    ) -> dict[str, Order]:
-        """Write down what has come of commands; those that are still open."""
-        begun = {key for key, order in known.items() if order.accepted is None and key in heard}
-        begun = {key for key in begun if not heard[key].final}
-        orders.accepted(transaction, begun, now)
-        open_now = {key: replace(order, accepted=now) if key in begun else order for key, order in known.items()}
-        ends = {key: heard[key] for key in open_now if key in heard and heard[key].final}
-        for key, order in open_now.items():
-            if key not in ends and (late := overdue(order, now, rollout.spec.deadline_s)) is not None:
-                ends[key] = late
-        if ends:
-            rows = tables.these(transaction, rollout.id, sorted({open_now[key].device for key in ends}))
-            changes = []
-            for key, result in ends.items():
-                order = open_now.pop(key)
-                may_retry = order.role is Role.UNDO or rollout.state is not State.UNDOING
-                if (change := settle(rows[order.device], order, result, may_retry, now)) is not None:
-                    changes.append(change)
-            tables.change(transaction, rollout.id, changes, now)
-            orders.ended(transaction, ends.values(), now)
-        return open_now
+    def _judge(self, rollout: Rollout) -> Rollout | None:
+        """All is read before anything is locked: a wave may be of a hundred thousand boards."""
+        with self._store.begun("read") as transaction:
+            boards = targets.targets(transaction, rollout.id, rollout.wave, rollout.wave)
+        devices = {each.id: each for each in self._devices.some([board.device for board in boards])}
+        now = time.time()
+        findings = judge_wave(rollout.spec, boards, devices, now)
+        with self._store.begun("write") as transaction:
+            held = self._unmoved(transaction, rollout)
+            if held != rollout:
+                return held
+            if findings is not None:
+                return self._planner.judged(transaction, rollout, findings)
+            later = replace(rollout, soak_until=now + _LOOK_EVERY_S + len(boards) / _LOOKED_PER_S)
+            tables.move(transaction, later)
+            return later
 
     def _act(self, plan: Plan) -> Rollout | None:
-        """What comes of knowing how the boards of the plan are."""
+        """Tell these boards what comes next, now that it is known how they are."""
         devices = {each.id: each for each in self._devices.some([board.device for board in plan.boards])}
         rollout, now = plan.rollout, time.time()
-        steps = self._steps(plan, devices, now) if plan.next != "judge" else []
+        actions = Actions(rollout, self._signer, now)
+        steps = [step for each in plan.boards if (step := self._told(plan, actions, each, devices[each.device], now))]
         with self._store.begun("write") as transaction:
-            held = tables.hold(transaction, rollout.id, self._owner, now)
-            if held is None or replace(held, lease_until=rollout.lease_until) != rollout:
-                return held  # somebody has paused it, or it is somebody else's: the next step sees
-            if plan.next == "judge":
-                findings = judge_wave(rollout.spec, plan.boards, devices, now)
-                if findings is not None:
-                    return self._planner.judged(transaction, rollout, findings)
-                rollout = replace(rollout, soak_until=now + _LOOK_EVERY_S)
-                tables.move(transaction, rollout)
-                return rollout
-            tables.change(transaction, rollout.id, [step.change for step in steps], now)
+            held = self._unmoved(transaction, rollout)
+            if held != rollout:
+                return held
+            targets.change(transaction, rollout.id, [step.change for step in steps], now)
             new = [step.order for step in steps if step.order is not None]
             orders.record(transaction, rollout.id, new)
         self._send(rollout, new)
         return rollout
 
-    def _steps(self, plan: Plan, devices: Mapping[int, Device], now: float) -> list[Step]:
-        rollout, actions = plan.rollout, Actions(plan.rollout, self._signer, now)
-        if plan.next == "undo":
-            return [actions.undo(board, devices[board.device]) for board in plan.boards]
-        steps = []
-        for board in plan.boards:
-            until = open_until(rollout.spec.parsed_windows, now, board.zone)
-            if until is not None:  # it may have closed since
-                held = self._held.get((rollout.fleet, board.name))
-                steps.append(actions.do(board, devices[board.device], held, until))
-        return steps
+    def _unmoved(self, transaction: Transaction, rollout: Rollout) -> Rollout | None:
+        """Where it is now: the same, unless an operator has moved it, or another controller has it."""
+        now = time.time()
+        held = tables.hold(transaction, rollout.id, self._owner, now, now + self._lease_s)
+        return None if held is None else replace(held, lease_until=rollout.lease_until)
+
+    def _told(self, plan: Plan, actions: Actions, board: TargetRow, device: Device, now: float) -> Step | None:
+        """What cannot be told to one board is no other's affair. None where its window has closed since."""
+        held = self._held.get((plan.rollout.fleet, board.name))
+        try:
+            if plan.next == "undo":
+                return actions.undo(board, device, held)
+            until = open_until(plan.rollout.spec.parsed_windows, now, board.zone)
+            return None if until is None else actions.do(board, device, held, until)
+        except CommandError as error:
+            return Step(Change(board.device, Target.KEPT if plan.next == "undo" else Target.FAILED, str(error)[:300]))
 
     def _send(self, rollout: Rollout, new: Sequence[Order]) -> None:
         """What is on record by now."""

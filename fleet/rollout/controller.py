@@ -13,10 +13,9 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from agent.backoff import Backoff
 from agent.errors import AgentError, CommandError
@@ -28,12 +27,14 @@ from agent.signing import Signer
 from agent.topics import Topics
 from agent.wire import MessageError
 from fleet.operator import chunks_asked, file_arguments, may_be_of_anybodys
-from fleet.rollout import tables
+from fleet.records import audit
+from fleet.rollout import tables, targets
 from fleet.rollout.conductor import Conductor
 from fleet.rollout.dispatch import Dispatch
 from fleet.rollout.spec import Spec
 from fleet.rollout.tables import Rollout
-from fleet.store import Store, Transaction
+from fleet.rollout.windows import check_zone
+from fleet.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,9 @@ _INTAKE_BYTES = 16 << 20
 _BATCH_BYTES = 1 << 20
 _DOUBTED = 3  # refusals of what may be anybody's, before one is believed
 _RETRY_S = 2.0
+_IDLE_S = 1.0
+_UNABLE_S = 60.0
+_PIECES_S = 1.0
 _SUBSCRIPTIONS = ("status", "reported", "cmd/+/result")
 
 
@@ -60,14 +64,15 @@ class Controller:
         self.rollouts: dict[str, Rollout] = {}
         self.ended: list[Rollout] = []
         self._has_looked = False
-        self._store, self._signer, self._lease_s = store, signer, lease_s
+        self._store, self._who, self._signer, self._lease_s = store, who, signer, lease_s
         self._owner = f"{socket.gethostname()}/{uuid.uuid4().hex[:12]}"
-        self._held: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._held: dict[tuple[str, str], Reported] = {}
         self._heard: dict[str, CommandResult] = {}
         self._doubts: Counter[str] = Counter()
-        self._unable = set[str]()  # rollouts that only others can carry out
+        self._unable: dict[str, float] = {}  # until when, on the monotonic clock, only others can carry them out
+        self._pieces: dict[str, tuple[str, float]] = {}  # by command: which were asked for last, and when
         self._dispatch = Dispatch()
-        self._conductor = Conductor(store, self._dispatch, self._owner, who, signer, self._held)
+        self._conductor = Conductor(store, self._dispatch, self._owner, who, signer, self._held, lease_s)
         self._intake = Intake(_INTAKE_BYTES)
         self._client = MqttClient(
             endpoint,
@@ -91,17 +96,16 @@ class Controller:
     def run(self, stopping: Callable[[], bool]) -> None:
         """Carry out all there is until it is time to stop, asked several times a second. What is under way then is
         anybody's to go on with at once."""
-        claimed_s = stepped_s = -math.inf
+        claim_s = step_s = -math.inf
         with self._store, self._client:
             while not stopping():
                 self._hear(_STEP_EVERY_S)
                 try:
-                    if time.monotonic() - claimed_s >= self._lease_s / 10.0:
+                    if time.monotonic() >= claim_s:
                         self._claim()
-                        claimed_s = time.monotonic()
-                    if time.monotonic() - stepped_s >= _STEP_EVERY_S:
-                        self._step()
-                        stepped_s = time.monotonic()
+                        claim_s = time.monotonic() + self._lease_s / 10.0
+                    if self._heard or time.monotonic() >= step_s:
+                        step_s = time.monotonic() + (_STEP_EVERY_S if self._step() else _IDLE_S)
                 except AgentError as error:
                     log.error("rollouts=waiting error=%r retry_s=%.0f", str(error), _RETRY_S)
                     time.sleep(_RETRY_S)
@@ -110,46 +114,62 @@ class Controller:
 
     def _claim(self) -> None:
         now = time.time()
+        unable = {each for each, until_s in self._unable.items() if until_s > time.monotonic()}
         with self._store.begun("write") as transaction:
-            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, self._unable)
-            for identity in claimed:
-                if identity not in self.rollouts:
-                    self._adopt(transaction, identity)
-            tables.release(transaction, self._owner, self._unable.intersection(claimed))
-        for identity in self.rollouts.keys() - claimed:
-            self._lose(identity)
+            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, unable)
+        for identity, is_strange in claimed.items():
+            if is_strange or identity not in self.rollouts:  # else it is as it is remembered here
+                self._lose(identity)
+                self._adopt(identity)
         self._has_looked = True
 
-    def _adopt(self, transaction: Transaction, identity: str) -> None:
-        """Unless it cannot be carried out here: another tared has made it, or the file that boards will ask for is
-        another's."""
+    def _adopt(self, identity: str) -> None:
+        """Unless it cannot be carried out here, now: another tared has made it, the file that boards will ask for is
+        not there, or one of its time zones is not known."""
         try:
-            rollout = tables.find(transaction, identity)
+            with self._store.begun("read") as transaction:
+                rollout = tables.get(transaction, identity)
+                zones = [zone for wave in range(rollout.waves) for zone in targets.zones(transaction, identity, wave)]
+            for zone in dict.fromkeys(zones):
+                check_zone(zone)
             _check_file(rollout.spec)
         except CommandError as error:
-            self._unable.add(identity)
+            is_new, self._unable[identity] = identity not in self._unable, time.monotonic() + _UNABLE_S
+            with self._store.begun("write") as transaction:
+                tables.release(transaction, self._owner, [identity])
+                if is_new:
+                    audit(transaction, self._who, "left to another controller", str(error), identity, "{}")
             log.error("rollout=%s step='left to another controller' error=%r", identity, str(error))
         else:
+            self._unable.pop(identity, None)
             self.rollouts[identity] = rollout
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Each of them. Whether more is to be done at once. Raises AgentError, once all have had their turn."""
+        more, failed = False, None
         for identity in list(self.rollouts):
-            rollout = self._conductor.step(identity, self._heard)
-            if rollout is None:
-                self._lose(identity)
-            elif rollout.state.over:
-                self.ended.append(rollout)
+            try:
+                rollout, has_more = self._conductor.step(identity, self._heard)
+            except AgentError as error:
+                failed = error
+                continue
+            more |= has_more
+            if rollout is None or rollout.state.over:
+                self.ended += [rollout] if rollout is not None else []
                 self._lose(identity)
             else:
                 self.rollouts[identity] = rollout
+        if failed is not None:
+            raise failed
         self._heard.clear()
+        return more
 
     def _lose(self, identity: str) -> None:
         self._conductor.forget(identity)
         self.rollouts.pop(identity, None)
 
     def _hear(self, wait_s: float) -> None:
-        for topic, payload in self._intake.take(_BATCH_BYTES, wait_s, 0.0):
+        for topic, payload, _ in self._intake.take(_BATCH_BYTES, wait_s, 0.0):
             try:
                 _, _, fleet, device, kind, *_ = topic.decode().split("/")
                 self._take(fleet, device, kind, payload)
@@ -163,7 +183,7 @@ class Controller:
         if kind == "status":
             self._dispatch.tell_presence(fleet, device, Status.from_json(payload).state in ("online", "degraded"))
         elif kind == "reported":
-            self._held[fleet, device] = Reported.from_json(payload).values
+            self._held[fleet, device] = Reported.from_json(payload)
         else:
             self._answer(fleet, device, CommandResult.from_json(payload))
 
@@ -180,17 +200,21 @@ class Controller:
             self._heard[result.id] = result
         self._dispatch.heard(result.id)
         for rollout in self.rollouts.values():
-            if rollout.spec.file is not None and rollout.fleet == fleet:
-                self._send_file(rollout, Topics(fleet, device), result)
+            if rollout.spec.file is not None and self._conductor.has(rollout.id, result.id):
+                self._send_file(rollout.spec, Path(rollout.spec.file), Topics(fleet, device), result)
 
-    def _send_file(self, rollout: Rollout, topics: Topics, asked: CommandResult) -> None:
-        args = rollout.spec.args
-        if isinstance(args, FileArgs) and rollout.spec.file is not None:
-            try:
-                for chunk in chunks_asked(topics, args, Path(rollout.spec.file), asked):
-                    self._client.publish(chunk)
-            except OSError as error:
-                log.error("rollout=%s error='no file to send: %s'", rollout.id, error)
+    def _send_file(self, spec: Spec, path: Path, topics: Topics, asked: CommandResult) -> None:
+        """The pieces that the board asks for; the same once more where they were lost, not where it is impatient."""
+        piece, now_s = str((asked.result or {}).get("next")), time.monotonic()
+        former, since_s = self._pieces.get(asked.id, ("", -math.inf))
+        if asked.final or (piece == former and now_s - since_s < _PIECES_S):
+            return
+        self._pieces[asked.id] = piece, now_s
+        try:
+            for chunk in chunks_asked(topics, spec.args, path, asked) if isinstance(spec.args, FileArgs) else ():
+                self._client.publish(chunk)
+        except OSError as error:
+            log.error("file=%s error=%r", path, str(error))
 
 
 def _check_file(spec: Spec) -> None:

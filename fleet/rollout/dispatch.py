@@ -27,6 +27,7 @@ class _Flight:
     repeat_s: float = REPEAT_S
     due_s: float = 0.0
     is_heard: bool = False
+    is_withheld: bool = False
 
 
 class Dispatch:
@@ -53,6 +54,18 @@ class Dispatch:
                     self._by_board.setdefault((fleet, order.name), set()).add(order.id)
                     self._plan(flight, time.monotonic())
 
+    def withhold(self, ids: Iterable[str]) -> None:
+        """They are sent no more; an answer to one that has been is still waited for."""
+        with self._lock:
+            for identity in ids:
+                if (flight := self._flights.get(identity)) is not None:
+                    flight.due_s, flight.is_withheld = inf, True
+
+    def is_away(self, fleet: str, device: str) -> bool:
+        """Whether the board, or its will, has said so last."""
+        with self._lock:
+            return (fleet, device) in self._away
+
     def drop(self, ids: Iterable[str]) -> None:
         """They are answered, or nobody's any more."""
         with self._lock:
@@ -75,7 +88,8 @@ class Dispatch:
     def heard(self, identity: str) -> None:
         """Its board is at it: whether it still is, is asked in a while."""
         with self._lock:
-            if (flight := self._flights.get(identity)) is not None:
+            flight = self._flights.get(identity)
+            if flight is not None and not flight.is_withheld:
                 flight.repeat_s, flight.is_heard = _MOST_REPEAT_S, True
                 self._plan(flight, time.monotonic() + _MOST_REPEAT_S)
 
@@ -91,8 +105,9 @@ class Dispatch:
             self._away.discard(board)
             for identity in self._by_board.get(board, ()):
                 flight = self._flights[identity]
-                flight.repeat_s = REPEAT_S
-                self._plan(flight, time.monotonic())
+                if not flight.is_withheld:
+                    flight.repeat_s = REPEAT_S
+                    self._plan(flight, time.monotonic())
 
     def take(self) -> Message | None:
         now_s = time.monotonic()

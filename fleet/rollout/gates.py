@@ -11,7 +11,9 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from operator import ge, gt, le, lt
+from typing import Any
 
 from agent.errors import CommandError
 from fleet.facts import Fact
@@ -23,7 +25,7 @@ FAILURES_GATE = "failures<=2%"
 _OF_WAVE = (FAILURES, UNREACHED)
 _MEASURED = sorted(FIGURES - {"seen_s"})
 _SHARE = 0.95
-_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {"<=": le, ">=": ge, "<": lt, ">": gt}
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {"<=": le, ">=": ge, "<": lt, ">": gt}
 _GATE = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)(%|x)?\s*(?:@\s*(\d+(?:\.\d+)?)%)?\s*")
 
 
@@ -53,12 +55,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Gate:
-    """text: as it was written. relative: the value is a multiple of what the board had before. share: of the boards."""
+    """text: as it was written. relative: the value is a multiple of what the board had before. share: of the boards.
+    Shares of a wave are exact: 7 of 1000 are 0.7 %."""
 
     text: str
     metric: str
     comparison: str
-    value: float
+    value: float | Fraction
     relative: bool = False
     share: float = _SHARE
 
@@ -69,7 +72,7 @@ class Gate:
     def is_lost(self, failed: int, unreached: int, total: int) -> bool:
         """Whether it cannot hold any more, whatever the rest of the wave does: what failed stays so."""
         count = {FAILURES: failed, UNREACHED: unreached}.get(self.metric)
-        return count is not None and total > 0 and not self._compares(count / total, self.value)
+        return count is not None and total > 0 and not self._compares(Fraction(count, total), self.value)
 
     def judge(self, wave: Sequence[Standing]) -> Finding:
         """wave: all of its boards."""
@@ -96,16 +99,17 @@ class Gate:
             first = f"; {found[0].device}: {found[0].failure}" if found else ""
         else:
             found, first = [each for each in wave if not each.reached], ""
-        share = len(found) / len(wave) if wave else 0.0
-        return Finding(self.text, self._compares(share, self.value), f"{len(found)} of {len(wave)}, {share:.1%}{first}")
+        share = Fraction(len(found), len(wave))
+        words = f"{len(found)} of {len(wave)}, {float(share):.1%}{first}"
+        return Finding(self.text, self._compares(share, self.value), words)
 
     def _bound(self, standing: Standing) -> float | None:
         if not self.relative:
-            return self.value
+            return float(self.value)
         before = _number(standing.before, self.metric)
-        return None if before is None else before * self.value
+        return None if before is None else before * float(self.value)
 
-    def _compares(self, found: float, bound: float) -> bool:
+    def _compares(self, found: float | Fraction, bound: float | Fraction) -> bool:
         return _COMPARISONS[self.comparison](found, bound)
 
 
@@ -131,7 +135,7 @@ def _gate(text: str) -> Gate:
     if metric in _OF_WAVE:
         if unit != "%" or share is not None or comparison not in ("<", "<="):
             raise _wrong(text, f"{metric}<= and a percentage")
-        return Gate(text, metric, comparison, float(value) / 100.0)
+        return Gate(text, metric, comparison, Fraction(value) / 100)
     if metric not in _MEASURED:
         raise _wrong(metric, f"one of {', '.join((*_OF_WAVE, *_MEASURED))}")
     if unit == "%":

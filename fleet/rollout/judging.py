@@ -9,7 +9,7 @@ from fleet.facts import Fact, facts
 from fleet.rollout.gates import Finding, Standing, judge
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import Target
-from fleet.rollout.tables import TargetRow
+from fleet.rollout.targets import TargetRow
 
 _PATIENCE_S = 300.0  # with telemetry that is behind: its period, what an outbox gathers, a broker that was away
 

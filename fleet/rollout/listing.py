@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from fleet.rollout.book import Overview
 from fleet.rollout.planning import told
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import Target
-from fleet.rollout.tables import TargetRow
+from fleet.rollout.targets import TargetRow
 from fleet.store import Row
 
 _WIDE = 200
@@ -47,16 +48,19 @@ def details(overview: Overview, boards: Sequence[TargetRow], commands: Sequence[
     keys = ("device", "for", "id", "sent", "status", "command", "result")
     return {
         **as_object(overview),
-        "spec": overview.rollout.spec.to_json(),
+        "spec": json.loads(overview.rollout.spec.to_json()),
         "boards": [
             {"device": each.name, "wave": each.wave + 1, "state": each.state.value, "reason": each.reason}
             for each in boards
         ],
         "records": [
-            {"at": each.at, "who": each.who, "what": each.what, "why": each.why, "document": each.document}
+            {"at": each.at, "who": each.who, "what": each.what, "why": each.why, "document": json.loads(each.document)}
             for each in overview.records
         ],
-        "commands": [dict(zip(keys, row, strict=True)) for row in commands],
+        "commands": [
+            dict(zip(keys, (*row[:5], json.loads(row[5]), json.loads(row[6] or "null")), strict=True))
+            for row in commands
+        ],
     }
 
 
@@ -96,7 +100,8 @@ def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Cons
 
 def print_plan(spec: Spec, waves: Sequence[Sequence[Device]], console: Console) -> None:
     """What would be done, before it is."""
-    console.print(Text(f"{spec.op}, gates {spec.gates or 'none'}, each wave looked at for {spec.soak_s:.0f} s"))
+    gates = ", ".join(each.text for each in spec.parsed_gates)
+    console.print(Text(f"{spec.op}, gates {gates}, each wave looked at for {spec.soak_s:.0f} s"))
     table = _table(console, "wave", "boards", "first of them")
     for number, wave in enumerate(waves, 1):
         table.add_row(str(number), str(len(wave)), Text(", ".join(each.name for each in wave[:5])))

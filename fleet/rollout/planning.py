@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from agent.requests import CommandResult
 from agent.signing import Signer
 from fleet.records import audit
-from fleet.rollout import orders, tables
+from fleet.rollout import orders, tables, targets
 from fleet.rollout.actions import Actions
 from fleet.rollout.gates import Finding
 from fleet.rollout.orders import Order
 from fleet.rollout.states import Role, State, Target
-from fleet.rollout.tables import Rollout, TargetRow
+from fleet.rollout.tables import Rollout
+from fleet.rollout.targets import Change, TargetRow
 from fleet.rollout.windows import open_until
 from fleet.store import Transaction
+from fleet.words import printable
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +44,13 @@ class Planner:
     def __init__(self, signer: Signer | None, who: str) -> None:
         self._signer, self._who = signer, who
 
-    def plan(self, transaction: Transaction, rollout: Rollout, now: float) -> Plan:
-        """now: Unix time in s."""
+    def plan(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> Plan:
+        """at_it: boards that are at what they were told, as far as is known. now: Unix time in s."""
         if rollout.state is State.UNDOING:
-            return self._back(transaction, rollout, now)
+            return self._back(transaction, rollout, at_it, now)
         if rollout.state is not State.RUNNING:
             return Plan(rollout)
-        wave = tables.counts(transaction, rollout.id)[rollout.wave]
+        wave = targets.counts(transaction, rollout.id)[rollout.wave]
         failed, unreached, total = wave[Target.FAILED], wave[Target.UNREACHED], sum(wave.values())
         for gate in rollout.spec.parsed_gates:
             if gate.is_lost(failed, unreached, total):
@@ -55,7 +58,7 @@ class Planner:
                 return Plan(self.judged(transaction, rollout, [Finding(gate.text, False, words)]))
         if not wave[Target.WAITING] and not wave[Target.SENT]:
             return self._soak(transaction, rollout, now)
-        return self._on(transaction, rollout, wave[Target.SENT], now)
+        return self._on(transaction, rollout, len(at_it), now)
 
     def judged(self, transaction: Transaction, rollout: Rollout, findings: Sequence[Finding]) -> Rollout:
         """To the next wave, to the end, or back, as the gates say."""
@@ -72,20 +75,20 @@ class Planner:
         after = replace(rollout, wave=rollout.wave + 1, soak_until=None)
         return self._move(transaction, after, "gate passed", why, **document)
 
-    def _on(self, transaction: Transaction, rollout: Rollout, sent: int, now: float) -> Plan:
+    def _on(self, transaction: Transaction, rollout: Rollout, at_it: int, now: float) -> Plan:
         """Whose turn it is."""
         spec, zones = rollout.spec, None
-        room = min(spec.at_once - sent, _AT_ONCE)
+        room = min(spec.at_once - at_it, _AT_ONCE)
         if room <= 0:
             return Plan(rollout)
         if spec.parsed_windows:
             zones = [
                 zone
-                for zone in tables.zones(transaction, rollout.id, rollout.wave)
+                for zone in targets.zones(transaction, rollout.id, rollout.wave)
                 if open_until(spec.parsed_windows, now, zone) is not None
             ]
         span = rollout.wave, rollout.wave
-        boards = tables.due(transaction, rollout.id, span, Target.WAITING, now, room, zones)
+        boards = targets.due(transaction, rollout.id, span, Target.WAITING, now, room, zones)
         return Plan(rollout, next="do", boards=boards) if boards else Plan(rollout)
 
     def _soak(self, transaction: Transaction, rollout: Rollout, now: float) -> Plan:
@@ -96,30 +99,44 @@ class Planner:
             return Plan(self._move(transaction, soaking, "soaking", why))
         if now < rollout.soak_until:
             return Plan(rollout)
-        boards = tables.targets(transaction, rollout.id, rollout.wave, rollout.wave)
-        return Plan(rollout, next="judge", boards=boards)
+        return Plan(rollout, next="judge")
 
-    def _back(self, transaction: Transaction, rollout: Rollout, now: float) -> Plan:
+    def _back(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> Plan:
         """Whoever is at it still is to leave it, and whoever has done it goes back; it is over when that is."""
-        counts = tables.counts(transaction, rollout.id)
+        new = self.cancel(transaction, rollout, at_it, now) if at_it else []
+        counts = targets.counts(transaction, rollout.id)
         everywhere = sum(counts.values(), Counter[Target]())
-        new = self._cancel(transaction, rollout, now) if everywhere[Target.SENT] and rollout.spec.is_job else []
         done = sum(each[Target.DONE] for wave, each in counts.items() if wave >= rollout.undo_from)
+        if not everywhere[Target.SENT] and not everywhere[Target.UNDOING] and not done:
+            done = self._take_late(transaction, rollout, now)
         if not everywhere[Target.SENT] and not everywhere[Target.UNDOING] and not done:
             over = replace(rollout, state=rollout.ends_as)
             why = _counted(transaction, rollout.id)
             return Plan(self._move(transaction, over, rollout.ends_as.value, why), new)
         room = min(rollout.spec.at_once - everywhere[Target.UNDOING], _AT_ONCE)
         span = rollout.undo_from, rollout.waves - 1
-        boards = tables.due(transaction, rollout.id, span, Target.DONE, now, max(0, room))
+        boards = targets.due(transaction, rollout.id, span, Target.DONE, now, max(0, room))
         return Plan(rollout, new, "undo", boards) if boards else Plan(rollout, new)
 
-    def _cancel(self, transaction: Transaction, rollout: Rollout, now: float) -> list[Order]:
-        told, actions = orders.told(transaction, rollout.id, Role.CANCEL), Actions(rollout, self._signer, now)
-        under_way = tables.targets(transaction, rollout.id, 0, rollout.waves, Target.SENT)
-        new = [actions.cancel(each) for each in under_way if each.device not in told]
+    def cancel(self, transaction: Transaction, rollout: Rollout, boards: Collection[int], now: float) -> list[Order]:
+        """What these boards are at is not wanted any more; each is told once."""
+        if not rollout.spec.is_job:
+            return []
+        left = sorted(set(boards) - orders.told(transaction, rollout.id, Role.CANCEL))
+        actions = Actions(rollout, self._signer, now)
+        new = [actions.cancel(each) for each in targets.these(transaction, rollout.id, left).values()]
         orders.record(transaction, rollout.id, new)
         return new
+
+    def _take_late(self, transaction: Transaction, rollout: Rollout, now: float) -> int:
+        """How many boards have done it after all, of those that counted as lost: they go back as well."""
+        changes = []
+        for device, document in targets.late(transaction, rollout.id, rollout.undo_from):
+            made = (CommandResult.from_json(document.encode()).result or {}).get("artefact")
+            artefact = printable(made, 64) if isinstance(made, str) else None
+            changes.append(Change(device, Target.DONE, "was late", artefact))
+        targets.change(transaction, rollout.id, changes, now)
+        return len(changes)
 
     def _move(self, transaction: Transaction, rollout: Rollout, what: str, why: str, **document: object) -> Rollout:
         """On record, with the wave that it is about: the present one unless the document names another."""
@@ -137,4 +154,4 @@ def told(counted: Iterable[Counter[Target]]) -> str:
 
 
 def _counted(transaction: Transaction, identity: str) -> str:
-    return told(tables.counts(transaction, identity).values())
+    return told(targets.counts(transaction, identity).values())

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import CommandError
-from agent.requests import Command
+from agent.requests import SetArgs
 from agent.schema import Strict
-from agent.topics import Topics
 from fleet.operator import file_arguments, new_command
 from fleet.rollout.gates import FAILURES_GATE, Gate, parse_gates
 from fleet.rollout.waves import RANDOM, Wave, check_order, parse_waves
@@ -32,10 +31,11 @@ FILES = frozenset({"model", "calibration"})
 
 @dataclass(frozen=True)
 class Spec:
-    """op: of OPS; arguments: of that op, as it takes them. select: as `fleet.selection`. soak_s: how long a wave that
-    is done serves before it is judged. at_once: boards that are at it at the same time. windows: of local time, by the
-    tag `tz`, else `timezone`. order: as `ordered`. valid_s: how long a command waits for a board that is away;
-    deadline_s: how long a board may be at it. silent_s: as in `facts`. file: whose pieces are sent to boards.
+    """op: of OPS; arguments: of that op, as they are typed; of a policy its values as they are. select: as
+    `fleet.selection`. soak_s: how long a wave that is done serves before it is judged. at_once: boards that are at it
+    at the same time. windows: of local time, by the tag `tz`, else `timezone`. order: as `ordered`. valid_s: how long a
+    command waits for a board that is away; deadline_s: how long a board may be at it. silent_s: as in `facts`. file:
+    whose pieces are sent to boards.
 
     Raises CommandError for what cannot be: `rollout.op`, `.waves`, `.gate`, `.window`, `.zone`, `.order`, and as
     `new_command`.
@@ -75,10 +75,12 @@ class Spec:
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
-    @property
+    @cached_property
     def args(self) -> Strict:
         """What the op takes, as boards are told."""
-        return self.command(self.arguments, 1.0, 1.0).args
+        if self.op == "policy":
+            return policy(self.arguments)
+        return new_command(OPS[self.op], self.arguments, 1.0).args
 
     @cached_property
     def parsed_waves(self) -> tuple[Wave, ...]:
@@ -96,10 +98,17 @@ class Spec:
     def is_job(self) -> bool:
         return self.op in JOBS
 
-    def command(self, arguments: Mapping[str, Any], now: float, valid_s: float, to: Topics | None = None) -> Command:
-        """As `new_command`. arguments: those of the rollout, or of a board."""
-        typed = self.op in FILES
-        return new_command(OPS[self.op], arguments if typed else _as_typed(arguments), now, valid_s, to)
+
+def policy(values: Mapping[str, Any]) -> SetArgs:
+    """Raises CommandError (`command.args`) for what no board could be told, and no key could sign."""
+    held = [each for each in values.values() if isinstance(each, (int, float)) and not -(2**53) < each < 2**53]
+    try:
+        if held:
+            raise ValueError(f"{str(held[0])[:40]} is beyond what JSON's numbers are exact for")
+        return SetArgs(values=dict(values))
+    except ValueError as error:  # pydantic's is one
+        expected = "key=value, of those that 'set' takes"
+        raise CommandError("command.args", " ".join(str(error).split())[:300], expected, "correct them") from None
 
 
 def with_file(arguments: Mapping[str, str]) -> tuple[dict[str, Any], str | None]:
@@ -107,12 +116,8 @@ def with_file(arguments: Mapping[str, str]) -> tuple[dict[str, Any], str | None]
     from `url=...`. Raises CommandError (`command.args`)."""
     given = dict(arguments)
     path, url, release = Path(given.pop("file", "")), given.pop("url", None), given.pop("release", None)
-    if given:
-        raise CommandError("command.args", ", ".join(given), "file=..., url=..., release=...", "correct the arguments")
+    if given or not path.is_file():
+        found = ", ".join(given) or f"no file {str(path)!r}"
+        raise CommandError("command.args", found, "file=PATH, url=..., release=...", "correct the arguments")
     told = file_arguments(path, url, Path(release) if release is not None else None)
     return told, None if url is not None else str(path.resolve())
-
-
-def _as_typed(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """JSON's values as somebody types them."""
-    return {key: each if isinstance(each, str) else json.dumps(each) for key, each in arguments.items()}

@@ -13,6 +13,7 @@ from agent.errors import CommandError
 
 _WINDOW = re.compile(r"\s*(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)\s*")
 _DAY_MIN = 24 * 60
+_LEAST_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Window:
             return None
         # Wall-clock arithmetic: where the clocks change in between, the end is still the hour that was named.
         end = local.replace(second=0, microsecond=0) + timedelta(minutes=length - since)
-        return end.timestamp()
+        return end.timestamp() if end.timestamp() > now else end.replace(fold=1).timestamp()  # that hour's second time
 
 
 def parse_windows(texts: Sequence[str]) -> tuple[Window, ...]:
@@ -41,10 +42,12 @@ def parse_windows(texts: Sequence[str]) -> tuple[Window, ...]:
 
 
 def open_until(windows: Sequence[Window], now: float, zone: str) -> float | None:
-    """Until when a board there may be told; infinity without any window, None where it may not now."""
+    """Until when a board there may be told; infinity without any window, None where it may not now, nor where there is
+    hardly any time left to."""
     if not windows:
         return float("inf")
-    return max((end for each in windows if (end := each.closes(now, zone)) is not None), default=None)
+    end = max((end for each in windows if (end := each.closes(now, zone)) is not None), default=now)
+    return end if end - now >= _LEAST_S else None
 
 
 def check_zone(name: str) -> str:
@@ -53,7 +56,8 @@ def check_zone(name: str) -> str:
         return _zone(name).key
     except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError
         expected = "an IANA time zone such as Europe/Berlin"
-        raise CommandError("rollout.zone", repr(name), expected, "correct --timezone or the tag 'tz'") from None
+        remedy = "correct --timezone or the tag 'tz'; where this machine knows none: pip install tzdata"
+        raise CommandError("rollout.zone", repr(name), expected, remedy) from None
 
 
 def _window(text: str) -> Window:

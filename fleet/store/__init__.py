@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.errors import ConfigError
+from fleet.store.attempts import written
 from fleet.store.sqlite import SqliteStore
 from fleet.store.transaction import ReportRow, Row, Store, Transaction
 
-__all__ = ["ReportRow", "Row", "Store", "Transaction", "open_existing", "open_store"]
+__all__ = ["ReportRow", "Row", "Store", "Transaction", "open_existing", "open_store", "written"]
 
 _URLS = ("postgresql://", "postgres://")
 _SQLITE = b"SQLite format 3\0"  # sqlite.org/fileformat.html, 1.3

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL
 
-from agent.errors import AgentError
+from agent.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
-from fleet.store.transaction import ReportRow, Row, Store, Transaction, What
+from fleet.store.transaction import CONTENDED, ReportRow, Row, Store, Transaction, What
 
 _TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
 _MIGRATING = 0x7A7265  # of the advisory lock: of two that start at once, one migrates
-# A server that is gone without a word is known as that within seconds.
+# A server that is gone without a word is known as that within seconds; of several hosts the one that may be written to
+# is meant. What the URL says goes before.
 _OPTIONS: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -25,18 +26,23 @@ _OPTIONS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
     "application_name": "tared fleet",
+    "target_session_attrs": "read-write",
 }
+_ROLLED_BACK = ("40", "55P03")  # deadlocks and what could not be serialised; a lock that was not to be had
+_AT_ONCE = 500  # rows of a COPY
 _STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT DELETE ROWS"
 
 
 class PostgresStore(Store):
     """See Store."""
 
+    batch_bytes = 1 << 20  # the server stores one while the next is read here: of large ones each waits for the other
+
     def __init__(self, url: str) -> None:
-        """url: as libpq reads it. Raises AgentError as Store."""
-        self.where = _shown(url)
+        """url: as libpq reads it. Raises AgentError as Store, ConfigError (`fleet.db`)."""
+        self._parameters = _parameters(url)
+        self.where = _shown(self._parameters)
         self.generation = 0
-        self._url = url
         self._db: psycopg.Connection[Row] | None = None
         with self._translated("write"):
             self._connected()
@@ -61,7 +67,7 @@ class PostgresStore(Store):
 
     def _connected(self) -> psycopg.Connection[Row]:
         if self._db is None:
-            db = psycopg.connect(self._url, autocommit=True, **_OPTIONS)
+            db = psycopg.connect(autocommit=True, **self._parameters)
             try:
                 with db.transaction():
                     self._prepare(db)
@@ -101,6 +107,9 @@ class PostgresStore(Store):
             if isinstance(error, psycopg.OperationalError) and (error.sqlstate or "08")[:2] in ("08", "57"):
                 remedy = "start it, or correct --db, the network or its rights"
                 raise AgentError("fleet.unreachable", found, "a PostgreSQL server that answers", remedy) from error
+            if (error.sqlstate or "").startswith(_ROLLED_BACK):
+                remedy = "it is tried again; see what else writes there"
+                raise AgentError(CONTENDED, found, "nobody who waits for what this one holds", remedy) from error
             remedy = "make room there, or correct its rights"
             raise AgentError(f"fleet.{what}", found, "what boards have reported, in PostgreSQL", remedy) from error
         except AgentError:
@@ -127,11 +136,13 @@ class PostgresTransaction(Transaction):
     def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._cursor.execute(_translate(sql), parameters).rowcount
 
-    def upsert(self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+    def upsert(
+        self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
+    ) -> None:
         if not rows:
             return
         others = [f"{name} = excluded.{name}" for name in columns if name not in key]
-        action = f"UPDATE SET {', '.join(others)}" if others else "NOTHING"
+        action = f"UPDATE SET {', '.join(others)} WHERE {where}" if others else "NOTHING"
         arrays, values = _arrays(sorted(rows))  # in one order, so that two never wait for each other
         self._cursor.execute(
             _sql(
@@ -162,20 +173,22 @@ class PostgresTransaction(Transaction):
     def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
         if not rows:
             return []
-        lines = _lines(sorted(rows))  # in one order, so that no two ever wait for each other
+        ordered = sorted(rows)  # so that no two ever wait for each other
         with suppress(psycopg.errors.UniqueViolation), self._cursor.connection.transaction():
-            self._copy("reports", lines)  # takes half of the server's time, and nothing that is there already
+            self._copy("reports", ordered)  # takes half of the server's time, and nothing that is there already
             return []
-        self._copy("staged", lines)
+        self._copy("staged", ordered)
         self._cursor.execute("INSERT INTO reports SELECT * FROM staged ON CONFLICT DO NOTHING")
         self._cursor.execute(
             "SELECT s.* FROM staged s JOIN reports r USING (device, epoch, seq) WHERE s.document <> r.document"
         )
         return [ReportRow(*row) for row in self._cursor]
 
-    def _copy(self, table: str, lines: str) -> None:
+    def _copy(self, table: str, rows: Sequence[ReportRow]) -> None:
+        """The server stores some while the next are written out here."""
         with self._cursor.copy(_sql(f"COPY {table} FROM STDIN")) as copy:
-            copy.write(lines)
+            for start in range(0, len(rows), _AT_ONCE):
+                copy.write(_lines(rows[start : start + _AT_ONCE]))
 
     def prune(self, table: str, column: str, before: float, most: int) -> int:
         oldest = f"SELECT ctid FROM {table} WHERE {column} < ? LIMIT ?"
@@ -222,8 +235,26 @@ def _sql(text: str) -> SQL:
     return SQL(cast("Any", text))
 
 
-def _shown(url: str) -> str:
+def _parameters(url: str) -> dict[str, Any]:
+    """Of a connection. Raises ConfigError (`fleet.db`), which has nothing of the URL: it may be a password's.
+
+    Where that has a bare `/` or `@`, libpq takes the rest of it for a host or a database.
+    """
+    try:
+        told = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        told = {"host": "@"}
+    if "@" in f"{told.get('host')}{told.get('dbname')}":
+        found, expected = "a URL that PostgreSQL cannot read", "postgresql://user:password@host/database"
+        remedy = "write special characters in it as %40 (@), %2F (/), %3A (:), or leave the password to ~/.pgpass"
+        raise ConfigError("fleet.db", found, expected, remedy)
+    return {**_OPTIONS, **told}
+
+
+def _shown(parameters: Mapping[str, Any]) -> str:
     """Without what may be secret."""
-    parts = urlsplit(url)
-    host = f"{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
-    return f"{parts.scheme}://{host}{parts.path}"
+    hosts = str(parameters.get("host") or "").split(",")
+    ports = str(parameters.get("port") or "").split(",")
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    named = [f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False) if host[:1] != "/"]
+    return f"postgresql://{','.join(named)}/{parameters.get('dbname') or ''}"

@@ -213,7 +213,8 @@ _ROLLOUTS = """
         status TEXT,
         document TEXT
     );
-    CREATE INDEX rollout_commands_by_rollout ON rollout_commands (rollout, ended);
+    CREATE INDEX rollout_commands_by_end ON rollout_commands (rollout, ended);
+    CREATE INDEX rollout_commands_by_role ON rollout_commands (rollout, role, device);
     """
 
 _SQLITE = {"id": "INTEGER PRIMARY KEY", "bytes": "BLOB"}

@@ -10,11 +10,12 @@ from pathlib import Path
 from agent.database import Database
 from agent.errors import AgentError
 from fleet.store.schema import SQLITE
-from fleet.store.transaction import ReportRow, Row, Store, Transaction, What
+from fleet.store.transaction import CONTENDED, ReportRow, Row, Store, Transaction, What
 
 # What is acknowledged survives a power cut. The log is copied into the file every 16 MB, more seldom than by default:
 # a page that many batches touch is then written once.
 _PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000", "cache_size = -65536")
+_PATIENCE_S = 5.0  # with another collector, or an operator, who is writing
 # Each step of a statement lets other threads run, and waits for its turn after that: so many rows are one step.
 _ROWS = 500
 _VALUES = "(?, ?, ?, ?, ?, ?, ?)"
@@ -26,23 +27,28 @@ _KEY = "device = ? AND epoch = ? AND seq = ?"
 class SqliteStore(Store):
     """See Store."""
 
+    batch_bytes = 4 << 20
+
     def __init__(self, path: Path) -> None:
         """Raises AgentError as Store."""
         self.where = str(path)
         self.generation = 0
         holds, loss = "what boards have reported", "what they have reported so far lies in the other file"
-        self._database = Database(path, "fleet", holds, loss, SQLITE, _PRAGMAS)
+        self._database = Database(path, "fleet", holds, loss, SQLITE, _PRAGMAS, _PATIENCE_S)
         self._db: sqlite3.Connection | None = None
         self._connected("write")
 
     @contextmanager
     def begun(self, what: What = "write") -> Iterator[Transaction]:
-        db = self._connected(what)
         try:
+            db = self._connected(what)
             with self._database.begun(db, what):
                 yield SqliteTransaction(db)
-        except AgentError:  # what it has open may have been moved aside
+        except AgentError as error:  # what it has open may have been moved aside
             self.close()
+            if "locked" in str(error.__cause__):
+                remedy = "let one collector write a file, or several a PostgreSQL database"
+                raise AgentError(CONTENDED, f"{self.where}: {error.__cause__}", "a file to write in", remedy) from error
             raise
 
     def close(self) -> None:
@@ -80,9 +86,11 @@ class SqliteTransaction(Transaction):
     def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._db.execute(sql, tuple(parameters)).rowcount
 
-    def upsert(self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+    def upsert(
+        self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
+    ) -> None:
         others = [f"{name} = excluded.{name}" for name in columns if name not in key]
-        action = f"UPDATE SET {', '.join(others)}" if others else "NOTHING"
+        action = f"UPDATE SET {', '.join(others)} WHERE {where}" if others else "NOTHING"
         self._db.executemany(
             f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
             f"ON CONFLICT ({', '.join(key)}) DO {action}",

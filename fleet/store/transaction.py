@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 Row = tuple[Any, ...]
 What = Literal["read", "write"]
+CONTENDED = "fleet.contended"
 
 
 class ReportRow(NamedTuple):
@@ -42,9 +43,12 @@ class Transaction(Protocol):
     def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
         """One statement; how many rows it has changed."""
 
-    def upsert(self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row]) -> None:
+    def upsert(
+        self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
+    ) -> None:
         """Rows of these columns, of which the first ones are the key, once each: new, or in the place of the one that
-        has the key. Where the key is all there is, what is there stays."""
+        has the key. Where the key is all there is, what is there stays; so it does where the condition does not hold,
+        which calls the row that is there by the table's name, and the new one `excluded`."""
 
     def lookup(
         self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
@@ -63,15 +67,17 @@ class Store(Protocol):
     """A fleet's database, for one thread at a time; a context manager that closes it.
 
     Each use raises AgentError where the database does not answer (`fleet.unreachable`), refuses (`fleet.write`,
-    `fleet.read`), or has a schema of a newer tared (`fleet.schema`). A SQLite file that is damaged is moved aside
-    (`fleet.damaged`), and the next use begins a new one. After any of these the next use connects anew.
+    `fleet.read`), has ended this transaction for another's sake (`fleet.contended`), or has a schema of a newer tared
+    (`fleet.schema`). A SQLite file that is damaged is moved aside (`fleet.damaged`), and the next use begins a new one.
+    After any of these the next use connects anew.
 
     generation: another number after each time that it connected: what is remembered of rows, such as ids of devices,
-    holds within one.
+    holds within one. batch_bytes: of messages, how much is best stored at once.
     """
 
     where: str
     generation: int
+    batch_bytes: int
 
     def begun(self, what: What = "write") -> AbstractContextManager[Transaction]:
         """A transaction, durable at its end; whatever is raised inside undoes it."""

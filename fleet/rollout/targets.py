@@ -1,0 +1,148 @@
+"""The boards of a rollout: their rows, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.rollout.states import Role, Target
+from fleet.store import Row, Transaction
+
+_TARGET = "t.device, d.name, t.wave, t.zone, t.state, t.attempts, t.baseline, t.artefact, t.reason, t.settled"
+_AT_ONCE = 500
+_TARGETS = "rollout_targets t JOIN devices d ON d.id = t.device"
+
+
+@dataclass(frozen=True)
+class TargetRow:
+    """before: its facts, and of a policy its values, when it was told. artefact: that it made of it. settled: when its
+    state became one that lasts."""
+
+    device: int
+    name: str
+    wave: int
+    zone: str
+    state: Target
+    attempts: int
+    before: Mapping[str, Any]
+    artefact: str | None
+    reason: str
+    settled: float | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of a board's row; what is None stays as it is."""
+
+    device: int
+    state: Target
+    reason: str = ""
+    artefact: str | None = None
+    before: Mapping[str, Any] | None = None
+    due: float = 0.0
+    attempts: int | None = None
+
+
+def counts(transaction: Transaction, identity: str) -> dict[int, Counter[Target]]:
+    """How many boards of each wave are in which state."""
+    query = "SELECT wave, state, count(*) FROM rollout_targets WHERE rollout = ? GROUP BY wave, state"
+    found: dict[int, Counter[Target]] = {}
+    for wave, state, count in transaction.execute(query, (identity,)):
+        found.setdefault(int(wave), Counter())[Target(state)] = int(count)
+    return found
+
+
+def zones(transaction: Transaction, identity: str, wave: int) -> list[str]:
+    """Where boards of a wave are that nobody has told yet."""
+    query = "SELECT DISTINCT zone FROM rollout_targets WHERE rollout = ? AND wave = ? AND state = ? ORDER BY zone"
+    return [str(row[0]) for row in transaction.execute(query, (identity, wave, Target.WAITING.value))]
+
+
+def due(
+    transaction: Transaction,
+    identity: str,
+    waves: tuple[int, int],
+    state: Target,
+    now: float,
+    most: int,
+    within: Sequence[str] | None = None,
+) -> list[TargetRow]:
+    """Boards of these waves, the first and the last, in a state whose next step is due, in their order; within: those
+    in these time zones."""
+    where, values = "", tuple(within or ())
+    if within is not None:
+        where = f" AND t.zone IN ({', '.join('?' * len(values))})" if values else " AND 1 = 0"
+    query = (
+        f"SELECT {_TARGET} FROM {_TARGETS} WHERE t.rollout = ? AND t.wave BETWEEN ? AND ? AND t.state = ? "
+        f"AND t.due <= ?{where} ORDER BY t.wave, t.place LIMIT ?"
+    )
+    found = transaction.execute(query, (identity, *waves, state.value, now, *values, most))
+    return [_target(row) for row in found]
+
+
+def targets(
+    transaction: Transaction, identity: str, first: int, last: int, state: Target | None = None
+) -> list[TargetRow]:
+    """Boards of these waves, the first and the last, in their order; only those in a state where one is named."""
+    only, values = ("", ()) if state is None else (" AND t.state = ?", (state.value,))
+    query = (
+        f"SELECT {_TARGET} FROM {_TARGETS} WHERE t.rollout = ? AND t.wave BETWEEN ? AND ?{only} "
+        "ORDER BY t.wave, t.place"
+    )
+    return [_target(row) for row in transaction.execute(query, (identity, first, last, *values))]
+
+
+def these(transaction: Transaction, identity: str, devices: Sequence[int]) -> dict[int, TargetRow]:
+    """Boards by their ids."""
+    found = {}
+    for start in range(0, len(devices), _AT_ONCE):
+        part = devices[start : start + _AT_ONCE]
+        query = f"SELECT {_TARGET} FROM {_TARGETS} WHERE t.rollout = ? AND t.device IN ({', '.join('?' * len(part))})"
+        found.update({row[0]: _target(row) for row in transaction.execute(query, (identity, *part))})
+    return found
+
+
+def late(transaction: Transaction, identity: str, first: int) -> list[tuple[int, str]]:
+    """Boards of that wave and those after it that counted as failed or unreached, and have done what they were told
+    after all, by what a collector has heard: with that result."""
+    query = (
+        "SELECT t.device, r.document FROM rollout_targets t "
+        "JOIN rollout_commands c ON c.rollout = t.rollout AND c.device = t.device "
+        "JOIN results r ON r.device = c.device AND r.command = c.id "
+        "WHERE t.rollout = ? AND t.wave >= ? AND t.state IN (?, ?) AND c.role = ? AND r.status = 'SUCCEEDED'"
+    )
+    values = identity, first, Target.FAILED.value, Target.UNREACHED.value, Role.DO.value
+    return [(int(device), str(document)) for device, document in transaction.execute(query, values)]
+
+
+def change(transaction: Transaction, identity: str, changes: Sequence[Change], now: float) -> None:
+    """Write down what became of boards."""
+    transaction.execute_many(
+        "UPDATE rollout_targets SET state = ?, reason = ?, artefact = coalesce(?, artefact), "
+        "baseline = coalesce(?, baseline), due = ?, attempts = coalesce(?, attempts), "
+        "settled = CASE WHEN state = ? THEN settled ELSE ? END "
+        "WHERE rollout = ? AND device = ?",
+        [
+            (
+                each.state.value,
+                each.reason,
+                each.artefact,
+                json.dumps(each.before) if each.before is not None else None,
+                each.due,
+                each.attempts,
+                each.state.value,
+                now,
+                identity,
+                each.device,
+            )
+            for each in sorted(changes, key=lambda each: each.device)
+        ],
+    )
+
+
+def _target(row: Row) -> TargetRow:
+    device, name, wave, zone, state, attempts, before, *rest = row
+    return TargetRow(device, name, wave, zone, Target(state), attempts, json.loads(before), *rest)

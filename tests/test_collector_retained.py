@@ -1,0 +1,113 @@
+"""What a broker had kept of boards is no sign of life: one that is gone does not come alive with the collector."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from brokers import RealBroker, Watcher, eventually
+from collector_bench import ONLINE, collecting, online
+from device import TOPICS
+
+from agent.intake import Arrival
+from agent.messages import Birth, Status
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.requests import CommandResult
+from fleet import watch
+from fleet.batch import Reader
+from fleet.devices import Device, Devices
+from fleet.facts import facts
+from fleet.listing import ago
+from fleet.store import open_store
+
+_TOPIC = b"tared/v1/fleet/board/"
+_BIRTH = Birth(agent_version="1")
+
+
+def the_board(where: Path) -> Device:
+    with open_store(where) as store:
+        (device,) = Devices(store).all("fleet")
+    return device
+
+
+@pytest.mark.broker
+def test_a_board_that_is_gone_is_not_seen_because_a_collector_comes_back(
+    any_broker: RealBroker, tmp_path: Path
+) -> None:
+    first, other = tmp_path / "first.sqlite", tmp_path / "other.sqlite"
+    with Watcher(any_broker.endpoint) as watcher:
+        with MqttClient(any_broker.endpoint, "board") as board, collecting(any_broker, first):
+            online(board, watcher)  # or some of it would have been kept for the collector
+            board.publish(Message(TOPICS.birth, _BIRTH.to_json(), retain=True))
+            board.publish(ONLINE)
+            watcher.expect(TOPICS.ack, epoch=0)
+            eventually(lambda: the_board(first).agent_version == "1")
+        assert the_board(first).last_seen > time.time() - 60.0
+        with open_store(first) as store, store.begun() as transaction:
+            transaction.execute("UPDATE devices SET last_seen = 1000.0")
+        for where, seen in ((first, 1000.0), (other, 0.0)):
+            with collecting(any_broker, where):
+                watcher.expect(TOPICS.ack, epoch=0)
+                eventually(lambda where=where: the_board(where).agent_version == "1")  # type: ignore[misc]  # a default
+            device = the_board(where)
+            assert (device.state, device.last_seen) == ("online", seen)
+            assert facts(device, time.time())["state"] == "silent"
+        with collecting(any_broker, other), MqttClient(any_broker.endpoint, "board") as board:
+            watcher.expect(TOPICS.ack, epoch=0)
+            board.publish(ONLINE)
+            eventually(lambda: the_board(other).last_seen > time.time() - 60.0)
+
+
+def test_who_was_never_heard_is_listed_as_that() -> None:
+    assert [ago(seconds) for seconds in (None, 0.0, 7300.0)] == ["never", "0 s ago", "2 h ago"]
+
+
+@pytest.mark.parametrize(
+    ("path", "payload"),
+    [
+        ("telemetry", b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{}}'),
+        ("event", b'{"epoch":7,"seq":4,"ts":1.5,"kind":"alarm"}'),
+        ("cmd/c1/result", CommandResult(id="c1", status="SUCCEEDED").to_json()),
+    ],
+)
+def test_what_no_board_has_a_broker_keep_is_refused_when_it_was_kept(path: str, payload: bytes) -> None:
+    topic = _TOPIC + path.encode()
+    batch = Reader().read([Arrival(topic, payload, retained=True)])
+    assert ([each.code for each in batch.refused], batch.news, batch.heard) == (["fleet.retained"], [], set())
+    batch = Reader().read([Arrival(topic, payload)])
+    assert (batch.refused, len(batch.news) + len(batch.results)) == ([], 1)
+
+
+def test_a_word_that_was_kept_and_one_of_now_in_one_batch_are_a_sign_of_life() -> None:
+    status, birth = Arrival(_TOPIC + b"status", ONLINE.payload, True), Arrival(_TOPIC + b"birth", _BIRTH.to_json())
+    assert Reader().read([status, birth._replace(retained=True)]).heard == set()
+    assert Reader().read([status, birth]).heard == {("fleet", "board")}
+    assert Reader().read([birth, status]).heard == {("fleet", "board")}
+
+
+def test_a_late_will_in_one_batch_with_the_connection_that_followed_does_not_end_it() -> None:
+    def told(state: str, session: str, ts: float) -> Arrival:
+        status = Status.model_validate({"state": state, "session": session, "boot_id": "b", "ts": ts})
+        return Arrival(_TOPIC + b"status", status.to_json())
+
+    first, second, will = told("online", "1", 1.0), told("online", "2", 2.0), told("offline", "1", 1.0)
+    end = told("offline", "2", 2.0)
+    for arrivals, state in (
+        ([first, second, will], "online"),
+        ([second, will], "online"),
+        ([first, will], "offline"),
+        ([first, second, will, end], "offline"),
+    ):
+        (status,) = Reader().read(arrivals).statuses.values()
+        assert status.state == state
+
+
+def test_who_watches_is_not_told_that_it_was_heard_either() -> None:
+    known: dict[str, watch.Device] = {}
+    for retain, heard in ((True, False), (False, True)):
+        watch._take(Message(TOPICS.status, ONLINE.payload, retain=retain), "fleet", frozenset(), known, None)
+        assert known["board"].newest["status"]["state"] == "online"
+        assert (known["board"].heard_s is not None) is heard
+        assert ("not yet" in list(watch._table(known).columns[-1].cells)) is not heard

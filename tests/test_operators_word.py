@@ -1,0 +1,150 @@
+"""What an operator's command does while the view is in trouble, or a candidate on probation; no frame is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from test_view import camera, scene, watched
+from trouble_bench import TROUBLES, Desk, desk
+
+from agent.commands import Report
+from agent.errors import AgentError, CommandError
+from agent.job_states import JobState
+from agent.orders import Orders
+from agent.requests import CommandResult, RecalibrateArgs, RollbackArgs
+
+__all__ = ["desk"]  # the fixture
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_the_operators_word_starts_a_job_and_a_trouble_then_takes_nothing_from_it(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    at = desk()
+    at.tick(trouble)
+    at.recalibrate()
+    monkeypatch.setattr(at.gathering, "collect_afresh", pytest.fail)
+    assert at.tick() == at.tick(trouble) == "command"
+
+
+def moved(at: Desk) -> Desk:
+    """Its camera looks elsewhere."""
+    at.findings._view = watched(lambda number: camera(number, scene(5)), 20)
+    assert trouble(at) == "moved"
+    return at
+
+
+def trouble(at: Desk) -> str:
+    return at.findings._view.state.trouble
+
+
+def test_an_operators_recalibration_makes_the_present_view_the_usual_one(desk: Callable[..., Desk]) -> None:
+    at = moved(desk())
+    at.recalibrate()
+    assert trouble(at) == "moved"
+    at.accept()
+    assert at.results[-1].status == "SUCCEEDED"
+    for number in range(100):
+        at.findings._view.look(float(number), camera(number, scene(5)))
+        assert trouble(at) == ""
+
+
+def test_what_comes_of_an_alarm_or_of_nothing_leaves_the_usual_view_as_it_was(desk: Callable[..., Desk]) -> None:
+    at = moved(desk())
+    at.recalibrate()
+    at.operations.stop("the operator thinks again")
+    assert trouble(at) == "moved"
+    assert at.tick() == "alarm"
+    at.accept()
+    assert at.events("swap")[-1]["trigger"] == "alarm"
+    assert trouble(at) == "moved"
+
+
+def test_a_rollback_on_probation_takes_the_candidate_back_and_keeps_what_was_current(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk(frames=100)
+    before = at.operations.summary.artefact
+    at.recalibrate()
+    at.accept()
+    assert at.operations.exchanging
+    assert at.tick(state="alarm", serving_db=9.0) == ""  # nothing else is begun meanwhile
+    handlers = Orders(at.operations, at.operations._service, at.operations._pipeline).handlers
+    answers: list[CommandResult] = []
+    handlers["rollback"](RollbackArgs(), Report("c2", answers.append))
+    assert [answer.status for answer in answers] == ["ACCEPTED", "IN_PROGRESS", "SUCCEEDED"]
+    assert at.results[-1].error is not None
+    assert at.results[-1].error.code == "probation.recalled"
+    assert at.events("rollback")[-1]["reason"] == "probation.recalled"
+    assert not at.operations.exchanging
+    assert at.operations.summary.artefact == before
+    current = at.operations._service.store.read("current")
+    assert current is None or current.id != at.other.id
+    assert [(job.trigger, job.state.value) for job in at.journal.records()] == [
+        ("command", "ROLLED_BACK"),
+        ("rollback", "COMMITTED"),
+    ]
+
+
+def test_after_rollbacks_a_recalibration_that_stays_is_the_word_that_jobs_start_again(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk()
+    for _ in range(3):
+        at.operations._restraint.rolled_back()
+    assert at.tick() == ""
+    assert at.operations.stopped_by == "recalibration.rollback_loop"
+    at.recalibrate()
+    at.operations.stop("the operator thinks better of it")
+    assert at.tick() == ""
+    assert at.operations.stopped_by
+    at.recalibrate()
+    report = at.operations.job
+    assert report is not None
+    at.operations._jobs.job = None
+    for step in (JobState.COLLECTING, JobState.BUILDING, JobState.VALIDATING):
+        report.progress(step.value, 0)
+    report.probation(at.other.id)
+    report.succeed({"artefact": at.other.id})
+    at.tick()
+    assert at.operations.stopped_by == ""
+
+
+def test_a_rollback_that_comes_too_late_for_a_probation_takes_nothing_else_back(
+    desk: Callable[..., Desk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frame path has taken the candidate back, and has not yet told."""
+    at = desk(frames=100)
+    at.recalibrate()
+    at.accept()
+    loop = at.operations._pipeline.loop
+    go_back = loop.go_back
+    monkeypatch.setattr(loop, "go_back", lambda _: False)
+    answers: list[CommandResult] = []
+    assert at.operations.recall(Report("c2", answers.append))
+    assert not answers[-1].final
+    assert at.operations.exchanging
+    go_back(AgentError("probation.error", "a", "b", "c"))
+    assert answers[-1].status == "SUCCEEDED"
+    assert at.journal.records()[-1].state.value == "COMMITTED"
+    assert at.events("rollback")[-1]["reason"] == "probation.error"
+
+
+@pytest.mark.parametrize("op", ["recalibrate", "rollback"])
+def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
+    desk: Callable[..., Desk], op: str
+) -> None:
+    at = desk()
+    pipeline = cast(Any, at.operations._pipeline)
+    pipeline.stuck = True
+    assert at.tick(state="alarm", serving_db=9.0) == ""
+    orders = Orders(at.operations, at.operations._service, pipeline)
+    args = RecalibrateArgs() if op == "recalibrate" else RollbackArgs()
+    with pytest.raises(CommandError, match="a candidate that still hangs") as refused:
+        orders.handlers[op](args, Report("c2", lambda _: None))
+    assert refused.value.code == "command.busy"
+    assert at.journal.records() == []
+    pipeline.stuck = False
+    assert at.tick(state="alarm", serving_db=9.0) == "alarm"

@@ -1,0 +1,351 @@
+"""A rollout step by step, without a broker: what boards answer is made up here, the worst they could say too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from databases import store as store
+from databases import where as where
+
+from agent.endpoint import Endpoint
+from agent.errors import AgentError
+from agent.messages import Birth, Status
+from agent.requests import CommandResult, Reported
+from fleet.devices import Device, Devices
+from fleet.records import Results
+from fleet.rollout import tables
+from fleet.rollout.answers import MOST_ATTEMPTS, overdue
+from fleet.rollout.book import RolloutBook
+from fleet.rollout.conductor import Conductor
+from fleet.rollout.controller import Controller
+from fleet.rollout.dispatch import Dispatch
+from fleet.rollout.judging import judge_wave
+from fleet.rollout.orders import Order
+from fleet.rollout.spec import Spec
+from fleet.rollout.states import Role, State, Target
+from fleet.rollout.targets import TargetRow
+from fleet.store import Store, Transaction, open_store
+
+PERIOD = "mqtt.telemetry_period_s"
+
+
+class Room:
+    """A conductor of one rollout at a few boards of which the store knows an engine, `e0`."""
+
+    def __init__(self, store: Store, spec: Spec, boards: int = 2) -> None:
+        self.store, self.dispatch, self.boards = store, Dispatch(), boards
+        self.held: dict[tuple[str, str], Reported] = {}
+        self.serves(dict.fromkeys(range(boards), "e0"))
+        book = RolloutBook(store, "operator")
+        self.id = book.create("f", spec, book.plan("f", spec, "seed"), "")
+        with store.begun("write") as transaction:
+            tables.claim(transaction, "owner", time.time(), time.time() + 60.0, ())
+        self.conductor = Conductor(store, self.dispatch, "owner", "who", None, self.held, 60.0)
+
+    def serves(self, engines: dict[int, str]) -> None:
+        """What these boards tell."""
+        now, devices = time.time(), Devices(self.store)
+        births = {("f", f"b{n}"): (Birth(agent_version="1", engine=engine), "{}") for n, engine in engines.items()}
+        there = Status(state="online", session="s", boot_id="b", ts=now)
+        with self.store.begun() as transaction:
+            devices.heard(transaction, births.keys(), now)
+            devices.told_birth(transaction, births, now)
+            devices.told_status(transaction, dict.fromkeys(births, there), now)
+
+    def step(self, *results: CommandResult) -> State:
+        rollout, _ = self.conductor.step(self.id, {each.id: each for each in results})
+        assert rollout is not None
+        return rollout.state
+
+    def until(self, state: State) -> None:
+        for _ in range(10):
+            if self.step() is state:
+                return
+        raise AssertionError(self.states())
+
+    def open(self, role: Role = Role.DO) -> dict[str, Order]:
+        """By board."""
+        found = self.conductor._open[self.id].values()
+        return {each.name: each for each in found if each.role is role}
+
+    def states(self) -> list[Target]:
+        return [each.state for each in self.rows()]
+
+    def rows(self) -> list[TargetRow]:
+        return RolloutBook(self.store, "").show(self.id)[1]
+
+    def turn(self, undo: str | None = "all") -> None:
+        RolloutBook(self.store, "operator").abort(self.id, undo, "")
+
+    def sent(self) -> list[bytes]:
+        """What goes out now."""
+        found = []
+        while (message := self.dispatch.take()) is not None:
+            found.append(message.payload)
+        return found
+
+
+def done(order: Order, **result: Any) -> CommandResult:
+    return CommandResult(id=order.id, status="SUCCEEDED", result=result)
+
+
+def accepted(order: Order) -> CommandResult:
+    return CommandResult(id=order.id, status="ACCEPTED")
+
+
+def failed(order: Order, code: str, message: str = "") -> CommandResult:
+    return CommandResult.model_validate(
+        {"id": order.id, "status": "FAILED", "error": {"code": code, "message": message}}
+    )
+
+
+def spec(op: str = "recalibrate", **wishes: Any) -> Spec:
+    return Spec(op, **{"waves": "100%", "order": "name", "soak_s": 60.0, "gates": "failures<=100%", **wishes})
+
+
+def policy(value: object = 2.0, **wishes: Any) -> Spec:
+    return spec("policy", arguments={PERIOD: value}, **wishes)
+
+
+def reported(value: Any, version: int = 1) -> Reported:
+    return Reported(version=version, values={PERIOD: value})
+
+
+@pytest.mark.parametrize("text", ["\0", "x" * 10_000, "\x1b[2J", "ünï \U0001f600"])
+def test_no_text_of_a_board_holds_anything_up(store: Store, text: str) -> None:
+    room = Room(store, spec())
+    room.step()
+    orders = room.open()
+    room.step(failed(orders["b0"], text[:50], text), done(orders["b1"], artefact=text))
+    assert room.states() == [Target.FAILED, Target.DONE]
+    assert all(each.reason.isprintable() and len(each.reason) <= 300 for each in room.rows())
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, 2**60, -(2**80), [1], {"a": {}}, "\0"])
+def test_no_setting_of_a_board_holds_up_the_others(store: Store, value: Any) -> None:
+    room = Room(store, policy())
+    room.held.update({("f", "b0"): reported(value), ("f", "b1"): reported(5.0)})
+    room.step()
+    assert room.states()[1] is Target.SENT
+    room.step(*(done(each) for each in room.open().values()))
+    room.held.update({("f", name): reported(2.0, 2) for name in ("b0", "b1")})
+    room.turn()
+    room.step()
+    assert room.open(Role.UNDO).keys() >= {"b1"}
+    room.step(*(done(each) for each in room.open(Role.UNDO).values()))
+    room.until(State.ABORTED)
+
+
+def test_what_a_board_had_is_what_it_had_before_the_first_attempt(store: Store) -> None:
+    room = Room(store, policy(), boards=1)
+    room.held["f", "b0"] = reported(5.0)
+    room.step()
+    room.step(failed(room.open()["b0"], "command.interrupted"))
+    room.held["f", "b0"] = reported(2.0, 2)  # it had been carried out
+    with store.begun() as transaction:
+        transaction.execute("UPDATE rollout_targets SET due = 0.0")
+    room.step()
+    room.step(done(room.open()["b0"]))
+    room.turn()
+    room.step()
+    assert f'"{PERIOD}":5.0' in room.open(Role.UNDO)["b0"].payload
+
+
+def test_a_policy_that_somebody_has_changed_since_is_left_alone(store: Store) -> None:
+    room = Room(store, policy(), boards=1)
+    room.held["f", "b0"] = reported(5.0)
+    room.step()
+    room.step(done(room.open()["b0"]))
+    room.held["f", "b0"] = reported(30.0, 3)
+    room.turn()
+    room.until(State.ABORTED)
+    assert room.states() == [Target.KEPT]
+
+
+def test_the_version_of_a_policy_rises_whatever_the_clock_says(store: Store) -> None:
+    room = Room(store, policy(), boards=1)
+    room.held["f", "b0"] = reported(5.0, version=2**52)
+    room.step()
+    assert f'"version":{2**52 + 1}' in room.open()["b0"].payload
+
+
+def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(store: Store) -> None:
+    room = Room(store, policy(), boards=1)
+    for _ in range(MOST_ATTEMPTS):
+        room.step()
+        assert room.states() == [Target.WAITING]
+        with store.begun() as transaction:
+            transaction.execute("UPDATE rollout_targets SET due = 0.0")
+    room.step()
+    assert room.states() == [Target.FAILED]
+    assert "has not told its settings" in room.rows()[0].reason
+
+
+@pytest.mark.parametrize(("back_at", "state"), [("e0", Target.UNDONE), ("e7", Target.KEPT), (None, Target.UNDONE)])
+def test_a_board_has_gone_back_where_it_serves_what_it_had(store: Store, back_at: str | None, state: Target) -> None:
+    room = Room(store, spec(), boards=1)
+    room.step()
+    room.step(done(room.open()["b0"], artefact="e1"))
+    room.serves({0: "e1"})
+    room.turn()
+    room.step()
+    room.step(done(room.open(Role.UNDO)["b0"], artefact=back_at))
+    assert room.states() == [state]
+
+
+def test_a_board_that_has_gone_on_since_is_left_alone(store: Store) -> None:
+    room = Room(store, spec(), boards=1)
+    room.step()
+    room.step(done(room.open()["b0"], artefact="e1"))
+    room.serves({0: "e2"})
+    with store.begun() as transaction:
+        transaction.execute("UPDATE rollout_targets SET settled = settled - 100.0")
+    room.turn()
+    room.until(State.ABORTED)
+    assert room.states() == [Target.KEPT]
+
+
+def test_a_board_that_was_done_too_late_goes_back_too(store: Store) -> None:
+    room = Room(store, spec(deadline_s=0.0, valid_s=0.1), boards=1)
+    room.step()
+    order = room.open()["b0"]
+    room.step(accepted(order))
+    time.sleep(0.15)
+    room.step()
+    assert room.states() == [Target.FAILED]
+    assert room.open(Role.CANCEL).keys() == {"b0"}  # it is wanted no more
+    late = done(order, artefact="e1")
+    with store.begun() as transaction:
+        Results(store).take(transaction, [(("f", "b0"), late, late.to_json().decode())], time.time())
+    room.serves({0: "e1"})
+    room.turn()
+    room.step()
+    room.step()
+    room.step(done(room.open(Role.UNDO)["b0"], artefact="e0"))
+    assert room.states() == [Target.UNDONE]
+    room.until(State.ABORTED)
+
+
+def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: Store) -> None:
+    room = Room(store, spec())
+    room.dispatch.tell_presence("f", "b0", is_there=False)
+    room.step()
+    assert len(room.sent()) == 1  # to b1
+    orders = room.open()
+    room.step(accepted(orders["b1"]))
+    room.turn(undo=None)
+    room.step()
+    assert room.open(Role.CANCEL).keys() == {"b1"}
+    room.sent()
+    room.dispatch.tell_presence("f", "b0", is_there=True)
+    assert room.sent() == []
+    room.step(accepted(orders["b0"]))  # a broker had kept it for the board
+    assert room.open(Role.CANCEL).keys() == {"b0", "b1"}
+
+
+def test_who_is_away_keeps_nobody_else_waiting(store: Store) -> None:
+    room = Room(store, spec(at_once=1), boards=3)
+    for name in ("b0", "b1"):
+        room.dispatch.tell_presence("f", name, is_there=False)
+    for _ in range(4):
+        room.step()
+    assert room.states() == [Target.SENT] * 3
+
+
+def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: Store) -> None:
+    room = Room(store, spec(windows=("00:00-24:00",), valid_s=0.05), boards=1)
+    room.step()
+    with store.begun() as transaction:
+        transaction.execute("UPDATE rollout_commands SET expires = expires - 100.0")
+    room.conductor.forget(room.id)
+    room.step()
+    assert room.states() == [Target.WAITING]
+    assert room.rows()[0].attempts == 1
+
+
+def test_a_board_may_take_so_long_from_when_it_has_begun() -> None:
+    order = Order("c", 1, "b", Role.DO, "{}", sent=0.0, expires=86_400.0, accepted=86_000.0)
+    assert overdue(order, 86_000.0 + 7_000.0, 7_200.0) is None
+    late = overdue(order, 86_000.0 + 7_300.0, 7_200.0)
+    assert late is not None
+    assert late.status == "FAILED"
+
+
+def test_an_expiry_after_it_had_begun_is_a_failure(store: Store) -> None:
+    """As of a board that was restored from a backup in between, and knows nothing of the command."""
+    room = Room(store, spec(), boards=2)
+    room.step()
+    orders = room.open()
+    room.step(accepted(orders["b0"]))
+    room.step(*(CommandResult(id=each.id, status="EXPIRED") for each in orders.values()))
+    assert room.states() == [Target.FAILED, Target.UNREACHED]
+
+
+def test_a_commit_whose_answer_was_lost_is_looked_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(store, spec(), boards=1)
+    begun = store.begun
+
+    @contextmanager
+    def lossy(what: Any = "write") -> Iterator[Transaction]:
+        with begun(what) as transaction:
+            yield transaction
+        if what == "write" and room.states() == [Target.SENT]:
+            raise AgentError("fleet.unreachable", "no answer", "one", "wait")
+
+    monkeypatch.setattr(store, "begun", lossy)
+    with pytest.raises(AgentError):
+        room.step()
+    assert room.sent() == []
+    monkeypatch.setattr(store, "begun", begun)
+    room.step()
+    assert len(room.sent()) == 1
+
+
+def test_what_another_did_in_between_is_read_anew(where: str) -> None:
+    """One stands still, the other goes on and dies: the first takes the rollout up where the second has left it."""
+    with open_store(where) as store:
+        Room(store, spec(), boards=1).conductor.forget("")
+        with store.begun() as transaction:
+            transaction.execute("UPDATE rollouts SET lease_until = 0.0")
+        (identity,) = [each.rollout.id for each in RolloutBook(store, "").all("f")]
+        nowhere = Endpoint("127.0.0.1", 1)
+        first, second = (Controller(nowhere, open_store(where), "who", lease_s=0.3) for _ in range(2))
+        with first._client, second._client, first._store, second._store:
+            first._claim()
+            first._step()
+            first._step()
+            (order,) = first._conductor._open[identity].values()
+            time.sleep(0.4)
+            second._claim()
+            second._heard[order.id] = done(order, artefact="e1")
+            second._step()
+            time.sleep(0.4)
+            first._claim()
+            first._step()
+            assert first._conductor._open[identity] == {}
+        (board,) = RolloutBook(store, "").show(identity)[1]
+        assert board.state is Target.DONE
+
+
+@pytest.mark.parametrize(
+    ("told", "before", "words"),
+    [
+        ({"state": "degraded"}, {}, "degraded since"),
+        ({"state": "degraded"}, {"state": "degraded"}, ""),
+        ({"state": "offline"}, {}, "offline since"),
+        ({"state": "online", "last_seen": 0.0}, {}, "silent since"),
+        ({"state": "online", "engine": "e0"}, {"engine": "e0"}, "back at e0, which it had before"),
+        ({"state": "online", "engine": "e2"}, {"engine": "e0"}, ""),
+    ],
+)
+def test_what_a_board_has_become_since_counts(told: dict[str, Any], before: dict[str, Any], words: str) -> None:
+    values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
+    values |= {"id": 1, "fleet": "f", "name": "b", "first_seen": 0.0, "last_seen": 1e6, "engine": "e1", **told}
+    board = TargetRow(1, "b", 0, "UTC", Target.DONE, 1, before, "e1", "", 1e6 - 100.0)
+    findings = judge_wave(spec(gates="failures<=0%"), [board], {1: Device(**values)}, 1e6)
+    assert findings is not None
+    assert findings[0].words == (f"1 of 1, 100.0%; b: {words}" if words else "0 of 1, 0.0%")

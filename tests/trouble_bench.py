@@ -1,0 +1,100 @@
+"""A desk at which the daemon decides, state by state; no frame is served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import onnx
+import pytest
+from raising_world import collapsing_net, observer_state, observing
+from test_raising_operations import frame_path, stored
+from worlds import SPEC
+
+from agent.commands import Report
+from agent.config import Config
+from agent.findings import Findings, ObserverState
+from agent.gathering import Gathering
+from agent.job_journal import JobJournal
+from agent.messages import Birth
+from agent.operations import Operations
+from agent.outcome import Outcome
+from agent.pipeline import Pipeline
+from agent.reporting import Reporter
+from agent.requests import CommandResult, RecalibrateArgs
+from agent.schema import validate
+from agent.view import ViewState
+from engines.artefact import Artefact
+
+TROUBLES = ["blind", "moved", "blurred", "frozen"]
+
+
+@dataclass
+class Desk:
+    """Operations on two engines, the first of which serves; an alarm is on."""
+
+    operations: Operations
+    journal: JobJournal
+    findings: Findings
+    gathering: Gathering
+    other: Artefact
+    state: ObserverState
+    told: list[tuple[str, dict[str, Any]]]
+    results: list[CommandResult] = field(default_factory=list)
+
+    def tick(self, trouble: str = "", telling: int = 0, times: int = 2, **drift: Any) -> str:
+        """So many looks at one state; what the running job was started by."""
+        assert self.state.drift is not None
+        view = ViewState(trouble, {"alike": 0.12345} if trouble else {})
+        state = replace(self.state, view=view, telling=telling, drift=replace(self.state.drift, **drift))
+        for _ in range(times):
+            self.operations.tick({"camera": state})
+        job = self.operations._jobs.job
+        return job.trigger if job is not None else ""
+
+    def recalibrate(self) -> None:
+        assert self.operations.recalibrate(Report("c1", self.results.append), RecalibrateArgs())
+
+    def accept(self) -> None:
+        """The running job has built an engine that passed."""
+        job, self.operations._jobs.job = self.operations._jobs.job, None
+        assert job is not None
+        self.operations._on_candidate(job, Outcome(artefact=self.other.path))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [detail for each, detail in self.told if each == kind]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]:
+    onnx.save(collapsing_net(), tmp_path / "model.onnx")
+
+    def make(task: str = "classify", frames: int = 1) -> Desk:
+        content = {
+            "model": {**SPEC, "path": tmp_path / "model.onnx"},
+            "camera": {"source": "rtsp://camera"},
+            "state_dir": tmp_path / "state",
+            "probation": {"frames": frames, "seconds": 0.0},
+        }
+        config = validate(Config, content, "test")
+        service, artefacts = stored(config)
+        told: list[tuple[str, dict[str, Any]]] = []
+        reporter = Reporter(None, Birth(agent_version="0"))
+        monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append((kind, detail)))
+        state = observer_state(config, drift="alarm", serving_db=9.0)
+        observer = observing(config, state)
+        pipeline = SimpleNamespace(is_live=False, observer=observer, last_ts=0.0, **frame_path())
+        spec = config.model.model_copy(update={"task": task})
+        config = config.model_copy(update={"model": spec})
+        journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+        operations = Operations(
+            config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal
+        )
+        operations.start(0)
+        other = next(each for each in artefacts if each.id != service.serving.id)
+        return Desk(operations, journal, observer.findings["camera"], observer.gathering, other, state, told)
+
+    return make
