@@ -39,7 +39,7 @@ from fleet.simulator.wishes import Wishes
 from fleet.store import open_existing
 
 _FLEET = "rollout"
-_GATES = "fidelity>=0.5,latency_p99<=1.25x,failures<=5%"
+_GATES = "fidelity>=0.8,latency_p99<=1.25x,failures<=5%"
 _BAD_METHOD = "percentile:99.9"  # what the second rollout asks for, so that the first one's engines are good
 _PATIENCE_S = 1500.0
 _COMING_S = 400.0
