@@ -84,6 +84,7 @@ def test_beside_another_controller_each_board_is_told_once(mosquitto: RealBroker
     assert {device: len(ids) for device, ids in told.items()} == {topics(each).device: 1 for each in range(6)}
 
 
+@pytest.mark.trial
 def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 6, job_s=1.0), Commands(mosquitto) as commands:
         identity = begin(where, spec(waves="2,100%"))
@@ -149,6 +150,7 @@ def test_a_rollout_of_a_file_waits_for_a_controller_that_has_it(mosquitto: RealB
             assert ended(where, rollout.id).rollout.state is State.COMPLETED
 
 
+@pytest.mark.trial
 def test_a_database_that_is_away_is_waited_for(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 3), Commands(mosquitto) as commands, open_store(where) as store:

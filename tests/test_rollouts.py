@@ -81,6 +81,7 @@ def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroke
     assert "failures<=10%" in failed.why
 
 
+@pytest.mark.trial
 def test_a_pause_tells_nobody_else_and_a_resumption_goes_on_there(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 8), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(waves="2,100%", soak_s=2.0))
@@ -99,6 +100,7 @@ def test_a_pause_tells_nobody_else_and_a_resumption_goes_on_there(mosquitto: Rea
     assert {"paused", "resumed"} <= {each.what for each in seen.records}
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize(
     ("undo", "undone", "done"), [(None, set(), {0, 1, 2}), ("wave", {1, 2}, {0}), ("all", {0, 1, 2}, set())]
 )
@@ -122,6 +124,7 @@ def test_an_abort_cancels_what_is_under_way_and_undoes_what_it_is_told_to(
     assert boards(where, identity, Target.FAILED) == at_it
 
 
+@pytest.mark.trial
 def test_a_board_that_is_away_is_told_when_it_comes_back(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 3) as simulation, Commands(mosquitto) as commands, controlling(mosquitto, where):
@@ -138,6 +141,7 @@ def test_a_board_that_is_away_is_told_when_it_comes_back(mosquitto: RealBroker, 
     assert seen.rollout.state is State.COMPLETED
 
 
+@pytest.mark.trial
 def test_a_board_that_stays_away_is_unreached_and_no_failure(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 4) as simulation, controlling(mosquitto, where):
@@ -152,6 +156,7 @@ def test_a_board_that_stays_away_is_unreached_and_no_failure(mosquitto: RealBrok
         assert ended(where, strict).rollout.state is State.ROLLED_BACK
 
 
+@pytest.mark.trial
 def test_a_board_that_is_lost_after_its_success_is_a_failure(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 3) as simulation, controlling(mosquitto, where):
@@ -200,6 +205,7 @@ def test_each_command_is_signed_for_its_board_and_kept_as_it_was_sent(mosquitto:
         assert json.loads(result)["id"] == document["id"]
 
 
+@pytest.mark.trial
 def test_a_policy_goes_back_to_what_each_board_had(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     key = "mqtt.telemetry_period_s"
@@ -219,6 +225,7 @@ def test_a_policy_goes_back_to_what_each_board_had(mosquitto: RealBroker, tmp_pa
         assert boards(where, refused, Target.FAILED) == names(0)
 
 
+@pytest.mark.trial
 def test_a_regime_is_switched_to_and_back(mosquitto: RealBroker, tmp_path: Path) -> None:
     """Boards have it under ids of their own here: the rollout is for the one that knows it."""
     where = str(tmp_path / "db")
@@ -232,6 +239,7 @@ def test_a_regime_is_switched_to_and_back(mosquitto: RealBroker, tmp_path: Path)
         assert ended(where, there).rollout.state is State.COMPLETED  # it serves it already
 
 
+@pytest.mark.trial
 def test_boards_outside_their_window_wait(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     hour = time.gmtime().tm_hour
