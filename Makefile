@@ -25,7 +25,7 @@ run: $(VENV)/.run $(SAMPLE)/street.mp4
 	@$(BIN)/tared run -c config.yaml
 
 test: $(VENV)/.test broker rtsp systemd postgres bindings
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
