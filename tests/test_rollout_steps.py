@@ -197,16 +197,18 @@ def test_a_board_has_gone_back_where_it_serves_what_it_had(store: Store, back_at
     assert room.states() == [state]
 
 
-def test_a_board_that_has_gone_on_since_is_left_alone(store: Store) -> None:
+@pytest.mark.parametrize(("serves", "state"), [("e2", Target.KEPT), ("e0", Target.UNDONE)])
+def test_a_board_that_has_gone_on_since_is_left_alone(store: Store, serves: str, state: Target) -> None:
     room = Room(store, spec(), boards=1)
     room.step()
     room.step(done(room.open()["b0"], artefact="e1"))
-    room.serves({0: "e2"})
+    room.serves({0: serves})
     with store.begun() as transaction:
         transaction.execute("UPDATE rollout_targets SET settled = settled - 100.0")
     room.turn()
     room.until(State.ABORTED)
-    assert room.states() == [Target.KEPT]
+    assert room.states() == [state]
+    assert room.open(Role.UNDO) == {}
 
 
 def test_a_board_that_was_done_too_late_goes_back_too(store: Store) -> None:

@@ -74,6 +74,8 @@ class Actions:
         elif device.engine != target.artefact:
             if self._now - (target.settled or 0.0) < _SETTLES_S:
                 return Step(Change(target.device, Target.DONE, due=self._now + 1.0))
+            if device.engine == before.get("engine"):
+                return Step(Change(target.device, Target.UNDONE, "was back already"))
             return Step(Change(target.device, Target.KEPT, f"serves {device.engine}, not what it made of this"))
         elif spec.op == "regime" and before["engine"] == target.artefact:
             return Step(Change(target.device, Target.KEPT, "served it before"))
