@@ -49,13 +49,14 @@ def add_fleet(commands: Any) -> None:
     add_broker_options(watch)
 
 
-def add_broker_options(parser: argparse.ArgumentParser) -> None:
-    """Where the broker is and how to reach it, for `endpoint_from` and `fleet_from`."""
+def add_broker_options(parser: argparse.ArgumentParser, fleet: str = "default") -> None:
+    """Where the broker is and how to reach it, for `endpoint_from`, `fleet_from` and `fleets_from`. fleet: in words,
+    which is meant where none is named."""
     broker = parser.add_argument_group("broker", "what is given here goes before what the configuration says")
     broker.add_argument("-c", "--config", type=Path, metavar="FILE", help="take all this from its mqtt section")
     broker.add_argument("--host", help="the broker (127.0.0.1)")
     broker.add_argument("--port", type=number(int, 1, 65535), help="its port (1883)")
-    broker.add_argument("--fleet", help="the fleet of the devices (default)")
+    broker.add_argument("--fleet", help=f"the fleet of the devices ({fleet})")
     broker.add_argument("--username")
     broker.add_argument("--password-file", type=Path, metavar="FILE", help="its first line is the password")
     broker.add_argument("--tls", action="store_true", help="TLS; the broker's certificate is of a CA the system trusts")
@@ -85,6 +86,11 @@ def fleet_from(options: argparse.Namespace) -> str:
     from agent.topics import Topics
 
     return Topics(options.fleet, "any").fleet
+
+
+def fleets_from(options: argparse.Namespace) -> str | None:
+    """As `fleet_from`, where without a name or a configuration all are meant: None."""
+    return None if options.fleet is None and options.config is None else fleet_from(options)
 
 
 def _mqtt_config(options: argparse.Namespace) -> MqttConfig:

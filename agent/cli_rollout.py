@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.arguments import command, number
-from agent.cli_fleet import add_broker_options, endpoint_from
+from agent.cli_fleet import add_broker_options, endpoint_from, fleets_from
 
 if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
     from fleet.rollout.controller import Controller
@@ -23,7 +23,7 @@ _DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
 _OPS = "recalibrate, model, calibration, policy or regime"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|)")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_LEAST_S, _MOST_S = 0.1, 30 * 86_400.0
+_MOST_S = 30 * 86_400.0
 
 
 def add_rollout(actions: Any) -> None:
@@ -38,7 +38,7 @@ def add_rollout(actions: Any) -> None:
     lease = "after S s another one goes on with what this one held when it died (30)"
     run.add_argument("--lease", type=number(float, 1.0, 3600.0), default=30.0, metavar="S", help=lease)
     run.add_argument("--until-done", action="store_true", help="end once there is no rollout to carry out any more")
-    add_broker_options(run)
+    add_broker_options(run, "all in the store")
     show = command(steps, "show", _show, "how far one is, why, and by whose word")
     listed = command(steps, "list", _list, "all of them, the newest first")
     listed.add_argument("--fleet", default="default", help="(default)")
@@ -83,7 +83,7 @@ def _add_create(steps: Any) -> None:
 def duration(text: str) -> float:
     """`90`, `90s`, `30m`, `2h` or `1d`, in seconds."""
     found = _DURATION.fullmatch(text)
-    if found is None or not _LEAST_S <= (seconds := float(found[1]) * _UNITS[found[2]]) <= _MOST_S:
+    if found is None or (seconds := float(found[1]) * _UNITS[found[2]]) > _MOST_S:
         raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m or 2h, to 30d, got {text!r}")
     return seconds
 
@@ -207,7 +207,8 @@ def _run(options: argparse.Namespace) -> int:
     set_up_logging("info")
     signer = Signer(options.sign) if options.sign is not None else None
     who = f"{getpass.getuser()}@{socket.gethostname()}"
-    controller = Controller(endpoint_from(options), open_existing(options.db), who, signer, options.lease)
+    to = endpoint_from(options), open_existing(options.db)
+    controller = Controller(*to, who, signer, options.lease, fleets_from(options))
     signalled = threading.Event()
     with handling_signals(lambda _: signalled.set()), progress("rollouts") as bar:
 
@@ -222,5 +223,5 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _under_way(controller: Controller) -> str:
-    waves = [f"{each.id} {each.spec.op} wave {each.wave + 1}/{each.waves}" for each in controller.rollouts.values()]
+    waves = [f"{each.id} {each.op} wave {each.wave + 1}/{each.waves}" for each in controller.rollouts.values()]
     return f"{', '.join(waves[:3]) or 'nothing to do'}; {controller.outcome}"

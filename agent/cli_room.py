@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.arguments import command, number, print_result
-from agent.cli_fleet import add_broker_options, endpoint_from
+from agent.cli_fleet import add_broker_options, endpoint_from, fleets_from
 from agent.cli_merge import add_merge
 from agent.cli_rollout import add_rollout
 from agent.cli_simulate import add_simulate
@@ -32,7 +32,7 @@ def add_room(commands: Any) -> None:
     collect.add_argument("--share", metavar="GROUP", help="of what all of this group collect, take a share (MQTT 5)")
     collect.add_argument("--part", type=_part, metavar="N/M", help="take one of M parts of the devices, by their names")
     collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="N", help="(30)")
-    add_broker_options(collect)
+    add_broker_options(collect, "all")
     add_merge(actions)
     add_rollout(actions)
     add_simulate(actions)
@@ -87,7 +87,9 @@ def _collect(options: argparse.Namespace) -> int:
     client_id = options.client_id or (_ID if alone else f"{_ID}-{uuid.uuid4().hex[:12]}")
     part = Part(*(options.part or (1, 1)))
     store, retention = open_store(options.db), Retention(options.keep_days)
-    collector = Collector(endpoint_from(options), store, client_id, part, options.share, retention)
+    collector = Collector(
+        endpoint_from(options), store, client_id, part, options.share, retention, fleets_from(options)
+    )
     counts, signalled = collector.counts, threading.Event()
     with handling_signals(lambda _: signalled.set()), progress("collecting") as bar:
 
@@ -149,7 +151,7 @@ def _report(options: argparse.Namespace) -> int:
     with open_existing(options.db) as store:
         selected = select(Devices(store), options.fleet, options.where, options.silent)
         rollouts = RolloutBook(store, getpass.getuser()).all(options.fleet)
-        text = page(options.fleet, selected, rollouts, audited(store), refused(store), options.silent)
+        text = page(options.fleet, selected, rollouts, audited(store), refused(store, options.fleet), options.silent)
     try:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -20,7 +20,7 @@ cv2.setNumThreads(1)  # frames are small: its pool would wait for longer than it
 
 _LEVELS = 256  # of a byte
 _SIDE_BY_SIDE = (3, 1)  # strides of pixels and their bytes
-_SIZES = 4  # of frames whose buffers are kept: cameras of several sizes may take turns
+_SIZES = 16  # of frames whose buffers are kept: cameras of several sizes may take turns
 
 
 class Preprocessor:

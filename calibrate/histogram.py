@@ -250,12 +250,12 @@ def _fitting(histogram: AbsHistogram, used: int) -> AbsHistogram:
         raise _damaged(f"amax {amax} on a range of 2**{range_exp}")
     if int(math.ldexp(amax, histogram.bits - range_exp)) != max(used - 1, 0):
         raise _damaged(f"amax {amax}, and bin {max(used - 1, 0)} is the last with counts")
-    if (amax == 0.0) != (histogram.total == histogram.zeros):
-        raise _damaged(f"amax {amax}, and {histogram.total - histogram.zeros} values that are not zero")
     if not (0 <= histogram.zeros <= histogram.counts[0] and 0 <= histogram.nonfinite < _MAX_TOTAL):
         raise _damaged(
             f"{histogram.zeros} zeros in a first bin of {histogram.counts[0]}, {histogram.nonfinite} not finite"
         )
+    if (amax == 0.0) != (used <= 1 and histogram.counts[0] == histogram.zeros):
+        raise _damaged(f"amax {amax}, and {histogram.total - histogram.zeros} values that are not zero")
     return histogram
 
 

@@ -46,9 +46,11 @@ class Collector:
         part: Part = WHOLE,
         share: str | None = None,
         retention: Retention | None = None,
+        fleet: str | None = None,
     ) -> None:
-        """The store is the collector's own from now on. part: of the devices, the others are somebody else's. share: of
-        all who name the same group, each is sent a share of the reports (MQTT 5, section 4.8.2)."""
+        """The store is the collector's own from now on. part: of the devices, the others are somebody else's. fleet:
+        only those of this one. share: of all who name the same group, each is sent a share of the reports (MQTT 5,
+        section 4.8.2)."""
         self.counts: Counter[str] = Counter()
         self._store = store
         self._reader = Reader(part)
@@ -60,7 +62,7 @@ class Collector:
         self._client = MqttClient(
             endpoint,
             client_id,
-            subscriptions=subscriptions(share),
+            subscriptions=subscriptions(share, fleet),
             backoff=Backoff(0.2, 10.0),
             sources=[self._acks],
             intake=self._intake,
@@ -121,9 +123,9 @@ class Collector:
         log.error("collector=%s error=%r retry_s=%.0f", state, str(error), _RETRY_S)
 
 
-def subscriptions(share: str | None = None) -> list[str]:
+def subscriptions(share: str | None = None, fleet: str | None = None) -> list[str]:
     """What a collector listens to. What is retained no broker sends to a group (MQTT 5, section 4.8.2), so each listens
     to all of that."""
-    numbered = [f"tared/v1/+/+/{path}" for path in (*NUMBERED, *RESULTS)]
+    numbered = [f"tared/v1/{fleet or '+'}/+/{path}" for path in (*NUMBERED, *RESULTS)]
     shared = numbered if share is None else [f"$share/{share}/{topic}" for topic in numbered]
-    return [*shared, *(f"tared/v1/+/+/{path}" for path in STATES)]
+    return [*shared, *(f"tared/v1/{fleet or '+'}/+/{path}" for path in STATES)]

@@ -51,7 +51,7 @@ def page(
     refused: Sequence[Refused],
     silent_s: float,
 ) -> str:
-    """The whole file. records: the oldest first, those that have a subject are drawn. silent_s: as in `facts`."""
+    """The whole file. records: the oldest first, those of the rollouts are drawn. silent_s: as in `facts`."""
     now = time.time()
     known = [facts(each, now, silent_s) for each in devices]
     sections = {
@@ -108,8 +108,9 @@ def _drift(devices: Sequence[Device], known: Sequence[Mapping[str, Fact]]) -> It
 def _rollouts(rollouts: Sequence[Overview], records: Sequence[AuditEntry]) -> Iterator[str]:
     """When what was done to each, and what has become of its waves."""
     lanes: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
+    known = {each.rollout.id for each in rollouts}
     for record in records:
-        if record.subject:
+        if record.subject in known:
             when = time.strftime("%m-%d %H:%M:%S", time.gmtime(record.at))
             words = f"{when} {record.what}, by {record.who}" + (f": {record.why}" if record.why else "")
             lanes[record.subject].append((record.at, _STEPS.get(record.what.partition(",")[0], _BLUE), words))
@@ -121,7 +122,7 @@ def _rollouts(rollouts: Sequence[Overview], records: Sequence[AuditEntry]) -> It
     for overview in rollouts[:_MOST_LANES]:
         waves = [f"{wave + 1}: {told([Counter(counts)])}" for wave, counts in sorted(overview.counts.items())]
         rollout = overview.rollout
-        rows.append((rollout.id, rollout.spec.op, rollout.state.value, "; ".join(waves)))
+        rows.append((rollout.id, rollout.op, rollout.state.value, "; ".join(waves)))
     yield _table(["rollout", "op", "state", "boards by wave"], rows)
 
 

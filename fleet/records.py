@@ -78,11 +78,14 @@ def audited(store: Store, subject: str | None = None) -> list[AuditEntry]:
     return [AuditEntry(*row) for row in found]
 
 
-def refused(store: Store, newest: int = 100) -> list[Refused]:
-    """What lies in quarantine, the newest first."""
-    query = "SELECT fleet, device, topic, code, found, payload FROM quarantine ORDER BY id DESC LIMIT ?"
+def refused(store: Store, fleet: str | None = None, newest: int = 100) -> list[Refused]:
+    """What lies in quarantine of a fleet, of all where none is named, the newest first."""
+    query = (
+        "SELECT fleet, device, topic, code, found, payload FROM quarantine "
+        "WHERE fleet = coalesce(?, fleet) ORDER BY id DESC LIMIT ?"
+    )
     with store.begun("read") as transaction:
-        found = transaction.execute(query, (newest,))
+        found = transaction.execute(query, (fleet, newest))
     return [Refused(*row[:5], bytes(row[5])) for row in found]  # type: ignore[call-arg]  # mypy counts no slice
 
 

@@ -73,7 +73,7 @@ def quick_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "REPEAT_S", 0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.broker
 @pytest.mark.usefixtures("quick_repeats")
 def test_each_command_is_done_once_and_answered_truly_whenever_the_device_dies(

@@ -87,6 +87,11 @@ def fill(store: Store, evil: str) -> None:
     devices.tag(devices.all("default")[:1], {"site": "berlin"}, [], "ann")
     book, spec = RolloutBook(store, "ann"), Spec("recalibrate", waves="1,100%")
     book.abort(book.create("default", spec, book.plan("default", spec, "seed"), evil), "all", evil)
+    elsewhere = Status(state="online", session="s", boot_id="b", ts=now)
+    with store.begun() as transaction:
+        devices.told_status(transaction, {("paris", "board-9"): elsewhere}, now)
+        quarantine(transaction, [Refused("paris", "board-9", "event", "c", "of paris alone", b"")], now)
+    book.create("paris", spec, book.plan("paris", spec, "seed"), "of paris alone")
 
 
 def test_the_command_writes_one_file_in_which_nothing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,6 +117,7 @@ def test_the_command_writes_one_file_in_which_nothing_runs(tmp_path: Path, capsy
     ):
         assert words in text
     assert "1: 1 WAITING; 2: 1 WAITING" in text
+    assert "paris" not in text
 
 
 def test_a_fleet_of_which_nothing_is_known_has_a_page_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def test_fair_is_max_min_fair(asked: dict[str, float], total: float, shares: dic
     assert fair_shares(asked, total) == shares
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_the_daemon_with_a_null_engine_is_small(tmp_path: Path, mosquitto: RealBroker) -> None:
     """All it can give away is on: results in a file, on a socket and by MQTT, and metrics."""
     with camera(640, 480, 10.0) as url, null_daemon(tmp_path, Endpoint("127.0.0.1", mosquitto.port), url) as daemon:

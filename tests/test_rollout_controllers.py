@@ -106,6 +106,8 @@ def test_of_two_that_claim_at_once_one_has_it(where: str) -> None:
     with open_store(where) as one, open_store(where) as other:
         with one.begun("write") as transaction:
             identity = tables.create(transaction, "f", spec(), [[(1, "UTC")]], 0.0)
+            assert tables.claim(transaction, "one", 10.0, 40.0, (), fleet="another") == {}
+            assert tables.claim(transaction, "one", 10.0, 40.0, (identity,)) == {}
         claimed: list[str] = []
         with one.begun("write") as transaction:
             claimed += tables.claim(transaction, "one", 10.0, 40.0, ())
@@ -232,3 +234,7 @@ def test_a_rollout_of_a_newer_tared_is_left_alone_and_the_others_go_on(mosquitto
             transaction.execute("UPDATE rollouts SET spec = ? WHERE id = ?", (newer, strange))
         with controlling(mosquitto, where):
             assert ended(where, known).rollout.state is State.COMPLETED
+    at = ["--db", where]
+    for words in (["list", "--fleet", "simulated"], ["show", strange], ["abort", strange]):
+        assert main(["fleet", "rollout", *words, *at]) == 0
+    assert main(["fleet", "report", "--fleet", "simulated", "-o", str(tmp_path / "report.html"), *at]) == 0

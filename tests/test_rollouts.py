@@ -170,6 +170,7 @@ def test_a_board_that_is_lost_after_its_success_is_a_failure(mosquitto: RealBrok
     assert boards(where, identity, Target.KEPT) == names(2)  # nobody could tell it
 
 
+@pytest.mark.trial
 def test_a_busy_board_is_asked_again(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 2, job_s=2.0) as simulation:

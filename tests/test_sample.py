@@ -35,14 +35,14 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_no_frame_is_lost_and_the_swaps_happen_between_frames(summary: dict[str, Any]) -> None:
     assert summary["frames"] >= 2700
     assert summary["dropped"] == {}
     assert [swap["trigger"] for swap in summary["swaps"]] == ["first-start", "alarm"]
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_the_alarm_rises_by_itself_after_the_light_has_changed(summary: dict[str, Any]) -> None:
     (alarm,) = summary["alarms"]
     assert NIGHT_ENDS_S < alarm["onset_ts"] < MORNING_SURE_S
@@ -51,7 +51,7 @@ def test_the_alarm_rises_by_itself_after_the_light_has_changed(summary: dict[str
     assert summary["swaps"][1]["ts"] > alarm["ts"]
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_stale_scales_collapse_and_recalibration_restores(summary: dict[str, Any]) -> None:
     night, morning = summary["accuracy"]["first light"], summary["accuracy"]["last light"]
     first, second = (swap["artefact"] for swap in summary["swaps"])

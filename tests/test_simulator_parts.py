@@ -141,3 +141,16 @@ def test_pairs_change_what_is_named_and_nothing_else() -> None:
     assert pairs(Drift(), "db=6,groups=3") == Drift(db=6.0, groups=3)
     with pytest.raises(AgentError, match=r"cli\.arguments"):
         pairs(Drift(), "groups=half")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *((Drift(), text) for text in ("groups=0", "day_s=0", "db=nan", "ramp_s=-1", "spread_s=inf", "colour=1")),
+        *((Faults(), text) for text in ("crash=7", "every_s=0", "delay=-0.1", "hostile=many")),
+    ],
+)
+def test_what_no_simulation_could_do_is_refused(kind: Drift | Faults, text: str) -> None:
+    with pytest.raises(AgentError) as caught:
+        pairs(kind, text)
+    assert caught.value.code == "cli.arguments"

@@ -113,7 +113,7 @@ class Service:
         return int(self.machine.property("tared.service", "NRestarts"))
 
 
-@pytest.fixture(params=["as it ships", pytest.param("jit-hardened", marks=pytest.mark.trial)])
+@pytest.fixture(params=["as it ships", "jit-hardened"])
 def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBroker) -> Iterator[Service]:
     if reason := why_not():
         pytest.skip(f"systemd cannot run here: {reason}")
@@ -149,7 +149,7 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, any_broker: RealBrok
         yield Service(machine, tmp_path / "log", folders["switches"])
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.broker
 def test_it_serves_calibrates_hangs_and_serves_again(service: Service, any_broker: RealBroker) -> None:
     with Watcher(any_broker.endpoint) as watcher:

@@ -53,17 +53,24 @@ _SUBSCRIPTIONS = ("status", "reported", "cmd/+/result")
 
 class Controller:
     """signer: the operator's key, with which each command is signed. who: as the record names it. lease_s: for so long
-    what it holds stays its own after its death.
+    what it holds stays its own after its death. fleet: whose rollouts it carries out, None for all in the store.
 
     `rollouts` has those that it holds, as they were at the last step, `ended` those that came to their end with it.
     """
 
     def __init__(
-        self, endpoint: Endpoint, store: Store, who: str, signer: Signer | None = None, lease_s: float = LEASE_S
+        self,
+        endpoint: Endpoint,
+        store: Store,
+        who: str,
+        signer: Signer | None = None,
+        lease_s: float = LEASE_S,
+        fleet: str | None = None,
     ) -> None:
         self.rollouts: dict[str, Rollout] = {}
         self.ended: list[Rollout] = []
         self._has_looked = False
+        self._fleet = fleet
         self._store, self._who, self._signer, self._lease_s = store, who, signer, lease_s
         self._owner = f"{socket.gethostname()}/{uuid.uuid4().hex[:12]}"
         self._held: dict[tuple[str, str], Reported] = {}
@@ -77,7 +84,7 @@ class Controller:
         self._client = MqttClient(
             endpoint,
             f"tared-rollout-{uuid.uuid4().hex}",
-            subscriptions=[f"tared/v1/+/+/{path}" for path in _SUBSCRIPTIONS],
+            subscriptions=[f"tared/v1/{fleet or '+'}/+/{path}" for path in _SUBSCRIPTIONS],
             backoff=Backoff(0.2, 5.0),
             sources=[self._dispatch],
             intake=self._intake,
@@ -116,7 +123,7 @@ class Controller:
         now = time.time()
         unable = {each for each, until_s in self._unable.items() if until_s > time.monotonic()}
         with self._store.begun("write") as transaction:
-            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, unable)
+            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, unable, self._fleet)
         for identity, is_strange in claimed.items():
             if is_strange or identity not in self.rollouts:  # else it is as it is remembered here
                 self._lose(identity)

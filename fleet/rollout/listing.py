@@ -32,7 +32,7 @@ def as_object(overview: Overview) -> dict[str, Any]:
         "id": rollout.id,
         "fleet": rollout.fleet,
         "state": rollout.state.value,
-        "op": rollout.spec.op,
+        "op": rollout.op,
         "wave": rollout.wave + 1,
         "waves": [
             {each.value: count for each, count in sorted(overview.counts[wave].items()) if count}
@@ -48,7 +48,7 @@ def details(overview: Overview, boards: Sequence[TargetRow], commands: Sequence[
     keys = ("device", "for", "id", "sent", "status", "command", "result")
     return {
         **as_object(overview),
-        "spec": json.loads(overview.rollout.spec.to_json()),
+        "spec": json.loads(overview.rollout.wishes),
         "boards": [
             {"device": each.name, "wave": each.wave + 1, "state": each.state.value, "reason": each.reason}
             for each in boards
@@ -71,14 +71,14 @@ def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
         rollout = each.rollout
         wave = f"{rollout.wave + 1} of {rollout.waves}"
         boards = told(map(Counter, each.counts.values()))
-        table.add_row(rollout.id, rollout.spec.op, rollout.state.value, wave, boards, _when(rollout.created))
+        table.add_row(rollout.id, rollout.op, rollout.state.value, wave, boards, _when(rollout.created))
     console.print(table)
 
 
 def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Console) -> None:
     """Its waves, those of its boards that stand out, and all that is on record of it."""
     rollout = overview.rollout
-    console.print(Text(f"{rollout.id} {rollout.spec.op} in {rollout.fleet}: {rollout.state.value}"))
+    console.print(Text(f"{rollout.id} {rollout.op} in {rollout.fleet}: {rollout.state.value}"))
     waves = _table(console, "wave", "boards")
     for wave, counts in sorted(overview.counts.items()):
         here = " <" if wave == rollout.wave and not rollout.state.over else ""

@@ -37,8 +37,8 @@ class Spec:
     command waits for a board that is away; deadline_s: how long a board may be at it. silent_s: as in `facts`. file:
     whose pieces are sent to boards.
 
-    Raises CommandError for what cannot be: `rollout.op`, `.waves`, `.gate`, `.window`, `.zone`, `.order`, and as
-    `new_command`.
+    Raises CommandError for what cannot be: `rollout.op`, `.waves`, `.gate`, `.window`, `.zone`, `.order`, `.time`, and
+    as `new_command`.
     """
 
     op: str
@@ -60,6 +60,9 @@ class Spec:
         if self.op not in OPS:
             raise CommandError("rollout.op", repr(self.op), f"one of {', '.join(OPS)}", "correct --op")
         _ = self.args, self.parsed_waves, self.parsed_gates, self.parsed_windows
+        if min(self.valid_s, self.silent_s) <= 0.0 or self.at_once < 1:
+            found = f"valid {self.valid_s:g} s, silent {self.silent_s:g} s, {self.at_once} at once"
+            raise CommandError("rollout.time", found, "times above 0, and one board at once", "correct them")
         check_zone(self.timezone)
         check_order(self.order)
 

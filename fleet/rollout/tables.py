@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from agent.errors import CommandError
 from fleet.rollout.spec import Spec
@@ -16,13 +18,13 @@ _ROLLOUT = "id, fleet, spec, state, wave, waves, soak_until, undo_from, ends_as,
 
 @dataclass(frozen=True)
 class Rollout:
-    """wave: the present one, from 0, of so many. soak_until: until when it is looked at, None before all of it is
-    settled. undo_from: the first wave whose boards are to go back, once it is UNDOING, to end as `ends_as`. Unix times
-    in s."""
+    """wishes: what it is to do, as JSON. wave: the present one, from 0, of so many. soak_until: until when it is looked
+    at, None before all of it is settled. undo_from: the first wave whose boards are to go back, once it is UNDOING, to
+    end as `ends_as`. Unix times in s."""
 
     id: str
     fleet: str
-    spec: Spec
+    wishes: str
     state: State
     wave: int
     waves: int
@@ -32,6 +34,16 @@ class Rollout:
     created: float
     lease_owner: str | None
     lease_until: float
+
+    @cached_property
+    def spec(self) -> Spec:
+        """Its wishes, read. Raises CommandError (`rollout.spec`) for those of a newer tared."""
+        return Spec.from_json(self.wishes)
+
+    @property
+    def op(self) -> str:
+        """Of any tared's."""
+        return str(json.loads(self.wishes).get("op"))
 
 
 def create(
@@ -58,8 +70,7 @@ def create(
 
 
 def find(transaction: Transaction, identity: str) -> Rollout:
-    """By its id, or the beginning of it that only one has. Raises CommandError (`rollout.unknown`, and `rollout.spec`
-    for one of a newer tared)."""
+    """By its id, or the beginning of it that only one has. Raises CommandError (`rollout.unknown`)."""
     ids = [str(row[0]) for row in transaction.execute("SELECT id FROM rollouts")]
     found = [each for each in ids if each.startswith(identity)] if identity else []
     if len(found) != 1:
@@ -82,19 +93,21 @@ def rollouts(transaction: Transaction, fleet: str | None = None) -> list[Rollout
     return [_rollout(row) for row in found]
 
 
-def claim(transaction: Transaction, owner: str, now: float, until: float, but: Collection[str]) -> dict[str, bool]:
+def claim(
+    transaction: Transaction, owner: str, now: float, until: float, but: Collection[str], fleet: str | None = None
+) -> dict[str, bool]:
     """The ids of the rollouts that are not over and nobody else holds; from now on `owner` does, `until` then. True for
     one that somebody else may have moved since the owner had it, if ever. but: those it cannot carry out, and leaves
-    to others.
+    to others. fleet: only those of this one.
 
     Of two that claim at the same moment each takes what the other has not: rows that are being taken are passed over.
     """
     free = (
         "SELECT id, lease_owner FROM rollouts WHERE state IN (?, ?, ?) AND (lease_owner = ? OR lease_until < ?) "
-        f"ORDER BY created {transaction.skip_locked}"
+        f"AND fleet = coalesce(?, fleet) ORDER BY created {transaction.skip_locked}"
     )
     live = [each.value for each in State if not each.over]
-    rows = transaction.execute(free, (*live, owner, now))
+    rows = transaction.execute(free, (*live, owner, now, fleet))
     found = {str(identity): former != owner for identity, former in rows if identity not in but}
     take = "UPDATE rollouts SET lease_owner = ?, lease_until = ? WHERE id = ?"
     transaction.execute_many(take, [(owner, until, identity) for identity in found])
@@ -138,7 +151,5 @@ def move(transaction: Transaction, rollout: Rollout) -> None:
 
 
 def _rollout(row: Row) -> Rollout:
-    identity, fleet, spec, state, wave, waves, soak_until, undo_from, ends_as, *rest = row
-    return Rollout(
-        identity, fleet, Spec.from_json(spec), State(state), wave, waves, soak_until, undo_from, State(ends_as), *rest
-    )
+    identity, fleet, wishes, state, wave, waves, soak_until, undo_from, ends_as, *rest = row
+    return Rollout(identity, fleet, wishes, State(state), wave, waves, soak_until, undo_from, State(ends_as), *rest)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from agent.publishing import Message
 from agent.topics import Topics
 from agent.wire import MAX_PAYLOAD_BYTES
+from fleet.simulator.scene import check_range
 
 _LATEST_S = 3.0  # a message that is delayed comes within so long
 
@@ -28,6 +29,12 @@ class Faults:
     duplicate: float = 0.0
     delay: float = 0.0
     every_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raises AgentError (`cli.arguments`) for shares that are none."""
+        shares = self.crash, self.restore, self.no_clock, self.hostile, self.duplicate, self.delay
+        check_range("shares", shares, 0.0, 1.0)
+        check_range("every_s", (self.every_s,), 1e-3)
 
     def garbled(self, rng: random.Random) -> tuple[int, float]:
         """How often one message is sent, and how late, in s."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from agent.errors import AgentError
 from agent.messages import CameraTelemetry, Fidelity, Latency, Observing
 
 CAMERA = "camera"  # its name
@@ -23,6 +25,14 @@ _LOSS_PER_DB = 0.03
 _BAD_LOSS = 0.35
 _BAD_SLOWDOWN = 1.4
 _ERROR = 0.05  # of a confidence interval
+
+
+def check_range(names: str, values: Sequence[float], least: float, most: float = math.inf) -> None:
+    """Raises AgentError (`cli.arguments`) where one of them is no such number."""
+    for value in values:
+        if not (math.isfinite(value) and least <= value <= most):
+            expected = f"{names} of {least:g} and more" if most == math.inf else f"{names} from {least:g} to {most:g}"
+            raise AgentError("cli.arguments", f"{value:g}", expected, "correct it")
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,12 @@ class Drift:
     ramp_s: float = 60.0
     groups: int = 8
     day_s: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        """Raises AgentError (`cli.arguments`) for what no scene could do."""
+        check_range("db, after_s, spread_s, ramp_s", (self.db, self.after_s, self.spread_s, self.ramp_s), 0.0)
+        check_range("groups", (self.groups,), 1.0)
+        check_range("day_s", (self.day_s,), 1e-3)
 
 
 @dataclass(frozen=True)
