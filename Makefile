@@ -34,7 +34,7 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 
 trials: $(VENV)/.test broker postgres
-	@$(BIN)/python -m pytest -m trial -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -m trial -n 2 --dist worksteal --durations 40
 
 soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak
