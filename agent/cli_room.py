@@ -151,7 +151,9 @@ def _report(options: argparse.Namespace) -> int:
     with open_existing(options.db) as store:
         selected = select(Devices(store), options.fleet, options.where, options.silent)
         rollouts = RolloutBook(store, getpass.getuser()).all(options.fleet)
-        text = page(options.fleet, selected, rollouts, audited(store), refused(store, options.fleet), options.silent)
+        text = page(
+            options.fleet, selected, rollouts, audited(store), refused(store, fleet=options.fleet), options.silent
+        )
     try:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:

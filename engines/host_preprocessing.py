@@ -98,7 +98,8 @@ class HostPreprocess:
 
     def paint(self, frame: NDArray[np.uint8]) -> None:
         """Make the network input of a BGR frame uint8 of the transform's size, whose pixels lie side by side."""
-        self._resize(frame.ctypes.data, frame.strides[0], self._at)
+        begin: int = frame.__array_interface__["data"][0]  # `ctypes.data` leaves objects in a circle behind
+        self._resize(begin, frame.strides[0], self._at)
 
 
 def _columns(transform: ImageTransform) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint16]]:

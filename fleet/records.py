@@ -78,7 +78,7 @@ def audited(store: Store, subject: str | None = None) -> list[AuditEntry]:
     return [AuditEntry(*row) for row in found]
 
 
-def refused(store: Store, fleet: str | None = None, newest: int = 100) -> list[Refused]:
+def refused(store: Store, newest: int = 100, fleet: str | None = None) -> list[Refused]:
     """What lies in quarantine of a fleet, of all where none is named, the newest first."""
     query = (
         "SELECT fleet, device, topic, code, found, payload FROM quarantine "
