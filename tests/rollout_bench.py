@@ -58,7 +58,6 @@ class Commands:
 
     def __init__(self, broker: RealBroker) -> None:
         self.ids: dict[tuple[str, str], set[str]] = defaultdict(set)
-        self.documents: list[dict[str, Any]] = []
         self._intake = Intake(16 << 20)
         self._client = MqttClient(broker.endpoint, "spy", subscriptions=["tared/v1/+/+/cmd"], intake=self._intake)
 
@@ -74,7 +73,6 @@ class Commands:
         """By device, the ids of all commands of this op so far."""
         for topic, payload, _ in self._intake.take(1 << 30, 0.2, 0.0):
             document = json.loads(payload)
-            self.documents.append(document)
             self.ids[topic.decode().split("/")[3], document["op"]].add(document["id"])
         return {device: ids for (device, each), ids in self.ids.items() if each == op}
 

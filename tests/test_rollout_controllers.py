@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brokers import RealBroker, eventually
@@ -44,8 +45,8 @@ def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subproc
             process.kill()
 
 
-def spec(**wishes: object) -> Spec:
-    return Spec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", **wishes)  # type: ignore[arg-type]
+def spec(**wishes: Any) -> Spec:
+    return Spec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", **wishes)
 
 
 @pytest.mark.trial
@@ -170,9 +171,9 @@ def test_the_command_line_from_creation_to_the_end(
     where = str(tmp_path / "db")
     rollout, at = ["fleet", "rollout"], ["--db", where]
 
-    def told(*words: str) -> dict[str, object]:
+    def told(*words: str) -> dict[str, Any]:
         assert main([*rollout, *words, "--json"]) == 0
-        found: dict[str, object] = json.loads(capsys.readouterr().out)
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
         return found
 
     with a_fleet(mosquitto, where, 3):
@@ -189,8 +190,8 @@ def test_the_command_line_from_creation_to_the_end(
         assert json.loads(capsys.readouterr().out) == {"ended": {identity: "COMPLETED"}}
     shown = told("show", identity, *at)
     assert shown["waves"] == [{"DONE": 3}]
-    assert [each["what"] for each in shown["records"]][:3] == ["created", "paused", "resumed"]  # type: ignore[attr-defined]
-    assert len(shown["commands"]) == 3  # type: ignore[arg-type]
+    assert [each["what"] for each in shown["records"]][:3] == ["created", "paused", "resumed"]
+    assert len(shown["commands"]) == 3
     for words in (["list", *at, "--fleet", "simulated"], ["show", identity, *at]):
         assert main([*rollout, *words]) == 0
         assert "COMPLETED" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from brokers import RealBroker, eventually
@@ -26,8 +27,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 GATES = "fidelity>=0.2,latency_p99<=1.25x,failures<=5%"
 
 
-def quick(op: str = "recalibrate", **wishes: object) -> Spec:
-    return Spec(**{"op": op, "gates": GATES, "soak_s": 1.0, "waves": "1,4,100%", "order": "name", **wishes})  # type: ignore[arg-type]
+def quick(op: str = "recalibrate", **wishes: Any) -> Spec:
+    return Spec(**{"op": op, "gates": GATES, "soak_s": 1.0, "waves": "1,4,100%", "order": "name", **wishes})
 
 
 def names(*numbers: int) -> set[str]:
@@ -213,7 +214,7 @@ def test_a_policy_goes_back_to_what_each_board_had(mosquitto: RealBroker, tmp_pa
     with a_fleet(mosquitto, where, 4) as simulation, controlling(mosquitto, where):
 
         def periods() -> list[object]:
-            return [board._daemon._settings.reported().values[key] for board in simulation._boards]  # type: ignore[union-attr]
+            return [board._daemon._settings.reported().values[key] for board in simulation._boards]  # type: ignore[union-attr]  # they have started
 
         good = begin(where, quick("policy", arguments={key: 0.6}, waves="100%", gates="failures<=0%"))
         assert ended(where, good).rollout.state is State.COMPLETED
