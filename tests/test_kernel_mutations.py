@@ -1,7 +1,7 @@
 """Bugs planted in kernels.cu, each of which some check has to find: does the fiber executor see what a GPU would do?
 
 A schedule finds what comes out wrong in some order of the threads; ThreadSanitizer what could come out wrong in
-another; AddressSanitizer what reads or writes beyond its memory without any effect yet.
+another; AddressSanitizer what reads or writes beyond its memory, which without it may be seen or not, or end anything.
 """
 
 from __future__ import annotations
@@ -100,11 +100,12 @@ MUTATIONS = [
              "(above * row.first_weight + below * row.second_weight + (1 << 21)) >> 22"),
     Mutation("rows weighed the wrong way round", "(below >> 4) * row.second_weight", "(below >> 4) * row.first_weight"),
     Mutation("the lower row read from the upper one", "lower[column.second]", "upper[column.second]"),
-    Mutation("the columns' taps taken for the rows'", "taps[width + pixel / width]", "taps[pixel / width]"),
+    Mutation("the columns' taps taken for the rows'", "taps[width + pixel / width]", "taps[pixel / width]", ADDRESS,
+             "heap-buffer-overflow"),
     Mutation("frames of any stride read as if packed", "(long long)row.second * row_bytes",
              "(long long)row.second * (row_bytes - 9)"),
     Mutation("padding left out above and below", SHOWN, "column.first >= 0", ADDRESS, "heap-buffer-overflow"),
-    Mutation("padding left out to the sides", SHOWN, "row.first >= 0"),
+    Mutation("padding left out to the sides", SHOWN, "row.first >= 0", ADDRESS, "heap-buffer-overflow"),
     Mutation("a pixel too many", "if (pixel >= pixels) return;", "if (pixel > pixels) return;", ADDRESS,
              "heap-buffer-overflow"),
     Mutation("red for blue in the grey", "levels[0] * BLUE", "levels[2] * BLUE"),
@@ -112,7 +113,8 @@ MUTATIONS = [
     Mutation("channels in the frame's order", "color == RGB ? levels[0] : levels[2]", "levels[2]"),
     Mutation("three channels for grey", "color == GRAY ? 1 : 3", "3", ADDRESS, "heap-buffer-overflow"),
     Mutation("channels last written as if first", "transform->channels_last ? ", "false ? "),
-    Mutation("channels last of a grey image three apart", "(u64)pixel * channels + k", "(u64)pixel * 3 + k"),
+    Mutation("channels last of a grey image three apart", "(u64)pixel * channels + k", "(u64)pixel * 3 + k", ADDRESS,
+             "heap-buffer-overflow"),
     Mutation("bytes written as floats", "if (transform->is_bytes)", "if (false)", ADDRESS, "heap-buffer-overflow"),
     Mutation("one gain for all channels", "transform->gain[k]", "transform->gain[0]"),
     Mutation("a product and a sum rounded once",
