@@ -25,8 +25,8 @@ _CAMERA = (640, 480, 10.0)
 _HELD_S = 10.0
 _HOUR_S = 3600.0
 _CLIP_FPS = 10.0
-# Of capture time, before the hour: the first calibration is in service, and what is bounded by a number of frames is full,
-# 8,700 answers for labels that may come.
+# Of capture time, before the hour: the first calibration is in service, and what is bounded by a number of frames is
+# full, 8,700 answers for labels that may come.
 _WARM_S = 1200.0
 _FLAT = 0.02
 _LOOK_S = 1.0
