@@ -72,6 +72,10 @@ def exposing(host: str, port: int) -> Iterator[Exposition]:
 
 
 def _frames(now: Moment) -> Iterator[Metric]:
+    there = GaugeMetricFamily("tared_camera_up", "Whether the camera gives frames now.", labels=["camera"])
+    for camera in now.cameras:
+        there.add_metric([camera.name], float(camera.up))
+    yield there
     served = CounterMetricFamily("tared_frames", "Frames served since the daemon began.", labels=["camera"])
     for camera in now.cameras:
         served.add_metric([camera.name], camera.loop.frames)

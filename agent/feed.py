@@ -33,7 +33,7 @@ def total_frames(sources: Sequence[Source], limit: int) -> int | None:
 
 class Feed:
     """`meter` is sampled for telemetry, `run_meter` once for the summary; labels go to `accuracy`. `newest` is the
-    latest answer."""
+    latest answer. `lost` is the code of the error for which the camera is away, as `on_change` hears it; else empty."""
 
     def __init__(
         self,
@@ -52,7 +52,11 @@ class Feed:
         self.run_meter = LoopMeter(lambda: slot.dropped)
         self.accuracy = LiveAccuracy(task)
         self.newest: Served | None = None
-        self.capture = CaptureThread(source, slot, camera.speed, frame_limit, on_change, camera.silence_s, camera.name)
+        self.lost = ""
+        self._on_change = on_change
+        self.capture = CaptureThread(
+            source, slot, camera.speed, frame_limit, self._changed, camera.silence_s, camera.name
+        )
         self._slot = slot
         self._beat, self._beaten_s = self.capture.beat, time.monotonic()
 
@@ -60,6 +64,12 @@ class Feed:
     def last_ts(self) -> float:
         """Capture time of the latest frame that was answered; 0 before the first."""
         return self.newest.frame.ts if self.newest is not None else 0.0
+
+    @property
+    def up(self) -> bool:
+        """Whether the camera is there: it has given a frame, is not lost since, and has not come to its end."""
+        frames, _ = self.capture.beat
+        return frames > 0 and not self.lost and self.capture.is_alive()
 
     def look(self) -> None:
         """Whether the camera has fallen silent, which `on_change` hears, and whether its thread hangs."""
@@ -83,6 +93,10 @@ class Feed:
     def dropped(self) -> Mapping[str, int]:
         """Frames that nobody took, by cause."""
         return self._slot.dropped
+
+    def _changed(self, error: CameraError | None) -> None:
+        self.lost = error.code if error is not None else ""
+        self._on_change(error)
 
     def answered(self, served: Served) -> None:
         """A sink of the frame path."""

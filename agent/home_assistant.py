@@ -34,6 +34,12 @@ _CAMERA = "CAMERA"
 # Sensors by the document they read; CAMERA is the camera's name, as a literal of the template language. What nobody
 # knows is none, which Home Assistant shows as unknown.
 _OF_TELEMETRY: Mapping[str, Mapping[str, Any]] = {
+    "up": {
+        "platform": "binary_sensor",
+        "name": "Camera",
+        "value_template": "{{ 'ON' if value_json.cameras[CAMERA].up else 'OFF' }}",
+        "device_class": "connectivity",
+    },
     "fps": {
         "name": "Frame rate",
         "value_template": "{{ value_json.cameras[CAMERA].fps }}",

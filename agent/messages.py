@@ -131,11 +131,17 @@ class CameraTelemetry(Document):
 
     `latency_ms` is from a frame's arrival to its answer, `published_ms` until every output of results was handed it.
 
+    `up` is whether the camera is there: it has given a frame and is not lost since; a recording, until its end. `lost`
+    is the code of the error for which it is away, absent while it is there or has yet to be opened. Older agents tell
+    neither.
+
     `observer` says why nothing is observed now, "preparing" or the code of an error; drift and fidelity, and what
     follows from them, are absent then, because nobody knows them.
     """
 
     fps: float
+    up: bool | None = None
+    lost: str | None = None
     dropped: dict[str, int] = {}
     latency_ms: Latency
     published_ms: Latency | None = None

@@ -59,13 +59,16 @@ class Orders:
         )
 
     def _camera_status(self, camera: str, state: ObserverState) -> dict[str, JsonValue]:
+        feed = self._pipeline.feeds[camera]
         return {
             "camera": camera,
+            "up": feed.up,
+            "lost": feed.lost or None,
             "fidelity": asdict(state.fidelity),
             "fidelity_hour": state.fidelity_hour.as_dict(),
-            "accuracy": self._pipeline.feeds[camera].accuracy.estimate.as_dict(),
+            "accuracy": feed.accuracy.estimate.as_dict(),
             "drift": asdict(state.drift) if state.drift else None,
-            "view": state.view.trouble or "good",
+            "view": (state.view.trouble or "good") if feed.up else None,  # what nobody sees now is not known now
         }
 
     def _on_recalibrate(self, args: RecalibrateArgs, report: Report) -> None:

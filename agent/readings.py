@@ -30,6 +30,7 @@ class CameraMoment:
     """One camera at one moment; None is unknown: what nobody observes now."""
 
     name: str
+    up: bool
     loop: LoopTotals
     fidelity: Interval | None
     drift: DriftState | None
@@ -94,6 +95,8 @@ class Readings:
         observed = not state.outage
         return CameraTelemetry(
             fps=loop.fps,
+            up=feed.up,
+            lost=feed.lost or None,
             dropped=dict(loop.dropped),
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
             published_ms=self._published_ms(feed.name),
@@ -134,6 +137,7 @@ def _camera_moment(feed: Feed, state: ObserverState) -> CameraMoment:
     observed = not state.outage
     return CameraMoment(
         name=feed.name,
+        up=feed.up,
         loop=feed.run_meter.totals(),
         fidelity=state.fidelity if state.fidelity.n and observed else None,
         drift=state.drift if observed else None,

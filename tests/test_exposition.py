@@ -94,7 +94,8 @@ def test_a_running_daemon_is_scraped(scraped: World) -> None:
     assert names >= {
         "tared_frames", "tared_dropped_frames", "tared_frame_latency_seconds", "tared_fidelity_ratio",
         "tared_drift_predicted_gain_db", "tared_drift_state", "tared_engine_info", "tared_job_state",
-        "tared_observer_up", "tared_mqtt_connected", "tared_board_memory_available_bytes", "process_cpu_seconds",
+        "tared_camera_up", "tared_observer_up", "tared_mqtt_connected", "tared_board_memory_available_bytes",
+        "process_cpu_seconds",
     }  # fmt: skip
     by_name = {family.name: family for family in families}
     for state in ("tared_job_state", "tared_drift_state"):

@@ -11,6 +11,7 @@ import pytest
 from agent import feed as feed_module
 from agent.camera_config import CameraConfig
 from agent.capture import FrameSlot
+from agent.errors import CameraError
 from agent.feed import Feed, total_frames
 from agent.source import Source
 
@@ -43,9 +44,9 @@ class Reading(threading.Thread):
     def look(self) -> None: ...
 
 
-def watched(live: bool = True) -> tuple[Feed, Any]:
+def watched(live: bool = True, on_change: Callable[[CameraError | None], None] = lambda _: None) -> tuple[Feed, Any]:
     source = Source("rtsp", "rtsp://127.0.0.1:1/x") if live else Source("video", "clip.avi")
-    feed = Feed(CameraConfig(source=source.location), source, FrameSlot(not live), "classify", 0, lambda _: None)
+    feed = Feed(CameraConfig(source=source.location), source, FrameSlot(not live), "classify", 0, on_change)
     reading: Any = Reading()
     feed.capture = reading
     reading.start()
@@ -86,6 +87,23 @@ def test_one_that_has_ended_and_a_recording_that_waits_do_not_hang(clock: Clock)
         pass_time(each, clock, 300.0)
         assert not each.hangs
     waiting.let_go.set()
+
+
+def test_a_camera_is_up_from_its_first_frame_until_it_is_lost_or_over() -> None:
+    heard: list[CameraError | None] = []
+    feed, reading = watched(on_change=heard.append)
+    assert (feed.up, feed.lost) == (False, "")
+    error = CameraError("camera.silent", "nothing", "frames", "check it")
+    feed._changed(error)
+    assert (feed.up, feed.lost) == (False, "camera.silent")
+    reading.beat = 1, 1
+    assert not feed.up, "not before it is told to be back"
+    feed._changed(None)
+    assert (feed.up, feed.lost) == (True, "")
+    assert heard == [error, None]
+    reading.let_go.set()
+    reading.join(30.0)
+    assert not feed.up
 
 
 def test_frames_to_come_are_those_of_all_sources_or_unknown() -> None:

@@ -1,8 +1,9 @@
 """What Home Assistant is told, by its own published rules, with its templates rendered, and when it is told.
 
 The rules are those of Home Assistant's MQTT integration: `schemas.py` (DEVICE_DISCOVERY_SCHEMA, which refuses unknown
-keys), `sensor.py`, `button.py` and the topic pattern of `discovery.py`, as documented at
-https://www.home-assistant.io/integrations/mqtt/#discovery-messages, /integrations/sensor.mqtt/ and /button.mqtt/.
+keys), `sensor.py`, `binary_sensor.py`, `button.py` and the topic pattern of `discovery.py`, as documented at
+https://www.home-assistant.io/integrations/mqtt/#discovery-messages, /integrations/sensor.mqtt/, /binary_sensor.mqtt/
+and /button.mqtt/.
 """
 
 from __future__ import annotations
@@ -52,9 +53,15 @@ ENTITY_KEYS = {"platform", "name", "unique_id", "icon", "entity_category", "devi
 SENSOR_KEYS = ENTITY_KEYS | {
     "state_topic", "value_template", "unit_of_measurement", "state_class", "options", "suggested_display_precision",
 }  # fmt: skip
+BINARY_KEYS = ENTITY_KEYS | {"state_topic", "value_template", "payload_on", "payload_off"}
 BUTTON_KEYS = ENTITY_KEYS | {"command_topic", "command_template", "payload_press", "retain"}
 UNITS = {"duration": {"d", "h", "min", "s", "ms", "μs"}, "temperature": {"°C", "°F", "K"}, "enum": {None}}
-CATEGORIES = {"sensor": {None, "diagnostic"}, "button": {None, "config", "diagnostic"}}
+BINARY_CLASSES = {None, "connectivity", "problem", "running"}  # of many
+CATEGORIES = {
+    "sensor": {None, "diagnostic"},
+    "binary_sensor": {None, "diagnostic"},
+    "button": {None, "config", "diagnostic"},
+}
 
 
 def check_rules(document: dict[str, Any]) -> None:
@@ -82,6 +89,10 @@ def check_component(component: dict[str, Any]) -> None:
         assert component.keys() <= BUTTON_KEYS
         return
     assert component["state_topic"]
+    if platform == "binary_sensor":
+        assert component.keys() <= BINARY_KEYS
+        assert component.get("device_class") in BINARY_CLASSES
+        return
     assert component.keys() <= SENSOR_KEYS
     kind = component.get("device_class")
     assert component.get("unit_of_measurement") in UNITS.get(kind or "", {component.get("unit_of_measurement")})
@@ -99,7 +110,7 @@ def render(template: str, payload: bytes = b"{}") -> str:
 
 
 def telemetry(**camera: Any) -> bytes:
-    told = CameraTelemetry(fps=29.97, latency_ms=Latency(p50=4.0, p99=9.5), **camera)
+    told = CameraTelemetry(fps=29.97, latency_ms=Latency(p50=4.0, p99=9.5), **{"up": True, **camera})
     health = {"temperature_cpu_c": 51.5, "temperature_tj_c": 61.0, "rss_bytes": 1.0}
     return Telemetry(epoch=1, seq=1, ts=0.0, cameras={CAMERA: told}, health=health).to_json()
 
@@ -133,6 +144,7 @@ def test_sensors_show_what_telemetry_tells() -> None:
     drift = {"state": "warning", "gain_db": 3.5}
     fidelity = Fidelity(estimate=0.75, low=0.5, high=1.0, n=9)
     assert shown(telemetry(drift=drift, fidelity=fidelity), TOPICS.telemetry) == {
+        "up": "ON",
         "fps": "29.97",
         "latency": "9.5",
         "fidelity": "75.0",
@@ -143,6 +155,12 @@ def test_sensors_show_what_telemetry_tells() -> None:
     assert shown(BIRTH.to_json(), TOPICS.birth) == {"engine": "abc"}
     status = Status(state="degraded", session="", boot_id="", ts=0.0)
     assert shown(status.to_json(), TOPICS.status) == {"state": "degraded"}
+
+
+def test_a_camera_that_is_lost_shows_as_not_connected() -> None:
+    """By the two payloads that a binary sensor knows of itself."""
+    lost = telemetry(up=False, lost="camera.silent")
+    assert shown(lost, TOPICS.telemetry)["up"] == "OFF"
 
 
 def test_what_nobody_knows_shows_as_unknown() -> None:

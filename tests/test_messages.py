@@ -71,6 +71,8 @@ def test_a_name_that_passes_is_one_topic_level(name: str) -> None:
             cameras={
                 "north": CameraTelemetry(
                     fps=29.97,
+                    up=False,
+                    lost="camera.silent",
                     dropped={"busy": 3},
                     latency_ms=Latency(p50=8.0, p99=21.5),
                     drift={"gain_db": 0.4, "alarm": False},

@@ -10,8 +10,9 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from brokers import RealBroker, Watcher, eventually
+from brokers import RealBroker, Watcher, eventually, free_port
 from mjpeg_server import MjpegServer
+from test_exposition import value
 from worlds import ALARM_COMMIT, World, make_world, write_clip
 
 from agent.requests import CommandResult
@@ -126,6 +127,42 @@ def test_one_that_is_lost_is_named_and_the_other_goes_on(tmp_path: Path, any_bro
             eventually(back, 30.0)
             process.terminate()
             process.communicate(timeout=30.0)
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+def test_whether_each_is_there_is_in_status_telemetry_and_metrics(tmp_path: Path, any_broker: RealBroker) -> None:
+    """One gives frames, one falls silent and comes back, and one has never given any."""
+    port = free_port()
+    with MjpegServer(fps=20.0) as steady, MjpegServer(fps=20.0) as shaky:
+        world = make_world(tmp_path, lambda _: 0.5, 0.2, mqtt=mqtt(any_broker), metrics={"port": port})
+        urls = {"steady": steady.url, "shaky": shaky.url, "never": f"http://127.0.0.1:{free_port()}/x"}
+        of_cameras(world, *({"name": name, "source": url, "silence_s": 0.5} for name, url in urls.items()))
+        with Watcher(any_broker.endpoint) as watcher, world.running():
+
+            def up() -> dict[str, bool]:
+                samples = told(watcher, TOPICS.telemetry)
+                return {name: each["up"] for name, each in samples[-1]["cameras"].items()} if samples else {}
+
+            eventually(lambda: up() == {"steady": True, "shaky": True, "never": False}, 60.0)
+            shaky.silent = True
+            eventually(lambda: up() == {"steady": True, "shaky": False, "never": False}, 30.0)
+            latest = told(watcher, TOPICS.telemetry)[-1]["cameras"]
+            assert {name: each.get("lost") for name, each in latest.items()} == {
+                "steady": None,
+                "shaky": "camera.silent",
+                "never": "camera.open",
+            }
+            cameras = (ask(any_broker, "status").result or {})["cameras"]
+            assert {name: (each["up"], each["lost"], each["view"] is None) for name, each in cameras.items()} == {
+                "steady": (True, None, False),
+                "shaky": (False, "camera.silent", True),
+                "never": (False, "camera.open", True),
+            }
+            scraped = [value(port, "tared_camera_up", camera=name) for name in urls]
+            assert scraped == [1.0, 0.0, 0.0]
+            shaky.silent = False
+            eventually(lambda: up() == {"steady": True, "shaky": True, "never": False}, 30.0)
 
 
 @pytest.mark.broker

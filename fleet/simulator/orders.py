@@ -63,6 +63,8 @@ class Orders:
             "raised": False,
             "frames": round(30.0 * t_s),
             "camera": CAMERA,
+            "up": True,
+            "lost": None,
             "fidelity": fidelity,
             "fidelity_hour": fidelity,
             "accuracy": Accuracy(estimate=0.0, low=0.0, high=1.0, n=0).model_dump(),

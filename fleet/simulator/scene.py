@@ -103,6 +103,7 @@ class Scene:
         fidelity = self.fidelity(engine, since_s, t_s)
         return CameraTelemetry(
             fps=round(min(_FPS, 1000.0 / p50) * self._rng.uniform(0.995, 1.0), 2),
+            up=True,
             dropped={"slow": 1} if self._rng.random() < 0.01 else {},
             latency_ms=Latency(p50=round(p50, 2), p99=round(1.6 * p50, 2)),
             drift=self.drift(engine, t_s),
