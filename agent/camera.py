@@ -84,6 +84,7 @@ def _read(source: Source, silence_s: float, reading: Reading) -> Iterator[tuple[
     stream = open_mjpeg(source, silence_s) if source.kind == "http" else None
     if stream is not None:
         with stream:
+            source.check_undecoded()
             yield from _read_mjpeg(stream, reading.losses)
         return
     capture = open_capture(source, silence_s)

@@ -27,6 +27,9 @@ def _repeats(value: object) -> object:
 Repeats = Annotated[float | Literal["auto"] | None, BeforeValidator(_repeats)]
 
 
+_OF_THE_KIND = ("speed", "silence_s", "frozen_s", "labels")  # beside what `Asked` has
+
+
 class CameraConfig(Strict):
     """Where the frames come from."""
 
@@ -49,11 +52,14 @@ class CameraConfig(Strict):
 
     def opened(self) -> Source:
         """What is read, and how. Raises CameraError as `parse_source`, and `camera.option` for a key that does not fit
-        the kind of source, or comes alone."""
+        the kind of source and has not its default, or comes alone."""
         if (self.width is None) != (self.height is None):
             found = f"camera.width: {self.width}, camera.height: {self.height}"
             raise CameraError("camera.option", found, "both or none of them", "say the other one too")
         source = parse_source(self.source)
+        for key in _OF_THE_KIND:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                source.check_takes(key, getattr(self, key))
         asked = Asked(
             self.transport, self.decode_threads, self.pixel_format, self.width, self.height, self.fps, self.flip
         )

@@ -118,6 +118,13 @@ class BatchConfig(Strict):
     frames: int = Field(default=1, ge=1, le=32)
     wait_s: Finite = Field(default=0.0, ge=0.0, le=1.0)
 
+    @field_validator("wait_s")
+    @classmethod
+    def _waits_for_somebody(cls, wait_s: float, info: ValidationInfo) -> float:
+        if wait_s > 0.0 and info.data.get("frames") == 1:
+            raise ValueError("0 where batch.frames is 1: a frame by itself waits for no other")
+        return wait_s
+
 
 class ProbationConfig(Strict):
     """What a candidate has to stand before it is current."""

@@ -25,7 +25,12 @@ Transport = Literal["tcp", "udp"]
 PixelFormat = Literal["mjpg", "yuyv"]
 Flip = Literal["none", "clockwise", "counterclockwise", "rotate-180", "horizontal", "vertical"]
 
+_RECORDINGS = ("video", "images")
 _TAKEN_BY = {
+    "speed": _RECORDINGS,
+    "labels": _RECORDINGS,
+    "silence_s": tuple(dict.fromkeys(_SCHEMES.values())),
+    "frozen_s": tuple(dict.fromkeys(_SCHEMES.values())),
     "transport": ("rtsp",),
     "decode_threads": ("rtsp", "http"),
     "pixel_format": ("v4l2",),
@@ -74,10 +79,21 @@ class Source:
     def __post_init__(self) -> None:
         """Raises CameraError (`camera.option`) for what nobody can ask of such a source."""
         for each in fields(Asked):
-            taken_by, value = _TAKEN_BY[each.name], getattr(self.asked, each.name)
-            if value != each.default and self.kind not in taken_by:
-                found = f"camera.{each.name}: {value} for a source of kind {self.kind}"
-                raise CameraError("camera.option", found, f"one of kind {' or '.join(taken_by)}", "leave the key out")
+            if getattr(self.asked, each.name) != each.default:
+                self.check_takes(each.name, getattr(self.asked, each.name))
+
+    def check_takes(self, key: str, value: object) -> None:
+        """Raises CameraError (`camera.option`) where this key of `camera:` does nothing for such a source."""
+        taken_by = _TAKEN_BY[key]
+        if self.kind not in taken_by:
+            found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
+            raise CameraError("camera.option", found, f"one of kind {' or '.join(taken_by)}", "leave the key out")
+
+    def check_undecoded(self) -> None:
+        """Raises CameraError (`camera.option`) for what is asked of a decoder, where pictures come one by one."""
+        if self.asked.decode_threads != Asked.decode_threads:
+            found = f"camera.decode_threads: {self.asked.decode_threads} for {self.shown}, which sends MJPEG"
+            raise CameraError("camera.option", found, "a stream that FFmpeg decodes", "leave the key out")
 
     @property
     def shown(self) -> str:

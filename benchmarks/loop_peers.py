@@ -109,10 +109,10 @@ def _ours(folder: Path, endpoint: Endpoint, name: str, over: Mapping[str, Any]) 
     def run(source: str, is_camera: bool) -> Figures:
         home = folder / f"daemon{time.monotonic_ns()}"
         results = home / "results.jsonl"
-        policy = "freshest" if is_camera else "every-frame"
+        of_its_kind = {"policy": "freshest"} if is_camera else {"policy": "every-frame", "speed": 0}
         config = {
             "model": spec(name),
-            "camera": {"source": source, "speed": 0, "policy": policy},
+            "camera": {"source": source, **of_its_kind},
             "results": {"file": str(results)},
             **over,
         }

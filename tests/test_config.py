@@ -222,6 +222,15 @@ def test_errors_of_the_configuration_and_of_its_model_come_together(folder: Path
     ]
 
 
+def test_a_frame_by_itself_waits_for_no_other(folder: Path) -> None:
+    """It does with `frames: 2`, and whoever copies config.yaml has asked for nothing."""
+    said = "batch.wait_s: expected 0 where batch.frames is 1: a frame by itself waits for no other, got 0.1"
+    for alone in ({"wait_s": 0.1}, {"frames": 1, "wait_s": 0.1}):
+        assert refused(write(folder, {**MINIMAL, "batch": alone})) == [said]
+    for batch in ({"frames": 2, "wait_s": 0.1}, {"frames": 1, "wait_s": 0.0}):
+        load_config(write(folder, {**MINIMAL, "batch": batch}))
+
+
 def test_what_is_required_is_asked_for(folder: Path) -> None:
     assert refused(write(folder, "log_level: info\n")) == ["model: missing", "camera: missing"]
     assert refused(write(folder, {"model": 7, "camera": {}})) == [

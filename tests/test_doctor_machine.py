@@ -137,7 +137,7 @@ def test_the_cameras_first_frame_is_read(tmp_path: Path) -> None:
 
 def test_the_camera_is_looked_at_as_it_is_configured(tmp_path: Path) -> None:
     refused = around(configured(tmp_path, camera={"source": "clip.avi", "width": 640, "height": 480}))["camera"]
-    assert refused.found == "camera.width: 640 for a source of kind video"
+    assert refused.found == f"camera.width: 640 for a source of kind video, {tmp_path / 'clip.avi'}"
     with MjpegServer() as server:
         server.accepts = lambda _: False
         address = server.url.replace("//", "//admin:secret@")

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ from agent.camera import Reading, read_images
 from agent.errors import CameraError
 from agent.losses import Losses
 from agent.mjpeg import JpegSplitter
-from agent.source import parse_source
+from agent.source import Asked, parse_source
 
 JPEGS = [
     cv2.imencode(".jpg", np.random.default_rng(number).integers(0, 255, (40 + number, 64, 3), np.uint8))[1].tobytes()
@@ -100,6 +101,15 @@ def test_damaged_pictures_are_counted_and_the_stream_goes_on(camera: MjpegServer
     frames = list(islice(read_images(parse_source(camera.url), reading=Reading(Losses(dropped))), 7))
     assert [round(float(image.mean())) for _, image in frames] == [0, 20, 30, 50, 60, 80, 90]
     assert dropped == {"decode": 3}
+
+
+def test_threads_of_a_decoder_are_refused_where_there_is_none(camera: MjpegServer) -> None:
+    """What else comes over HTTP FFmpeg decodes."""
+    source = replace(parse_source(camera.url), asked=Asked(decode_threads=2))
+    with pytest.raises(
+        CameraError, match=r"camera\.option: camera\.decode_threads: 2 for .*, which sends MJPEG; .*FFmpeg"
+    ):
+        next(read_images(source))
 
 
 def test_a_camera_that_wants_a_password_gets_it(camera: MjpegServer) -> None:

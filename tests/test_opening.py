@@ -133,17 +133,40 @@ def test_a_turned_sensor_gives_the_other_size(driver: Driver, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("source", "asked", "said"),
     [
-        ("rtsp://a/b", {"width": 640, "height": 480}, r"camera\.width: 640 for a source of kind rtsp; .*v4l2 or csi"),
-        ("csi:0", {"pixel_format": "mjpg"}, r"camera\.pixel_format: mjpg for a source of kind csi; .*v4l2"),
-        ("http://a/b", {"flip": "horizontal"}, r"camera\.flip: horizontal for a source of kind http; .*csi"),
-        ("http://a/b", {"transport": "udp"}, r"camera\.transport: udp for a source of kind http; .*rtsp"),
-        ("csi:0", {"decode_threads": 2}, r"camera\.decode_threads: 2 for a source of kind csi"),
+        (
+            "rtsp://a/b",
+            {"width": 640, "height": 480},
+            r"camera\.width: 640 for a source of kind rtsp, rtsp://a/b; .*v4l2 or csi",
+        ),
+        ("csi:0", {"pixel_format": "mjpg"}, r"camera\.pixel_format: mjpg for a source of kind csi, 0; .*v4l2"),
+        (
+            "http://u:p@a/b",
+            {"flip": "vertical"},
+            r"camera\.flip: vertical for a source of kind http, http://a/b; .*csi",
+        ),
+        ("http://a/b", {"transport": "udp"}, r"camera\.transport: udp for a source of kind http, .*rtsp"),
+        ("csi:0", {"decode_threads": 2}, r"camera\.decode_threads: 2 for a source of kind csi,"),
+        ("csi:0", {"speed": 0}, r"camera\.speed: 0\.0 for .*kind csi, 0; .*video or images"),
+        (
+            "rtsp://a/b",
+            {"labels": "x.jsonl"},
+            r"camera\.labels: x\.jsonl for .*kind rtsp, rtsp://a/b; .*video or images",
+        ),
+        ("/", {"silence_s": 3.0}, r"camera\.silence_s: 3\.0 for a source of kind images, /; .*rtsp or http or v4l2"),
+        ("/", {"frozen_s": None}, r"camera\.frozen_s: None for .*kind images, /; .*rtsp"),
         ("csi:0", {"width": 640}, r"camera\.width: 640, camera\.height: None; .*both"),
     ],
 )
 def test_what_does_not_fit_a_source_is_refused(source: str, asked: dict[str, object], said: str) -> None:
     with pytest.raises(CameraError, match=rf"camera\.option: {said}"):
         CameraConfig.model_validate({"source": source, **asked}).opened()
+
+
+def test_a_key_that_has_its_default_fits_every_source() -> None:
+    """As config.yaml has them all."""
+    defaults = CameraConfig(source="csi:0").model_dump()
+    for source in ("rtsp://a/b", "http://a/b", "csi:0", "gst:videotestsrc ! appsink", "/"):
+        CameraConfig.model_validate({**defaults, "source": source}).opened()
 
 
 def test_a_picture_may_repeat_as_long_as_the_kind_of_source_lets_it() -> None:

@@ -22,6 +22,8 @@ import onnx
 import yaml
 from zoo import residual_net
 
+from agent.source import is_live
+
 SPEC = {
     "path": "model.onnx",
     "task": "classify",
@@ -100,7 +102,8 @@ def run_until(
 
 
 def make_world(folder: Path, light: Callable[[float], float], seconds: float, **changes: Any) -> World:
-    """light: from media time in s to brightness in [0, 1]. changes: sections of config.yaml to update."""
+    """light: from media time in s to brightness in [0, 1]. changes: sections of config.yaml to update; a camera in the
+    clip's place has no speed."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
     (folder / "model.yaml").write_text(yaml.safe_dump(SPEC))
@@ -119,6 +122,8 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
     }
     for section, values in changes.items():
         config[section] = {**config.get(section, {}), **values}
+    if is_live(config["camera"]["source"]):
+        config["camera"].pop("speed")
     return World(folder, config)
 
 
