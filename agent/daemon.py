@@ -24,6 +24,7 @@ from agent.model import Model, open_model, read_plan, slower_here
 from agent.model_spec import ModelSpec
 from agent.model_watch import content_of
 from agent.mqtt import Endpoint
+from agent.opening import check_readable
 from agent.outbox import Outbox
 from agent.owning import owning
 from agent.readings import Moment
@@ -52,6 +53,8 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
     Raises TaredError for what cannot start, and what stopped the frame path.
     """
     labels = _labels(config)
+    for camera in config.every_camera:
+        check_readable(camera.opened())
     with owning(config.state_dir):
         return _run(config, frame_limit, labels)
 

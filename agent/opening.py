@@ -10,8 +10,8 @@ from typing import Any
 
 import cv2
 
-from agent.errors import CameraError
-from agent.source import Asked, Source
+from agent.errors import CameraError, ConfigError
+from agent.source import WITHOUT_GSTREAMER, Asked, Source
 
 # What OpenCV and FFmpeg have to say of a source becomes a CameraError, without its password.
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
@@ -38,11 +38,12 @@ log = logging.getLogger(__name__)
 def open_capture(source: Source, silence_s: float) -> Any:
     """A cv2.VideoCapture that is open. silence_s: after which a read of a stream gives up.
 
-    Raises CameraError: `camera.gstreamer` where this OpenCV has none, `camera.open` when nothing can be read,
-    `camera.mode` when the driver does not give the size or pixel format that was asked for. A rate that it does not
-    give is logged: few drivers tell the truth of it.
+    Raises CameraError: `camera.open` when nothing can be read, `camera.mode` when the driver does not give the size or
+    pixel format that was asked for; ConfigError as `check_readable`. A rate that the driver does not give is logged:
+    few tell the truth of it.
     """
-    if source.kind in ("csi", "gst"):
+    check_readable(source)
+    if source.needs_gstreamer:
         capture = _open_pipeline(source)
     elif source.kind == "v4l2":
         capture = _open_v4l2(source)
@@ -65,6 +66,13 @@ def open_capture(source: Source, silence_s: float) -> Any:
     return capture
 
 
+def check_readable(source: Source) -> None:
+    """Raises ConfigError (`camera.gstreamer`) for what this OpenCV can never open, however often it is tried."""
+    if source.needs_gstreamer and not has_gstreamer():
+        found = f"a source of kind {source.kind}, and an OpenCV without GStreamer, as every one from PyPI is"
+        raise ConfigError("camera.gstreamer", found, "an OpenCV with it", WITHOUT_GSTREAMER)
+
+
 def has_gstreamer() -> bool:
     """Whether this OpenCV was built with GStreamer, which csi cameras and pipelines need."""
     lines = (line.split() for line in cv2.getBuildInformation().splitlines())
@@ -76,13 +84,6 @@ def opencv_version() -> str:
 
 
 def _open_pipeline(source: Source) -> Any:
-    if not has_gstreamer():
-        raise CameraError(
-            "camera.gstreamer",
-            "an OpenCV without GStreamer, as PyPI ships it",
-            "JetPack's own OpenCV for csi cameras and pipelines",
-            "create the venv with --system-site-packages and without opencv-python-headless",
-        )
     pipeline = csi_pipeline(source.location, source.asked) if source.kind == "csi" else source.location
     return cv2.VideoCapture(pipeline, cv2.CAP_GSTREAMER)
 

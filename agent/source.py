@@ -40,6 +40,11 @@ _TAKEN_BY = {
     "flip": ("csi",),
 }
 
+WITHOUT_GSTREAMER = (
+    "sources csi: and gst: need JetPack's own OpenCV: a venv with --system-site-packages, and no "
+    "opencv-python-headless in it; files, v4l2, rtsp and http work without"
+)
+
 _FROZEN_S = 2.0
 _FROZEN_KINDS = ("v4l2", "csi", "http", "rtsp")  # of a pipeline nobody tells us how its frames are coded
 
@@ -103,6 +108,10 @@ class Source:
     @property
     def live(self) -> bool:
         return self.kind in _SCHEMES.values()
+
+    @property
+    def needs_gstreamer(self) -> bool:
+        return self.kind in ("csi", "gst")
 
     @property
     def usual_frozen_s(self) -> float | None:

@@ -15,7 +15,7 @@ import pytest
 
 from agent.camera import read_images, source_length, source_seconds
 from agent.capture import CaptureThread, Frame
-from agent.errors import CameraError
+from agent.errors import CameraError, ConfigError
 from agent.source import Source, parse_source
 from agent.turns import Turns
 
@@ -111,7 +111,7 @@ def test_a_truncated_video_gives_what_is_left_of_it(tmp_path: Path) -> None:
 
 
 def test_csi_without_gstreamer_says_where_to_get_it() -> None:
-    with pytest.raises(CameraError, match=r"camera\.gstreamer.*JetPack"):
+    with pytest.raises(ConfigError, match=r"camera\.gstreamer.*JetPack"):
         list(read_images(parse_source("csi:0")))
 
 

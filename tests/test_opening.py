@@ -9,10 +9,15 @@ from pathlib import Path
 
 import cv2
 import pytest
+import yaml
 from gstreamer import PYTHON
+from worlds import make_world
 
 from agent.camera import read_images
 from agent.camera_config import CameraConfig
+from agent.config import load_config
+from agent.daemon import run_daemon
+from agent.doctor.software import examine_software
 from agent.errors import CameraError, ConfigError
 from agent.opening import csi_pipeline, open_capture
 from agent.schema import validate
@@ -128,6 +133,21 @@ def test_a_turned_sensor_gives_the_other_size(driver: Driver, monkeypatch: pytes
     open_capture(Source("csi", "0", Asked(width=1280, height=720, flip="clockwise")), 2.0)
     with pytest.raises(CameraError, match=r"camera\.mode.*720 x 1280"):
         open_capture(Source("csi", "0", Asked(width=1280, height=720)), 2.0)
+
+
+@pytest.mark.parametrize("source", ["csi:0", "gst:videotestsrc ! appsink"])
+def test_what_this_opencv_can_never_open_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """And not tried again for ever, as a camera is that may come back."""
+    monkeypatch.setattr("agent.opening.has_gstreamer", lambda: False)
+    world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": source})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(world.config))
+    with pytest.raises(ConfigError, match=r"camera\.gstreamer: .* of kind (csi|gst), .*JetPack's own OpenCV") as caught:
+        run_daemon(load_config(tmp_path / "config.yaml"), frame_limit=1)
+    assert not world.state_dir.exists()
+    findings = {finding.name: finding for finding in examine_software()}
+    assert caught.value.remedy == findings["opencv gstreamer"].remedy
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 
 from agent.doctor.finding import Finding
+from agent.source import WITHOUT_GSTREAMER
 from calibrate.collect import COMPILED
 from engines.host_preprocessing import is_compiled
 
@@ -74,5 +75,4 @@ def _gstreamer() -> Finding:
         built_in = has_gstreamer()
     if built_in:
         return Finding("opencv gstreamer", "yes", True, False)
-    remedy = "sources csi: and gst: need JetPack's own OpenCV; files, v4l2, rtsp and http work without"
-    return Finding("opencv gstreamer", "no, as in every OpenCV from PyPI", False, False, remedy)
+    return Finding("opencv gstreamer", "no, as in every OpenCV from PyPI", False, False, WITHOUT_GSTREAMER)
