@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from agent.errors import CameraError
-from agent.framing import Framing, Polygon, Region
+from agent.framing import Framing
 from agent.schema import Finite, Strict
 from agent.source import Asked, Flip, PixelFormat, Source, Transport, is_live, parse_source
 
@@ -24,6 +24,16 @@ def _repeats(value: object) -> object:
     return value
 
 
+def _spans(region: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    left, top, right, bottom = region
+    if not (left < right and top < bottom):
+        raise ValueError("left, top, right, bottom with left < right and top < bottom")
+    return region
+
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]  # of the picture's width or height
+Region = Annotated[tuple[Share, Share, Share, Share], AfterValidator(_spans)]
+Polygon = Annotated[tuple[tuple[Share, Share], ...], Field(min_length=3)]
 Repeats = Annotated[float | Literal["auto"] | None, BeforeValidator(_repeats)]
 
 

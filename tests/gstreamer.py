@@ -21,9 +21,19 @@ _MAKER = Path(__file__).with_name("video_maker.py")
 def require_gstreamer(module: str) -> None:
     """Skip where this part of it is missing. TARED_REQUIRE_RTSP=1 turns its absence into a failure."""
     asked = f"import gi; gi.require_version('{module}', '1.0'); from gi.repository import {module}"
+    _require(asked, f"no {module} of GStreamer: apt-get install gir1.2-gst-rtsp-server-1.0, see `make rtsp`")
+
+
+def require_opencv() -> None:
+    """The same of an OpenCV that reads its pipelines."""
+    asked = "import cv2, re; assert re.search('GStreamer: +YES', cv2.getBuildInformation())"
+    _require(asked, "no OpenCV with GStreamer: apt-get install python3-opencv, see `make rtsp`")
+
+
+def _require(asked: str, message: str) -> None:
+    """asked: a program, which the system's Python can run to its end where all is there."""
     done = subprocess.run([PYTHON, "-c", asked], capture_output=True, check=False) if shutil.which(PYTHON) else None
     if done is None or done.returncode != 0:
-        message = f"no {module} of GStreamer: apt-get install gir1.2-gst-rtsp-server-1.0, see `make rtsp`"
         if os.environ.get("TARED_REQUIRE_RTSP") == "1":
             pytest.fail(message)
         pytest.skip(message)

@@ -1,0 +1,55 @@
+"""`python3 pipeline_reader.py SOURCE FRAMES SILENCE_S`: tared's own capture thread, until so many frames have come.
+
+For the system's Python, whose OpenCV has GStreamer as JetPack's does, and PyPI's has not. It prints a line of JSON for
+each frame, {"frame", "shape", "bgr"}, and for each loss and return, {"lost"}: the error's code, or null.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+
+from agent.capture import CaptureThread, Frame, FrameSlot
+from agent.errors import CameraError
+from agent.source import parse_source
+
+_PRINTING = threading.Lock()
+
+
+def main() -> None:
+    """Entry point."""
+    source, frames, silence_s = sys.argv[1:]
+    slot = FrameSlot(keep_every=True)
+    thread = CaptureThread(parse_source(source), slot, 1.0, int(frames), on_change, float(silence_s))
+    thread.start()
+    while thread.is_alive() or slot.full:
+        thread.look()
+        frame = slot.take()
+        if frame is None:
+            time.sleep(0.01)
+        else:
+            on_frame(frame)
+    if thread.error is not None:
+        raise thread.error
+
+
+def on_frame(frame: Frame) -> None:
+    """As the frame path has it."""
+    tell({"frame": frame.id, "shape": frame.image.shape, "bgr": frame.image.mean(axis=(0, 1)).round().tolist()})
+
+
+def on_change(error: CameraError | None) -> None:
+    """As the supervisor hears it."""
+    tell({"lost": error.code if error is not None else None})
+
+
+def tell(said: dict[str, object]) -> None:
+    """One line, whichever thread it is of."""
+    with _PRINTING:
+        print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Pipelines of GStreamer (`gst:`), read by tared's own capture thread through an OpenCV that has it: Debian's, for the
+system's Python. A csi camera is such a pipeline, of a plugin that only a Jetson has."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from brokers import eventually
+from gstreamer import PYTHON, require_opencv
+
+READER = Path(__file__).with_name("pipeline_reader.py")
+ROOT = READER.parents[1]
+BGR = "videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false"
+WIDTH, HEIGHT = 64, 48
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _opencv() -> None:
+    require_opencv()
+
+
+class Reader:
+    """`said` is what the process has told so far: frames, losses, returns."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.process = process
+        self._thread = threading.Thread(target=self._hear, daemon=True)
+        self._thread.start()
+
+    @property
+    def frames(self) -> list[dict[str, Any]]:
+        return [each for each in self.said if "frame" in each]
+
+    @property
+    def losses(self) -> list[str | None]:
+        return [each["lost"] for each in self.said if "lost" in each]
+
+    def wait(self) -> None:
+        """For its end, which is to be a good one."""
+        assert self.process.wait(60.0) == 0
+        self._thread.join(10.0)
+
+    def _hear(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(json.loads(line))
+
+
+@contextmanager
+def reading(pipeline: str, frames: int = 0, silence_s: float = 2.0) -> Iterator[Reader]:
+    """frames: after which it ends; 0: never."""
+    command = [PYTHON, str(READER), f"gst:{pipeline}", str(frames), str(silence_s)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield Reader(process)
+        finally:
+            process.kill()
+
+
+class Sender:
+    """Raw pictures over TCP, 20 a second, each with a noise of its own; `silent` keeps the next ones back."""
+
+    def __init__(self) -> None:
+        self.silent = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        shape = f"width={WIDTH} height={HEIGHT} format=bgr framerate=20/1"
+        self.pipeline = f"tcpclientsrc host=127.0.0.1 port={port} ! rawvideoparse {shape} ! {BGR}"
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._send, daemon=True)
+
+    def __enter__(self) -> Sender:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10.0)
+        self._listener.close()
+
+    def _send(self) -> None:
+        rng = np.random.default_rng(0)
+        while not self._closing.is_set():
+            with suppress(OSError), self._listener.accept()[0] as connection:  # which ends when it is opened again
+                while not self._closing.wait(0.05):
+                    if not self.silent:
+                        connection.sendall(rng.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8).tobytes())
+
+
+def test_its_frames_are_pictures_in_bgr_and_its_end_is_a_loss_behind_which_it_is_opened_again() -> None:
+    size = f"video/x-raw,width={WIDTH},height={HEIGHT}"
+    with reading(f"videotestsrc num-buffers=10 pattern=red ! {size} ! {BGR.replace(' drop=true', '')}", 25) as reader:
+        reader.wait()
+    assert [each["frame"] for each in reader.frames] == list(range(25))
+    assert {tuple(each["shape"]) for each in reader.frames} == {(HEIGHT, WIDTH, 3)}
+    blue, green, red = reader.frames[0]["bgr"]
+    assert red > 240
+    assert max(blue, green) < 15
+    assert reader.losses[0] == "camera.lost"
+    assert set(reader.losses) <= {"camera.lost", None}
+
+
+def test_one_that_stalls_is_silent_within_two_seconds_and_is_back_with_its_frames() -> None:
+    """Though the read hangs in the pipeline meanwhile; it is opened again behind that."""
+    with Sender() as sender, reading(sender.pipeline) as reader:
+        eventually(lambda: len(reader.frames) > 20, 30.0)
+        assert reader.losses == []
+        sender.silent = True
+        silent_at = time.monotonic()
+        eventually(lambda: reader.losses == ["camera.silent"], 10.0)
+        assert time.monotonic() - silent_at < 3.0
+        came = len(reader.frames)
+        sender.silent = False
+        back_at = time.monotonic()
+        eventually(lambda: len(reader.frames) > came and reader.losses == ["camera.silent", None], 10.0)
+        assert time.monotonic() - back_at < 5.0
+
+
+def test_one_that_cannot_be_opened_is_told_as_such() -> None:
+    with reading(f"v4l2src device=/dev/nothing ! {BGR}") as reader:
+        eventually(lambda: reader.losses == ["camera.open"], 30.0)
+        assert reader.frames == []
