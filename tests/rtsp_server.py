@@ -1,7 +1,8 @@
-"""`python3 rtsp_server.py PORT CODEC`: an RTSP camera on loopback, by GStreamer's own server, until killed.
+"""`python3 rtsp_server.py PORT CODEC [FPS MS]`: an RTSP camera on loopback, by GStreamer's own server, until killed.
 
-For the system's Python, which has GStreamer's bindings; nothing of the project is imported. CODEC: h264 or h265. With
-SIGUSR1 it goes on with one picture, with the next one it is free again; with SIGUSR2 its pictures have twice the size.
+For the system's Python, which has GStreamer's bindings; nothing of the project is imported. CODEC: h264 or h265. FPS:
+pictures a second, 20 unless told. MS: it hangs up on a client so long after that has begun to play. With SIGUSR1 it
+goes on with one picture, with the next one it is free again; with SIGUSR2 its pictures have twice the size.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ gi.require_version("Gst", "1.0")
 gi.require_version("GstRtspServer", "1.0")
 from gi.repository import GLib, Gst, GstRtspServer  # noqa: E402  # their versions have to be named before
 
-_SIZE = "video/x-raw,width=%d,height=%d,framerate=20/1"
-PICTURES = f"videotestsrc name=pictures is-live=true pattern=snow ! capsfilter name=size caps={_SIZE % (320, 240)}"
+PICTURES = "videotestsrc name=pictures is-live=true pattern=snow ! capsfilter name=size"
 _LIVE = "tune=zerolatency speed-preset=ultrafast key-int-max=10"
 ENCODERS = {  # pass=quant: of one quality, so that equal pictures become equal key frames
     "h264": f"x264enc {_LIVE} pass=quant quantizer=35 ! h264parse ! rtph264pay",
@@ -27,7 +27,8 @@ SNOW, CHECKERS = 1, 10  # of videotestsrc's patterns: never the same, always the
 
 def main() -> None:
     """Serve rtsp://127.0.0.1:PORT/camera."""
-    port, codec = sys.argv[1:]
+    port, codec, *also = sys.argv[1:]
+    fps, hang_up_ms = also or ("20", "")
     Gst.init(None)
     server = GstRtspServer.RTSPServer()
     server.set_address("127.0.0.1")
@@ -36,18 +37,24 @@ def main() -> None:
     factory.set_launch(f"( {PICTURES} ! videoconvert ! {ENCODERS[codec]} name=pay0 pt=96 config-interval=1 )")
     factory.connect("media-configure", lambda _, media: configure(media.get_element()))
     server.get_mount_points().add_factory("/camera", factory)
+    if hang_up_ms:
+        server.connect("client-connected", lambda _, client: client.connect("play-request", hang_up_soon))
     server.attach(None)
     state = {"frozen": False, "large": False}
     elements: list[Gst.Element] = []
 
     def apply(element: Gst.Element) -> None:
         element.get_by_name("pictures").set_property("pattern", CHECKERS if state["frozen"] else SNOW)
-        size = (640, 480) if state["large"] else (320, 240)
-        element.get_by_name("size").set_property("caps", Gst.Caps.from_string(_SIZE % size))
+        size = "width=640,height=480" if state["large"] else "width=320,height=240"
+        caps = Gst.Caps.from_string(f"video/x-raw,{size},framerate={fps}/1")
+        element.get_by_name("size").set_property("caps", caps)
 
     def configure(element: Gst.Element) -> None:
         elements.append(element)
         apply(element)
+
+    def hang_up_soon(client: GstRtspServer.RTSPClient, _: object) -> None:
+        GLib.timeout_add(int(hang_up_ms), lambda: client.close() or GLib.SOURCE_REMOVE)
 
     def toggle(what: str) -> bool:
         state[what] = not state[what]

@@ -59,6 +59,19 @@ class Watched:
         return bool(self.changes) and self.changes[-1][1] is not None
 
 
+def held() -> tuple[int, int, int]:
+    """What this process has: resident bytes, descriptors, threads."""
+    process = psutil.Process()
+    return process.memory_info().rss, process.num_fds(), process.num_threads()
+
+
+def assert_nothing_more(before: tuple[int, int, int], after: tuple[int, int, int]) -> None:
+    """Than noise, and connections that are about to end."""
+    assert after[0] < 1.02 * before[0]
+    assert after[1] <= before[1] + 4
+    assert after[2] <= before[2] + 4
+
+
 @pytest.fixture
 def camera() -> Iterator[MjpegServer]:
     with MjpegServer() as server:
@@ -110,11 +123,6 @@ def test_one_that_hangs_in_its_driver_is_told_of_by_another_threads_clock(monkey
 )
 def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconnects: int) -> None:
     monkeypatch.setattr(Backoff, "next_s", lambda _: 0.001)
-    process = psutil.Process()
-
-    def held() -> tuple[int, int, int]:
-        return process.memory_info().rss, process.num_fds(), threading.active_count()
-
     with MjpegServer(fps=500.0) as camera, Watched(camera.url) as watched:
         camera.hang_up_after = 1
         eventually(lambda: camera.clients > 1000, 120.0)
@@ -122,9 +130,7 @@ def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconn
         eventually(lambda: camera.clients > 1000 + reconnects, 0.12 * reconnects)
         after = held()
         assert watched.thread.pulse > reconnects
-    assert after[0] < 1.02 * before[0]
-    assert after[1] <= before[1] + 4  # of connections that the server is about to end
-    assert after[2] <= before[2] + 4
+    assert_nothing_more(before, after)
 
 
 @pytest.mark.parametrize(

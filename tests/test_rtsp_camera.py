@@ -16,8 +16,9 @@ import psutil
 import pytest
 from brokers import eventually, free_port
 from gstreamer import FOLLOWS_SIZES, PYTHON, require_gstreamer
-from test_live_camera import Watched
+from test_live_camera import Watched, assert_nothing_more, held
 
+from agent.backoff import Backoff
 from agent.camera import read_images
 from agent.opening import open_capture
 from agent.source import Asked, Transport, parse_source
@@ -27,16 +28,16 @@ pytestmark = pytest.mark.slow
 
 
 class RtspCamera:
-    """`url`, while it runs."""
+    """`url`, while it runs. also: more arguments of the server's."""
 
-    def __init__(self, codec: str = "h264") -> None:
+    def __init__(self, codec: str = "h264", *also: str) -> None:
         self.port = free_port()
         self.url = f"rtsp://127.0.0.1:{self.port}/camera"
-        self._codec = codec
+        self._arguments = codec, *also
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        with subprocess.Popen([PYTHON, str(SERVER), str(self.port), self._codec]) as process:
+        with subprocess.Popen([PYTHON, str(SERVER), str(self.port), *self._arguments]) as process:
             try:
                 yield process
             finally:
@@ -100,6 +101,26 @@ def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_fi
             back_at = time.monotonic()
             eventually(lambda: not watched.lost, 15.0)
             assert watched.changes[-1][0] - back_at < 5.0
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "reconnects", [pytest.param(300, marks=pytest.mark.trial), pytest.param(5000, marks=pytest.mark.soak)]
+)
+def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconnects: int) -> None:
+    """In OpenCV and FFmpeg: each has given frames, of a decoder of its own. So many pictures a second, for FFmpeg wants
+    to see a number of them before it gives the first."""
+    monkeypatch.setattr(Backoff, "next_s", lambda _: 0.001)
+    camera = RtspCamera("h264", "400", "80")
+    with camera.running(), Watched(camera.url) as watched:
+        eventually(lambda: watched.turns.get() is not None, 30.0)
+        began = watched.thread.pulse
+        eventually(lambda: watched.thread.pulse > began + 50, 60.0)
+        before, (frames, attempts) = held(), watched.thread.beat
+        eventually(lambda: watched.thread.pulse > attempts + reconnects, 0.25 * reconnects + 60.0)
+        after = held()
+        assert watched.thread.beat[0] > frames + reconnects
+    assert_nothing_more(before, after)
 
 
 def test_one_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture() -> None:
