@@ -21,7 +21,8 @@ class TaredError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.found}; expected {self.expected}; {self.remedy}"
+        end = "" if self.found.endswith("\n") else "; "  # of several lines
+        return f"{self.code}: {self.found}{end}expected {self.expected}; {self.remedy}"
 
 
 class CalibrationError(TaredError):
