@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from agent.messages import NEWER_SCHEMA
 from agent.requests import CommandResult, Failure
+from agent.wire import MessageError
+from fleet.devices import newer
 from fleet.rollout import orders, targets
 from fleet.rollout.orders import Order
 from fleet.rollout.spec import Spec
@@ -16,7 +19,7 @@ from fleet.store import Transaction
 from fleet.words import printable
 
 MOST_ATTEMPTS = 8
-UNREACHED, UNFINISHED = "rollout.unreached", "rollout.unfinished"
+UNREACHED, UNFINISHED, UNREAD = "rollout.unreached", "rollout.unfinished", "rollout.schema"
 
 _PAUSE_S = 5.0  # doubled each time
 _PASSING = ("command.busy", "command.interrupted")  # refusals after which it is worth to ask again
@@ -41,12 +44,15 @@ def end_all(
             ends[key] = none
     if not ends:
         return still_open, set()
-    rows = targets.these(transaction, rollout.id, sorted({still_open[key].device for key in ends}))
+    devices = sorted({still_open[key].device for key in ends})
+    rows, strange = targets.these(transaction, rollout.id, devices), newer(transaction, devices)
     changes, lost = [], set()
     for key, result in ends.items():
         order = still_open.pop(key)
         may_retry = order.role is Role.UNDO or rollout.state is not State.UNDOING
         change = settle(rows[order.device], order, result, rollout.spec, may_retry, now)
+        if change is not None and (schema := strange.get(order.device)) is not None:
+            change = unread(rows[order.device], order.role, schema)
         if change is not None:
             changes.append(change)
         if order.role is Role.DO and result.error is not None and result.error.code == UNFINISHED:
@@ -54,6 +60,21 @@ def end_all(
     targets.change(transaction, rollout.id, changes, now)
     orders.ended(transaction, ends.values(), now)
     return still_open, lost
+
+
+def unread(target: TargetRow, role: Role, schema: int) -> Change:
+    """Of a board that has come to speak a newer schema: what it has done, and whether that is any good, nobody knows."""
+    return _unknown(target, role, f"{UNREAD}: it speaks schema {schema}; expected one that is known here; update tared")
+
+
+def read_answer(command: str, payload: bytes) -> CommandResult:
+    """A result of this command; one in a newer schema is a failure to read it. Raises MessageError, ValueError."""
+    try:
+        return CommandResult.from_json(payload)
+    except MessageError as error:
+        if error.code != NEWER_SCHEMA:
+            raise
+        return CommandResult(id=command, status="FAILED", error=Failure(code=UNREAD, message=str(error)))
 
 
 def overdue(order: Order, now: float, deadline_s: float) -> CommandResult | None:
@@ -78,6 +99,8 @@ def settle(
     if result.status == "SUCCEEDED":
         return _done(target, order, result, spec)
     reason, code = _reason(result), result.error.code if result.error is not None else ""
+    if code == UNREAD:
+        return _unknown(target, order.role, reason)
     may_retry = may_retry and target.attempts < MOST_ATTEMPTS
     if may_retry and code in _PASSING:
         before = Target.WAITING if order.role is Role.DO else Target.DONE
@@ -105,6 +128,10 @@ def _done(target: TargetRow, order: Order, result: CommandResult, spec: Spec) ->
 def pause_s(attempts: int) -> float:
     """Until the next attempt."""
     return float(_PAUSE_S * 2 ** min(attempts, MOST_ATTEMPTS))
+
+
+def _unknown(target: TargetRow, role: Role, reason: str) -> Change:
+    return Change(target.device, Target.KEPT if role is Role.UNDO else Target.UNREACHED, reason)
 
 
 def _reason(result: CommandResult) -> str:

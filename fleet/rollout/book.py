@@ -41,11 +41,12 @@ class RolloutBook:
 
     def plan(self, fleet: str, spec: Spec, seed: str) -> list[list[Device]]:
         """The boards of each wave, as they would be. Raises CommandError as `select` (`fleet.nobody`, `fleet.where`)
-        and as `check_zone`."""
+        and `check_zone`, and `rollout.schema` where what some of them would answer could not be read."""
         found = select(Devices(self._store), fleet, spec.select, spec.silent_s)
         if not found:
             remedy = "let 'tared fleet collect' run until they have reported"
             raise CommandError("fleet.nobody", f"no device of {fleet!a}", "at least one", remedy)
+        _check_schemas(found)
         for zone in {each.tags.get(ZONE_TAG, spec.timezone) for each in found}:
             check_zone(zone)
         rest, waves = ordered(found, spec.order, seed), []
@@ -113,3 +114,12 @@ class RolloutBook:
             document = {"wave": rollout.wave + 1, "state": rollout.state.value}
             audit(transaction, self._who, what, why, rollout.id, json.dumps(document))
         return rollout
+
+
+def _check_schemas(boards: Sequence[Device]) -> None:
+    newer = [each for each in boards if each.is_newer]
+    if newer:
+        found = f"{len(newer)} of {len(boards)} boards speak a newer schema, the first {newer[0].name!a}"
+        others = ",".join(f"schema!={each}" for each in sorted({each.schema for each in newer if each.schema}))
+        remedy = f"update this tared, or leave them out by '{others}' in --select"
+        raise CommandError("rollout.schema", found, "boards whose answers this tared can read", remedy)

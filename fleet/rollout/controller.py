@@ -29,6 +29,7 @@ from agent.wire import MessageError
 from fleet.operator import chunks_asked, file_arguments, may_be_of_anybodys
 from fleet.records import audit
 from fleet.rollout import tables, targets
+from fleet.rollout.answers import read_answer
 from fleet.rollout.conductor import Conductor
 from fleet.rollout.dispatch import Dispatch
 from fleet.rollout.spec import Spec
@@ -178,13 +179,13 @@ class Controller:
     def _hear(self, wait_s: float) -> None:
         for topic, payload, _ in self._intake.take(_BATCH_BYTES, wait_s, 0.0):
             try:
-                _, _, fleet, device, kind, *_ = topic.decode().split("/")
-                self._take(fleet, device, kind, payload)
+                _, _, fleet, device, kind, *rest = topic.decode().split("/")
+                self._take(fleet, device, kind, rest[0] if rest else "", payload)
             except (MessageError, ValueError) as error:  # noqa: PERF203  of that one, not of all
                 log.warning("rollouts=refused topic=%r error=%r", topic[:200], str(error))
 
-    def _take(self, fleet: str, device: str, kind: str, payload: bytes) -> None:
-        """Raises MessageError."""
+    def _take(self, fleet: str, device: str, kind: str, command: str, payload: bytes) -> None:
+        """command: of a result. Raises MessageError, and ValueError for a topic that no command has."""
         if not payload:  # a retained one that is cleared
             return
         if kind == "status":
@@ -192,7 +193,7 @@ class Controller:
         elif kind == "reported":
             self._held[fleet, device] = Reported.from_json(payload)
         else:
-            self._answer(fleet, device, CommandResult.from_json(payload))
+            self._answer(fleet, device, read_answer(command, payload))
 
     def _answer(self, fleet: str, device: str, result: CommandResult) -> None:
         order = self._dispatch.find(fleet, device, result.id)
