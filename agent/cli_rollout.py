@@ -74,6 +74,8 @@ def _add_create(steps: Any) -> None:
     create.add_argument("--valid", type=duration, default=3600.0, metavar="1h", help="wait so long for a board (1h)")
     create.add_argument("--deadline", type=duration, default=7200.0, metavar="2h", help="a board may take (2h)")
     create.add_argument("--silent", type=duration, default=600.0, metavar="10m", help="unheard so long is silent (10m)")
+    signed = "for boards that obey signed commands alone: no controller without a key carries it out"
+    create.add_argument("--signed", action="store_true", help=signed)
     create.add_argument("--why", default="", metavar="TEXT", help="for the record")
     create.add_argument("--dry-run", action="store_true", help="only say which boards each wave would have")
     create.add_argument("--fleet", default="default", help="(default)")
@@ -137,6 +139,7 @@ def _spec(options: argparse.Namespace) -> Spec:
         deadline_s=options.deadline,
         silent_s=options.silent,
         file=file,
+        signed=options.signed,
     )
 
 

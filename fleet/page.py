@@ -33,6 +33,7 @@ _STEPS = {
     "aborted": "#e0a100",
     "ABORTED": "#e0a100",
     "paused": "#8a8a8a",
+    "halted": "#c1121f",
 }
 _MOST_GROUPS, _MOST_WORST, _MOST_LANES, _MOST_REFUSED = 30, 20, 40, 20
 _STYLE = (

@@ -35,7 +35,7 @@ from fleet.rollout.dispatch import Dispatch
 from fleet.rollout.spec import Spec
 from fleet.rollout.tables import Rollout
 from fleet.rollout.windows import check_zone
-from fleet.store import Store
+from fleet.store import Store, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,13 @@ _IDLE_S = 1.0
 _UNABLE_S = 60.0
 _PIECES_S = 1.0
 _SUBSCRIPTIONS = ("status", "reported", "cmd/+/result")
+_LEFT = "left to another controller"
+_NO_KEY = CommandError(
+    "rollout.unsigned",
+    "a controller without a key",
+    "one that signs, as this rollout demands",
+    "run one with --sign KEY",
+)
 
 
 class Controller:
@@ -77,6 +84,7 @@ class Controller:
         self._held: dict[tuple[str, str], Reported] = {}
         self._heard: dict[str, CommandResult] = {}
         self._doubts: Counter[str] = Counter()
+        self._left: set[str] = set()  # for want of a key
         self._unable: dict[str, float] = {}  # until when, on the monotonic clock, only others can carry them out
         self._pieces: dict[str, tuple[str, float]] = {}  # by command: which were asked for last, and when
         self._dispatch = Dispatch()
@@ -124,12 +132,23 @@ class Controller:
         now = time.time()
         unable = {each for each, until_s in self._unable.items() if until_s > time.monotonic()}
         with self._store.begun("write") as transaction:
-            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, unable, self._fleet)
+            can_sign = self._signer is not None
+            if not can_sign:
+                self._leave_signed(transaction, now)
+            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, unable, self._fleet, can_sign)
         for identity, is_strange in claimed.items():
             if is_strange or identity not in self.rollouts:  # else it is as it is remembered here
                 self._lose(identity)
                 self._adopt(identity)
         self._has_looked = True
+
+    def _leave_signed(self, transaction: Transaction, now: float) -> None:
+        """Say once of each that waits for a controller with a key that this is none."""
+        found = set(tables.signed_only(transaction, now, self._fleet))
+        for identity in found - self._left:
+            audit(transaction, self._who, _LEFT, str(_NO_KEY), identity, "{}")
+            log.error("rollout=%s step=%r error=%r", identity, _LEFT, str(_NO_KEY))
+        self._left |= found
 
     def _adopt(self, identity: str) -> None:
         """Unless it cannot be carried out here, now: another tared has made it, the file that boards will ask for is
@@ -146,8 +165,8 @@ class Controller:
             with self._store.begun("write") as transaction:
                 tables.release(transaction, self._owner, [identity])
                 if is_new:
-                    audit(transaction, self._who, "left to another controller", str(error), identity, "{}")
-            log.error("rollout=%s step='left to another controller' error=%r", identity, str(error))
+                    audit(transaction, self._who, _LEFT, str(error), identity, "{}")
+            log.error("rollout=%s step=%r error=%r", identity, _LEFT, str(error))
         else:
             self._unable.pop(identity, None)
             self.rollouts[identity] = rollout
