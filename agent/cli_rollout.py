@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
     from fleet.rollout.controller import Controller
     from fleet.rollout.spec import Spec
 
-_DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
+_DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which (fleet.sqlite)"
 _OPS = "recalibrate, model, calibration, policy or regime"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|)")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
