@@ -45,7 +45,7 @@ def add_rollout(actions: Any) -> None:
     pause = command(steps, "pause", _pause, "tell nobody else; who has been told goes on")
     resume = command(steps, "resume", _resume, "go on where it stood")
     abort = command(steps, "abort", _abort, "tell nobody else, and cancel what is under way")
-    undo = "let the boards of the present wave, or all, go back to what they had"
+    undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over"
     abort.add_argument("--undo", choices=("wave", "all"), help=undo)
     for each in (show, pause, resume, abort):
         each.add_argument("id", metavar="ID", help="of 'create' and 'list'; its beginning is enough")

@@ -70,6 +70,20 @@ def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosqui
         assert former != f"rollback:{new}"
 
 
+@pytest.mark.trial
+def test_after_a_bad_wave_went_back_an_abort_takes_the_good_one_back_too(mosquitto: RealBroker, where: str) -> None:
+    bad = Bad(first=1, last=3)
+    with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):
+        identity = begin(where, quick())
+        assert ended(where, identity).rollout.state is State.ROLLED_BACK
+        assert commands.told("rollback").keys() == names(1, 2, 3)
+        with open_store(where) as store:
+            assert RolloutBook(store, "operator").abort(identity, "all", "none of it").state is State.UNDOING
+        assert ended(where, identity).rollout.state is State.ABORTED
+        assert commands.told("rollback").keys() == names(0, 1, 2, 3)
+    assert boards(where, identity, Target.UNDONE) == names(0, 1, 2, 3)
+
+
 def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 20, failures=1.0), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(waves="100%", at_once=3, gates="failures<=10%"))

@@ -91,14 +91,15 @@ class RolloutBook:
 
     def abort(self, identity: str, undo: str | None, why: str) -> Rollout:
         """Nobody else is told, who is at it still is to leave it. undo: WAVE, the boards of the present one go back to
-        what they had; ALL, all do; None, none."""
+        what they had; ALL, all do, also of one that is over, or is undoing its wave already; None, none."""
 
         def turned(found: Rollout) -> Rollout:
             undo_from = {WAVE: found.wave, ALL: 0}.get(undo or "", found.waves)
             return replace(found, state=State.UNDOING, undo_from=undo_from, ends_as=State.ABORTED)
 
         what = "aborted" if undo is None else f"aborted, to undo {'its wave' if undo == WAVE else 'all'}"
-        return self._turn(identity, (State.RUNNING, State.PAUSED), what, why, turned)
+        states = tuple(State) if undo == ALL else (State.RUNNING, State.PAUSED)
+        return self._turn(identity, states, what, why, turned)
 
     def _turn(
         self, identity: str, states: Sequence[State], what: str, why: str, turned: Callable[[Rollout], Rollout]
@@ -107,7 +108,7 @@ class RolloutBook:
             found = tables.locked(transaction, identity)
             if found.state not in states:
                 expected = " or ".join(each.value for each in states)
-                remedy = "look at 'tared fleet rollout show'"
+                remedy = "look at 'tared fleet rollout show'; 'abort --undo all' takes back what is done, in any state"
                 raise CommandError("rollout.state", f"{found.id} is {found.state.value}", expected, remedy)
             rollout = turned(found)
             tables.move(transaction, rollout)

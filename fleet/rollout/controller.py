@@ -33,6 +33,7 @@ from fleet.rollout.answers import read_answer
 from fleet.rollout.conductor import Conductor
 from fleet.rollout.dispatch import Dispatch
 from fleet.rollout.spec import Spec
+from fleet.rollout.states import State
 from fleet.rollout.tables import Rollout
 from fleet.rollout.windows import check_zone
 from fleet.store import Store, Transaction
@@ -159,7 +160,8 @@ class Controller:
                 zones = [zone for wave in range(rollout.waves) for zone in targets.zones(transaction, identity, wave)]
             for zone in dict.fromkeys(zones):
                 check_zone(zone)
-            _check_file(rollout.spec)
+            if rollout.state is not State.UNDOING:  # else nobody will ask for it
+                _check_file(rollout.spec)
         except CommandError as error:
             is_new, self._unable[identity] = identity not in self._unable, time.monotonic() + _UNABLE_S
             with self._store.begun("write") as transaction:
