@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from agent.messages import NEWER_SCHEMA, Birth, Status, Telemetry
 from agent.mqtt import MqttClient
 from agent.publishing import Message
 from agent.requests import CommandResult
+from fleet import operator
 from fleet.batch import Reader
 from fleet.devices import Device, Devices
 from fleet.facts import facts
@@ -161,6 +163,27 @@ def test_a_collector_counts_what_is_too_new_for_it_and_goes_on(mosquitto: RealBr
         assert [each.seq for each in Reports(store).of("fleet", "board") if each.stream == STREAM] == [1, 3]
         assert the_board(store).schema == 2
     assert not [each for each in watcher.seen if each.topic == TOPICS.ack and b'"upto":3' in each.payload]
+
+
+@pytest.mark.broker
+def test_who_sends_a_command_hears_why_its_answer_cannot_be_read(
+    mosquitto: RealBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator, "REPEAT_S", 0.1)
+    command = operator.new_command("status", {}, time.time())
+    answer = CommandResult(id=command.id, status="SUCCEEDED").to_json()[:-1] + b',"schema_version":2}'
+    with MqttClient(mosquitto.endpoint, "board", subscriptions=[TOPICS.command]) as board:
+        assert board.wait_connected(10.0)
+
+        def obey() -> None:
+            board.inbox.get(timeout=10.0)
+            board.publish(Message(TOPICS.result(command.id), answer))
+
+        obeying = threading.Thread(target=obey)
+        obeying.start()
+        with pytest.raises(CommandError, match=r"command\.no_answer: .* of schema 2; .*update this tared"):
+            list(operator.send(mosquitto.endpoint, TOPICS, command, 1.0))
+        obeying.join()
 
 
 def newer(room: Room, *numbers: int) -> None:

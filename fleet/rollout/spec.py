@@ -77,7 +77,10 @@ class Spec:
         return cls(**{**told, "windows": tuple(told["windows"])})
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        told = asdict(self)
+        if not self.signed:  # a tared that knows no such demand may carry out what does not make it
+            del told["signed"]
+        return json.dumps(told, sort_keys=True)
 
     @cached_property
     def args(self) -> Strict:
