@@ -25,7 +25,10 @@ UNREACHED, UNFINISHED, UNREAD = "rollout.unreached", "rollout.unfinished", "roll
 _PAUSE_S = 5.0  # doubled each time
 _PASSING = ("command.busy", "command.interrupted")  # refusals after which it is worth to ask again
 _OF_OUR_KEY = ("command.unsigned", "command.signature")  # refusals that say nothing of the board
-_KEY_REMEDY = "let a controller run with a key that boards know, 'run --sign KEY', then 'tared fleet rollout resume'"
+_KEY_REMEDY = (
+    "let a controller run with a key that it knows, 'run --sign KEY', then 'tared fleet rollout resume'; "
+    "or begin another rollout without this board"
+)
 _MOST_REASON, _MOST_ID = 300, 64  # characters
 _LATE_S = 5.0  # for an answer that was under way when its command expired
 
@@ -68,10 +71,10 @@ def end_all(
         change = settle(rows[order.device], order, result, rollout.spec, may_retry, now)
         if change is not None and order.role is Role.DO and _code(result) in _OF_OUR_KEY:
             is_signed = "signature" in json.loads(order.payload)
-            is_ours = not is_signed or not is_obeyed  # else it is this board that knows another key
-            change = replace(change, state=Target.WAITING if is_ours and may_retry else Target.UNREACHED)
+            is_ours = not is_signed or not is_obeyed
+            change = _unheeded(change, is_ours and may_retry)
             if is_ours and (is_signed or not can_sign):
-                ended.halt = f"{order.name}: {_reason(result)}; {_KEY_REMEDY}"
+                ended.halt = f"{order.name}: {change.reason}; {_KEY_REMEDY}"
         if change is not None and (schema := strange.get(order.device)) is not None:
             change = unread(rows[order.device], order.role, schema)
         if change is not None:
@@ -153,6 +156,12 @@ def pause_s(attempts: int) -> float:
 
 def _unknown(target: TargetRow, role: Role, reason: str) -> Change:
     return Change(target.device, Target.KEPT if role is Role.UNDO else Target.UNREACHED, reason)
+
+
+def _unheeded(change: Change, is_ours: bool) -> Change:
+    """Of a board that does not take our word for an order, and has done nothing. is_ours: that is to be seen to here,
+    and the board told again; else it is this board alone that knows another key."""
+    return replace(change, state=Target.WAITING if is_ours else Target.UNREACHED)
 
 
 def _code(result: CommandResult) -> str:
