@@ -6,14 +6,15 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 from zlib import crc32
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict  # pydantic asks for it before Python 3.12
 
 from agent.errors import AgentError
 from agent.intake import Arrival
-from agent.messages import NEWER_SCHEMA, Birth, Dropped, Epoch, Event, Number, Status, Telemetry
+from agent.messages import NEWER_SCHEMA, SCHEMA_VERSION, Birth, Dropped, Epoch, Event, Number, Status, Telemetry
 from agent.requests import CommandResult
 from agent.topics import MAX_NAME_BYTES, Topics
 from agent.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError, read_object
@@ -33,7 +34,6 @@ _MOST_KIND = 64  # characters
 _MOST_KNOWN = 100_000  # topics
 _LONGEST_TOPIC_BYTES = len("tared/v1///cmd//result") + 3 * MAX_NAME_BYTES
 _NAMES = b'"device"', b'"fleet"'  # keys of documents that say whose they are; the contract's do not
-_SCHEMA = b'"schema_version"'
 
 
 class _Head(TypedDict):
@@ -44,6 +44,7 @@ class _Head(TypedDict):
     epoch: Epoch
     seq: Number
     ts: float
+    schema_version: NotRequired[Annotated[int, Field(ge=1, le=SCHEMA_VERSION)]]
 
 
 _quick = TypeAdapter(_Head).validator.validate_json
@@ -156,7 +157,6 @@ def _head(payload: bytes) -> _Head | None:
         or b"Infinity" in payload
         or _NAMES[0] in payload
         or _NAMES[1] in payload
-        or _SCHEMA in payload
     ):
         return None
     try:

@@ -90,6 +90,12 @@ def test_a_schema_that_is_no_number_of_one_is_refused_as_damage(path: str, versi
     assert batch.births == {}
 
 
+def test_telemetry_whose_key_is_escaped_is_refused_too() -> None:
+    payload = _OURS["telemetry"][:-1] + b',"schema\\u005fversion":2}'
+    batch = Reader().read([Arrival((_TOPIC + "telemetry").encode(), payload)])
+    assert ([each.code for each in batch.refused], batch.news) == ([NEWER_SCHEMA], [])
+
+
 def test_what_is_refused_is_not_acknowledged_and_comes_again(store: Store) -> None:
     assert keep(store, of_schema(2, "telemetry"), of_schema(2, "event")) == {}
     assert {each.code for each in refused(store)} == {NEWER_SCHEMA}
