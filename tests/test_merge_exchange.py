@@ -224,6 +224,26 @@ def test_without_any_place_for_uploads_it_says_so(
     assert "TMPDIR" in told
 
 
+def test_a_board_that_answers_in_a_newer_schema_is_named_with_that_reason(
+    any_broker: RealBroker, tmp_path: Path
+) -> None:
+    topics = Topics(FLEET, "newer")
+    exchange = exchange_with(any_broker.endpoint, tmp_path)
+    with MqttClient(any_broker.endpoint, "newer", subscriptions=[topics.command]) as newer:
+        assert newer.wait_connected(10.0)
+
+        def obey() -> None:
+            asked = json.loads(newer.inbox.get(timeout=10.0).payload)["id"]
+            answer = {"id": asked, "status": "ACCEPTED", "schema_version": 2}
+            newer.publish(Message(topics.result(asked), json.dumps(answer).encode()))
+
+        with ThreadPoolExecutor(1) as pool:
+            obeyed = pool.submit(obey)
+            exchange.gather(["newer"], 1.0)
+            obeyed.result()
+    assert exchange.failed["newer"].startswith("message.schema: a document of schema 2")
+
+
 def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -> None:
     exchange = exchange_with(any_broker.endpoint, tmp_path)
     forged = Upload.of(b"nobody asked")
