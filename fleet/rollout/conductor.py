@@ -84,8 +84,11 @@ class Conductor:
                 self.forget(identity)
                 return None, False
             known = self._known(transaction, rollout)
-            open_now, lost = end_all(transaction, rollout, known, heard, now)
-            new = self._planner.cancel(transaction, rollout, lost, now)
+            ended = end_all(transaction, rollout, known, heard, self._signer is not None, now)
+            new = self._planner.cancel(transaction, rollout, ended.lost, now)
+            if ended.halt:
+                rollout = self._planner.halt(transaction, rollout, ended.halt)
+            open_now = ended.left
             plan = self._planner.plan(transaction, rollout, self._at_it(rollout, open_now), now)
         self._dispatch.drop(known.keys() - open_now.keys())
         self._open[identity] = open_now
