@@ -21,8 +21,7 @@ class TaredError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        end = "" if self.found.endswith("\n") else "; "  # of several lines
-        return f"{self.code}: {self.found}{end}expected {self.expected}; {self.remedy}"
+        return f"{self.code}: {self.found}; expected {self.expected}; {self.remedy}"
 
 
 class CalibrationError(TaredError):
