@@ -26,6 +26,7 @@ from agent.intake import Intake
 from agent.mqtt5 import Answer, Limits, Version, packet_bytes
 from agent.paho_client import PahoClient
 from agent.publishing import Message, Source
+from agent.taking_in import TakingIn
 from agent.wire import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,9 @@ class Connection:
     monotonic time at which the broker had taken us and our subscriptions. A byte in `wakee` ends a turn; `hear` gets
     what arrives, with its subscription; where there is an intake, that gets all of it instead. Without a wakee there
     are no turns: who waits for many connections at once waits for their `sock`, and calls `handle`.
+
+    session_s: for so long the broker keeps what comes for us after the connection, by MQTT 3.1.1 for as long as it
+    pleases; and until the intake's reader has settled what came, it stays unacknowledged. 0: nothing outlasts us.
     """
 
     def __init__(
@@ -55,15 +59,16 @@ class Connection:
         hear: Callable[[str, Message], None],
         wakee: socket.socket | None,
         intake: Intake | None = None,
+        session_s: int = 0,
     ) -> None:
         self.outcome = "not tried yet"
         self.answer: Answer = "unasked"
         self.admitted_at: float | None = None
         self.in_flight = InFlight(IN_FLIGHT)
         self._endpoint = endpoint
-        self._speaks_5 = version == "5"
         # The broker publishes a delayed will no later than at the session's end (section 3.1.3.2.2).
-        self._session_s = endpoint.will_delay_s if self._speaks_5 and will is not None else 0
+        will_delay_s = endpoint.will_delay_s if version == "5" and will is not None else 0
+        self._session_ends = bool(will_delay_s) and not session_s  # with a goodbye
         self._is_board = will is not None
         self._limits = Limits()
         self._subscriptions = subscriptions
@@ -71,8 +76,7 @@ class Connection:
         self._answer_by = math.inf
         self._hear = hear
         self._wakee = wakee
-        self._intake = intake
-        self._told_dropped = 0
+        self._taking_in = TakingIn(intake, holds=session_s > 0) if intake is not None else None
         self._selector = selectors.DefaultSelector() if wakee is not None else None
         self._client = PahoClient(
             endpoint,
@@ -80,10 +84,11 @@ class Connection:
             client_id,
             self,
             will=will,
-            will_delay_s=self._session_s,
+            will_delay_s=will_delay_s,
+            session_s=max(session_s, will_delay_s),
             in_flight=IN_FLIGHT,
             connect_s=CONNECT_TIMEOUT_S,
-            bulk=intake is not None,
+            bulk=self._taking_in is not None,
         )
 
     @property
@@ -110,12 +115,11 @@ class Connection:
         self.outcome = "no answer to CONNECT"
         # An operator asks for nothing: amqtt 0.12 refuses a version that comes without properties, else it waits.
         wishes: dict[str, int | None] = {}
-        if self._is_board or self._intake is not None:
+        if self._is_board or self._taking_in is not None:
             wishes["MaximumPacketSize"] = _MAX_PACKET_BYTES
-        if self._intake is not None:
+        if self._taking_in is not None:
             wishes["ReceiveMaximum"] = _UNACKNOWLEDGED
-        # A clean start would end the session that the connection before has left, and with that publish its will.
-        self._client.connect(password, self._session_s, **wishes)
+        self._client.connect(password, **wishes)
         self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
         if (sock := self.sock) is not None:
             self.answer = "silence"
@@ -151,8 +155,8 @@ class Connection:
             return
         if events & selectors.EVENT_READ or self.has_read_ahead:
             self._read(sock)
-        if isinstance(sock, BulkSocket) and self._intake is not None:
-            self._take_in(sock, self._intake)
+        if isinstance(sock, BulkSocket) and self._taking_in is not None:
+            self._taking_in.advance(sock)
         if events & selectors.EVENT_WRITE:
             self._client.write()
         self._client.keep_alive()
@@ -180,8 +184,8 @@ class Connection:
             self.in_flight.add(packet_id, message, source)
 
     def say_goodbye(self) -> None:
-        """Disconnect, so that the will stays unsaid, and nothing of the session is left."""
-        self._client.disconnect(ends_session=self._session_s > 0)
+        """Disconnect, so that the will stays unsaid, and no session is left but one that was asked for."""
+        self._client.disconnect(ends_session=self._session_ends)
 
     def close(self) -> None:
         """Cut the connection, unless a goodbye was said: then the broker publishes the will."""
@@ -197,19 +201,6 @@ class Connection:
                     self.answer = "unasked"
                     raise other
         self._client.read()
-
-    def _take_in(self, bulk: BulkSocket, intake: Intake) -> None:
-        """Hand over what came; the broker sends no more than it has under way before there is room for it."""
-        if arrived := bulk.take():
-            intake.put(arrived)
-        bulk.has_room = intake.has_room
-        if bulk.dropped > 2 * self._told_dropped:  # a flood is told each time that it has doubled
-            log.warning("mqtt=no_room qos=0 dropped=%d", bulk.dropped)
-            self._told_dropped = bulk.dropped
-        with contextlib.suppress(OSError):  # which paho finds, too
-            if bulk.has_room:
-                bulk.acknowledge()
-            bulk.flush()
 
     def on_connack(self, refusal: str | None, speaks_version: bool, limits: Limits) -> None:
         """As PahoClient tells it; so are all `on_`."""

@@ -53,9 +53,11 @@ class Hearer(Protocol):
 
 
 class PahoClient:
-    """For one connection, and one thread. will_delay_s, in_flight: seconds; messages that it sends at once.
+    """For one connection, and one thread. will_delay_s, session_s: how long after the connection the broker waits with
+    the will, and keeps the session; 0 where there is to be none, and by MQTT 3.1.1 that lasts as long as it pleases.
 
-    bulk: `sock` is a BulkSocket, which has all publications. connect_s: for how long an attempt to connect may last.
+    in_flight: how many messages it sends at once. connect_s: for how long an attempt to connect may last. bulk: `sock`
+    is a BulkSocket, which has all publications.
     """
 
     def __init__(
@@ -67,17 +69,20 @@ class PahoClient:
         *,
         will: Message | None,
         will_delay_s: int,
+        session_s: int,
         in_flight: int,
         connect_s: float,
         bulk: bool,
     ) -> None:
         self._endpoint = endpoint
         self._speaks_5 = version == "5"
+        self._session_s = session_s
         self._subscriptions: Sequence[str] = ()
         self._trouble = LastError()
         self._client = client = (_BulkClient if bulk else Client)(
             CallbackAPIVersion.VERSION2,
             client_id,
+            clean_session=None if self._speaks_5 else not session_s,
             userdata=hearer,
             protocol=_PROTOCOLS[version],
             transport=endpoint.transport,
@@ -106,9 +111,8 @@ class PahoClient:
         """Whether it waits until the socket takes more."""
         return self._client.want_write()
 
-    def connect(self, password: str | None, session_s: int, **properties: int | None) -> None:
-        """Reach the broker, and send CONNECT. session_s: for how long it keeps the session, 0 where it is to be none.
-        properties: by their names in MQTT 5, section 3.1.2.11.
+    def connect(self, password: str | None, **properties: int | None) -> None:
+        """Reach the broker, and send CONNECT. properties: by their names in MQTT 5, section 3.1.2.11.
 
         Raises OSError, AgentError (`broker.tls`, `broker.websocket`), ConfigError (`mqtt.host`, `mqtt.tls`).
         """
@@ -120,8 +124,10 @@ class PahoClient:
         where = endpoint.host, endpoint.port, endpoint.keepalive_s
         try:
             if self._speaks_5:
-                asked = self._properties(PacketTypes.CONNECT, SessionExpiryInterval=session_s or None, **properties)
-                self._client.connect(*where, clean_start=not session_s, properties=asked)
+                lasts_s = self._session_s or None
+                asked = self._properties(PacketTypes.CONNECT, SessionExpiryInterval=lasts_s, **properties)
+                # A clean start would end the session that the connection before has left, and publish its will.
+                self._client.connect(*where, clean_start=not self._session_s, properties=asked)
             else:
                 self._client.connect(*where)
         except WebsocketConnectionError as error:

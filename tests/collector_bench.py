@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from brokers import RealBroker, Watcher
 from device import TOPICS
 
 from agent.messages import Status
-from agent.mqtt import MqttClient
+from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
 from fleet.collector import Collector
 from fleet.reports import Report, Stream
@@ -40,11 +42,22 @@ def online(board: MqttClient, watcher: Watcher, times: int = 1) -> None:
 
 
 @contextmanager
+def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", where, "--port", str(broker.port)]
+    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
 def collecting(
-    broker: RealBroker, where: str | Path, client_id: str = "collector", share: str | None = None
+    endpoint: RealBroker | Endpoint, where: str | Path, client_id: str | None = "collector", share: str | None = None
 ) -> Iterator[Collector]:
     stopping = threading.Event()
-    made = Collector(broker.endpoint, open_store(where), client_id, share=share)
+    at = endpoint if isinstance(endpoint, Endpoint) else endpoint.endpoint
+    made = Collector(at, open_store(where), client_id, share=share)
     thread = threading.Thread(target=made.run, args=(stopping.is_set,))
     thread.start()
     try:

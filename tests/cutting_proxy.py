@@ -62,6 +62,11 @@ class CuttingProxy:
         else:
             pair.cut_after = rng.randrange(1, 300)
 
+    def cut(self) -> None:
+        """All connections, at both ends."""
+        for pair in self._pairs:
+            _end(pair)
+
     def _listen(self) -> None:
         while not self._closing.is_set():
             try:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty
 
 import pytest
 from brokers import RealBroker, Watcher, eventually, running_mosquitto
-from collector_bench import alarm, collecting, online
+from collector_bench import a_process, alarm, collecting, online
 from device import TOPICS
 
 from agent.intake import Intake
@@ -51,16 +48,6 @@ class Board:
                 if ack.epoch == 7:
                     self.acknowledged = max(self.acknowledged, ack.upto)
         return self.acknowledged
-
-
-@contextlib.contextmanager
-def a_process(broker: RealBroker, where: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", where, "--port", str(broker.port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 @pytest.mark.broker
