@@ -46,6 +46,11 @@ class _Plan(ctypes.Structure):
     )
 
 
+def is_compiled() -> bool:
+    """Whether the pass was built with the package, and loads."""
+    return _library() is not None
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     library = open_library(Path(__file__).parent / "_resize", "tared_resize_version", _VERSION)
@@ -93,7 +98,7 @@ class HostPreprocess:
             and transform.frame_width * _PIXEL >= _WORD
             and transform.color != "gray"
             and kind == ("NCHW", "float32")
-            and _library() is not None
+            and is_compiled()
         )
 
     def paint(self, frame: NDArray[np.uint8]) -> None:

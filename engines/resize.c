@@ -1,12 +1,15 @@
 /* From a frame of bytes to a network input of floats in one pass, row by row, so that all between them stays in the
  * processor's nearest cache. preprocessing.py says what the numbers are, and host_preprocessing.py how they are laid out.
  *
- * C99 but for vectors, which GCC and Clang have for every processor. No Python: loaded through ctypes. Little-endian, as all
- * boards are.
+ * C99 but for vectors, which GCC and Clang have for every processor. No Python: loaded through ctypes.
  */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "words are read from bytes as on a little-endian machine; without this the passes in Python serve"
+#endif
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
 #define FOR_THIS_CPU __attribute__((target_clones("avx2", "default")))

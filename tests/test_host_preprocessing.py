@@ -79,6 +79,17 @@ def test_frames_of_cameras(size: tuple[int, int]) -> None:
 
 
 @needs_it
+@pytest.mark.parametrize("region", [np.s_[5:60, 7:90], np.s_[:, 1:], np.s_[::2], np.s_[40:2:-1]], ids=str)
+def test_a_region_of_a_frame_whose_rows_lie_farther_apart_than_they_are_long(region: tuple[slice, ...]) -> None:
+    preprocess = Preprocessor(InputSpec(resize="stretch"), of_size(31, 33))
+    seen = noise(67, 101)[region]
+    assert seen.strides[0] != seen.shape[1] * 3
+    assert HostPreprocess.takes(preprocess.transform(seen)[0])
+    passes = preprocess(sparse(seen))[0]
+    assert np.array_equal(preprocess(seen)[0], passes)
+
+
+@needs_it
 @pytest.mark.parametrize("upside_down", [False, True])
 @pytest.mark.parametrize("width", [3, 5, 64, 101])
 def test_it_reads_no_byte_beside_the_frame(width: int, upside_down: bool) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from agent.doctor.finding import Finding
 from calibrate.collect import COMPILED
+from engines.host_preprocessing import is_compiled
 
 _FOLLOWS_SIZES = (4, 13)  # measured: 4.8, 4.10 and 4.12 do not, 4.13 and 5.0 do
 
@@ -19,7 +20,8 @@ def examine_software() -> list[Finding]:
     return [
         _python(),
         package("onnxruntime", needed=True, remedy="pip install onnxruntime"),
-        _histograms(),
+        _pass("histograms", COMPILED, "calibration and observing"),
+        _pass("preprocessing", is_compiled(), "frames that no GPU makes ready"),
         _opencv(),
         _gstreamer(),
         package("amqtt", needed=False, remedy="pip install 'tared[demo]', or name your broker as mqtt.host"),
@@ -41,10 +43,10 @@ def _python() -> Finding:
     return Finding("python", version, sys.version_info >= (3, 10), True, "install Python 3.10 or later")
 
 
-def _histograms() -> Finding:
-    remedy = "install a C compiler and tared again; until then calibration and observing cost more time"
-    found = "compiled" if COMPILED else "in NumPy: the same bits, slower"
-    return Finding("histograms", found, COMPILED, False, remedy)
+def _pass(name: str, compiled: bool, slower: str) -> Finding:
+    remedy = f"install a C compiler and tared again; until then {slower} cost more time"
+    found = "compiled" if compiled else "in Python: the same bits, slower"
+    return Finding(name, found, compiled, False, remedy)
 
 
 def _opencv() -> Finding:
