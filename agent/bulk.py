@@ -41,9 +41,8 @@ class BulkSocket:
         self._others = bytearray()  # for the client
         self._arrived: list[Arrival] = []
         self._acknowledgements = bytearray()  # of those that have arrived
-        self._withheld: deque[tuple[int, bytearray]] = (
-            deque()
-        )  # of those taken, and how many were, up to the last of them
+        # Of those that were taken, and how many those were, up to the last of them.
+        self._withheld: deque[tuple[int, bytearray]] = deque()
         self._unsent = bytearray()
 
     def __getattr__(self, name: str) -> Any:

@@ -27,7 +27,7 @@ def add_room(commands: Any) -> None:
     collect = command(actions, "collect", _collect, "store what boards report, and tell them that it has arrived")
     _add_database(collect)
     about = "one of its own for each, and always the same: under it the broker keeps results for it (tared-collector, "
-    about += "--fleet and --part; with --share a new one for each start, for which nothing is kept)"
+    about += "then the fleet and the part; with --share a new one at each start, for which nothing is kept)"
     collect.add_argument("--client-id", help=about)
     collect.add_argument("--share", metavar="GROUP", help="of what all of this group collect, take a share (MQTT 5)")
     collect.add_argument("--part", type=_part, metavar="N/M", help="take one of M parts of the devices, by their names")

@@ -29,7 +29,7 @@ _WAIT_S = 0.2  # until it looks whether it is to stop
 _INTAKE_BYTES = 32 << 20  # waiting, before the broker is to wait
 _GATHER_S = 0.1
 _GATHER_RESULTS_S = 0.02  # shorter: of these a broker has only so many under way, and waits for their commit
-_SESSION_S = 86_400
+_SESSION_S = 86_400  # for so long the broker keeps results for a collector that is away
 _RETRY_S = 1.0  # after a database that refused
 _LASTING = "fleet.schema"
 # Any other is a full disk's.

@@ -17,6 +17,7 @@ from device import TOPICS
 from agent.messages import Status
 from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
+from agent.requests import CommandResult
 from fleet.collector import Collector
 from fleet.reports import Report, Stream
 from fleet.store import open_store
@@ -32,6 +33,24 @@ def report(seq: int, stream: Stream = STREAM) -> Report:
 
 def alarm(seq: int, **fields: Any) -> Message:
     return Message(TOPICS.event, json.dumps({"epoch": 7, "seq": seq, "ts": 0.0, "kind": "alarm", **fields}).encode())
+
+
+def result(number: int) -> Message:
+    """Of the command of this number, `c1` and so on."""
+    name = f"c{number}"
+    return Message(f"{TOPICS.command}/{name}/result", CommandResult(id=name, status="SUCCEEDED").to_json())
+
+
+def stored(where: str) -> set[str]:
+    """Ids of the commands whose results are in the store."""
+    with open_store(where) as store, store.begun("read") as transaction:
+        return {str(name) for (name,) in transaction.execute("SELECT command FROM results")}
+
+
+def hears(board: MqttClient, where: str, number: int = 0) -> bool:
+    """Whether a collector hears results: this one is said until it is there."""
+    board.publish(result(number))
+    return f"c{number}" in stored(where)
 
 
 def online(board: MqttClient, watcher: Watcher, times: int = 1) -> None:

@@ -9,31 +9,17 @@ from pathlib import Path
 
 import pytest
 from brokers import Mosquitto, RealBroker, Watcher, eventually, running_mosquitto
-from collector_bench import a_process, collecting
+from collector_bench import a_process, collecting, hears, result, stored
 from cutting_proxy import CuttingProxy
-from device import TOPICS
 
 from agent.endpoint import Protocol
 from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.requests import CommandResult
 from fleet.batch import Part
 from fleet.collector import client_id_of
 from fleet.store import open_store
 
 _PROTOCOLS = ["5", "3.1.1"]
 _UNDER_WAY = 20  # publications that mosquitto sends before the first of them is acknowledged
-
-
-def result(number: int) -> Message:
-    name = f"c{number}"
-    return Message(f"{TOPICS.command}/{name}/result", CommandResult(id=name, status="SUCCEEDED").to_json())
-
-
-def stored(where: str) -> set[str]:
-    """Ids of the commands whose results are in the store."""
-    with open_store(where) as store, store.begun("read") as transaction:
-        return {str(name) for (name,) in transaction.execute("SELECT command FROM results")}
 
 
 @contextmanager
@@ -80,12 +66,6 @@ def everything_was_read(port: int) -> bool:
     """Whether nobody who is connected to this port of this machine has anything left to read (proc(5), net/tcp)."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
     return all(row[4].endswith(":00000000") for row in rows if row[2].endswith(f":{port:04X}"))
-
-
-def hears(board: MqttClient, where: str, number: int = 0) -> bool:
-    """Whether the collector hears results: this one is said until it is there."""
-    board.publish(result(number))
-    return f"c{number}" in stored(where)
 
 
 @pytest.mark.broker
