@@ -91,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from agent.heap import share_arenas
+
+    share_arenas()  # before what follows starts any thread
     from agent.board_orders import RESTART
     from agent.config import load_config
     from agent.console import set_up_logging

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from agent.errors import ConfigError
-from agent.redaction import redacted
+from agent.redaction import hidden, redacted
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -93,4 +93,5 @@ def _error_line(detail: ErrorDetails) -> str:
     if expected is None:
         message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
         expected = message[:1].lower() + message[1:]
-    return f"{where}: expected {expected}, got {detail['input']!r}"
+    found = detail["input"]
+    return f"{where}: expected {expected}, got {hidden(found) if isinstance(found, str) else found!r}"

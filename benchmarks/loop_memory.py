@@ -25,7 +25,9 @@ _CAMERA = (640, 480, 10.0)
 _HELD_S = 10.0
 _HOUR_S = 3600.0
 _CLIP_FPS = 10.0
-_WARM_S = 600.0  # of capture time, at the least: the first calibration is made and in service
+# Of capture time, before the hour: the first calibration is in service, and what is bounded by a number of frames is
+# full, 8,700 answers for labels that may come.
+_WARM_S = 1200.0
 _FLAT = 0.02
 _LOOK_S = 1.0
 # A first calibration and no other: an hour of the same scene.
@@ -100,26 +102,26 @@ def flat(
     ts, mib = samples[samples[:, 0] >= _WARM_S].T
     slope, _ = np.polyfit(ts, mib, 1)
     middle = statistics.median(mib)
-    growth = float(slope) * (_HOUR_S - _WARM_S) / middle
+    growth = float(slope) * _HOUR_S / middle
     spread = float(mib.max() - mib.min()) / middle
-    table = Section("Resident memory over an hour of video", ("what", "found"))
+    table = Section(f"Resident memory over an hour of video, after {_WARM_S:g} s of it", ("what", "found"))
     table.rows += [
         ("frames, in wall time", f"{ts[-1] * _CLIP_FPS:.0f}, {time.monotonic() - began_s:.0f} s"),
         ("serving INT8 after its first calibration", "yes" if calibrated else "no: the float reference"),
-        (f"MiB after {_WARM_S:g} s, in the middle, at the end", f"{mib[0]:.1f}, {middle:.1f}, {mib[-1]:.1f}"),
+        ("MiB at the beginning, in the middle, at the end", f"{mib[0]:.1f}, {middle:.1f}, {mib[-1]:.1f}"),
         ("least, most", f"{mib.min():.1f}, {mib.max():.1f}"),
     ]
     return [table], [
-        at_most(f"growth from {_WARM_S:g} s to an hour, by a straight line", 100.0 * _FLAT, 100.0 * growth, " %"),
-        at_most("the most above the least, in that time", 100.0 * _FLAT, 100.0 * spread, " %"),
+        at_most("growth within the hour, by a straight line", 100.0 * _FLAT, 100.0 * growth, " %"),
+        at_most("the most above the least, within the hour", 100.0 * _FLAT, 100.0 * spread, " %"),
     ]
 
 
 def _hour(daemon: Daemon, progress: Progress) -> Iterator[tuple[float, float]]:
     """(capture time in s, MiB), once a second of wall time."""
-    task = progress.add_task("an hour of video", total=_HOUR_S)
+    task = progress.add_task("an hour of video", total=_WARM_S + _HOUR_S)
     ts = 0.0
-    while ts < _HOUR_S:
+    while ts < _WARM_S + _HOUR_S:
         time.sleep(_LOOK_S)
         ts = sum(daemon.frames().values()) / _CLIP_FPS
         progress.update(task, completed=ts)

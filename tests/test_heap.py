@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import psutil
 import pytest
 from job_bench import JobDeskBench
@@ -9,7 +12,37 @@ from job_bench import JobDeskBench
 from agent import job_desk as desks
 from agent.heap import give_back
 
+ARENAS = """
+import ctypes, sys, threading
+from agent.heap import share_arenas
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+if sys.argv[1] == "shared":
+    share_arenas()
+together = threading.Barrier(8)
+def take():
+    together.wait()
+    libc.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=take) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc.malloc_info(0, ctypes.c_void_p(libc.fopen(b"/dev/stdout", b"w")))
+libc.fflush(None)
+"""
 COUNT, BYTES = 1000, 100_000  # too small for pages of their own
+
+
+def arenas(way: str) -> int:
+    command = [sys.executable, "-c", ARENAS, way]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.count("<heap nr=")
+
+
+def test_threads_share_what_they_take_memory_from() -> None:
+    assert arenas("each its own") >= 8
+    assert arenas("shared") == 2
 
 
 def test_what_was_freed_below_what_is_kept_goes_back() -> None:
