@@ -39,6 +39,7 @@ class CuttingProxy:
 
     def __exit__(self, *_: object) -> None:
         self._closing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # which ends accept, as close does not
         self._listener.close()
         for pair in self._pairs:
             _end(pair)
