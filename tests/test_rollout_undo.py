@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,21 @@ def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: Store) -> No
     undo_all_that_is_asked(room)
     room.until(State.ABORTED)
     assert room.states() == [Target.UNDONE, Target.UNDONE, Target.FAILED]
+
+
+def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: Store) -> None:
+    """Whoever has been sent a command may yet do it, and is waited for; whose was only on record never will."""
+    room = Room(store, spec(gates="failures<=10%"), boards=3)
+    room.step()
+    out = [message.payload.decode() for _ in range(2) if (message := room.dispatch.take()) is not None]
+    told = [each for each in room.open().values() if each.payload in out]
+    assert room.step(failed(told[0], "engine.broken")) is State.UNDOING
+    room.step()
+    assert Counter(room.states()) == {Target.FAILED: 1, Target.SENT: 1, Target.WAITING: 1}
+    assert room.open().keys() == {told[1].name}
+    assert room.sent() == []
+    room.step(failed(told[1], "engine.broken"))
+    room.until(State.ROLLED_BACK)
 
 
 def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: Store) -> None:

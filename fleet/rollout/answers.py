@@ -21,6 +21,7 @@ from fleet.words import printable
 
 MOST_ATTEMPTS = 8
 UNREACHED, UNFINISHED, UNREAD = "rollout.unreached", "rollout.unfinished", "rollout.schema"
+_UNSENT = "rollout.unsent"
 
 _PAUSE_S = 5.0  # doubled each time
 _PASSING = ("command.busy", "command.interrupted")  # refusals after which it is worth to ask again
@@ -101,6 +102,11 @@ def read_answer(command: str, payload: bytes) -> CommandResult:
         return CommandResult(id=command, status="FAILED", error=Failure(code=UNREAD, message=str(error)))
 
 
+def unsent_answer(command: str) -> CommandResult:
+    """Of a command that was on record, and is not to be sent any more."""
+    return CommandResult(id=command, status="EXPIRED", error=Failure(code=_UNSENT, message="it was never sent"))
+
+
 def overdue(order: Order, now: float, deadline_s: float) -> CommandResult | None:
     """What is taken for the result of a command that nobody has answered in time, once it is so."""
     if order.accepted is None and now > order.expires + _LATE_S:
@@ -123,6 +129,8 @@ def settle(
     if result.status == "SUCCEEDED":
         return _done(target, order, result, spec)
     reason, code = _reason(result), _code(result)
+    if code == _UNSENT:
+        return Change(target.device, Target.WAITING)
     if code == UNREAD:
         return _unknown(target, order.role, reason)
     may_retry = may_retry and target.attempts < MOST_ATTEMPTS
