@@ -14,14 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.backoff import Backoff
-from agent.camera import Image, Reading, read_images
+from agent.camera import Image, read_images
 from agent.errors import CameraError
 from agent.losses import Losses
+from agent.reading import Reading, first_picture_s, silent
 from agent.source import Source
 from agent.stillness import Stillness
 from engines.trace import spanned
 
-_PATIENCE_S = 60.0  # at most with a camera that has been opened again and still repeats its picture
+_REOPENING_S = 60.0  # at most, of a camera that has been opened again and still repeats its picture
 
 _OF_LATE_S = 2.0
 
@@ -132,14 +133,15 @@ class CaptureThread(threading.Thread):
         self._limit = limit
         self._on_change = on_change
         self._silence_s = silence_s
-        self._waits_since_s: float | None = None  # monotonic, for the next frame; not for the first one
+        self._waits_since_s: float | None = None  # monotonic, for the next frame
+        self._patience_s = first_picture_s(silence_s)  # with that
         self._telling = threading.Lock()
         self._halt = threading.Event()
         self._count = 0
         self._lost = False
         self._reading = Reading(Losses(slot.dropped))
         self._stillness = Stillness(source.frozen_s if source.live else None)
-        self._patience_s = source.frozen_s or 0.0
+        self._reopening_s = source.frozen_s or 0.0
         self.pulse = 0  # changes while the camera is away, as long as the thread does not hang
         self.error: BaseException | None = None
 
@@ -153,6 +155,9 @@ class CaptureThread(threading.Thread):
                 except CameraError as error:
                     if not self._source.live:
                         raise
+                    if self._halt.is_set():
+                        return
+                    self._waits_since_s = None
                     self._reading.losses.away()
                     self._tell(error)
                 self.pulse += 1
@@ -168,23 +173,26 @@ class CaptureThread(threading.Thread):
         return self._count, self.pulse
 
     def stop(self) -> None:
-        """Ask for the end; the thread leaves after the read in progress."""
+        """Ask for the end; the thread leaves after the read in progress, of MJPEG over HTTP at once."""
         self._halt.set()
         self._slot.close()
+        self._reading.line.end()
 
     def look(self) -> None:
-        """Whether the camera has fallen silent, by another thread's clock: what reads it may hang in its driver."""
+        """Whether the camera has fallen silent, by another thread's clock: what reads it may hang in its driver, or
+        wait for what comes a byte at a time. Where the line can be cut it is."""
         since_s = self._waits_since_s
         if not self._source.live or since_s is None or self._halt.is_set():
             return
         silent_s = time.monotonic() - since_s
-        if silent_s > self._silence_s:
-            found = f"nothing from {self._source.shown} for {silent_s:.1f} s"
-            self._tell(CameraError("camera.silent", found, "frames", "check the camera, its cable and its network"))
+        if silent_s > self._patience_s:
+            self._tell(silent(self._source, silent_s))
+            self._reading.line.cut()
 
     def _pump(self, backoff: Backoff) -> None:
         started = time.monotonic()
         first_ts: float | None = None
+        self._waits_since_s, self._patience_s = started, first_picture_s(self._silence_s)
         for ts, image in spanned("capture", read_images(self._source, self._silence_s, self._reading)):
             if self._is_frozen(image, started):
                 self._waits_since_s = time.monotonic()
@@ -197,7 +205,7 @@ class CaptureThread(threading.Thread):
                 self._halt.wait(max(0.0, started + (ts - first_ts) / self._speed - time.monotonic()))
             if self._halt.is_set():
                 return
-            self._waits_since_s = None
+            self._waits_since_s, self._patience_s = None, self._silence_s
             self._slot.put(Frame(self._count, ts, time.monotonic_ns(), image, self._camera))
             self._waits_since_s = time.monotonic()
             self._count += 1
@@ -211,13 +219,13 @@ class CaptureThread(threading.Thread):
         if self._reading.coded_anew:
             self._stillness.look(image, now_s)
         if not self._stillness.frozen:
-            self._patience_s = self._source.frozen_s or 0.0
+            self._reopening_s = self._source.frozen_s or 0.0
             return False
         self.pulse += 1
-        if now_s - opened_s < self._patience_s or self._halt.is_set():
+        if now_s - opened_s < self._reopening_s or self._halt.is_set():
             return True
         found = f"{self._source.shown} has repeated one picture for more than {self._source.frozen_s:g} s"
-        self._patience_s = min(2.0 * self._patience_s, _PATIENCE_S)
+        self._reopening_s = min(2.0 * self._reopening_s, _REOPENING_S)
         remedy = "restart the camera; if its picture may stand still, as a screen's does, set camera.frozen_s to null"
         raise CameraError("camera.frozen", found, "pictures with a sensor's noise in them", remedy)
 
