@@ -26,6 +26,7 @@ Image = NDArray[np.uint8]
 _MASKED = (114, 114, 114)  # BGR: as much as nothing at all, and what letterboxes are padded with
 _ASSUMED_FPS = 10.0  # of a file that does not say
 _IMAGE_PERIOD_S = 0.1  # capture time between the images of a folder or zip, which carry none
+_FAILED_AT_END = 300  # reads in a row; one costs about 10 us at the end, and ten seconds of a video may be damaged
 _CUT_SHORT = 0.02  # of the length that a file claims to have; less is how some count it
 
 log = logging.getLogger(__name__)
@@ -73,23 +74,28 @@ def _read(source: Source, silence_s: float, reading: Reading) -> Iterator[tuple[
         return
     capture = open_capture(source, silence_s)
     try:
-        yield from _read_file(capture, source)
+        yield from _read_file(capture, source, reading.losses)
     finally:
         capture.release()
 
 
-def _read_file(capture: Any, source: Source) -> Iterator[tuple[float, Image]]:
+def _read_file(capture: Any, source: Source, losses: Losses) -> Iterator[tuple[float, Image]]:
+    """A read that fails is a picture that is none, unless none follows: to OpenCV damage and the end look alike."""
     fps = capture.get(cv2.CAP_PROP_FPS)
     claimed_s = capture.get(cv2.CAP_PROP_FRAME_COUNT) / fps if fps > 0.0 else 0.0
     period_s = 1.0 / (fps or _ASSUMED_FPS)
     ts = -period_s
-    frames = 0
-    while True:
+    frames = failed = 0
+    losses.begin()
+    while failed < _FAILED_AT_END:
         ok, image = capture.read()
         if not ok:
-            break
+            failed += 1
+            continue
         stamp = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0
         ts = stamp if stamp > ts else ts + period_s  # some containers carry no or broken times
+        losses.came(ts, damaged=failed)
+        failed = 0
         frames += 1
         yield ts, image
     if not frames:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +16,9 @@ from agent.mjpeg import MjpegStream, open_mjpeg
 from agent.opening import open_capture
 from agent.reading import Patience, Reading, silent
 from agent.source import Source
+
+_AT_ONCE_S = 0.001  # no camera makes a frame in it
+_FAILED_AT_END = 8  # reads in a row that fail at once; a driver may have some buffers full
 
 Picture = tuple[float, NDArray[np.uint8]]  # Unix time, BGR uint8 (H, W, 3)
 
@@ -55,23 +57,35 @@ def _read_mjpeg(stream: MjpegStream, silence_s: float, patience: Patience, readi
 
 
 def _read_capture(capture: Any, source: Source, silence_s: float, reading: Reading) -> Iterator[Picture]:
-    """A read that took as long as silence is no frame of now: at a timeout FFmpeg gives what its decoder still held,
-    one frame for each of its threads. The first one may take its time: cameras start."""
+    """A read that fails is a damaged picture, where the camera took its time for it; an end fails at once, each time.
+
+    A read that took as long as silence is no frame of now: at a timeout FFmpeg gives what its decoder still held, one
+    frame for each of its threads. The first one may take its time: cameras start.
+    """
     reading.losses.begin(
         capture.get(cv2.CAP_PROP_FPS) if source.kind in ("v4l2", "csi") else 0.0
     )  # a stream's may be any
-    longest_s = math.inf
-    handed_s = time.monotonic()
+    patience = Patience(source, silence_s)
+    started = False
+    failed = at_once = 0
+    kept_s = 0.0  # waiting, by who takes the pictures
     while not reading.line.ended:
         began_s = time.monotonic()
         ok, image = capture.read()
         took_s = time.monotonic() - began_s
-        if took_s >= longest_s:
+        if took_s >= silence_s and (started or not ok):
             raise silent(source, took_s)
         if not ok:
-            raise CameraError("camera.lost", f"{source.shown} stopped", "frames", "check the camera and its cable")
-        longest_s = silence_s
+            failed += 1
+            at_once = at_once + 1 if took_s < _AT_ONCE_S else 0
+            if at_once >= _FAILED_AT_END:
+                raise CameraError("camera.lost", f"{source.shown} stopped", "frames", "check the camera and its cable")
+            patience.check()
+            continue
         reading.coded_anew = source.kind not in ("rtsp", "http") or capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) != 0.0
-        reading.losses.came(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0, began_s - handed_s)
+        reading.losses.came(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0, kept_s, failed)
+        started, failed, at_once = True, 0, 0
         handed_s = time.monotonic()
         yield time.time(), image
+        kept_s = time.monotonic() - handed_s
+        patience.begin()

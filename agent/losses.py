@@ -9,7 +9,6 @@ from statistics import median
 _WINDOW = 32  # frames that tell the rate
 _ENOUGH = 8
 _STEADY, _NEAR = 0.75, 0.25  # so many intervals so near their median, or gaps say nothing: some cameras vary it
-_MISSING = 1.5  # of the usual interval
 _DOUBTED = 4  # gaps in a row, after which it is the rate that has changed
 _LONGEST_S = 10.0  # beyond it is the camera's clock that was set
 
@@ -48,8 +47,10 @@ class Losses:
         """A frame came that is none."""
         self._dropped["decode"] += 1
 
-    def came(self, stamp_s: float, kept_s: float) -> None:
-        """A frame of the stream's time `stamp_s`, read `kept_s` after the one before was handed on."""
+    def came(self, stamp_s: float, kept_s: float = 0.0, damaged: int = 0) -> None:
+        """A frame of the stream's time `stamp_s`, read `kept_s` after the one before was handed on, and after so many
+        damaged ones, which are not missing besides."""
+        self._lost("decode", damaged)
         last_s, self._stamp_s = self._stamp_s, stamp_s
         interval_s = stamp_s - last_s if last_s is not None else 0.0
         if not 0.0 < interval_s < _LONGEST_S:
@@ -59,17 +60,21 @@ class Losses:
         was_kept = period_s > 0.0 and kept_s > period_s
         if not was_kept:
             self._intervals.append(interval_s)
-        if not steady or interval_s < _MISSING * period_s:
-            if self._doubted:
-                self._dropped["decode"] += sum(self._doubted)
-                self._doubted.clear()
+        missing = max(0, round(interval_s / period_s) - 1 - damaged) if steady else 0
+        if not missing:
+            self._lost("decode", sum(self._doubted))
+            self._doubted.clear()
         elif was_kept:
-            self._dropped["slow"] += round(interval_s / period_s) - 1
+            self._lost("slow", missing)
         else:
-            self._doubted.append(round(interval_s / period_s) - 1)
+            self._doubted.append(missing)
             if len(self._doubted) > _DOUBTED:
                 self._doubted.clear()
                 self._intervals.clear()
+
+    def _lost(self, cause: str, count: int) -> None:
+        if count:
+            self._dropped[cause] += count
 
     def _usual(self) -> tuple[float, bool]:
         """The interval between two frames, in s, 0 where nobody knows, and whether it can be relied on."""
