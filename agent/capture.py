@@ -198,6 +198,8 @@ class CaptureThread(threading.Thread):
                 self._waits_since_s = time.monotonic()
                 continue
             backoff.reset()
+            if self._lost:  # also one that fell silent and goes on by itself
+                self._reading.losses.away()
             self._reading.losses.served()
             self._tell(None)
             first_ts = ts if first_ts is None else first_ts

@@ -62,9 +62,8 @@ def _read_capture(capture: Any, source: Source, silence_s: float, reading: Readi
     A read that took as long as silence is no frame of now: at a timeout FFmpeg gives what its decoder still held, one
     frame for each of its threads. The first one may take its time: cameras start.
     """
-    reading.losses.begin(
-        capture.get(cv2.CAP_PROP_FPS) if source.kind in ("v4l2", "csi") else 0.0
-    )  # a stream's may be any
+    claimed_fps = capture.get(cv2.CAP_PROP_FPS) if source.kind in ("v4l2", "csi") else 0.0  # a stream's may be any
+    reading.losses.begin(claimed_fps, silence_s)
     patience = Patience(source, silence_s)
     started = False
     failed = at_once = 0

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 import cv2
 import numpy as np
 import pytest
+from brokers import eventually
+from test_live_camera import Watched
 
 from agent.camera import read_images
 from agent.errors import CameraError
@@ -26,6 +29,7 @@ class Driver:
 
     fails: Callable[[int], bool]
     dies_after = 10_000
+    hangs: ClassVar[dict[int, int]] = {}  # for so many periods before these, once
 
     def __init__(self, *_: object) -> None:
         self._number = 0
@@ -46,8 +50,9 @@ class Driver:
     def read(self) -> tuple[bool, np.ndarray | None]:
         if self._number >= self.dies_after:
             return False, None
-        time.sleep(PERIOD_S)
-        self._number += 1
+        hung = self.hangs.pop(self._number + 1, 0)
+        time.sleep(PERIOD_S * (1 + hung))
+        self._number += 1 + hung
         if type(self).fails(self._number):
             return False, None
         return True, np.zeros((32, 32, 3), np.uint8)
@@ -90,3 +95,18 @@ def test_one_that_is_gone_is_lost_at_once(
     with pytest.raises(CameraError, match=r"camera\.lost"):
         next(frames)
     assert not dropped  # those that it does not make any more are none
+
+
+def test_what_was_missed_while_its_driver_hung_is_counted(
+    monkeypatch: pytest.MonkeyPatch, pictures: tuple[Iterator[object], Counter[str]]
+) -> None:
+    del pictures
+    monkeypatch.setattr(Driver, "fails", lambda _: False, raising=False)
+    monkeypatch.setattr(Driver, "hangs", {30: 50})
+    with Watched("v4l2:/dev/null", silence_s=0.3) as watched:
+        eventually(lambda: watched.lost, 10.0)
+        eventually(lambda: not watched.lost, 10.0)
+        eventually(lambda: watched.thread.beat[0] > 60, 10.0)
+        missed = watched.slot.dropped
+        assert missed["reconnect"] == pytest.approx(50, abs=15)
+        assert missed["decode"] == 0

@@ -102,3 +102,18 @@ def test_a_camera_that_was_away_missed_what_it_made_before(monkeypatch: pytest.M
     now_s += 0.9
     serve(1)
     assert dropped["reconnect"] == 48
+    for _ in range(3):
+        losses.damaged()
+    losses.away()
+    now_s += 0.9
+    serve(1)
+    assert dropped == {"reconnect": 48 + 9 - 3, "decode": 3}
+
+
+def test_a_gap_as_long_as_silence_is_left_to_who_watches_for_that() -> None:
+    dropped: Counter[str] = Counter()
+    losses = Losses(dropped)
+    losses.begin(silence_s=1.5)
+    for number in [*range(50), *range(100, 150)]:
+        losses.came(number * PERIOD_S)
+    assert not dropped
