@@ -17,6 +17,7 @@ from agent.backoff import Backoff
 from agent.camera import Image, read_images
 from agent.errors import CameraError
 from agent.losses import Losses
+from agent.presence import Presence
 from agent.reading import Reading, first_picture_s, silent
 from agent.source import Source
 from agent.stillness import Stillness
@@ -111,7 +112,8 @@ class CaptureThread(threading.Thread):
     limit: stop after that many frames; 0 reads all.
     silence_s: a camera that has delivered nothing for so long is lost, and so is one whose picture is frozen
     (`source.frozen_s`). It is reopened with jittered backoff, for ever; `on_change` hears of it once, with the error,
-    and once with None when new frames come again. Whatever else ends the stream early is kept in `error`.
+    and once with None when new frames have come again for as long. Whatever else ends the stream early is kept in
+    `error`.
     What the camera made and nobody got is counted in `slot.dropped`, as Losses and FrameSlot say.
     """
 
@@ -131,14 +133,12 @@ class CaptureThread(threading.Thread):
         self._slot = slot
         self._speed = speed
         self._limit = limit
-        self._on_change = on_change
+        self._presence = Presence(on_change, silence_s)
         self._silence_s = silence_s
         self._waits_since_s: float | None = None  # monotonic, for the next frame
         self._patience_s = first_picture_s(silence_s)  # with that
-        self._telling = threading.Lock()
         self._halt = threading.Event()
         self._count = 0
-        self._lost = False
         self._reading = Reading(Losses(slot.dropped))
         self._stillness = Stillness(source.frozen_s if source.live else None)
         self._reopening_s = source.frozen_s or 0.0
@@ -159,7 +159,7 @@ class CaptureThread(threading.Thread):
                         return
                     self._waits_since_s = None
                     self._reading.losses.away()
-                    self._tell(error)
+                    self._presence.lose(error)
                 self.pulse += 1
                 self._halt.wait(backoff.next_s())
         except BaseException as error:
@@ -186,7 +186,7 @@ class CaptureThread(threading.Thread):
             return
         silent_s = time.monotonic() - since_s
         if silent_s > self._patience_s:
-            self._tell(silent(self._source, silent_s))
+            self._presence.lose(silent(self._source, silent_s))
             self._reading.line.cut()
 
     def _pump(self, backoff: Backoff) -> None:
@@ -197,11 +197,7 @@ class CaptureThread(threading.Thread):
             if self._is_frozen(image, started):
                 self._waits_since_s = time.monotonic()
                 continue
-            backoff.reset()
-            if self._lost:  # also one that fell silent and goes on by itself
-                self._reading.losses.away()
-            self._reading.losses.served()
-            self._tell(None)
+            self._serves(backoff)
             first_ts = ts if first_ts is None else first_ts
             if self._speed > 0.0 and not self._source.live:
                 self._halt.wait(max(0.0, started + (ts - first_ts) / self._speed - time.monotonic()))
@@ -231,9 +227,10 @@ class CaptureThread(threading.Thread):
         remedy = "restart the camera; if its picture may stand still, as a screen's does, set camera.frozen_s to null"
         raise CameraError("camera.frozen", found, "pictures with a sensor's noise in them", remedy)
 
-    def _tell(self, error: CameraError | None) -> None:
-        """Tell of a change only: a camera that stays away would fill every log and queue."""
-        with self._telling:
-            if self._lost != (error is not None):
-                self._lost = error is not None
-                self._on_change(error)
+    def _serves(self, backoff: Backoff) -> None:
+        """A frame came that is new."""
+        if self._presence.is_missing:  # also one that fell silent and goes on by itself
+            self._reading.losses.away()
+        self._reading.losses.served()
+        if self._presence.deliver():
+            backoff.reset()

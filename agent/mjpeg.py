@@ -78,10 +78,15 @@ def open_mjpeg(source: Source, line: Line) -> MjpegStream | None:
         reason = getattr(error, "reason", None) or error
         found = f"{source.shown} does not answer ({type(reason).__name__})"
         raise CameraError("camera.open", found, "a camera", "check its address and the network") from None
-    if answer.headers.get_content_type() == "multipart/x-mixed-replace":
+    content_type = answer.headers.get_content_type()
+    if content_type == "multipart/x-mixed-replace":
         return MjpegStream(source, answer, line)
     line.drop()
     answer.close()
+    if content_type.startswith("image/"):
+        found = f"{source.shown} gives a single picture ({content_type})"
+        remedy = "give the address of the camera's stream; that of a snapshot is none"
+        raise CameraError("camera.open", found, "MJPEG: multipart/x-mixed-replace", remedy)
     if line.was_cut:  # within the headers
         raise CameraError("camera.open", f"{source.shown} does not answer in time", "a camera", "restart the camera")
     return None
