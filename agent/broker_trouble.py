@@ -49,5 +49,10 @@ def no_websocket(path: str, port: int, error: OSError) -> AgentError:
     return AgentError("broker.websocket", found, "a listener for MQTT over websockets", remedy)
 
 
+def violation(found: str, expected: str) -> AgentError:
+    """The error for a broker that breaks the protocol (`broker.protocol`)."""
+    return AgentError("broker.protocol", found, expected, "update the broker, or use another")
+
+
 def _other_port(purpose: str, remedy: str) -> AgentError:
     return AgentError("broker.port", f"a port {purpose}", "one for MQTT", remedy)

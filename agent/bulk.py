@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections import deque
 from typing import Any
 
 from agent.errors import AgentError
@@ -25,19 +26,23 @@ class BulkSocket:
     """Around the connected socket of a client, for the thread that serves it.
 
     sock: a socket, one of TLS, or paho's for websockets. has_properties: of publications, by MQTT 5. has_room: while it
-    is false, publications of QoS 0, which no broker holds back, are dropped and counted in `dropped`.
+    is false, publications of QoS 0, which no broker holds back, are dropped and counted in `dropped`. taken: how many
+    `take` has returned.
     """
 
     def __init__(self, sock: Any, has_properties: bool) -> None:
         self.has_room = True
         self.dropped = 0
+        self.taken = 0
         self._sock = sock
         self._has_properties = has_properties
         self._unread = b""  # the beginning of a packet
         self._skip_bytes = 0  # the end of one that is too long
         self._others = bytearray()  # for the client
         self._arrived: list[Arrival] = []
-        self._acknowledgements = bytearray()
+        self._acknowledgements = bytearray()  # of those that have arrived
+        # Of those that were taken, and how many those were, up to the last of them.
+        self._withheld: deque[tuple[int, bytearray]] = deque()
         self._unsent = bytearray()
 
     def __getattr__(self, name: str) -> Any:
@@ -46,14 +51,18 @@ class BulkSocket:
     def take(self) -> list[Arrival]:
         """The publications that have come. A payload that is too long has one byte more than it may, and no end."""
         arrived, self._arrived = self._arrived, []
+        self.taken += len(arrived)
+        if self._acknowledgements:
+            self._withheld.append((self.taken, self._acknowledgements))
+            self._acknowledgements = bytearray()
         return arrived
 
-    def acknowledge(self) -> None:
-        """All that came: a broker has only so many under way."""
-        if self._acknowledgements:
-            self._unsent += self._acknowledgements
-            self._acknowledgements.clear()
-            self.flush()
+    def acknowledge(self, count: int) -> None:
+        """The first `count` of all that were taken, in their order (MQTT 5, section 4.6). What was taken at once is
+        acknowledged at once. Raises OSError."""
+        while self._withheld and self._withheld[0][0] <= count:
+            self._unsent += self._withheld.popleft()[1]
+        self.flush()
 
     @property
     def wants_write(self) -> bool:
@@ -132,7 +141,10 @@ class BulkSocket:
         at = body + 2 + (data[body] << 8 | data[body + 1])
         topic, retained = data[body + 2 : at], bool(data[start] & 0x01)
         if data[start] & 0x06:
-            self._acknowledgements += _PUBACK + data[at : at + 2]
+            acknowledgement = _PUBACK + data[at : at + 2]
+            if data[start] & 0x08 and self._owes(acknowledgement):
+                return
+            self._acknowledgements += acknowledgement
             at += 2
         elif not self.has_room:
             self.dropped += 1
@@ -150,6 +162,20 @@ class BulkSocket:
             found = "a publication that ends before its payload begins"
             raise AgentError("broker.protocol", found, "one whole", "update the broker, or use another")
         self._arrived.append(Arrival(topic, data[at : min(end, at + MAX_PAYLOAD_BYTES + 1)], retained))
+
+    def _owes(self, acknowledgement: bytes) -> bool:
+        """Whether it is due already. Some brokers send again, on the same connection, what they wait for: acknowledged
+        twice, it would be the next one of that packet id that is."""
+        due = [self._acknowledgements, *(withheld for _, withheld in self._withheld)]
+        return any(_is_in(acknowledgement, each) for each in due)
+
+
+def _is_in(packet: bytes, packets: bytearray) -> bool:
+    """packets: one after the other, each as long as this one."""
+    at = packets.find(packet)
+    while at % len(packet) and at >= 0:
+        at = packets.find(packet, at + 1)
+    return at >= 0
 
 
 def _remaining(data: bytes, start: int) -> tuple[int, int]:

@@ -38,7 +38,9 @@ def add_merge(actions: Any) -> None:
     merge.add_argument(
         "--longest", type=number(float, 1.0, 86400.0), default=1800.0, metavar="S", help="for a board in all (1800)"
     )
-    merge.add_argument("--uploads", type=Path, metavar="DIR", help="keep there what boards have sent")
+    merge.add_argument(
+        "--uploads", type=Path, metavar="DIR", help="keep there what boards have sent (a temporary folder)"
+    )
     merge.add_argument("--sign", type=Path, metavar="KEY", help="an operator's private key, of 'tared keys new'")
     add_broker_options(merge)
 
@@ -58,7 +60,7 @@ def _merge(options: argparse.Namespace) -> int:
     fleet = fleet_from(options)
     devices = _chosen(options, fleet)
     with ExitStack() as stack:
-        folder = options.uploads or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tared-merge-")))
+        folder = options.uploads or _temporary(stack)
         patience = options.timeout, signer, options.longest
         exchange = MergeExchange(endpoint_from(options), fleet, folder, options.at_once, *patience)
         with progress("merge", 100) as bar:
@@ -72,6 +74,17 @@ def _merge(options: argparse.Namespace) -> int:
     write_bundle(merged.calibration, options.output)
     _tell(options, exchange, merged)
     return 0
+
+
+def _temporary(stack: ExitStack) -> Path:
+    """Until the stack ends. Raises AgentError (`merge.write`)."""
+    from agent.errors import AgentError
+
+    try:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tared-merge-")))
+    except OSError as error:
+        remedy = "make room, point TMPDIR to a disk that has some, or choose a folder with --uploads"
+        raise AgentError("merge.write", str(error), "a folder for what boards send", remedy) from error
 
 
 def _chosen(options: argparse.Namespace, fleet: str) -> list[str]:

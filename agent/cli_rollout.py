@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
     from fleet.rollout.controller import Controller
     from fleet.rollout.spec import Spec
 
-_DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
+_DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which (fleet.sqlite)"
 _OPS = "recalibrate, model, calibration, policy or regime"
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|)")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -45,7 +45,7 @@ def add_rollout(actions: Any) -> None:
     pause = command(steps, "pause", _pause, "tell nobody else; who has been told goes on")
     resume = command(steps, "resume", _resume, "go on where it stood")
     abort = command(steps, "abort", _abort, "tell nobody else, and cancel what is under way")
-    undo = "let the boards of the present wave, or all, go back to what they had"
+    undo = "let the boards of the present wave, or all, go back to what they had; all: also of one that is over"
     abort.add_argument("--undo", choices=("wave", "all"), help=undo)
     for each in (show, pause, resume, abort):
         each.add_argument("id", metavar="ID", help="of 'create' and 'list'; its beginning is enough")
@@ -74,6 +74,8 @@ def _add_create(steps: Any) -> None:
     create.add_argument("--valid", type=duration, default=3600.0, metavar="1h", help="wait so long for a board (1h)")
     create.add_argument("--deadline", type=duration, default=7200.0, metavar="2h", help="a board may take (2h)")
     create.add_argument("--silent", type=duration, default=600.0, metavar="10m", help="unheard so long is silent (10m)")
+    signed = "for boards that obey signed commands alone: no controller without a key carries it out"
+    create.add_argument("--signed", action="store_true", help=signed)
     create.add_argument("--why", default="", metavar="TEXT", help="for the record")
     create.add_argument("--dry-run", action="store_true", help="only say which boards each wave would have")
     create.add_argument("--fleet", default="default", help="(default)")
@@ -137,6 +139,7 @@ def _spec(options: argparse.Namespace) -> Spec:
         deadline_s=options.deadline,
         silent_s=options.silent,
         file=file,
+        signed=options.signed,
     )
 
 

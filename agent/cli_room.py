@@ -6,7 +6,6 @@ import argparse
 import getpass
 import json
 import threading
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from agent.cli_merge import add_merge
 from agent.cli_rollout import add_rollout
 from agent.cli_simulate import add_simulate
 
-_DB = "SQLite's file, or postgresql://USER@HOST/DATABASE (fleet.sqlite)"
+_DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which (fleet.sqlite)"
 _COUNTED = ("report", "gap", "status", "birth", "result", "refused")
-_ID = "tared-collector"
 
 
 def add_room(commands: Any) -> None:
@@ -28,7 +26,9 @@ def add_room(commands: Any) -> None:
     actions = fleet.add_subparsers(title="actions", required=True, metavar="ACTION")
     collect = command(actions, "collect", _collect, "store what boards report, and tell them that it has arrived")
     _add_database(collect)
-    collect.add_argument("--client-id", help=f"one of its own for each ({_ID})")
+    about = "one of its own for each, and always the same: under it the broker keeps results for it (tared-collector, "
+    about += "then the fleet and the part; with --share a new one at each start, for which nothing is kept)"
+    collect.add_argument("--client-id", help=about)
     collect.add_argument("--share", metavar="GROUP", help="of what all of this group collect, take a share (MQTT 5)")
     collect.add_argument("--part", type=_part, metavar="N/M", help="take one of M parts of the devices, by their names")
     collect.add_argument("--keep-days", type=number(float, 0.01, 36_500.0), default=30.0, metavar="N", help="(30)")
@@ -78,18 +78,15 @@ def _collect(options: argparse.Namespace) -> int:
     from agent.console import progress, set_up_logging
     from agent.signals import handling_signals
     from fleet.batch import Part
-    from fleet.collector import Collector
+    from fleet.collector import Collector, client_id_of
     from fleet.retention import Retention
     from fleet.store import open_store
 
     set_up_logging("warning")
-    alone = options.share is None and options.part is None
-    client_id = options.client_id or (_ID if alone else f"{_ID}-{uuid.uuid4().hex[:12]}")
-    part = Part(*(options.part or (1, 1)))
+    part, fleet = Part(*(options.part or (1, 1))), fleets_from(options)
+    client_id = options.client_id or (client_id_of(part, fleet) if options.share is None else None)
     store, retention = open_store(options.db), Retention(options.keep_days)
-    collector = Collector(
-        endpoint_from(options), store, client_id, part, options.share, retention, fleets_from(options)
-    )
+    collector = Collector(endpoint_from(options), store, client_id, part, options.share, retention, fleet)
     counts, signalled = collector.counts, threading.Event()
     with handling_signals(lambda _: signalled.set()), progress("collecting") as bar:
 

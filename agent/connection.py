@@ -1,8 +1,8 @@
-"""One connection to a broker, by MQTT 5 or 3.1.1, from the attempt to its end; the only file that imports paho.
+"""One connection to a broker, by MQTT 5 or 3.1.1, from the attempt to its end: what is said on it, and what follows.
 
-Each has a paho client of its own, because paho would resend a status of the lost connection after the new
-one's: what was not acknowledged is left in `in_flight`, for whoever connects next. The broker is not
-trusted: what breaks the protocol, and silence where an answer is due, end the connection as an exception.
+Each has a client of its own (agent/paho_client.py), because paho would resend a status of the lost connection after the
+new one's: what was not acknowledged is left in `in_flight`, for whoever connects next. The broker is not trusted: what
+breaks the protocol, and silence where an answer is due, end the connection as an exception.
 """
 
 from __future__ import annotations
@@ -16,28 +16,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paho.mqtt.client import (
-    Client,
-    ConnectFlags,
-    DisconnectFlags,
-    MQTTMessage,
-    WebsocketConnectionError,
-    topic_matches_sub,
-)
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-from paho.mqtt.reasoncodes import ReasonCode
-
 from agent import tls
-from agent.broker_trouble import LastError, no_websocket, recognise, said
+from agent.broker_trouble import recognise, violation
 from agent.bulk import BulkSocket
 from agent.endpoint import Endpoint
-from agent.errors import AgentError, ConfigError
+from agent.errors import AgentError
 from agent.in_flight import InFlight
 from agent.intake import Intake
-from agent.mqtt5 import Answer, Limits, Version, extras, packet_bytes
+from agent.mqtt5 import Answer, Limits, Version, packet_bytes
+from agent.paho_client import PahoClient
 from agent.publishing import Message, Source
+from agent.taking_in import TakingIn
 from agent.wire import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -46,7 +35,6 @@ CONNECT_TIMEOUT_S = 5.0
 IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
 _MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # what is longer a broker that speaks MQTT 5 does not send a board
 _UNACKNOWLEDGED = 1000  # messages that a broker has under way to whoever takes in many
-_PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQTTv5}
 
 
 class Connection:
@@ -56,6 +44,9 @@ class Connection:
     monotonic time at which the broker had taken us and our subscriptions. A byte in `wakee` ends a turn; `hear` gets
     what arrives, with its subscription; where there is an intake, that gets all of it instead. Without a wakee there
     are no turns: who waits for many connections at once waits for their `sock`, and calls `handle`.
+
+    session_s: for so long the broker keeps what comes for us after the connection, by MQTT 3.1.1 for as long as it
+    pleases; and until the intake's reader has settled what came, it stays unacknowledged. 0: nothing outlasts us.
     """
 
     def __init__(
@@ -68,15 +59,16 @@ class Connection:
         hear: Callable[[str, Message], None],
         wakee: socket.socket | None,
         intake: Intake | None = None,
+        session_s: int = 0,
     ) -> None:
         self.outcome = "not tried yet"
         self.answer: Answer = "unasked"
         self.admitted_at: float | None = None
         self.in_flight = InFlight(IN_FLIGHT)
         self._endpoint = endpoint
-        self._speaks_5 = version == "5"
         # The broker publishes a delayed will no later than at the session's end (section 3.1.3.2.2).
-        self._session_s = endpoint.will_delay_s if self._speaks_5 and will is not None else 0
+        will_delay_s = endpoint.will_delay_s if version == "5" and will is not None else 0
+        self._session_ends = bool(will_delay_s) and not session_s  # with a goodbye
         self._is_board = will is not None
         self._limits = Limits()
         self._subscriptions = subscriptions
@@ -84,29 +76,20 @@ class Connection:
         self._answer_by = math.inf
         self._hear = hear
         self._wakee = wakee
-        self._intake = intake
-        self._told_dropped = 0
+        self._taking_in = TakingIn(intake, holds=session_s > 0) if intake is not None else None
         self._selector = selectors.DefaultSelector() if wakee is not None else None
-        self._trouble = LastError()
-        self._client = (Client if intake is None else _BulkClient)(
-            CallbackAPIVersion.VERSION2,
+        self._client = PahoClient(
+            endpoint,
+            version,
             client_id,
-            protocol=_PROTOCOLS[version],
-            transport=endpoint.transport,
-            reconnect_on_failure=False,
+            self,
+            will=will,
+            will_delay_s=will_delay_s,
+            session_s=max(session_s, will_delay_s),
+            in_flight=IN_FLIGHT,
+            connect_s=CONNECT_TIMEOUT_S,
+            bulk=self._taking_in is not None,
         )
-        self._client.ws_set_options(endpoint.websocket_path)
-        self._client.enable_logger(self._trouble.logger)
-        self._client.connect_timeout = CONNECT_TIMEOUT_S
-        self._client.max_inflight_messages = IN_FLIGHT
-        self._client.on_connect = self._on_connect
-        self._client.on_subscribe = self._on_subscribe
-        self._client.on_message = self._on_message
-        self._client.on_publish = self._on_publish
-        self._client.on_disconnect = self._on_disconnect
-        if will is not None:
-            delayed = self._properties(PacketTypes.WILLMESSAGE, WillDelayInterval=self._session_s or None)
-            self._client.will_set(will.topic, will.payload, will.qos, will.retain, delayed)
 
     @property
     def alive(self) -> bool:
@@ -116,54 +99,33 @@ class Connection:
     @property
     def sock(self) -> Any:
         """What a selector takes; None without a connection."""
-        return self._client.socket()
+        return self._client.sock
 
     @property
     def wants_write(self) -> bool:
         """Whether it waits until the socket takes more."""
         sock = self.sock
-        return self._client.want_write() or (isinstance(sock, BulkSocket) and sock.wants_write)
+        return self._client.wants_write or (isinstance(sock, BulkSocket) and sock.wants_write)
 
     def open(self, password: str | None) -> None:
         """Reach the broker and introduce ourselves.
 
         Raises OSError, AgentError (`broker.tls`, `broker.websocket`), ConfigError (`mqtt.host`, `mqtt.tls`).
         """
-        endpoint = self._endpoint
-        if endpoint.username is not None:
-            self._client.username_pw_set(endpoint.username, password)
-        if endpoint.tls is not None:
-            self._client.tls_set_context(endpoint.tls.context())
         self.outcome = "no answer to CONNECT"
-        try:
-            self._connect()
-        except WebsocketConnectionError as error:
-            raise no_websocket(endpoint.websocket_path, endpoint.port, error) from None
-        except OSError as error:
-            told = tls.explained(error, in_handshake=True) if endpoint.tls is not None else None
-            raise told or error from None
-        except ValueError as error:
-            found = f"{endpoint.host!a} port {endpoint.port} ({error})"
-            raise ConfigError("mqtt.host", found, "a host that can be looked up", "correct mqtt.host") from None
+        # An operator asks for nothing: amqtt 0.12 refuses a version that comes without properties, else it waits.
+        wishes: dict[str, int | None] = {}
+        if self._is_board or self._taking_in is not None:
+            wishes["MaximumPacketSize"] = _MAX_PACKET_BYTES
+        if self._taking_in is not None:
+            wishes["ReceiveMaximum"] = _UNACKNOWLEDGED
+        self._client.connect(password, **wishes)
         self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
-        if (sock := self._client.socket()) is not None:
+        if (sock := self.sock) is not None:
             self.answer = "silence"
             if self._selector is not None and self._wakee is not None:
                 self._selector.register(self._wakee, selectors.EVENT_READ)
                 self._selector.register(sock, selectors.EVENT_READ)
-
-    def _connect(self) -> None:
-        where = self._endpoint.host, self._endpoint.port, self._endpoint.keepalive_s
-        if self._speaks_5:
-            # An operator asks for nothing: amqtt 0.12 refuses a version that comes without properties, else it waits.
-            wishes = {"SessionExpiryInterval": self._session_s or None, "MaximumPacketSize": _MAX_PACKET_BYTES}
-            wishes |= {} if self._intake is None else {"ReceiveMaximum": _UNACKNOWLEDGED}
-            asks = self._is_board or self._intake is not None
-            properties = self._properties(PacketTypes.CONNECT, **(wishes if asks else {}))
-            # A clean start would end the session that the connection before has left, and with that publish its will.
-            self._client.connect(*where, clean_start=not self._session_s, properties=properties)
-        else:
-            self._client.connect(*where)
 
     def turn(self, patience_s: float) -> None:
         """Wait for something to do, for at most `patience_s`, and do it.
@@ -193,11 +155,11 @@ class Connection:
             return
         if events & selectors.EVENT_READ or self.has_read_ahead:
             self._read(sock)
-        if isinstance(sock, BulkSocket) and self._intake is not None:
-            self._take_in(sock, self._intake)
+        if isinstance(sock, BulkSocket) and self._taking_in is not None:
+            self._taking_in.advance(sock)
         if events & selectors.EVENT_WRITE:
-            self._client.loop_write()
-        self._client.loop_misc()
+            self._client.write()
+        self._client.keep_alive()
         if time.monotonic() > min(self._answer_by, self.in_flight.answer_by):
             found = self.outcome if self.admitted_at is None else f"{len(self.in_flight)} messages unacknowledged"
             raise AgentError("broker.silent", found, "answers in time", "see the broker's log, or restart it")
@@ -214,44 +176,22 @@ class Connection:
             log.warning(line, message.topic, length, self._limits.packet_bytes)
             source.refused(message, for_good=True)
             return
-        if not message.qos and self._client.want_write():  # it would wait where nothing bounds what waits
+        if not message.qos and self._client.wants_write:  # it would wait where nothing bounds what waits
             source.refused(message, for_good=False)
             return
-        properties = self._properties(
-            PacketTypes.PUBLISH,
-            MessageExpiryInterval=message.expires_s,
-            ResponseTopic=message.reply_to,
-            CorrelationData=message.correlation,
-        )
-        retain = message.retain and self._limits.retains
-        info = self._client.publish(message.topic, message.payload, message.qos, retain, properties)
+        packet_id = self._client.publish(message, message.retain and self._limits.retains)
         if message.qos:
-            self.in_flight.add(info.mid, message, source)
+            self.in_flight.add(packet_id, message, source)
 
     def say_goodbye(self) -> None:
-        """Disconnect, so that the will stays unsaid, and nothing of the session is left."""
-        ended = {"SessionExpiryInterval": 0} if self._session_s else {}
-        self._client.disconnect(properties=self._properties(PacketTypes.DISCONNECT, **ended))
+        """Disconnect, so that the will stays unsaid, and no session is left but one that was asked for."""
+        self._client.disconnect(ends_session=self._session_ends)
 
     def close(self) -> None:
         """Cut the connection, unless a goodbye was said: then the broker publishes the will."""
         if self._selector is not None:
             self._selector.close()
-        if (sock := self._client.socket()) is not None:
-            sock.close()
-        # Else we and paho's client hold each other, until Python looks for such: of thousands that takes it seconds.
-        client = self._client
-        client.on_connect = client.on_subscribe = client.on_message = client.on_publish = client.on_disconnect = None
-
-    def _properties(self, packet: int, **values: object) -> Properties | None:
-        """Those that are not None, by their names in the specification. None where there are none, or no MQTT 5."""
-        given = {name: value for name, value in values.items() if value is not None}
-        if not given or not self._speaks_5:
-            return None
-        properties = Properties(packet)  # type: ignore[no-untyped-call]  # paho has no types for it
-        for name, value in given.items():
-            setattr(properties, name, value)
-        return properties
+        self._client.close()
 
     def _read(self, sock: Any) -> None:
         if self.answer == "silence" and isinstance(sock, (socket.socket, BulkSocket)) and self._endpoint.tls is None:
@@ -260,51 +200,37 @@ class Connection:
                 if (other := recognise(begin)) is not None:
                     self.answer = "unasked"
                     raise other
-        self._client.loop_read()
+        self._client.read()
 
-    def _take_in(self, bulk: BulkSocket, intake: Intake) -> None:
-        """Hand over what came; the broker sends no more than it has under way before there is room for it."""
-        if arrived := bulk.take():
-            intake.put(arrived)
-        bulk.has_room = intake.has_room
-        if bulk.dropped > 2 * self._told_dropped:  # a flood is told each time that it has doubled
-            log.warning("mqtt=no_room qos=0 dropped=%d", bulk.dropped)
-            self._told_dropped = bulk.dropped
-        with contextlib.suppress(OSError):  # which paho finds, too
-            if bulk.has_room:
-                bulk.acknowledge()
-            bulk.flush()
-
-    def _on_connect(
-        self, client: Client, _user: Any, _flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
-    ) -> None:
-        self.answer = "refused" if str(reason) == "Unsupported protocol version" else "spoken"
-        if reason.is_failure:
+    def on_connack(self, refusal: str | None, speaks_version: bool, limits: Limits) -> None:
+        """As PahoClient tells it; so are all `on_`."""
+        self.answer = "spoken" if speaks_version else "refused"
+        if refusal is not None:
             hint = "; set mqtt.protocol: auto" if self.answer == "refused" and self._endpoint.protocol == "5" else ""
-            self.outcome = f"refused: {said(reason, properties)}{hint}"
+            self.outcome = f"refused: {refusal}{hint}"
             return
-        self._limits = Limits.of(properties)
-        self.in_flight.most = min(IN_FLIGHT, self._limits.in_flight)
-        if self._limits.qos < 1:
+        self._limits = limits
+        self.in_flight.most = min(IN_FLIGHT, limits.in_flight)
+        if limits.qos < 1:
             raise AgentError(
                 "broker.limits", "a broker for QoS 0 alone", "QoS 1", "raise the maximum QoS of the broker"
             )
         if self._subscriptions:
             self.outcome = "no answer to SUBSCRIBE"
             self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
-            _, self._subscribing = client.subscribe([(topic, 1) for topic in self._subscriptions])
+            self._subscribing = self._client.subscribe(self._subscriptions)
         else:
             self._admit()
 
-    def _on_subscribe(self, _client: Client, _user: Any, mid: int, reasons: list[ReasonCode], _props: Any) -> None:
-        if mid != self._subscribing:
-            raise _violation("a SUBACK that nobody waits for", "one answer to each SUBSCRIBE")
+    def on_suback(self, packet_id: int, refusals: Sequence[str | None]) -> None:
+        if packet_id != self._subscribing:
+            raise violation("a SUBACK that nobody waits for", "one answer to each SUBSCRIBE")
         self._subscribing = None
-        if len(reasons) != len(self._subscriptions):
-            raise _violation(f"a SUBACK with {len(reasons)} codes", f"{len(self._subscriptions)}")
-        for topic, reason in zip(self._subscriptions, reasons, strict=True):
-            if reason.is_failure:
-                log.warning("mqtt=deaf topic=%s reason=%r remedy=%r", topic, str(reason), "the broker's ACL")
+        if len(refusals) != len(self._subscriptions):
+            raise violation(f"a SUBACK with {len(refusals)} codes", f"{len(self._subscriptions)}")
+        for topic, refusal in zip(self._subscriptions, refusals, strict=True):
+            if refusal is not None:
+                log.warning("mqtt=deaf topic=%s reason=%r remedy=%r", topic, refusal, "the broker's ACL")
         self._admit()
 
     def _admit(self) -> None:
@@ -312,31 +238,14 @@ class Connection:
         self.admitted_at = time.monotonic()
         self._answer_by = math.inf
 
-    def _on_message(self, _client: Client, _user: Any, message: MQTTMessage) -> None:
-        try:
-            topic = message.topic
-        except UnicodeDecodeError as error:
-            raise _violation(f"a topic that is no text ({error})", "UTF-8") from None
-        # amqtt sends a new client the retained messages of everybody's subscriptions.
-        subscription = next((each for each in self._subscriptions if topic_matches_sub(each, topic)), None)
-        if subscription is not None:
-            # One byte too many is kept, so that its reader sees that it is too long; 256 MB of them are not.
-            payload = bytes(message.payload[: MAX_PAYLOAD_BYTES + 1])
-            self._hear(subscription, Message(topic, payload, message.qos, message.retain, *extras(message.properties)))
+    def on_message(self, subscription: str, message: Message) -> None:
+        self._hear(subscription, message)
 
-    def _on_publish(self, _client: Client, _user: Any, mid: int, reason: ReasonCode, props: Properties) -> None:
-        self.in_flight.acknowledge(mid, said(reason, props) if reason.is_failure else None)
+    def on_puback(self, packet_id: int, refusal: str | None) -> None:
+        self.in_flight.acknowledge(packet_id, refusal)
 
-    def _on_disconnect(
-        self, _client: Client, _user: Any, flags: DisconnectFlags, reason: ReasonCode, props: Properties | None
-    ) -> None:
-        error = self._trouble.error
-        told = tls.explained(error) if error is not None else None
-        if flags.is_disconnect_packet_from_server:
-            cause = said(reason, props)
-        else:  # paho's reason for an end of the stream is none
-            cause = str(error or reason).replace("Unspecified error", "the broker hung up")
-        if told is not None:
+    def on_end(self, cause: str, error: OSError | None) -> None:
+        if error is not None and (told := tls.explained(error)) is not None:
             self.answer = "unasked"
             self.outcome = str(told)
         elif self.admitted_at is not None:
@@ -344,15 +253,3 @@ class Connection:
         elif not self.outcome.startswith("refused"):
             hint = "; a port for TLS wants mqtt.tls" if self._endpoint.tls is None and self.answer == "silence" else ""
             self.outcome += f", then the connection was lost: {cause}{hint}"
-
-
-class _BulkClient(Client):
-    """Whose socket takes out publications."""
-
-    def _create_socket(self) -> Any:
-        """The one place where paho lets anybody come between it and its socket."""
-        return BulkSocket(super()._create_socket(), has_properties=self._protocol == MQTTProtocolVersion.MQTTv5)
-
-
-def _violation(found: str, expected: str) -> AgentError:
-    return AgentError("broker.protocol", found, expected, "update the broker, or use another")

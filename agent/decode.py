@@ -60,7 +60,7 @@ def open_decoder(spec: ModelSpec, size: Size, outputs: Sequence[TensorSpec]) -> 
         _check_classifier(spec, outputs)
         return lambda batch: [_top_1(image) for image in _images(batch)]
     decoder = _open_detector(spec, size)
-    if spec.decoder in BUILTIN and all(None not in output.shape[1:] for output in outputs):
+    if all(None not in output.shape[1:] for output in outputs):
         # Decoding zeros once finds a decoder that does not fit before the first frame does.
         # The guard above rules out open dimensions, which the checker cannot follow.
         decoder({output.name: np.zeros((1, *output.shape[1:]), output.dtype) for output in outputs})  # type: ignore[arg-type]

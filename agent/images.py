@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable
+from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
 import cv2
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from agent.errors import AgentError, DatasetError
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 _MAX_FILE_BYTES = 256 << 20  # no photograph is larger; a zip could claim to be
 
 
@@ -68,7 +70,7 @@ class ImageFiles:
     def _content(self, name: str) -> bytes:
         try:
             return self._read_bytes(name)
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError):
+        except (OSError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError):
             raise self._unreadable(name, "an intact file") from None
 
     def _unreadable(self, name: str, expected: str) -> AgentError:
@@ -90,12 +92,15 @@ class ImageFiles:
                 raise self._refused_zip(f"{self.path} whose member '{member.filename}' climbs out of it")
             if member.flag_bits & 1:
                 raise self._refused_zip(f"{self.path} whose member '{member.filename}' is encrypted")
+            if member.compress_type not in _METHODS:
+                found = f"{self.path} whose member '{member.filename}' is compressed by method {member.compress_type}"
+                raise self._refused_zip(found, "a zip that is stored, deflated, or compressed by bzip2 or LZMA")
             if member.file_size > _MAX_FILE_BYTES:
                 raise self._refused_zip(f"{self.path} whose member '{member.filename}' claims {member.file_size} bytes")
         return archive
 
-    def _refused_zip(self, found: str) -> AgentError:
-        return self._error_type("images.zip", found, "an intact zip of plain image files", "pack or copy the zip again")
+    def _refused_zip(self, found: str, expected: str = "an intact zip of plain image files") -> AgentError:
+        return self._error_type("images.zip", found, expected, "pack or copy the zip again")
 
 
 def _suffix(name: str) -> str:

@@ -26,10 +26,17 @@ class Intake:
     A broker whose messages nobody acknowledges sends a few more and no others, so that what waits here stays bounded,
     and waits there; who fills it leaves out what needs no acknowledgement, of QoS 0, while there is no room. on_room:
     called by the reader once there is room again.
+
+    arrived, settled: how many were put here; how many of them, the first ones, need not come again, for their reader
+    has done with them what was to be done: a connection that waits for that is told by on_settled, which the reader
+    calls.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self.on_room: Callable[[], None] = lambda: None
+        self.on_settled: Callable[[], None] = lambda: None
+        self.arrived = 0
+        self.settled = 0
         self._most_bytes = most_bytes
         self._changed = threading.Condition()
         self._waiting: deque[tuple[int, Sequence[Arrival]]] = deque()
@@ -44,6 +51,7 @@ class Intake:
         with self._changed:
             self._waiting.append((size, arrivals))
             self._bytes += size
+            self.arrived += len(arrivals)
             self._changed.notify()
 
     def take(self, most_bytes: int, wait_s: float, gather_s: float) -> list[Arrival]:
@@ -64,3 +72,15 @@ class Intake:
         if has_room and not had_room:
             self.on_room()
         return taken
+
+    def settle(self, count: int) -> None:
+        """So many more of those that were taken, in their order."""
+        self.settled += count
+        self.on_settled()
+
+    def clear(self) -> None:
+        """What waits has not come: whoever fills it will be sent it again."""
+        with self._changed:
+            self.arrived -= sum(len(arrivals) for _, arrivals in self._waiting)
+            self._waiting.clear()
+            self._bytes = 0

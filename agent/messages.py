@@ -3,6 +3,9 @@
 Pure: no sockets, no clocks. Who reads a document ignores fields it does not know, so that devices and fleet
 need not be updated in one instant. A command's `args` are the exception: an argument this agent does not
 know asks for something it would not do, so it is refused by name.
+
+What a reader cannot do without is a new `schema_version`. A birth tells that of its board; any document may tell its
+own, and one of a newer schema is refused, whatever else it says. In every schema the key is a whole number.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ from pydantic import (
 from agent.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
 
 SCHEMA_VERSION = 1
+NEWER_SCHEMA = "message.schema"  # the code of a document that this tared is too old for
 _EVENT_FIELDS = frozenset({"epoch", "seq", "ts", "kind"})
+_MOST_SCHEMA = 2**31
 
 DeviceState = Literal["online", "degraded", "stopping", "offline"]
 Epoch = Annotated[int, Field(ge=0, lt=2**63)]  # what SQLite holds, and most languages
@@ -42,9 +47,12 @@ class Document(BaseModel):
 
     @classmethod
     def from_json(cls: type[DocumentT], payload: bytes) -> DocumentT:
-        """Read a document. Raises MessageError for anything that is not one."""
+        """Read a document. Raises MessageError for anything that is not one, and for one of a newer schema
+        (NEWER_SCHEMA)."""
+        document = read_object(payload, cls.most_bytes)
+        _check_schema(document)
         try:
-            return cls.model_validate(cls._fields(read_object(payload, cls.most_bytes)))
+            return cls.model_validate(cls._fields(document))
         except ValidationError as error:
             expected = f"the fields of a {cls.__name__}"
             raise MessageError("message.invalid", problems(error), expected, "correct the sender") from None
@@ -214,3 +222,14 @@ class Ack(Document):
 
     epoch: Epoch
     upto: Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def _check_schema(document: dict[str, Any]) -> None:
+    """Raises MessageError."""
+    told = document.get("schema_version", SCHEMA_VERSION)
+    if type(told) is not int or not 1 <= told < _MOST_SCHEMA:
+        found = f"schema_version {told!a}"[:200]
+        raise MessageError("message.invalid", found, "a whole number from 1", "correct the sender")
+    if told > SCHEMA_VERSION:
+        expected = f"schema {SCHEMA_VERSION}, which is all that this tared knows"
+        raise MessageError(NEWER_SCHEMA, f"a document of schema {told}", expected, "update this tared")

@@ -43,6 +43,7 @@ class MqttClient(Session):
         backoff: Backoff | None = None,
         sources: Sequence[Source] = (),
         intake: Intake | None = None,
+        session_s: int = 0,
     ) -> None:
         super().__init__(
             endpoint,
@@ -53,13 +54,14 @@ class MqttClient(Session):
             backoff=backoff,
             sources=sources,
             intake=intake,
+            session_s=session_s,
         )
         self._connected = threading.Event()
         self._closing = threading.Event()
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
         if intake is not None:
-            intake.on_room = self.wake
+            intake.on_room = intake.on_settled = self.wake
         self._thread = threading.Thread(target=self._run, name="mqtt", daemon=True)
 
     def __enter__(self: ClientT) -> ClientT:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
+from pathlib import Path
+from traceback import extract_tb
 
-from agent.decoders import CandidateDecoder
+from agent.decoders import CandidateDecoder, Outputs, Size
+from agent.detections import Detections
 from agent.errors import ConfigError
 
 GROUP = "tared.decoders"
@@ -23,7 +26,8 @@ def installed_decoders() -> list[str]:
 def import_decoder(name: str) -> CandidateDecoder:
     """The function behind 'package.module:function' or behind an entry point of that name.
 
-    Raises ConfigError (`decoder.import`): no such name, several packages with it, or nothing to call.
+    Raises ConfigError (`decoder.import`): no such name, several packages with it, or nothing to call. What comes back
+    raises it, too (`decoder.failed`), where the function raises anything.
     """
     entry = EntryPoint(name, name, GROUP) if ":" in name else _entry_point(name)
     try:
@@ -47,7 +51,27 @@ def import_decoder(name: str) -> CandidateDecoder:
             "a function (outputs, (height, width), score_threshold) -> agent.detections.Detections",
             "correct the name after the colon",
         )
-    return function  # type: ignore[no-any-return]  # its results are checked when it is called
+
+    def decode(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
+        try:
+            found: Detections = function(outputs, size, score_threshold)
+        except Exception as error:  # it is the user's
+            shapes = ", ".join(f"{output} {array.shape} {array.dtype}" for output, array in outputs.items())
+            raise ConfigError(
+                "decoder.failed",
+                f"decoder '{name}' that raises {_where(error)}, with {shapes}, size {size}",
+                "Detections of whatever the engine puts out, zeros as well",
+                "correct the decoder function",
+            ) from error
+        return found  # whether they are any is seen where all detections are checked
+
+    return decode
+
+
+def _where(error: Exception) -> str:
+    """The error and the line of the user's that it came from."""
+    last = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def _entry_point(name: str) -> EntryPoint:

@@ -6,7 +6,8 @@ import re
 import sys
 from pathlib import Path
 
-_ADDRESS = re.compile(r"(?<=//)[^\s'\"]+")
+# A password may hold quotes (RFC 3986, section 3.2.1): what ends an address is looked for behind the last @ of a word.
+_ADDRESS = re.compile(r"(?<=//)(?:\S*@)?[^\s'\"]*")
 _PROPERTY = re.compile(
     r"([\w-]*(?:user|pw|pass|token|secret|cookie|header)[\w-]*\s*=\s*)(?:\"[^\"]*\"|'[^']*'|\S+)", re.I
 )
@@ -16,6 +17,18 @@ _START, _END = 45, 46  # of the arguments in memory: fields 48 and 49 of proc_pi
 def redacted(text: str) -> str:
     """The text without user names, passwords and what queries say, in addresses and in properties of GStreamer."""
     return _PROPERTY.sub(r"\1...", _ADDRESS.sub(lambda found: _bare(found[0]), text))
+
+
+def hidden(location: str) -> str:
+    """As `redacted`, of a text that is one location and nothing else: whatever is not allowed in one is known, too.
+
+    What looks like a user and a password is hidden where the `//` is missing as well.
+    """
+    scheme, slashes, address = location.partition("//")
+    if slashes:
+        return _PROPERTY.sub(r"\1...", f"{scheme}//{_bare(address)}")
+    before, at, where = location.rpartition("@")
+    return f"...@{where}" if at and ":" in before else location
 
 
 def hide_arguments() -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from agent.errors import ConfigError
-from agent.redaction import redacted
+from agent.redaction import hidden, redacted
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -38,6 +38,8 @@ _EXPECTED = {
     "string_type": "text",
     "list_type": "a list",
     "tuple_type": "a list",
+    "too_short": "at least {min_length} items",
+    "too_long": "at most {max_length} items",
     "dict_type": "keys and values",
     "model_type": "keys and values",
     "model_attributes_type": "keys and values",
@@ -89,8 +91,9 @@ def _error_line(detail: ErrorDetails) -> str:
         return f"{where}: missing"
     if detail["type"] == _STATED:
         return f"{where}: {detail['msg']}"
-    expected = _EXPECTED.get(detail["type"])
-    if expected is None:
+    expected = _EXPECTED.get(detail["type"], "").format_map(detail.get("ctx", {}))
+    if not expected:
         message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
         expected = message[:1].lower() + message[1:]
-    return f"{where}: expected {expected}, got {detail['input']!r}"
+    found = detail["input"]
+    return f"{where}: expected {expected}, got {hidden(found) if isinstance(found, str) else found!r}"

@@ -38,6 +38,7 @@ class Session(abc.ABC):
 
     Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
     With `intake` all go there, in the order they came, many at a time; where it has no room the broker waits.
+    session_s: as Connection has it, with an intake.
     Each attempt to connect leaves `will()` with the broker; each connection begins with `greet()`, on the thread that
     drives it: it may call `publish`, nothing that waits. What is published goes before what the `sources` have; who
     fills one of those calls `wake`. An unreachable broker is no error: it is tried again for as long as the
@@ -59,9 +60,11 @@ class Session(abc.ABC):
         backoff: Backoff | None = None,
         sources: Sequence[Source] = (),
         intake: Intake | None = None,
+        session_s: int = 0,
     ) -> None:
         self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
         self._intake = intake
+        self._session_s = session_s
         self._endpoint = endpoint
         self._password = endpoint.password()
         if endpoint.tls is not None:
@@ -132,7 +135,15 @@ class Session(abc.ABC):
         will = self._will() if self._will is not None else None
         version = self._negotiation.version
         self._connection = Connection(
-            self._endpoint, version, self._client_id, self._subscriptions, will, self._hear, wakee, self._intake
+            self._endpoint,
+            version,
+            self._client_id,
+            self._subscriptions,
+            will,
+            self._hear,
+            wakee,
+            self._intake,
+            self._session_s,
         )
         self._connection.open(self._password)
         self._follow(self._connection)

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from agent.errors import CameraError
 from agent.framing import WHOLE, Framing
-from agent.redaction import redacted
+from agent.redaction import hidden, redacted
 
 _SCHEMES = {
     "rtsp": "rtsp",
@@ -82,7 +83,7 @@ class Source:
     @property
     def shown(self) -> str:
         """The location as it may appear in logs and messages: without user names, passwords and what a query says."""
-        return redacted(self.location)
+        return redacted(self.location) if self.kind == "gst" else hidden(self.location)
 
     @property
     def live(self) -> bool:
@@ -108,9 +109,10 @@ def parse_source(text: str) -> Source:
     scheme, _, rest = text.partition(":")
     kind = _SCHEMES.get(scheme)
     if kind in ("rtsp", "http"):
+        _check_address(text)
         return Source(kind, text)
     if kind == "csi" and not rest.isdigit():
-        raise CameraError("camera.source", f"source '{redacted(text)}'", "csi:N with a sensor number", "e.g. csi:0")
+        raise CameraError("camera.source", f"source '{hidden(text)}'", "csi:N with a sensor number", "e.g. csi:0")
     if kind == "gst" and not re.search(r"!\s*appsink\b", rest):
         found = f"a pipeline without '! appsink': '{redacted(rest)}'"
         remedy = "end it with '! videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false'"
@@ -118,11 +120,29 @@ def parse_source(text: str) -> Source:
     if kind in ("csi", "gst"):
         return Source(kind, rest)
     if kind is None and rest.startswith("//"):
-        found = f"source '{redacted(text)}'"
+        found = f"source '{hidden(text)}'"
         raise CameraError("camera.source", found, f"{', '.join(_SCHEMES)} or a path", "check how it begins")
-    path = Path(rest if kind == "v4l2" else text)
-    if not path.exists():
-        raise CameraError("camera.missing", f"no {path}", "a video, images or a camera there", "check the source")
+    name = rest if kind == "v4l2" else text
+    path = Path(name)
+    if not name.strip() or not path.exists():
+        raise CameraError(
+            "camera.missing",
+            f"no {hidden(name).strip() or 'source'}",
+            "a video, images or a camera there",
+            "check the source",
+        )
     if kind == "v4l2":
         return Source(kind, rest)
     return Source("images" if path.is_dir() or path.suffix.lower() == ".zip" else "video", text)
+
+
+def _check_address(text: str) -> None:
+    """Raises CameraError (`camera.source`) for what is no URL: in one, a password has no `/`, `?` and `#`."""
+    parts = urlsplit(text)
+    try:
+        if parts.hostname and (parts.port is None or parts.port):
+            return
+    except ValueError:
+        pass
+    found, expected = f"source '{hidden(text)}'", "scheme://host/path, or scheme://user:password@host:port/path"
+    raise CameraError("camera.source", found, expected, "in a password write / as %2F, ? as %3F, # as %23, @ as %40")

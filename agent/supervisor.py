@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 
 from agent.accuracy import Truth
 from agent.authority import Authority
@@ -25,6 +23,7 @@ from agent.model import Model
 from agent.model_watch import ModelWatch
 from agent.operations import Operations
 from agent.pipeline import Pipeline
+from agent.posted import Posted
 from agent.readings import Moment, Readings
 from agent.remote import Remote
 from agent.remote_orders import open_remote
@@ -70,7 +69,7 @@ class Supervisor:
         Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
         """
         self._link = link
-        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._posted = Posted()
         self._stop_reason = ""
         sources = [camera.opened() for camera in config.every_camera]
         reporter = self._reporter = Reporter(link, birth)
@@ -215,11 +214,7 @@ class Supervisor:
 
     def _run_posted(self) -> None:
         """Wait a tick for functions from other threads, run them, and take what came from the broker."""
-        with suppress(queue.Empty):
-            function = self._posted.get(timeout=_TICK_S)
-            while True:
-                function()
-                function = self._posted.get_nowait()
+        self._posted.run(_TICK_S)
         if self._remote is not None:
             self._remote.tick()
 

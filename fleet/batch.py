@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 from zlib import crc32
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict  # pydantic asks for it before Python 3.12
 
 from agent.errors import AgentError
 from agent.intake import Arrival
-from agent.messages import Birth, Dropped, Epoch, Event, Number, Status, Telemetry
+from agent.messages import NEWER_SCHEMA, SCHEMA_VERSION, Birth, Dropped, Epoch, Event, Number, Status, Telemetry
 from agent.requests import CommandResult
 from agent.topics import MAX_NAME_BYTES, Topics
 from agent.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError, read_object
@@ -25,6 +27,7 @@ from fleet.words import printable
 NUMBERED, STATES, RESULTS = ("telemetry", "event"), ("status", "birth"), ("cmd/+/result",)
 
 _READABLE = "fleet.identity", "fleet.retained"  # refused, though not for what they say
+_NOT_SPENT = (*_READABLE, NEWER_SCHEMA)  # that number is still to come, or is there; else it is known to be lost
 _UNREADABLE = "unreadable"  # the kind of what came, and could not be stored
 _HEAD_BYTES = 400  # in which a board writes the number
 _MOST_KIND = 64  # characters
@@ -41,6 +44,7 @@ class _Head(TypedDict):
     epoch: Epoch
     seq: Number
     ts: float
+    schema_version: NotRequired[Annotated[int, Field(ge=1, le=SCHEMA_VERSION)]]
 
 
 _quick = TypeAdapter(_Head).validator.validate_json
@@ -49,13 +53,14 @@ _quick = TypeAdapter(_Head).validator.validate_json
 @dataclass
 class Batch:
     """arrivals: who has told of a state, and is to hear how far it is; heard: who has told anything of itself just now,
-    and not some time ago to a broker that has kept it. results: with the documents, as they came."""
+    and not some time ago to a broker that has kept it. births: as `Devices.told_birth` takes them. results: with the
+    documents, as they came."""
 
     news: list[Report | Gap] = field(default_factory=list)
     arrivals: set[Name] = field(default_factory=set)
     heard: set[Name] = field(default_factory=set)
     statuses: dict[Name, Status] = field(default_factory=dict)
-    births: dict[Name, tuple[Birth, str]] = field(default_factory=dict)
+    births: dict[Name, tuple[Birth | None, str]] = field(default_factory=dict)
     results: list[tuple[Name, CommandResult, str]] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
@@ -181,7 +186,7 @@ def _take(batch: Batch, fleet: str, device: str, path: str, payload: bytes, reta
             batch.heard.add(name)
     except AgentError as error:
         batch.refused.append(_refused(fleet, device, path, payload, error))
-        if path in NUMBERED and error.code not in _READABLE:
+        if path in NUMBERED and error.code not in _NOT_SPENT:
             batch.news.extend(numbered(fleet, device, payload))
 
 
@@ -192,11 +197,23 @@ def _take_state(batch: Batch, name: Name, path: str, payload: bytes) -> None:
     if not payload:
         return
     if path == "birth":
-        batch.births[name] = Birth.from_json(payload), payload.decode()
+        _take_birth(batch, name, payload)
         return
     status, before = Status.from_json(payload), batch.statuses.get(name)
     if before is None or not is_late_will(status, printable(before.session), before.ts):
         batch.statuses[name] = status
+
+
+def _take_birth(batch: Batch, name: Name, payload: bytes) -> None:
+    """Of one in a newer schema its number is all that is believed. Raises MessageError."""
+    try:
+        batch.births[name] = Birth.from_json(payload), payload.decode()
+    except MessageError as error:
+        if error.code != NEWER_SCHEMA:
+            raise
+        batch.refused.append(_refused(*name, "birth", payload, error))
+        version = read_object(payload)["schema_version"]
+        batch.births[name] = None, json.dumps({"schema_version": version})
 
 
 def _check_names(fleet: str, device: str, payload: bytes) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from agent.backoff import Backoff
 from agent.errors import AgentError
@@ -14,7 +15,7 @@ from agent.mqtt import Endpoint, MqttClient
 from fleet.acks import Acks
 from fleet.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
 from fleet.keeper import Keeper
-from fleet.reading import Reading
+from fleet.reading import Read, Reading
 from fleet.reports import Gap
 from fleet.retention import Retention
 from fleet.store import Store
@@ -22,8 +23,13 @@ from fleet.warnings import Warnings
 
 log = logging.getLogger(__name__)
 
+CLIENT_ID = "tared-collector"
+
 _WAIT_S = 0.2  # until it looks whether it is to stop
 _INTAKE_BYTES = 32 << 20  # waiting, before the broker is to wait
+_GATHER_S = 0.1
+_GATHER_RESULTS_S = 0.02  # shorter: of these a broker has only so many under way, and waits for their commit
+_SESSION_S = 86_400  # for so long the broker keeps results for a collector that is away
 _RETRY_S = 1.0  # after a database that refused
 _LASTING = "fleet.schema"
 # Any other is a full disk's.
@@ -36,13 +42,16 @@ class Collector:
     Acknowledged is what is durably stored and has nothing missing before it. Whoever comes online hears how far this
     collector is: what was sent while nobody was there to take it then comes again at once. While the database refuses
     nothing is acknowledged, neither to boards nor, once so much waits, to the broker.
+
+    Boards number no results of commands and wait for no word of ours for them: these come over a connection of their
+    own, and the broker keeps each until it is stored, also while the collector is away for up to a day.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
         store: Store,
-        client_id: str = "tared-collector",
+        client_id: str | None = CLIENT_ID,
         part: Part = WHOLE,
         share: str | None = None,
         retention: Retention | None = None,
@@ -50,43 +59,61 @@ class Collector:
     ) -> None:
         """The store is the collector's own from now on. part: of the devices, the others are somebody else's. fleet:
         only those of this one. share: of all who name the same group, each is sent a share of the reports (MQTT 5,
-        section 4.8.2)."""
+        section 4.8.2), and all results, which the store has once.
+
+        client_id: the broker keeps results for whoever comes back under it, so nobody else has it. None: one at random,
+        for which nothing is kept.
+        """
         self.counts: Counter[str] = Counter()
         self._store = store
         self._reader = Reader(part)
         self._warnings = Warnings(log, "collector")
         self._keeper = Keeper(store, self._warnings)
         self._retention = retention or Retention()
-        self._intake = Intake(_INTAKE_BYTES)
+        self._intake, self._results = Intake(_INTAKE_BYTES), Intake(_INTAKE_BYTES)
         self._acks = Acks()
+        name = client_id or f"{CLIENT_ID}-{uuid.uuid4().hex[:12]}"
         self._client = MqttClient(
             endpoint,
-            client_id,
+            name,
             subscriptions=subscriptions(share, fleet),
             backoff=Backoff(0.2, 10.0),
             sources=[self._acks],
             intake=self._intake,
         )
+        # A session remembers what it was subscribed to: that of another fleet is another one.
+        of_fleet = "" if fleet is None else f"-{fleet}"
+        self._results_client = MqttClient(
+            endpoint,
+            f"{name}-results{of_fleet}",
+            subscriptions=_topics(RESULTS, fleet),
+            backoff=Backoff(0.2, 10.0),
+            intake=self._results,
+            session_s=0 if client_id is None else _SESSION_S,
+        )
 
     @property
     def outcome(self) -> str:
-        """How far the connection is, in words."""
-        return self._client.outcome
+        """How far the connections are, in words: of two that differ the one that is not there."""
+        return (self._results_client if self._client.connected else self._client).outcome
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Collect until it is time to stop, asked several times a second.
 
         Raises AgentError (`fleet.schema`) where a newer tared has taken over the database meanwhile.
         """
-        with self._store, self._client, Reading(self._intake, self._reader, self._store.batch_bytes) as reading:
+        gather_s = {self._intake: _GATHER_S, self._results: _GATHER_RESULTS_S}
+        reading = Reading(gather_s, self._reader, self._store.batch_bytes)
+        with self._store, self._client, self._results_client, reading:
             while not stopping():
-                batch = reading.next(_WAIT_S)
-                if batch is not None and not self._take(batch, stopping):
+                read = reading.next(_WAIT_S)
+                if read is not None and not self._take(read, stopping):
                     return
                 self._tidy()
 
-    def _take(self, batch: Batch, stopping: Callable[[], bool]) -> bool:
+    def _take(self, read: Read, stopping: Callable[[], bool]) -> bool:
         """Take what came; False if it was time to stop before the database took it: then nothing was acknowledged."""
+        batch = read.batch
         for each in batch.refused:
             self._warnings.warn("refused", f"topic={each.topic!r} error={each.found!r}")
         while True:
@@ -98,6 +125,7 @@ class Collector:
                 if stopping():
                     return False
                 time.sleep(_RETRY_S)
+        read.settle()
         self._client.wake()
         self._count(batch)
         return True
@@ -123,9 +151,19 @@ class Collector:
         log.error("collector=%s error=%r retry_s=%.0f", state, str(error), _RETRY_S)
 
 
+def client_id_of(part: Part = WHOLE, fleet: str | None = None) -> str:
+    """The same at each start, for the one collector of a part and a fleet, or of all fleets."""
+    own = [CLIENT_ID] if fleet is None else [CLIENT_ID, fleet]
+    return "-".join(own if part == WHOLE else [*own, f"{part.number}-of-{part.of}"])
+
+
 def subscriptions(share: str | None = None, fleet: str | None = None) -> list[str]:
-    """What a collector listens to. What is retained no broker sends to a group (MQTT 5, section 4.8.2), so each listens
-    to all of that."""
-    numbered = [f"tared/v1/{fleet or '+'}/+/{path}" for path in (*NUMBERED, *RESULTS)]
+    """What a collector listens to but for results. What is retained no broker sends to a group (MQTT 5, section 4.8.2),
+    so each listens to all of that."""
+    numbered = _topics(NUMBERED, fleet)
     shared = numbered if share is None else [f"$share/{share}/{topic}" for topic in numbered]
-    return [*shared, *(f"tared/v1/{fleet or '+'}/+/{path}" for path in STATES)]
+    return [*shared, *_topics(STATES, fleet)]
+
+
+def _topics(paths: Iterable[str], fleet: str | None) -> list[str]:
+    return [f"tared/v1/{fleet or '+'}/+/{path}" for path in paths]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.messages import Birth, Status
+from agent.messages import SCHEMA_VERSION, Birth, Status
 from fleet.identities import Identities, Name
 from fleet.records import audit
 from fleet.store import Row, Store, Transaction, written
@@ -46,6 +46,16 @@ class Device:
     tags: Mapping[str, str] = field(default_factory=dict)
     events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    @property
+    def schema(self) -> int | None:
+        """The version of the contract that it speaks, by its birth; None without one."""
+        return _schema(self.birth) if self.birth else None
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether nothing that it tells can be read here, but that it is there."""
+        return self.schema is not None and self.schema > SCHEMA_VERSION
+
 
 class Devices:
     """Those in a store. Each method raises AgentError as the store does; times are Unix time in s."""
@@ -65,8 +75,9 @@ class Devices:
         ]
         _update(transaction, _STATE, rows)
 
-    def told_birth(self, transaction: Transaction, told: Mapping[Name, tuple[Birth, str]], now: float) -> None:
-        """What they are and run: the document, and as it came."""
+    def told_birth(self, transaction: Transaction, told: Mapping[Name, tuple[Birth | None, str]], now: float) -> None:
+        """What they are and run: the document, and as it came; None and `{"schema_version": 2}` of one that nobody here
+        can read."""
         ids = self._identities.of(transaction, told.keys(), now)
         rows = [(ids[name], *_runs(birth), document) for name, (birth, document) in told.items()]
         _update(transaction, _BIRTH, rows)
@@ -137,7 +148,22 @@ def is_late_will(status: Status, session: str | None, state_ts: float | None) ->
     )
 
 
-def _runs(birth: Birth) -> list[str | None]:
+def newer(transaction: Transaction, ids: Iterable[int]) -> dict[int, int]:
+    """Which of these speak a schema that this tared does not know, and which one."""
+    found = transaction.lookup("devices", ("id",), ("birth",), [(each,) for each in ids])
+    schemas = {int(key[0]): _schema(json.loads(row[0])) for key, row in found.items() if row[0]}
+    return {each: schema for each, schema in schemas.items() if schema > SCHEMA_VERSION}
+
+
+def _schema(birth: Mapping[str, Any]) -> int:
+    """Also of one that an older tared has stored without looking."""
+    told = birth.get("schema_version", SCHEMA_VERSION)
+    return told if isinstance(told, int) else SCHEMA_VERSION
+
+
+def _runs(birth: Birth | None) -> list[str | None]:
+    if birth is None:
+        return [None] * len(_BIRTH[1:-1])
     told = (birth.agent_version, birth.model, birth.engine, birth.calibration)
     return [None if each is None else printable(each) for each in told]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fleet.devices import Device
@@ -20,6 +21,7 @@ FACTS = {
     "model": "the model's SHA-256",
     "calibration": "the id of the calibration",
     "agent": "the version of its tared",
+    "schema": "the version of the contract that it speaks; of a newer one than this tared's nothing else is read",
     "drift": "calm, warning, alarm",
     "gain_db": "predicted gain of a recalibration, dB",
     "fidelity": "estimate since the last swap or change of drift",
@@ -32,10 +34,21 @@ FACTS = {
     "seen_s": "seconds since anything was heard of it; nothing where all that is known had been kept by the broker",
 }
 
+_UNREAD: Mapping[str, Any] = {
+    "agent_version": None,
+    "model": None,
+    "engine": None,
+    "calibration": None,
+    "telemetry": {},
+    "events": {},
+}
+
 
 def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, Fact]:
     """By the names of FACTS; None for what nobody knows. now: Unix time in s. silent_s: for how long a device that is
     online may be unheard."""
+    if device.is_newer:
+        device = replace(device, **_UNREAD)
     seen_s = max(0.0, now - device.last_seen) if device.last_seen else None
     unheard = seen_s is None or seen_s > silent_s
     state = "silent" if device.state in ("online", "degraded") and unheard else device.state
@@ -51,6 +64,7 @@ def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, F
         "model": device.model,
         "calibration": device.calibration,
         "agent": device.agent_version,
+        "schema": None if device.schema is None else float(device.schema),
         "drift": _word(max((_at(each, "drift", "state") for each in cameras), key=_severity, default=None)),
         "gain_db": _worst(max, (_at(each, "drift", "gain_db") for each in cameras)),
         **dict(zip(("fidelity", "fidelity_low", "fidelity_high", "fidelity_n"), fidelity, strict=True)),

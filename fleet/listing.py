@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent.messages import SCHEMA_VERSION
 from fleet.devices import Device
 from fleet.facts import Fact, facts
 
 _WIDE = 240
+_MOST_NAMED = 5
 _LOUD = {"silent": "red", "offline": "red", "degraded": "yellow"}
 _COLUMNS = ("device", "state", "engine", "regime", "fidelity", "gain dB", "p99 ms", "drift", "tared", "seen", "tags")
 
@@ -40,6 +42,20 @@ def print_devices(devices: Sequence[Device], console: Console, silent_s: float) 
     console.print(
         Text(f"{len(devices)} devices: " + ", ".join(f"{count} {state}" for state, count in states.most_common()))
     )
+    if words := unread(devices):
+        console.print(Text(words, style="red"))
+
+
+def unread(devices: Sequence[Device]) -> str:
+    """Whose tared is too new for this one, and the remedy; empty where nobody's is."""
+    newer = [each for each in devices if each.is_newer]
+    if not newer:
+        return ""
+    names = ", ".join(each.name for each in newer[:_MOST_NAMED]) + (", ..." if len(newer) > _MOST_NAMED else "")
+    return (
+        f"{len(newer)} speak a newer schema than {SCHEMA_VERSION}, which is all that this tared knows, so nothing of "
+        f"them is read but whether they are there: {names}; update this tared"
+    )
 
 
 def _row(device: Device, fact: dict[str, Fact]) -> list[str]:
@@ -54,7 +70,7 @@ def _row(device: Device, fact: dict[str, Fact]) -> list[str]:
         _figure(fact["gain_db"], 1),
         _figure(fact["latency_p99"], 1),
         str(fact["drift"] or ""),
-        str(fact["agent"] or ""),
+        f"schema {device.schema}" if device.is_newer else str(fact["agent"] or ""),
         ago(fact["seen_s"]),
         tags,
     ]

@@ -14,7 +14,7 @@ from typing import Any
 from agent.backoff import Backoff
 from agent.errors import AgentError
 from agent.intake import Intake
-from agent.messages import Status
+from agent.messages import NEWER_SCHEMA, Status
 from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
 from agent.requests import CommandResult
@@ -177,7 +177,7 @@ class MergeExchange:
             return
         if kind == "cmd" and rest[0] == asked.command_id:
             asked.since_s = time.monotonic()
-            self._answered(device, asked, CommandResult.from_json(payload))
+            self._hear_answer(device, asked, payload)
         elif kind == "histograms":
             self._chunk(device, asked, rest[0], rest[1], payload)
 
@@ -193,6 +193,17 @@ class MergeExchange:
         asked.since_s = time.monotonic()
         if whole:
             del self._asked[device]
+
+    def _hear_answer(self, device: str, asked: _Asked, payload: bytes) -> None:
+        """Raises MessageError, but of a board whose tared is too new: no other answer is to be had of that."""
+        try:
+            result = CommandResult.from_json(payload)
+        except MessageError as error:
+            if error.code != NEWER_SCHEMA:
+                raise
+            self._fail(device, str(error))
+        else:
+            self._answered(device, asked, result)
 
     def _answered(self, device: str, asked: _Asked, result: CommandResult) -> None:
         """Raises MessageError."""

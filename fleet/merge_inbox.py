@@ -72,7 +72,7 @@ class UploadInbox:
         self._folder = folder
         self._coming: dict[str, _Coming] = {}
         self._arrived: dict[str, str] = {}  # the hash of each that is whole
-        with _writing():
+        with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     def expect(self, device: str, announced: Announced) -> None:
@@ -80,7 +80,7 @@ class UploadInbox:
         known = self._coming.get(device)
         if known is None or known.announced != announced:
             part = self._path(device, "part")
-            with _writing():
+            with _writing(part):
                 part.unlink(missing_ok=True)
             self._coming[device] = _Coming(announced, part)
 
@@ -110,14 +110,14 @@ class UploadInbox:
             raise
         self.counts["chunks"] += 1
         if place not in coming.have:
-            with _writing(), coming.part.open("r+b" if coming.have else "wb") as file:
+            with _writing(coming.part), coming.part.open("r+b" if coming.have else "wb") as file:
                 file.seek(place * HISTOGRAM_CHUNK_BYTES)
                 file.write(piece)
             coming.have.add(place)
         if len(coming.have) < coming.announced.total:
             return False
         del self._coming[device]
-        with _writing():
+        with _writing(coming.part):
             self._check(device, coming)
             self.whole[device] = coming.part.replace(self._path(device, "upload"))
         self._arrived[device] = coming.announced.sha256
@@ -150,10 +150,13 @@ class UploadInbox:
 
 
 @contextmanager
-def _writing() -> Iterator[None]:
-    """Raises AgentError for what the disk says."""
+def _writing(path: Path) -> Iterator[None]:
+    """Raises AgentError for what the disk says; of a file that is open it says no name."""
     try:
         yield
     except OSError as error:
-        found, remedy = f"{error.filename}: {error.strerror}", "make room, or choose another folder with --uploads"
+        found, remedy = (
+            f"{error.filename or path}: {error.strerror}",
+            "make room, or choose a folder on a larger disk with --uploads",
+        )
         raise AgentError("merge.write", found, "a folder for what boards send", remedy) from error

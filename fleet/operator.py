@@ -139,6 +139,7 @@ def _answers(
     """All results, as often as they come, up to the final one. Raises CommandError as `send`."""
     latest: CommandResult | None = None
     doubted: CommandResult | None = None
+    unread = ""
     heard_at = asked_at = doubted_at = time.monotonic()
     client.publish(command_message(topics, payload, command.expires))
     while latest is None or not latest.final:
@@ -147,7 +148,7 @@ def _answers(
             yield doubted
             return
         if now - heard_at > silence_s:
-            raise _no_answer(topics, latest, silence_s)
+            raise _no_answer(topics, latest, silence_s, unread)
         if now - max(asked_at, heard_at) >= REPEAT_S:
             client.publish(command_message(topics, payload, command.expires))
             asked_at = now
@@ -157,6 +158,7 @@ def _answers(
             continue
         except MessageError as error:  # whoever sends such does not end what the device is at
             log.warning("result=unreadable id=%s error=%r", command.id, str(error))
+            unread = f", but what cannot be read: {error}"
             continue
         if signed and may_be_of_anybodys(result):
             if doubted is None:  # the device is there: it will answer ours too
@@ -206,8 +208,8 @@ def as_json(text: Any) -> Any:
         return text
 
 
-def _no_answer(topics: Topics, latest: CommandResult | None, silence_s: float) -> CommandError:
+def _no_answer(topics: Topics, latest: CommandResult | None, silence_s: float, unread: str) -> CommandError:
     said = "no answer" if latest is None else f"nothing after {latest.status}"
-    found = f"{said} from {topics.fleet}/{topics.device} for {silence_s:.0f} s"
+    found = f"{said} from {topics.fleet}/{topics.device} for {silence_s:.0f} s{unread}"
     remedy = f"see whether it is online: 'tared watch {topics.device}', with the same options for the broker"
     return CommandError("command.no_answer", found, "a result", remedy)

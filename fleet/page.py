@@ -10,7 +10,7 @@ from html import escape
 from fleet.devices import Device
 from fleet.facts import Fact, facts
 from fleet.figures import histogram, stacked_bars, timeline
-from fleet.listing import ago, interval
+from fleet.listing import ago, interval, unread
 from fleet.records import AuditEntry, Refused
 from fleet.rollout.book import Overview
 from fleet.rollout.planning import told
@@ -33,6 +33,7 @@ _STEPS = {
     "aborted": "#e0a100",
     "ABORTED": "#e0a100",
     "paused": "#8a8a8a",
+    "halted": "#c1121f",
 }
 _MOST_GROUPS, _MOST_WORST, _MOST_LANES, _MOST_REFUSED = 30, 20, 40, 20
 _STYLE = (
@@ -55,7 +56,7 @@ def page(
     now = time.time()
     known = [facts(each, now, silent_s) for each in devices]
     sections = {
-        "State": _states(known),
+        "State": _states(devices, known),
         "Fidelity": _fidelity(known),
         "Drift by group": _drift(devices, known),
         "Rollouts": _rollouts(rollouts, records),
@@ -70,11 +71,13 @@ def page(
     )
 
 
-def _states(known: Sequence[Mapping[str, Fact]]) -> Iterator[str]:
+def _states(devices: Sequence[Device], known: Sequence[Mapping[str, Fact]]) -> Iterator[str]:
     counts = Counter(str(fact["state"] or "never told") for fact in known)
     yield stacked_bars({state: {state: counts[state]} for state in _STATES if counts[state]}, _STATES)
     versions = Counter(str(fact["agent"] or "not told") for fact in known)
     yield _table(["tared", "devices"], [(version, str(count)) for version, count in versions.most_common()])
+    if words := unread(devices):
+        yield f"<p>{escape(words)}.</p>"
 
 
 def _fidelity(known: Sequence[Mapping[str, Fact]]) -> Iterator[str]:

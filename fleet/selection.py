@@ -35,6 +35,7 @@ FIGURES = frozenset(
         "latency_p50",
         "latency_p99",
         "seen_s",
+        "schema",
     ]
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +15,9 @@ from brokers import RealBroker, Watcher
 from device import TOPICS
 
 from agent.messages import Status
-from agent.mqtt import MqttClient
+from agent.mqtt import Endpoint, MqttClient
 from agent.publishing import Message
+from agent.requests import CommandResult
 from fleet.collector import Collector
 from fleet.reports import Report, Stream
 from fleet.store import open_store
@@ -32,6 +35,24 @@ def alarm(seq: int, **fields: Any) -> Message:
     return Message(TOPICS.event, json.dumps({"epoch": 7, "seq": seq, "ts": 0.0, "kind": "alarm", **fields}).encode())
 
 
+def result(number: int) -> Message:
+    """Of the command of this number, `c1` and so on."""
+    name = f"c{number}"
+    return Message(f"{TOPICS.command}/{name}/result", CommandResult(id=name, status="SUCCEEDED").to_json())
+
+
+def stored(where: str) -> set[str]:
+    """Ids of the commands whose results are in the store."""
+    with open_store(where) as store, store.begun("read") as transaction:
+        return {str(name) for (name,) in transaction.execute("SELECT command FROM results")}
+
+
+def hears(board: MqttClient, where: str, number: int = 0) -> bool:
+    """Whether a collector hears results: this one is said until it is there."""
+    board.publish(result(number))
+    return f"c{number}" in stored(where)
+
+
 def online(board: MqttClient, watcher: Watcher, times: int = 1) -> None:
     """From here on so many collectors hear: each has answered."""
     board.publish(ONLINE)
@@ -40,11 +61,22 @@ def online(board: MqttClient, watcher: Watcher, times: int = 1) -> None:
 
 
 @contextmanager
+def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", where, "--port", str(broker.port)]
+    with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
 def collecting(
-    broker: RealBroker, where: str | Path, client_id: str = "collector", share: str | None = None
+    endpoint: RealBroker | Endpoint, where: str | Path, client_id: str | None = "collector", share: str | None = None
 ) -> Iterator[Collector]:
     stopping = threading.Event()
-    made = Collector(broker.endpoint, open_store(where), client_id, share=share)
+    at = endpoint if isinstance(endpoint, Endpoint) else endpoint.endpoint
+    made = Collector(at, open_store(where), client_id, share=share)
     thread = threading.Thread(target=made.run, args=(stopping.is_set,))
     thread.start()
     try:

@@ -39,6 +39,7 @@ class CuttingProxy:
 
     def __exit__(self, *_: object) -> None:
         self._closing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # which ends accept, as close does not
         self._listener.close()
         for pair in self._pairs:
             _end(pair)
@@ -61,6 +62,11 @@ class CuttingProxy:
             pair.halted = True
         else:
             pair.cut_after = rng.randrange(1, 300)
+
+    def cut(self) -> None:
+        """All connections, at both ends."""
+        for pair in self._pairs:
+            _end(pair)
 
     def _listen(self) -> None:
         while not self._closing.is_set():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agent.bulk import BulkSocket
 from agent.errors import AgentError
 from agent.intake import Arrival, Intake
+from agent.taking_in import TakingIn
 from agent.wire import MAX_PAYLOAD_BYTES
 
 PINGRESP, SUBACK = b"\xd0\x00", b"\x90\x03\x00\x01\x01"
@@ -73,7 +74,7 @@ def test_however_it_is_cut(data: st.DataObject) -> None:
     sock = BulkSocket(Wire(pieces), has_properties=properties is not None)
     assert read_all(sock) == b"".join(between)
     assert sock.take() == [Arrival(topic, payload) for topic, payload, _ in messages]
-    sock.acknowledge()
+    sock.acknowledge(len(messages))
     assert sock._sock.written == b"".join(b"\x40\x02" + each[2].to_bytes(2, "big") for each in messages if each[2])
 
 
@@ -94,7 +95,8 @@ def test_what_cannot_be_written_waits_in_its_order() -> None:
     with pytest.raises(BlockingIOError):
         sock.recv(1)
     assert sock.send(b"a packet of the client's") == 24
-    sock.acknowledge()
+    sock.take()
+    sock.acknowledge(1)
     assert sock.wants_write
     wire.takes = 5
     sock.flush()
@@ -122,3 +124,53 @@ def test_an_intake_gives_what_came_in_its_order_and_tells_of_room() -> None:
     assert told == ["room"]
     assert intake.take(1 << 20, 0.0, 0.0) == batches[2]
     assert intake.take(1 << 20, 0.0, 0.0) == []
+
+
+def test_what_the_connection_before_has_put_into_an_intake_is_acknowledged_on_no_other() -> None:
+    intake = Intake(1 << 20)
+    lost, now = (Wire([publication(b"t", b"%d" % number, 7, None)]) for number in (1, 2))
+    for wire in (lost, now):
+        bulk, taking_in = BulkSocket(wire, has_properties=False), TakingIn(intake, holds=True)
+        with suppress(BlockingIOError):
+            bulk.recv(1)
+        taking_in.advance(bulk)
+    assert intake.take(1 << 20, 0.0, 0.0) == [Arrival(b"t", b"1"), Arrival(b"t", b"2")]
+    for settled, acknowledged in ((1, b""), (1, b"\x40\x02\x00\x07")):
+        intake.settle(settled)
+        taking_in.advance(bulk)
+        assert (lost.written, now.written) == (b"", acknowledged)
+
+
+def test_what_is_withheld_is_acknowledged_once_and_when_it_is_settled() -> None:
+    """A broker that is tired of waiting says it again, and one that was told uses the number for another."""
+    first, other = publication(b"t", b"1", 7, None), publication(b"t", b"2", 0x4002, None)
+    again = bytes([first[0] | 0x08]) + first[1:]
+    wire = Wire([other + first, again + again])
+    sock = BulkSocket(wire, has_properties=False)
+    for expected in (2, 0):
+        with suppress(BlockingIOError):
+            sock.recv(1)
+        assert len(sock.take()) == expected
+    sock.acknowledge(1)  # what was taken at once is acknowledged at once
+    assert wire.written == b""
+    sock.acknowledge(2)
+    assert wire.written == b"\x40\x02\x40\x02\x40\x02\x00\x07"
+    wire.pieces = [again]
+    with suppress(BlockingIOError):
+        sock.recv(1)
+    assert len(sock.take()) == 1
+
+
+def test_connections_that_are_lost_while_nobody_takes_do_not_fill_the_memory() -> None:
+    intake = Intake(most_bytes=1000)
+    for _ in range(50):
+        wire = Wire([publication(b"t", bytes(600), 7, None)])
+        bulk, taking_in = BulkSocket(wire, has_properties=False), TakingIn(intake, holds=True)
+        with suppress(BlockingIOError):
+            bulk.recv(1)
+        taking_in.advance(bulk)
+    taken = intake.take(1 << 20, 0.0, 0.0)
+    assert len(taken) <= 2
+    intake.settle(len(taken))
+    taking_in.advance(bulk)
+    assert wire.written == b"\x40\x02\x00\x07"

@@ -76,7 +76,14 @@ def test_live_sources_are_told_from_files() -> None:
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("csi:front", "camera.source"), ("nowhere.mp4", "camera.missing"), ("v4l2:/dev/video99", "camera.missing")],
+    [
+        ("csi:front", "camera.source"),
+        ("rtsp:/cam/x", "camera.source"),
+        ("http://u:p/w@cam/x", "camera.source"),
+        ("nowhere.mp4", "camera.missing"),
+        ("v4l2:/dev/video99", "camera.missing"),
+        ("", "camera.missing"),
+    ],
 )
 def test_sources_that_cannot_be_are_refused(text: str, code: str) -> None:
     with pytest.raises(CameraError) as caught:

@@ -19,12 +19,13 @@ from mqtt_clients import connected
 from worlds import make_world
 
 from agent.camera_config import CameraConfig
-from agent.errors import ConfigError
-from agent.redaction import redacted
+from agent.errors import CameraError, ConfigError
+from agent.redaction import hidden, redacted
 from agent.schema import read_yaml, validate
+from agent.source import parse_source
 
-USER, PASSWORD = "kestrel", "s3cret-w0rd"
-HELD_BACK = re.compile(rf"{USER}|{PASSWORD}|t0ken")
+USER, PASSWORD = "kestrel", "s3cret-w'0rd"
+HELD_BACK = re.compile(rf"{USER}|s3cret|0rd|t0ken")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,8 @@ HELD_BACK = re.compile(rf"{USER}|{PASSWORD}|t0ken")
         ("http://cam/x?mail=a@b", "http://..."),
         ("rtsp://cam/user=u_password=p_channel=1.sdp", "rtsp://cam/user=..."),
         ("no 'rtsp://u:p@cam/x' there", "no 'rtsp://cam/x' there"),
+        ("no 'rtsp://u:p'p\"p@cam/x' there", "no 'rtsp://cam/x' there"),
+        ("'rtsp://u:p@cam/x' and 'http://k/y' of a@b", "'rtsp://cam/x' and 'http://k/y' of a@b"),
         (
             'rtspsrc location="rtsp://u:p@cam/x" user-id=u user-pw="p p" ! a',
             'rtspsrc location="rtsp://cam/x" user-id=... user-pw=... ! a',
@@ -48,6 +51,28 @@ HELD_BACK = re.compile(rf"{USER}|{PASSWORD}|t0ken")
 )
 def test_what_is_shown_of_an_address(text: str, shown: str) -> None:
     assert redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("rtsp://u:p 'p@cam/x", "rtsp://cam/x"),
+        ("rtsp://cam/user=u_password=p_channel=1.sdp", "rtsp://cam/user=..."),
+        ("rtsp:/u:p@cam/x", "...@cam/x"),
+        ("u:p@cam:554/x", "...@cam:554/x"),
+        ("/data/clip@2.mp4", "/data/clip@2.mp4"),
+        ("/dev/video0", "/dev/video0"),
+    ],
+)
+def test_what_is_shown_of_a_location(location: str, shown: str) -> None:
+    assert hidden(location) == shown
+
+
+@pytest.mark.parametrize("source", ["rtsp:/{}@cam/x", "{}@cam/x", "rtps://{}@cam/x", "csi:{}@cam", "v4l2:{}@cam"])
+def test_a_source_that_is_wrong_is_told_without_it(source: str) -> None:
+    with pytest.raises(CameraError) as caught:
+        parse_source(source.format(f"{USER}:{PASSWORD} 'p"))
+    assert not HELD_BACK.search(str(caught.value))
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from queue import Empty
 
 import pytest
 from brokers import RealBroker, Watcher, eventually, running_mosquitto
-from collector_bench import alarm, collecting, online
+from collector_bench import a_process, alarm, collecting, hears, online, result, stored
 from device import TOPICS
 
 from agent.intake import Intake
@@ -53,30 +51,30 @@ class Board:
         return self.acknowledged
 
 
-@contextlib.contextmanager
-def a_process(broker: RealBroker, where: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", where, "--port", str(broker.port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.broker
 @pytest.mark.trial
 def test_a_collector_that_is_killed_at_any_time_loses_nothing(mosquitto: RealBroker, where: str) -> None:
-    per_life = 400
-    with Board(mosquitto.endpoint) as board:
+    """Reports are sent again by their board, results are said once each, until the very end of each life."""
+    per_life, numbers = 400, count(1)
+    with Board(mosquitto.endpoint) as board, MqttClient(mosquitto.endpoint, "answering") as answering:
+
+        def sent_until_some(upto: int) -> bool:
+            answering.publish(result(next(numbers)))
+            return _sent_until_some(board, upto)
+
+        with a_process(mosquitto, where):
+            eventually(lambda: hears(answering, where), 30.0)  # from now on the broker keeps them
         for life in range(1, 4):
             with a_process(mosquitto, where) as process:
-                eventually(lambda upto=life * per_life: _sent_until_some(board, upto), 30.0)  # type: ignore[misc]  # a default
+                eventually(lambda upto=life * per_life: sent_until_some(upto), 30.0)  # type: ignore[misc]  # a default
                 process.kill()
                 process.wait()
             with open_store(where) as store:
                 assert Reports(store).latest("fleet", "board")[1] >= board.hear()
         with a_process(mosquitto, where):
             eventually(lambda: _sent_until_some(board, 3 * per_life) and board.hear() == 3 * per_life, 30.0)
+            said = {f"c{number}" for number in range(next(numbers))}
+            eventually(lambda: stored(where) == said, 30.0)
     with open_store(where) as store:
         assert [each.seq for each in Reports(store).of("fleet", "board")] == list(range(1, 3 * per_life + 1))
 

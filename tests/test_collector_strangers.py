@@ -126,7 +126,7 @@ class _Broken(Reader):
 
 def test_a_bug_in_reading_ends_the_collector_and_is_not_passed_over() -> None:
     intake = Intake(1 << 20)
-    with Reading(intake, _Broken(), 1 << 20) as reading:
+    with Reading({intake: 0.0}, _Broken(), 1 << 20) as reading:
         assert reading.next(0.0) is None
         intake.put([Arrival(_TOPIC + b"event", b"{}")])
         with pytest.raises(ZeroDivisionError):
@@ -136,7 +136,7 @@ def test_a_bug_in_reading_ends_the_collector_and_is_not_passed_over() -> None:
 @pytest.mark.usefixtures("no_thread_left")
 def test_what_was_read_ahead_and_nobody_takes_keeps_nothing_from_ending() -> None:
     intake = Intake(most_bytes=1)
-    with Reading(intake, Reader(), 1 << 20):
+    with Reading({intake: 0.0}, Reader(), 1 << 20):
         for _ in range(3):  # one is ready, one waits for its place, one is still to be read
             intake.put([Arrival(_TOPIC + b"event", _HONEST[b"event"])])
 

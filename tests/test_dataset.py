@@ -86,6 +86,28 @@ def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
         ImageFiles(path).read("a.png")
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_is_named_whatever_compresses(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("a.png", png())
+    assert ImageFiles(path).read("a.png").size
+    whole = path.read_bytes()
+    for begin in range(40, whole.index(b"PK\x01\x02") - 8, 4):  # one error or another, by where it is
+        path.write_bytes(whole[:begin] + b"\xff" * 8 + whole[begin + 8 :])
+        with pytest.raises(DatasetError, match=r"a\.png in .*a\.zip cannot be read"):
+            ImageFiles(path).read("a.png")
+
+
+def test_a_zip_that_is_compressed_by_what_nobody_here_knows_is_refused(tmp_path: Path) -> None:
+    path = store(tmp_path / "a.zip", {"a.png": png()})
+    whole = path.read_bytes()
+    entry = whole.index(b"PK\x01\x02")
+    path.write_bytes(whole[: entry + 10] + b"\x09" + whole[entry + 11 :])  # Deflate64, of some packers
+    with pytest.raises(DatasetError, match="by method 9"):
+        ImageFiles(path)
+
+
 def test_zip_members_that_are_encrypted_or_claim_too_much_are_refused(tmp_path: Path) -> None:
     path = store(tmp_path / "a.zip", {"a.png": png()})
     whole = path.read_bytes()

@@ -218,6 +218,10 @@ def own_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def lazy(outputs, size, score_threshold):\n    return [1, 2]\n"
         "def ragged(outputs, size, score_threshold):\n"
         "    return Detections(boxes=BOXES, classes=np.zeros(2, np.int64), scores=outputs['out'])\n"
+        "def proud(outputs, size, score_threshold):\n    return outputs['nothing']\n"
+        "def once(outputs, size, score_threshold):\n"
+        "    assert not outputs['out'].any(), 'only zeros'\n"
+        "    return Detections(boxes=BOXES, classes=np.zeros(3, np.int64), scores=outputs['out'])\n"
         "CONSTANT = 3\n"
     )
     (tmp_path / "own_decoder.py").write_text(source, encoding="utf-8")
@@ -258,3 +262,22 @@ def test_own_decoder_that_cannot_be_imported(name: str, message: str) -> None:
 def test_own_decoder_that_returns_something_else(own_decoder: str, function: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_own(f"{own_decoder}:{function}")({"out": np.ones((1, 3), np.float32)})
+
+
+def test_own_decoder_that_raises_is_found_before_the_first_frame(own_decoder: str) -> None:
+    with pytest.raises(ConfigError, match=r"KeyError: 'nothing' \(own_decoder.py, line 12\)") as caught:
+        open_own(f"{own_decoder}:proud")
+    assert caught.value.code == "decoder.failed"
+
+
+def test_own_decoder_that_takes_something_else() -> None:
+    with pytest.raises(ConfigError, match="TypeError") as caught:
+        open_own("json:loads")
+    assert caught.value.code == "decoder.failed"
+
+
+def test_own_decoder_that_raises_later(own_decoder: str) -> None:
+    decode = open_own(f"{own_decoder}:once")
+    with pytest.raises(ConfigError, match="AssertionError: only zeros") as caught:
+        decode({"out": np.ones((1, 3), np.float32)})
+    assert caught.value.code == "decoder.failed"

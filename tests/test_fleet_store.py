@@ -19,10 +19,28 @@ from fleet.devices import Devices
 from fleet.records import Refused, Results, audited, quarantine, refused
 from fleet.reports import Gap, Report, Reports, Stream
 from fleet.retention import Retention
-from fleet.store import Store, open_store
+from fleet.store import Store, open_existing, open_store
 from fleet.store.schema import POSTGRES, SQLITE
 
 NAME = "fleet", "board"
+
+
+def test_a_credential_may_say_which_database_it_is(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the control room's units have it, so that no password is an argument."""
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    for words in (f"{where}\n", f" {where}"):
+        (tmp_path / "tared-fleet-db").write_text(words)
+        with open_store("credential:tared-fleet-db") as store:
+            Reports(store).add([report(1)])
+        with open_existing("credential:tared-fleet-db") as store:
+            assert [each.seq for each in Reports(store).of(*NAME)] == [1]
+    (tmp_path / "tared-fleet-db").write_text("none")
+    for name, found in (("tared-fleet-db", "no file behind 'credential:tared-fleet-db'"), ("gone", "No such file")):
+        with pytest.raises(ConfigError, match=found):
+            open_store(f"credential:{name}")
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY")
+    with pytest.raises(ConfigError, match=r"config\.credential: no \$CREDENTIALS_DIRECTORY"):
+        open_existing("credential:tared-fleet-db")
 
 
 def status(state: str, session: str, ts: float) -> Status:

@@ -232,7 +232,8 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path) -> None:
     (site,) = (tmp_path / "venv/lib").glob("python3*/site-packages")
     (site / "others.pth").write_text(own)
     shared = tmp_path / "venv/share/tared/systemd"
-    assert {path.name for path in shared.iterdir()} == {"tared.service", "tared.service.d", "config.yaml"}
+    units = {"tared.service", "tared.service.d", "tared-collector.service", "tared-controller.service"}
+    assert {path.name for path in shared.iterdir()} == {*units, "config.yaml"}
     # The interpreter of the tests may lie in a home, which a service could not see.
     program = "import sys, agent.installation; agent.installation._PRIVATE = (); from agent.cli import main; main()"
     root = tmp_path / "root"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench import small_file_system
 from brokers import RealBroker, free_port, on_the_air
 from merge_bench import FLEET, board, calibration_of, counted, frames_of, merged_calibration
 
@@ -185,6 +188,60 @@ def test_without_a_broker_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(merge_exchange, "_CONNECT_S", 0.2)
     with pytest.raises(AgentError, match=r"broker\.unreachable"):
         exchange_with(Endpoint("127.0.0.1", free_port()), tmp_path).gather(["b"], 0.0)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_disk_that_is_full_ends_it_with_the_remedy_and_leaves_nothing_half_written(
+    any_broker: RealBroker,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    named: bool,
+) -> None:
+    """Of a group's uploads, where those lie that --uploads names, or TMPDIR."""
+    output = tmp_path / "calibration.json"
+    with small_file_system(tmp_path / "disk", "64k") as disk, ExitStack() as stack:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        for name in ("b0", "b1"):
+            stack.enter_context(board(any_broker.endpoint, name, calibration_of(noisy(1))))
+        to = ["--port", str(any_broker.port), "--fleet", FLEET, *(["--uploads", str(disk / "sent")] if named else [])]
+        assert main(["fleet", "merge", "b0", "b1", "-o", str(output), *to]) == 2
+        told = capsys.readouterr().err
+        assert list(disk.glob("tared-merge-*")) == []
+    (error,) = [line for line in told.splitlines() if line.startswith("error:")]
+    assert re.match(r"error: merge\.write: /\S+/b[01]\.part: No space left on device; expected a folder", error)
+    assert "choose a folder on a larger disk with --uploads" in error
+    assert list(tmp_path.glob("calibration*")) == []
+
+
+def test_without_any_place_for_uploads_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    assert main(["fleet", "merge", "b0", "-o", str(tmp_path / "calibration.json")]) == 2
+    told = capsys.readouterr().err
+    assert "error: merge.write:" in told
+    assert "TMPDIR" in told
+
+
+def test_a_board_that_answers_in_a_newer_schema_is_named_with_that_reason(
+    any_broker: RealBroker, tmp_path: Path
+) -> None:
+    topics = Topics(FLEET, "newer")
+    exchange = exchange_with(any_broker.endpoint, tmp_path)
+    with MqttClient(any_broker.endpoint, "newer", subscriptions=[topics.command]) as newer:
+        assert newer.wait_connected(10.0)
+
+        def obey() -> None:
+            asked = json.loads(newer.inbox.get(timeout=10.0).payload)["id"]
+            answer = {"id": asked, "status": "ACCEPTED", "schema_version": 2}
+            newer.publish(Message(topics.result(asked), json.dumps(answer).encode()))
+
+        with ThreadPoolExecutor(1) as pool:
+            obeyed = pool.submit(obey)
+            exchange.gather(["newer"], 1.0)
+            obeyed.result()
+    assert exchange.failed["newer"].startswith("message.schema: a document of schema 2")
 
 
 def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -> None:

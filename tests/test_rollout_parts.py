@@ -196,6 +196,12 @@ def test_a_rollout_comes_back_from_the_store_as_it_was() -> None:
     assert values == {"recalibration.max_loss": 0.1, "log_level": "info"}
 
 
+def test_only_a_rollout_that_demands_signatures_says_so_to_an_older_tared() -> None:
+    assert "signed" not in json.loads(Spec("recalibrate").to_json())
+    assert json.loads(Spec("recalibrate", signed=True).to_json())["signed"] is True
+    assert Spec.from_json(Spec("recalibrate", signed=True).to_json()).signed
+
+
 def test_a_rollout_of_a_newer_tared_is_not_guessed_at() -> None:
     told = {**json.loads(Spec("recalibrate").to_json()), "blue_green": True}
     with pytest.raises(CommandError, match="blue_green"):

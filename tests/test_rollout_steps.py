@@ -10,109 +10,20 @@ from typing import Any
 import pytest
 from databases import store as store
 from databases import where as where
+from rollout_room import PERIOD, Room, accepted, done, failed, policy, reported, spec
 
 from agent.endpoint import Endpoint
 from agent.errors import AgentError
-from agent.messages import Birth, Status
-from agent.requests import CommandResult, Reported
-from fleet.devices import Device, Devices
-from fleet.records import Results
-from fleet.rollout import tables
+from agent.requests import CommandResult
+from fleet.devices import Device
 from fleet.rollout.answers import MOST_ATTEMPTS, overdue
 from fleet.rollout.book import RolloutBook
-from fleet.rollout.conductor import Conductor
 from fleet.rollout.controller import Controller
-from fleet.rollout.dispatch import Dispatch
 from fleet.rollout.judging import judge_wave
 from fleet.rollout.orders import Order
-from fleet.rollout.spec import Spec
 from fleet.rollout.states import Role, State, Target
 from fleet.rollout.targets import TargetRow
 from fleet.store import Store, Transaction, open_store
-
-PERIOD = "mqtt.telemetry_period_s"
-
-
-class Room:
-    """A conductor of one rollout at a few boards of which the store knows an engine, `e0`."""
-
-    def __init__(self, store: Store, spec: Spec, boards: int = 2) -> None:
-        self.store, self.dispatch, self.boards = store, Dispatch(), boards
-        self.held: dict[tuple[str, str], Reported] = {}
-        self.serves(dict.fromkeys(range(boards), "e0"))
-        book = RolloutBook(store, "operator")
-        self.id = book.create("f", spec, book.plan("f", spec, "seed"), "")
-        with store.begun("write") as transaction:
-            tables.claim(transaction, "owner", time.time(), time.time() + 60.0, ())
-        self.conductor = Conductor(store, self.dispatch, "owner", "who", None, self.held, 60.0)
-
-    def serves(self, engines: dict[int, str]) -> None:
-        """What these boards tell."""
-        now, devices = time.time(), Devices(self.store)
-        births = {("f", f"b{n}"): (Birth(agent_version="1", engine=engine), "{}") for n, engine in engines.items()}
-        there = Status(state="online", session="s", boot_id="b", ts=now)
-        with self.store.begun() as transaction:
-            devices.heard(transaction, births.keys(), now)
-            devices.told_birth(transaction, births, now)
-            devices.told_status(transaction, dict.fromkeys(births, there), now)
-
-    def step(self, *results: CommandResult) -> State:
-        rollout, _ = self.conductor.step(self.id, {each.id: each for each in results})
-        assert rollout is not None
-        return rollout.state
-
-    def until(self, state: State) -> None:
-        for _ in range(10):
-            if self.step() is state:
-                return
-        raise AssertionError(self.states())
-
-    def open(self, role: Role = Role.DO) -> dict[str, Order]:
-        """By board."""
-        found = self.conductor._open[self.id].values()
-        return {each.name: each for each in found if each.role is role}
-
-    def states(self) -> list[Target]:
-        return [each.state for each in self.rows()]
-
-    def rows(self) -> list[TargetRow]:
-        return RolloutBook(self.store, "").show(self.id)[1]
-
-    def turn(self, undo: str | None = "all") -> None:
-        RolloutBook(self.store, "operator").abort(self.id, undo, "")
-
-    def sent(self) -> list[bytes]:
-        """What goes out now."""
-        found = []
-        while (message := self.dispatch.take()) is not None:
-            found.append(message.payload)
-        return found
-
-
-def done(order: Order, **result: Any) -> CommandResult:
-    return CommandResult(id=order.id, status="SUCCEEDED", result=result)
-
-
-def accepted(order: Order) -> CommandResult:
-    return CommandResult(id=order.id, status="ACCEPTED")
-
-
-def failed(order: Order, code: str, message: str = "") -> CommandResult:
-    return CommandResult.model_validate(
-        {"id": order.id, "status": "FAILED", "error": {"code": code, "message": message}}
-    )
-
-
-def spec(op: str = "recalibrate", **wishes: Any) -> Spec:
-    return Spec(op, **{"waves": "100%", "order": "name", "soak_s": 60.0, "gates": "failures<=100%", **wishes})
-
-
-def policy(value: object = 2.0, **wishes: Any) -> Spec:
-    return spec("policy", arguments={PERIOD: value}, **wishes)
-
-
-def reported(value: Any, version: int = 1) -> Reported:
-    return Reported(version=version, values={PERIOD: value})
 
 
 @pytest.mark.parametrize("text", ["\0", "x" * 10_000, "\x1b[2J", "ünï \U0001f600"])
@@ -183,53 +94,6 @@ def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(
     room.step()
     assert room.states() == [Target.FAILED]
     assert "has not told its settings" in room.rows()[0].reason
-
-
-@pytest.mark.parametrize(("back_at", "state"), [("e0", Target.UNDONE), ("e7", Target.KEPT), (None, Target.UNDONE)])
-def test_a_board_has_gone_back_where_it_serves_what_it_had(store: Store, back_at: str | None, state: Target) -> None:
-    room = Room(store, spec(), boards=1)
-    room.step()
-    room.step(done(room.open()["b0"], artefact="e1"))
-    room.serves({0: "e1"})
-    room.turn()
-    room.step()
-    room.step(done(room.open(Role.UNDO)["b0"], artefact=back_at))
-    assert room.states() == [state]
-
-
-@pytest.mark.parametrize(("serves", "state"), [("e2", Target.KEPT), ("e0", Target.UNDONE)])
-def test_a_board_that_has_gone_on_since_is_left_alone(store: Store, serves: str, state: Target) -> None:
-    room = Room(store, spec(), boards=1)
-    room.step()
-    room.step(done(room.open()["b0"], artefact="e1"))
-    room.serves({0: serves})
-    with store.begun() as transaction:
-        transaction.execute("UPDATE rollout_targets SET settled = settled - 100.0")
-    room.turn()
-    room.until(State.ABORTED)
-    assert room.states() == [state]
-    assert room.open(Role.UNDO) == {}
-
-
-def test_a_board_that_was_done_too_late_goes_back_too(store: Store) -> None:
-    room = Room(store, spec(deadline_s=0.0, valid_s=0.1), boards=1)
-    room.step()
-    order = room.open()["b0"]
-    room.step(accepted(order))
-    time.sleep(0.15)
-    room.step()
-    assert room.states() == [Target.FAILED]
-    assert room.open(Role.CANCEL).keys() == {"b0"}  # it is wanted no more
-    late = done(order, artefact="e1")
-    with store.begun() as transaction:
-        Results(store).take(transaction, [(("f", "b0"), late, late.to_json().decode())], time.time())
-    room.serves({0: "e1"})
-    room.turn()
-    room.step()
-    room.step()
-    room.step(done(room.open(Role.UNDO)["b0"], artefact="e0"))
-    assert room.states() == [Target.UNDONE]
-    room.until(State.ABORTED)
 
 
 def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: Store) -> None:

@@ -70,6 +70,20 @@ def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosqui
         assert former != f"rollback:{new}"
 
 
+@pytest.mark.trial
+def test_after_a_bad_wave_went_back_an_abort_takes_the_good_one_back_too(mosquitto: RealBroker, where: str) -> None:
+    bad = Bad(first=1, last=3)
+    with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):
+        identity = begin(where, quick())
+        assert ended(where, identity).rollout.state is State.ROLLED_BACK
+        assert commands.told("rollback").keys() == names(1, 2, 3)
+        with open_store(where) as store:
+            assert RolloutBook(store, "operator").abort(identity, "all", "none of it").state is State.UNDOING
+        assert ended(where, identity).rollout.state is State.ABORTED
+        assert commands.told("rollback").keys() == names(0, 1, 2, 3)
+    assert boards(where, identity, Target.UNDONE) == names(0, 1, 2, 3)
+
+
 def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 20, failures=1.0), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(waves="100%", at_once=3, gates="failures<=10%"))
@@ -189,16 +203,20 @@ def test_each_command_is_signed_for_its_board_and_kept_as_it_was_sent(mosquitto:
     where = str(tmp_path / "db")
     private, public, _ = new_key(tmp_path / "operator")
     with a_fleet(mosquitto, where, 3, operator_keys=(public,)):
-        refused = begin(where, quick(waves="100%"))
+        identity = begin(where, quick(waves="1,100%"))
         with controlling(mosquitto, where):  # without the key
-            assert ended(where, refused).rollout.state is State.ROLLED_BACK
-        identity = begin(where, quick(waves="100%"))
-        with controlling(mosquitto, where, Signer(private)):
+            eventually(lambda: overview(where, identity).rollout.state is State.PAUSED)
+            assert boards(where, identity, Target.WAITING) == names(0, 1, 2)
+        (halted,) = [each for each in overview(where, identity).records if each.what == "halted"]
+        assert "command.unsigned" in halted.why
+        assert "run --sign KEY" in halted.why
+        with controlling(mosquitto, where, Signer(private)), open_store(where) as store:
+            RolloutBook(store, "operator").resume(identity, "with the key")
             assert ended(where, identity).rollout.state is State.COMPLETED
     with open_store(where) as store:
-        _, reasons, _ = RolloutBook(store, "").show(refused)
-        _, _, commands = RolloutBook(store, "").show(identity)
-    assert "command.unsigned" in next(each.reason for each in reasons if each.state is Target.FAILED)
+        _, _, (refused, *commands) = RolloutBook(store, "").show(identity)
+    assert (refused[4], "signature" in json.loads(refused[5])) == ("REJECTED", False)
+    assert len(commands) == 3
     ring = Keyring([public])
     for device, role, _, _, status, sent, result in commands:
         document = json.loads(sent)

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fleet_storm import storm
+from benchmarks.fleet_storm import histogram, storm
+
+
+def test_the_histogram_tells_who_wanted_to_from_who_was_let_in() -> None:
+    assert histogram([0.1, 0.9, 2.0, 5.0], [0.5, 2.2, 2.9]) == [
+        ("0", "2", "1", "#" * 30),
+        ("1", "0", "0", ""),
+        ("2", "1", "2", "#" * 60),
+    ]
+    assert histogram([0.1], []) == []
 
 
 @pytest.mark.trial
@@ -19,5 +28,6 @@ def test_a_thousand_boards_come_back_to_a_broker_that_was_killed(tmp_path: Path)
     assert course.back_s is not None
     assert made > 1000
     assert missing == 0
-    seconds = Counter(int(at_s) for at_s in course.arrivals)
-    assert max(seconds.values()) < 300, seconds  # at once they would be a thousand
+    for times in (course.dials, course.arrivals):
+        seconds = Counter(int(at_s) for at_s in times)
+        assert max(seconds.values()) < 300, seconds  # at once they would be a thousand

@@ -11,7 +11,7 @@ from agent.topics import Topics
 from fleet.devices import Device
 from fleet.facts import facts
 from fleet.operator import as_sent, command_of, new_command
-from fleet.rollout.answers import MOST_ATTEMPTS, pause_s
+from fleet.rollout.answers import MOST_ATTEMPTS, pause_s, unread
 from fleet.rollout.orders import Order
 from fleet.rollout.spec import OPS, policy
 from fleet.rollout.states import Role, Target
@@ -41,6 +41,8 @@ class Actions:
 
         What a board had is what it had before the first attempt: a second one may find it changed already.
         """
+        if device.schema is not None and device.is_newer:
+            return Step(unread(target, Role.DO, device.schema))
         spec, known = self._spec, facts(device, self._now, self._spec.silent_s)
         baseline: dict[str, Any] = {**known, **target.before}
         if spec.op == "regime" and device.engine == spec.arguments["regime"]:
@@ -63,6 +65,8 @@ class Actions:
 
     def undo(self, target: TargetRow, device: Device, held: Reported | None) -> Step:
         """Back to what it had. A board that has gone on since, by itself or by another's word, is left alone."""
+        if device.schema is not None and device.is_newer:
+            return Step(unread(target, Role.UNDO, device.schema))
         spec, to, before = self._spec, self._to(target), target.before
         if spec.op == "policy":
             asked = {key: value for key, value in spec.arguments.items() if value is not None}

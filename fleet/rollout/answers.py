@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+from agent.messages import NEWER_SCHEMA
 from agent.requests import CommandResult, Failure
+from agent.wire import MessageError
+from fleet.devices import newer
 from fleet.rollout import orders, targets
 from fleet.rollout.orders import Order
 from fleet.rollout.spec import Spec
@@ -16,12 +20,28 @@ from fleet.store import Transaction
 from fleet.words import printable
 
 MOST_ATTEMPTS = 8
-UNREACHED, UNFINISHED = "rollout.unreached", "rollout.unfinished"
+UNREACHED, UNFINISHED, UNREAD = "rollout.unreached", "rollout.unfinished", "rollout.schema"
+_UNSENT = "rollout.unsent"
 
 _PAUSE_S = 5.0  # doubled each time
 _PASSING = ("command.busy", "command.interrupted")  # refusals after which it is worth to ask again
+_OF_OUR_KEY = ("command.unsigned", "command.signature")  # refusals that say nothing of the board
+_KEY_REMEDY = (
+    "let a controller run with a key that it knows, 'run --sign KEY', then 'tared fleet rollout resume'; "
+    "or begin another rollout without this board"
+)
 _MOST_REASON, _MOST_ID = 300, 64  # characters
 _LATE_S = 5.0  # for an answer that was under way when its command expired
+
+
+@dataclass
+class Ended:
+    """left: the commands that are still open. lost: boards that were at it too long. halt: why nobody else is to be
+    told before somebody has seen to it, empty where nothing is the matter."""
+
+    left: dict[str, Order]
+    lost: set[int] = field(default_factory=set)
+    halt: str = ""
 
 
 def end_all(
@@ -29,9 +49,10 @@ def end_all(
     rollout: Rollout,
     known: Mapping[str, Order],
     heard: Mapping[str, CommandResult],
+    can_sign: bool,
     now: float,
-) -> tuple[dict[str, Order], set[int]]:
-    """Write down what has come of open commands. Those that are still open, and the boards that were at it too long."""
+) -> Ended:
+    """Write down what has come of open commands. can_sign: whether what is sent from now on is signed."""
     begun = {key for key, each in known.items() if each.accepted is None and key in heard and not heard[key].final}
     orders.accepted(transaction, begun, now)
     still_open = {key: replace(each, accepted=now) if key in begun else each for key, each in known.items()}
@@ -39,21 +60,51 @@ def end_all(
     for key, order in still_open.items():
         if key not in ends and (none := overdue(order, now, rollout.spec.deadline_s)) is not None:
             ends[key] = none
+    ended = Ended(still_open)
     if not ends:
-        return still_open, set()
-    rows = targets.these(transaction, rollout.id, sorted({still_open[key].device for key in ends}))
-    changes, lost = [], set()
+        return ended
+    devices = sorted({still_open[key].device for key in ends})
+    rows, strange = targets.these(transaction, rollout.id, devices), newer(transaction, devices)
+    is_obeyed, changes = orders.obeyed(transaction, rollout.id), []
     for key, result in ends.items():
         order = still_open.pop(key)
         may_retry = order.role is Role.UNDO or rollout.state is not State.UNDOING
         change = settle(rows[order.device], order, result, rollout.spec, may_retry, now)
+        if change is not None and order.role is Role.DO and _code(result) in _OF_OUR_KEY:
+            is_signed = "signature" in json.loads(order.payload)
+            is_ours = not is_signed or not is_obeyed
+            change = _unheeded(change, is_ours and may_retry)
+            if is_ours and (is_signed or not can_sign):
+                ended.halt = f"{order.name}: {change.reason}; {_KEY_REMEDY}"
+        if change is not None and (schema := strange.get(order.device)) is not None:
+            change = unread(rows[order.device], order.role, schema)
         if change is not None:
             changes.append(change)
-        if order.role is Role.DO and result.error is not None and result.error.code == UNFINISHED:
-            lost.add(order.device)
+        if order.role is Role.DO and _code(result) == UNFINISHED:
+            ended.lost.add(order.device)
     targets.change(transaction, rollout.id, changes, now)
     orders.ended(transaction, ends.values(), now)
-    return still_open, lost
+    return ended
+
+
+def unread(target: TargetRow, role: Role, schema: int) -> Change:
+    """Of a board that has come to speak a newer schema: what it has done, and whether it is any good, nobody knows."""
+    return _unknown(target, role, f"{UNREAD}: it speaks schema {schema}; expected one that is known here; update tared")
+
+
+def read_answer(command: str, payload: bytes) -> CommandResult:
+    """A result of this command; one in a newer schema is a failure to read it. Raises MessageError, ValueError."""
+    try:
+        return CommandResult.from_json(payload)
+    except MessageError as error:
+        if error.code != NEWER_SCHEMA:
+            raise
+        return CommandResult(id=command, status="FAILED", error=Failure(code=UNREAD, message=str(error)))
+
+
+def unsent_answer(command: str) -> CommandResult:
+    """Of a command that was on record, and is not to be sent any more."""
+    return CommandResult(id=command, status="EXPIRED", error=Failure(code=_UNSENT, message="it was never sent"))
 
 
 def overdue(order: Order, now: float, deadline_s: float) -> CommandResult | None:
@@ -77,9 +128,13 @@ def settle(
         return None  # of a command that is cancelled its own answer tells, not the cancellation's
     if result.status == "SUCCEEDED":
         return _done(target, order, result, spec)
-    reason, code = _reason(result), result.error.code if result.error is not None else ""
+    reason, code = _reason(result), _code(result)
+    if code == _UNSENT:
+        return Change(target.device, Target.WAITING)
+    if code == UNREAD:
+        return _unknown(target, order.role, reason)
     may_retry = may_retry and target.attempts < MOST_ATTEMPTS
-    if may_retry and code in _PASSING:
+    if may_retry and (code in _PASSING or (order.role is Role.UNDO and code in _OF_OUR_KEY)):
         before = Target.WAITING if order.role is Role.DO else Target.DONE
         return Change(target.device, before, reason, due=now + pause_s(target.attempts))
     if order.role is Role.UNDO:
@@ -105,6 +160,20 @@ def _done(target: TargetRow, order: Order, result: CommandResult, spec: Spec) ->
 def pause_s(attempts: int) -> float:
     """Until the next attempt."""
     return float(_PAUSE_S * 2 ** min(attempts, MOST_ATTEMPTS))
+
+
+def _unknown(target: TargetRow, role: Role, reason: str) -> Change:
+    return Change(target.device, Target.KEPT if role is Role.UNDO else Target.UNREACHED, reason)
+
+
+def _unheeded(change: Change, is_ours: bool) -> Change:
+    """Of a board that does not take our word for an order, and has done nothing. is_ours: that is to be seen to here,
+    and the board told again; else it is this board alone that knows another key."""
+    return replace(change, state=Target.WAITING if is_ours else Target.UNREACHED)
+
+
+def _code(result: CommandResult) -> str:
+    return result.error.code if result.error is not None else ""
 
 
 def _reason(result: CommandResult) -> str:

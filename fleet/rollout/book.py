@@ -41,11 +41,12 @@ class RolloutBook:
 
     def plan(self, fleet: str, spec: Spec, seed: str) -> list[list[Device]]:
         """The boards of each wave, as they would be. Raises CommandError as `select` (`fleet.nobody`, `fleet.where`)
-        and as `check_zone`."""
+        and `check_zone`, and `rollout.schema` where what some of them would answer could not be read."""
         found = select(Devices(self._store), fleet, spec.select, spec.silent_s)
         if not found:
             remedy = "let 'tared fleet collect' run until they have reported"
             raise CommandError("fleet.nobody", f"no device of {fleet!a}", "at least one", remedy)
+        _check_schemas(found)
         for zone in {each.tags.get(ZONE_TAG, spec.timezone) for each in found}:
             check_zone(zone)
         rest, waves = ordered(found, spec.order, seed), []
@@ -90,14 +91,15 @@ class RolloutBook:
 
     def abort(self, identity: str, undo: str | None, why: str) -> Rollout:
         """Nobody else is told, who is at it still is to leave it. undo: WAVE, the boards of the present one go back to
-        what they had; ALL, all do; None, none."""
+        what they had; ALL, all do, also of one that is over, or is undoing its wave already; None, none."""
 
         def turned(found: Rollout) -> Rollout:
             undo_from = {WAVE: found.wave, ALL: 0}.get(undo or "", found.waves)
             return replace(found, state=State.UNDOING, undo_from=undo_from, ends_as=State.ABORTED)
 
         what = "aborted" if undo is None else f"aborted, to undo {'its wave' if undo == WAVE else 'all'}"
-        return self._turn(identity, (State.RUNNING, State.PAUSED), what, why, turned)
+        states = tuple(State) if undo == ALL else (State.RUNNING, State.PAUSED)
+        return self._turn(identity, states, what, why, turned)
 
     def _turn(
         self, identity: str, states: Sequence[State], what: str, why: str, turned: Callable[[Rollout], Rollout]
@@ -106,10 +108,19 @@ class RolloutBook:
             found = tables.locked(transaction, identity)
             if found.state not in states:
                 expected = " or ".join(each.value for each in states)
-                remedy = "look at 'tared fleet rollout show'"
+                remedy = "look at 'tared fleet rollout show'; 'abort --undo all' takes back what is done, in any state"
                 raise CommandError("rollout.state", f"{found.id} is {found.state.value}", expected, remedy)
             rollout = turned(found)
             tables.move(transaction, rollout)
             document = {"wave": rollout.wave + 1, "state": rollout.state.value}
             audit(transaction, self._who, what, why, rollout.id, json.dumps(document))
         return rollout
+
+
+def _check_schemas(boards: Sequence[Device]) -> None:
+    newer = [each for each in boards if each.is_newer]
+    if newer:
+        found = f"{len(newer)} of {len(boards)} boards speak a newer schema, the first {newer[0].name!a}"
+        others = ",".join(f"schema!={each}" for each in sorted({each.schema for each in newer if each.schema}))
+        remedy = f"update this tared, or leave them out by '{others}' in --select"
+        raise CommandError("rollout.schema", found, "boards whose answers this tared can read", remedy)

@@ -17,7 +17,7 @@ from fleet.devices import Device, Devices
 from fleet.records import Results
 from fleet.rollout import orders, tables, targets
 from fleet.rollout.actions import Actions, Step
-from fleet.rollout.answers import end_all
+from fleet.rollout.answers import end_all, unsent_answer
 from fleet.rollout.dispatch import Dispatch
 from fleet.rollout.judging import judge_wave
 from fleet.rollout.orders import Order
@@ -52,6 +52,7 @@ class Conductor:
         self._signer, self._held = signer, held
         self._planner, self._devices, self._results = Planner(signer, who), Devices(store), Results(store)
         self._open: dict[str, dict[str, Order]] = {}  # by rollout and command
+        self._unsent: dict[str, set[str]] = {}  # the same, that will not be
         self._asked_s: dict[str, float] = {}
 
     def step(self, identity: str, heard: Mapping[str, CommandResult]) -> tuple[Rollout | None, bool]:
@@ -62,7 +63,8 @@ class Conductor:
         does: then they are to be told again.
         """
         try:
-            return self._step(identity, {**self._collected(identity), **heard})
+            unsent = {key: unsent_answer(key) for key in self._unsent.pop(identity, ())}
+            return self._step(identity, {**unsent, **self._collected(identity), **heard})
         except AgentError:
             self.forget(identity)  # it may be on record, or not
             raise
@@ -71,6 +73,7 @@ class Conductor:
         """It is over, or somebody else's, or to be read anew."""
         self._dispatch.drop(self._open.pop(identity, {}))
         self._asked_s.pop(identity, None)
+        self._unsent.pop(identity, None)
 
     def has(self, identity: str, command: str) -> bool:
         """Whether it is an open command of this rollout."""
@@ -84,14 +87,17 @@ class Conductor:
                 self.forget(identity)
                 return None, False
             known = self._known(transaction, rollout)
-            open_now, lost = end_all(transaction, rollout, known, heard, now)
-            new = self._planner.cancel(transaction, rollout, lost, now)
+            ended = end_all(transaction, rollout, known, heard, self._signer is not None, now)
+            new = self._planner.cancel(transaction, rollout, ended.lost, now)
+            if ended.halt:
+                rollout = self._planner.halt(transaction, rollout, ended.halt)
+            open_now = ended.left
             plan = self._planner.plan(transaction, rollout, self._at_it(rollout, open_now), now)
         self._dispatch.drop(known.keys() - open_now.keys())
         self._open[identity] = open_now
         if plan.rollout.state is State.UNDOING:
             untold = [key for key, each in open_now.items() if each.role is Role.DO and each.accepted is None]
-            self._dispatch.withhold(untold)
+            self._unsent[identity] = self._dispatch.withhold(untold)
         self._send(plan.rollout, [*new, *plan.orders])
         if plan.next == "judge":
             return self._judge(plan.rollout), False
@@ -110,7 +116,7 @@ class Conductor:
         if rollout.id not in self._open:
             found = {order.id: order for order in orders.open_orders(transaction, rollout.id)}
             self._open[rollout.id] = found
-            self._dispatch.put(rollout.fleet, found.values())
+            self._dispatch.put(rollout.fleet, found.values(), may_be_out=True)
         return self._open[rollout.id]
 
     def _collected(self, identity: str) -> dict[str, CommandResult]:

@@ -29,12 +29,14 @@ from agent.wire import MessageError
 from fleet.operator import chunks_asked, file_arguments, may_be_of_anybodys
 from fleet.records import audit
 from fleet.rollout import tables, targets
+from fleet.rollout.answers import read_answer
 from fleet.rollout.conductor import Conductor
 from fleet.rollout.dispatch import Dispatch
 from fleet.rollout.spec import Spec
+from fleet.rollout.states import State
 from fleet.rollout.tables import Rollout
 from fleet.rollout.windows import check_zone
-from fleet.store import Store
+from fleet.store import Store, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,13 @@ _IDLE_S = 1.0
 _UNABLE_S = 60.0
 _PIECES_S = 1.0
 _SUBSCRIPTIONS = ("status", "reported", "cmd/+/result")
+_LEFT = "left to another controller"
+_NO_KEY = CommandError(
+    "rollout.unsigned",
+    "a controller without a key",
+    "one that signs, as this rollout demands",
+    "run one with --sign KEY",
+)
 
 
 class Controller:
@@ -76,6 +85,7 @@ class Controller:
         self._held: dict[tuple[str, str], Reported] = {}
         self._heard: dict[str, CommandResult] = {}
         self._doubts: Counter[str] = Counter()
+        self._left: set[str] = set()  # for want of a key
         self._unable: dict[str, float] = {}  # until when, on the monotonic clock, only others can carry them out
         self._pieces: dict[str, tuple[str, float]] = {}  # by command: which were asked for last, and when
         self._dispatch = Dispatch()
@@ -123,12 +133,23 @@ class Controller:
         now = time.time()
         unable = {each for each, until_s in self._unable.items() if until_s > time.monotonic()}
         with self._store.begun("write") as transaction:
-            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, unable, self._fleet)
+            can_sign = self._signer is not None
+            if not can_sign:
+                self._leave_signed(transaction, now)
+            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, unable, self._fleet, can_sign)
         for identity, is_strange in claimed.items():
             if is_strange or identity not in self.rollouts:  # else it is as it is remembered here
                 self._lose(identity)
                 self._adopt(identity)
         self._has_looked = True
+
+    def _leave_signed(self, transaction: Transaction, now: float) -> None:
+        """Say once of each that waits for a controller with a key that this is none."""
+        found = set(tables.signed_only(transaction, now, self._fleet))
+        for identity in found - self._left:
+            audit(transaction, self._who, _LEFT, str(_NO_KEY), identity, "{}")
+            log.error("rollout=%s step=%r error=%r", identity, _LEFT, str(_NO_KEY))
+        self._left |= found
 
     def _adopt(self, identity: str) -> None:
         """Unless it cannot be carried out here, now: another tared has made it, the file that boards will ask for is
@@ -139,14 +160,15 @@ class Controller:
                 zones = [zone for wave in range(rollout.waves) for zone in targets.zones(transaction, identity, wave)]
             for zone in dict.fromkeys(zones):
                 check_zone(zone)
-            _check_file(rollout.spec)
+            if rollout.state is not State.UNDOING:  # else nobody will ask for it
+                _check_file(rollout.spec)
         except CommandError as error:
             is_new, self._unable[identity] = identity not in self._unable, time.monotonic() + _UNABLE_S
             with self._store.begun("write") as transaction:
                 tables.release(transaction, self._owner, [identity])
                 if is_new:
-                    audit(transaction, self._who, "left to another controller", str(error), identity, "{}")
-            log.error("rollout=%s step='left to another controller' error=%r", identity, str(error))
+                    audit(transaction, self._who, _LEFT, str(error), identity, "{}")
+            log.error("rollout=%s step=%r error=%r", identity, _LEFT, str(error))
         else:
             self._unable.pop(identity, None)
             self.rollouts[identity] = rollout
@@ -178,13 +200,13 @@ class Controller:
     def _hear(self, wait_s: float) -> None:
         for topic, payload, _ in self._intake.take(_BATCH_BYTES, wait_s, 0.0):
             try:
-                _, _, fleet, device, kind, *_ = topic.decode().split("/")
-                self._take(fleet, device, kind, payload)
+                _, _, fleet, device, kind, *rest = topic.decode().split("/")
+                self._take(fleet, device, kind, rest[0] if rest else "", payload)
             except (MessageError, ValueError) as error:  # noqa: PERF203  of that one, not of all
                 log.warning("rollouts=refused topic=%r error=%r", topic[:200], str(error))
 
-    def _take(self, fleet: str, device: str, kind: str, payload: bytes) -> None:
-        """Raises MessageError."""
+    def _take(self, fleet: str, device: str, kind: str, command: str, payload: bytes) -> None:
+        """command: of a result. Raises MessageError, and ValueError for a topic that no command has."""
         if not payload:  # a retained one that is cleared
             return
         if kind == "status":
@@ -192,7 +214,7 @@ class Controller:
         elif kind == "reported":
             self._held[fleet, device] = Reported.from_json(payload)
         else:
-            self._answer(fleet, device, CommandResult.from_json(payload))
+            self._answer(fleet, device, read_answer(command, payload))
 
     def _answer(self, fleet: str, device: str, result: CommandResult) -> None:
         order = self._dispatch.find(fleet, device, result.id)

@@ -20,7 +20,7 @@ _MOST_REPEAT_S = 60.0
 @dataclass
 class _Flight:
     """repeat_s: how long after the next time it is sent again. due_s: when that is; monotonic. is_heard: its board has
-    it, and does not let it expire any more."""
+    it, and does not let it expire any more. may_be_out: somebody has sent it, or may have."""
 
     topics: Topics
     order: Order
@@ -28,6 +28,7 @@ class _Flight:
     due_s: float = 0.0
     is_heard: bool = False
     is_withheld: bool = False
+    may_be_out: bool = False
 
 
 class Dispatch:
@@ -44,22 +45,26 @@ class Dispatch:
         with self._lock:
             return sum(flight.due_s <= time.monotonic() for flight in self._flights.values())
 
-    def put(self, fleet: str, orders: Iterable[Order]) -> None:
-        """From now on, until `drop`. The same one once more is the same one."""
+    def put(self, fleet: str, orders: Iterable[Order], may_be_out: bool = False) -> None:
+        """From now on, until `drop`. The same one once more is the same one. may_be_out: another may have sent them."""
         with self._lock:
             for order in orders:
                 if order.id not in self._flights:
                     self._flights[order.id] = flight = _Flight(Topics(fleet, order.name), order)
-                    flight.is_heard = order.accepted is not None
+                    flight.is_heard, flight.may_be_out = order.accepted is not None, may_be_out
                     self._by_board.setdefault((fleet, order.name), set()).add(order.id)
                     self._plan(flight, time.monotonic())
 
-    def withhold(self, ids: Iterable[str]) -> None:
-        """They are sent no more; an answer to one that has been is still waited for."""
+    def withhold(self, ids: Iterable[str]) -> set[str]:
+        """They are sent no more. Those that never were: to all others an answer may still come."""
+        unsent = set()
         with self._lock:
             for identity in ids:
                 if (flight := self._flights.get(identity)) is not None:
                     flight.due_s, flight.is_withheld = inf, True
+                    if not flight.may_be_out:
+                        unsent.add(identity)
+        return unsent
 
     def is_away(self, fleet: str, device: str) -> bool:
         """Whether the board, or its will, has said so last."""
@@ -121,6 +126,7 @@ class Dispatch:
                 if is_over or (flight.topics.fleet, flight.topics.device) in self._away:
                     flight.due_s = inf  # until it comes back
                     continue
+                flight.may_be_out = True
                 self._plan(flight, now_s + flight.repeat_s)
                 flight.repeat_s = min(2.0 * flight.repeat_s, _MOST_REPEAT_S)
                 return command_message(flight.topics, flight.order.payload.encode(), flight.order.expires)

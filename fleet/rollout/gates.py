@@ -23,7 +23,7 @@ FAILURES, UNREACHED = "failures", "unreached"
 FAILURES_GATE = "failures<=2%"
 
 _OF_WAVE = (FAILURES, UNREACHED)
-_MEASURED = sorted(FIGURES - {"seen_s"})
+_MEASURED = sorted(FIGURES - {"seen_s", "schema"})
 _SHARE = 0.95
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {"<=": le, ">=": ge, "<": lt, ">": gt}
 _GATE = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)(%|x)?\s*(?:@\s*(\d+(?:\.\d+)?)%)?\s*")

@@ -30,9 +30,9 @@ def judge_wave(
 def _standing(spec: Spec, target: TargetRow, device: Device, now: float) -> Standing:
     known = facts(device, now, spec.silent_s)
     has_told = device.telemetry_at is not None and target.settled is not None and device.telemetry_at > target.settled
-    reached = target.state is not Target.UNREACHED
+    reached = target.state is not Target.UNREACHED and not device.is_newer
     failure = target.reason or "failed" if target.state is Target.FAILED else ""
-    if target.state is Target.DONE:
+    if target.state is Target.DONE and reached:
         failure = _relapse(spec, target, device, known)
     return Standing(target.name, failure, reached, target.before, known if has_told else None)
 

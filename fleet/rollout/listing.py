@@ -78,7 +78,8 @@ def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
 def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Console) -> None:
     """Its waves, those of its boards that stand out, and all that is on record of it."""
     rollout = overview.rollout
-    console.print(Text(f"{rollout.id} {rollout.op} in {rollout.fleet}: {rollout.state.value}"))
+    demand = ", signed commands alone" if rollout.is_signed else ""
+    console.print(Text(f"{rollout.id} {rollout.op} in {rollout.fleet}: {rollout.state.value}{demand}"))
     waves = _table(console, "wave", "boards")
     for wave, counts in sorted(overview.counts.items()):
         here = " <" if wave == rollout.wave and not rollout.state.over else ""
@@ -102,10 +103,19 @@ def print_plan(spec: Spec, waves: Sequence[Sequence[Device]], console: Console) 
     """What would be done, before it is."""
     gates = ", ".join(each.text for each in spec.parsed_gates)
     console.print(Text(f"{spec.op}, gates {gates}, each wave looked at for {spec.soak_s:.0f} s"))
+    guarded = sum(_has_keys(each) for wave in waves for each in wave)
+    if guarded and not spec.signed:
+        words = f"{guarded} of them have operators' keys: with --signed no controller without one carries it out"
+        console.print(Text(words, style="yellow"))
     table = _table(console, "wave", "boards", "first of them")
     for number, wave in enumerate(waves, 1):
         table.add_row(str(number), str(len(wave)), Text(", ".join(each.name for each in wave[:5])))
     console.print(table)
+
+
+def _has_keys(device: Device) -> bool:
+    commands = device.birth.get("commands")
+    return isinstance(commands, dict) and bool(commands.get("operator_keys"))
 
 
 def _table(console: Console, *columns: str) -> Table:

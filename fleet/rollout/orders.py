@@ -49,6 +49,14 @@ def told(transaction: Transaction, identity: str, role: Role) -> set[int]:
     return {int(row[0]) for row in transaction.execute(query, (identity, role.value))}
 
 
+def obeyed(transaction: Transaction, identity: str) -> bool:
+    """Whether any board has taken its commands for an order."""
+    query = (
+        "SELECT 1 FROM rollout_commands WHERE rollout = ? AND (accepted IS NOT NULL OR status = 'SUCCEEDED') LIMIT 1"
+    )
+    return bool(transaction.execute(query, (identity,)))
+
+
 def accepted(transaction: Transaction, orders: Iterable[str], now: float) -> None:
     """Their boards have said that they are at it."""
     transaction.execute_many("UPDATE rollout_commands SET accepted = ? WHERE id = ?", [(now, each) for each in orders])

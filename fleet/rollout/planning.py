@@ -75,6 +75,12 @@ class Planner:
         after = replace(rollout, wave=rollout.wave + 1, soak_until=None)
         return self._move(transaction, after, "gate passed", why, **document)
 
+    def halt(self, transaction: Transaction, rollout: Rollout, why: str) -> Rollout:
+        """Nobody else is told until an operator resumes it."""
+        if rollout.state is not State.RUNNING:
+            return rollout
+        return self._move(transaction, replace(rollout, state=State.PAUSED), "halted", why)
+
     def _on(self, transaction: Transaction, rollout: Rollout, at_it: int, now: float) -> Plan:
         """Whose turn it is."""
         spec, zones = rollout.spec, None

@@ -35,7 +35,7 @@ class Spec:
     `fleet.selection`. soak_s: how long a wave that is done serves before it is judged. at_once: boards that are at it
     at the same time. windows: of local time, by the tag `tz`, else `timezone`. order: as `ordered`. valid_s: how long a
     command waits for a board that is away; deadline_s: how long a board may be at it. silent_s: as in `facts`. file:
-    whose pieces are sent to boards.
+    whose pieces are sent to boards. signed: nothing of it is sent without an operator's signature.
 
     Raises CommandError for what cannot be: `rollout.op`, `.waves`, `.gate`, `.window`, `.zone`, `.order`, `.time`, and
     as `new_command`.
@@ -55,6 +55,7 @@ class Spec:
     deadline_s: float = 7200.0
     silent_s: float = 600.0
     file: str | None = None
+    signed: bool = False
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
@@ -76,7 +77,10 @@ class Spec:
         return cls(**{**told, "windows": tuple(told["windows"])})
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        told = asdict(self)
+        if not self.signed:  # a tared that knows no such demand may carry out what does not make it
+            del told["signed"]
+        return json.dumps(told, sort_keys=True)
 
     @cached_property
     def args(self) -> Strict:

@@ -45,6 +45,11 @@ class Rollout:
         """Of any tared's."""
         return str(json.loads(self.wishes).get("op"))
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether its boards are to be told nothing unsigned."""
+        return _is_signed(self.wishes)
+
 
 def create(
     transaction: Transaction, fleet: str, spec: Spec, waves: Sequence[Sequence[tuple[int, str]]], now: float
@@ -94,24 +99,44 @@ def rollouts(transaction: Transaction, fleet: str | None = None) -> list[Rollout
 
 
 def claim(
-    transaction: Transaction, owner: str, now: float, until: float, but: Collection[str], fleet: str | None = None
+    transaction: Transaction,
+    owner: str,
+    now: float,
+    until: float,
+    but: Collection[str],
+    fleet: str | None = None,
+    can_sign: bool = True,
 ) -> dict[str, bool]:
     """The ids of the rollouts that are not over and nobody else holds; from now on `owner` does, `until` then. True for
     one that somebody else may have moved since the owner had it, if ever. but: those it cannot carry out, and leaves
-    to others. fleet: only those of this one.
+    to others. fleet: only those of this one. can_sign: else those that demand signatures are not for it.
 
     Of two that claim at the same moment each takes what the other has not: rows that are being taken are passed over.
     """
     free = (
-        "SELECT id, lease_owner FROM rollouts WHERE state IN (?, ?, ?) AND (lease_owner = ? OR lease_until < ?) "
+        "SELECT id, lease_owner, spec FROM rollouts WHERE state IN (?, ?, ?) AND (lease_owner = ? OR lease_until < ?) "
         f"AND fleet = coalesce(?, fleet) ORDER BY created {transaction.skip_locked}"
     )
     live = [each.value for each in State if not each.over]
     rows = transaction.execute(free, (*live, owner, now, fleet))
-    found = {str(identity): former != owner for identity, former in rows if identity not in but}
+    mine = [row for row in rows if row[0] not in but and (can_sign or not _is_signed(row[2]))]
+    found = {str(identity): former != owner for identity, former, _ in mine}
     take = "UPDATE rollouts SET lease_owner = ?, lease_until = ? WHERE id = ?"
     transaction.execute_many(take, [(owner, until, identity) for identity in found])
     return found
+
+
+def signed_only(transaction: Transaction, now: float, fleet: str | None = None) -> list[str]:
+    """The ids of those that are not over and nobody holds, and whose boards are to be told nothing unsigned."""
+    live = [each.value for each in State if not each.over]
+    query = "SELECT id, spec FROM rollouts WHERE state IN (?, ?, ?) AND lease_until < ? AND fleet = coalesce(?, fleet)"
+    found = transaction.execute(query, (*live, now, fleet))
+    return [str(identity) for identity, wishes in found if _is_signed(wishes)]
+
+
+def _is_signed(wishes: str) -> bool:
+    """Of any tared's."""
+    return bool(json.loads(wishes).get("signed"))
 
 
 def hold(transaction: Transaction, identity: str, owner: str, now: float, until: float) -> Rollout | None:

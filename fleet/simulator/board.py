@@ -24,8 +24,10 @@ _RESTART_S = 1.0
 class Board:
     """`start` it once; from then on the loop drives it. starts: of its daemon, so far."""
 
-    def __init__(self, number: int, plan: Plan, loop: Loop, on_admitted: Callable[[], None]) -> None:
-        """number: from 0. on_admitted: called each time a broker has admitted it."""
+    def __init__(
+        self, number: int, plan: Plan, loop: Loop, on_dial: Callable[[], None], on_admitted: Callable[[], None]
+    ) -> None:
+        """number: from 0. on_dial, on_admitted: called each time it wants to connect, and a broker has admitted it."""
         self.topics = Topics(plan.wishes.fleet, board_name(number))
         self.starts = 0
         self._plan, self._loop = plan, loop
@@ -38,7 +40,8 @@ class Board:
         scene = Scene(plan.wishes.drift, number % plan.wishes.drift.groups, rng)
         engines = Engines(loop, scene, plan, rng)
         folder = plan.folder / self.topics.device
-        self._site = Site(number, plan, loop, self.topics, rng, scene, engines, folder, self._crashes, on_admitted)
+        told = on_dial, on_admitted
+        self._site = Site(number, plan, loop, self.topics, rng, scene, engines, folder, self._crashes, *told)
         self._daemon: Daemon | None = None
         self._timers: dict[str, Timer] = {}
 

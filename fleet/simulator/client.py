@@ -20,7 +20,8 @@ ClientT = TypeVar("ClientT", bound="LightClient")
 
 
 class LightClient(Session):
-    """`on_turn` is called when something may have come, or have been delivered; `on_admitted` with each connection.
+    """`on_turn` is called when something may have come, or have been delivered; `on_dial` when it is
+    its time to connect, which may be before a busy machine gets to it, `on_admitted` with each connection.
 
     garbles: may be asked of each message that is neither retained nor a last word: how often it is sent, and how late,
     in seconds; for a network that duplicates and delays. Not thread-safe: all is done in the loop's thread.
@@ -29,6 +30,7 @@ class LightClient(Session):
     def __init__(self, loop: Loop, endpoint: Endpoint, client_id: str, **wishes: Any) -> None:
         super().__init__(endpoint, client_id, **wishes)
         self.on_turn: Callable[[], None] = lambda: None
+        self.on_dial: Callable[[], None] = lambda: None
         self.on_admitted: Callable[[], None] = lambda: None
         self.garbles: Callable[[], tuple[int, float]] | None = None
         self.attempts = 0
@@ -76,6 +78,7 @@ class LightClient(Session):
     def _dial(self) -> None:
         if not self._over:
             self._dialling = True
+            self.on_dial()
             self._loop.dial(self._attempt, self._dialled)
 
     def _attempt(self) -> None:

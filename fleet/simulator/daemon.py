@@ -132,6 +132,7 @@ class Daemon:
         site = self._site
         self.client = LightClient(self._loop, *arguments, **wishes)
         self.client.on_turn, self.client.on_admitted = self._tick, site.on_admitted
+        self.client.on_dial = site.on_dial
         faults = site.plan.wishes.faults
         if faults.duplicate or faults.delay:
             self.client.garbles = lambda: faults.garbled(site.rng)

@@ -30,7 +30,8 @@ _GOODBYE_S = 10.0
 
 @dataclass
 class Outcome:
-    """arrivals: seconds after the start at which a broker admitted a board, each time. made, confirmed: rows of the
+    """dials, arrivals: seconds after the start at which a board wanted to connect, and at which a broker admitted one,
+    each time. made, confirmed: rows of the
     boards' present epochs. results: final ones of commands by status."""
 
     devices: int = 0
@@ -40,6 +41,7 @@ class Outcome:
     attempts: int = 0
     starts: int = 0
     results: Counter[str] = field(default_factory=Counter)
+    dials: list[float] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,7 +108,8 @@ class Simulation:
         wishes = self._wishes
         self._started_s = time.monotonic()
         plan = Plan(self._endpoint, wishes, board_config(wishes), folder, self._started_s)
-        self._boards = [Board(number, plan, loop, self._note_arrival) for number in range(wishes.devices)]
+        noted = self._noting(self.outcome.dials), self._noting(self.outcome.arrivals)
+        self._boards = [Board(number, plan, loop, *noted) for number in range(wishes.devices)]
         allow_files(sum(board.files for board in self._boards))
         step_s = _START_S if wishes.ramp_s is None else wishes.ramp_s / wishes.devices
         for number, board in enumerate(self._boards):
@@ -124,8 +127,8 @@ class Simulation:
         for board in up:
             outcome.results.update(board.results)
 
-    def _note_arrival(self) -> None:
-        self.outcome.arrivals.append(time.monotonic() - self._started_s)
+    def _noting(self, times: list[float]) -> Callable[[], None]:
+        return lambda: times.append(time.monotonic() - self._started_s)
 
     def _cut_all(self) -> None:
         for board in self._boards:

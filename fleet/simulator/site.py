@@ -21,7 +21,7 @@ class Site:
 
     number: from 0. folder: its disk; on_disk: whether outbox and commands lie there, as they have to where the power
     fails, or in memory. confirmed: up to which number of each epoch a collector said to have all. results: final ones
-    of commands, by status. drift: as it was told last. attempts: to connect. on_admitted: called with each connection.
+    of commands, by status. drift: as it was told last. attempts: to connect. on_dial, on_admitted: as of LightClient.
     """
 
     number: int
@@ -33,6 +33,7 @@ class Site:
     engines: Engines
     folder: Path
     on_disk: bool
+    on_dial: Callable[[], None]
     on_admitted: Callable[[], None]
     confirmed: dict[int, int] = field(default_factory=dict)
     results: Counter[str] = field(default_factory=Counter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agent.credentials import located
 from agent.errors import ConfigError
 from fleet.store.attempts import written
 from fleet.store.sqlite import SqliteStore
@@ -12,15 +13,18 @@ from fleet.store.transaction import ReportRow, Row, Store, Transaction
 __all__ = ["ReportRow", "Row", "Store", "Transaction", "open_existing", "open_store", "written"]
 
 _URLS = ("postgresql://", "postgres://")
+_CREDENTIAL = "credential:"
 _SQLITE = b"SQLite format 3\0"  # sqlite.org/fileformat.html, 1.3
 
 
 def open_store(where: str | Path) -> Store:
     """The store at a path, SQLite's file, or at a URL, `postgresql://user@host/database`; there as of the first use.
+    `credential:NAME`: where the first line of what systemd hands over says, so that no password is an argument.
 
     An old schema is brought to today's. Raises AgentError as Store, and ConfigError (`fleet.db`) for a URL of another
-    database, or of PostgreSQL where its driver is not installed.
+    database, or of PostgreSQL where its driver is not installed, and `config.credential`.
     """
+    where = _resolved(where) if isinstance(where, str) else where
     if isinstance(where, str) and where.startswith(_URLS):
         return _postgres(where)
     if isinstance(where, str) and "://" in where:
@@ -34,6 +38,7 @@ def open_existing(where: str) -> Store:
 
     A collector puts aside what is damaged; who looks must not rename what somebody has named by mistake.
     """
+    where = _resolved(where)
     if "://" not in where:
         try:
             with Path(where).open("rb") as file:
@@ -44,6 +49,16 @@ def open_existing(where: str) -> Store:
         if head != _SQLITE:
             raise ConfigError("fleet.db", f"{where}, no database", "one of 'tared fleet collect'", "correct --db")
     return open_store(where)
+
+
+def _resolved(where: str) -> str:
+    if not where.startswith(_CREDENTIAL):
+        return where
+    try:
+        return located(Path(where)).read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = f"give the service LoadCredential={where.removeprefix(_CREDENTIAL)}:FILE"
+        raise ConfigError("fleet.db", f"{where}: {error}", "a readable line of text", remedy) from error
 
 
 def _postgres(url: str) -> Store:

@@ -1,0 +1,103 @@
+"""A rollout without a broker, for tests that step through it: what boards answer is made up."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from agent.messages import Birth, Status
+from agent.requests import CommandResult, Reported
+from fleet.devices import Devices
+from fleet.rollout import tables
+from fleet.rollout.book import RolloutBook
+from fleet.rollout.conductor import Conductor
+from fleet.rollout.dispatch import Dispatch
+from fleet.rollout.orders import Order
+from fleet.rollout.spec import Spec
+from fleet.rollout.states import Role, State, Target
+from fleet.rollout.targets import TargetRow
+from fleet.store import Store
+
+PERIOD = "mqtt.telemetry_period_s"
+
+
+class Room:
+    """A conductor of one rollout at a few boards of which the store knows an engine, `e0`."""
+
+    def __init__(self, store: Store, spec: Spec, boards: int = 2) -> None:
+        self.store, self.dispatch, self.boards = store, Dispatch(), boards
+        self.held: dict[tuple[str, str], Reported] = {}
+        self.serves(dict.fromkeys(range(boards), "e0"))
+        book = RolloutBook(store, "operator")
+        self.id = book.create("f", spec, book.plan("f", spec, "seed"), "")
+        with store.begun("write") as transaction:
+            tables.claim(transaction, "owner", time.time(), time.time() + 60.0, ())
+        self.conductor = Conductor(store, self.dispatch, "owner", "who", None, self.held, 60.0)
+
+    def serves(self, engines: dict[int, str]) -> None:
+        """What these boards tell."""
+        now, devices = time.time(), Devices(self.store)
+        births = {("f", f"b{n}"): (Birth(agent_version="1", engine=engine), "{}") for n, engine in engines.items()}
+        there = Status(state="online", session="s", boot_id="b", ts=now)
+        with self.store.begun() as transaction:
+            devices.heard(transaction, births.keys(), now)
+            devices.told_birth(transaction, births, now)
+            devices.told_status(transaction, dict.fromkeys(births, there), now)
+
+    def step(self, *results: CommandResult) -> State:
+        rollout, _ = self.conductor.step(self.id, {each.id: each for each in results})
+        assert rollout is not None
+        return rollout.state
+
+    def until(self, state: State) -> None:
+        for _ in range(10):
+            if self.step() is state:
+                return
+        raise AssertionError(self.states())
+
+    def open(self, role: Role = Role.DO) -> dict[str, Order]:
+        """By board."""
+        found = self.conductor._open.get(self.id, {}).values()
+        return {each.name: each for each in found if each.role is role}
+
+    def states(self) -> list[Target]:
+        return [each.state for each in self.rows()]
+
+    def rows(self) -> list[TargetRow]:
+        return RolloutBook(self.store, "").show(self.id)[1]
+
+    def turn(self, undo: str | None = "all") -> None:
+        RolloutBook(self.store, "operator").abort(self.id, undo, "")
+
+    def sent(self) -> list[bytes]:
+        """What goes out now."""
+        found = []
+        while (message := self.dispatch.take()) is not None:
+            found.append(message.payload)
+        return found
+
+
+def done(order: Order, **result: Any) -> CommandResult:
+    return CommandResult(id=order.id, status="SUCCEEDED", result=result)
+
+
+def accepted(order: Order) -> CommandResult:
+    return CommandResult(id=order.id, status="ACCEPTED")
+
+
+def failed(order: Order, code: str, message: str = "") -> CommandResult:
+    return CommandResult.model_validate(
+        {"id": order.id, "status": "FAILED", "error": {"code": code, "message": message}}
+    )
+
+
+def spec(op: str = "recalibrate", **wishes: Any) -> Spec:
+    return Spec(op, **{"waves": "100%", "order": "name", "soak_s": 60.0, "gates": "failures<=100%", **wishes})
+
+
+def policy(value: object = 2.0, **wishes: Any) -> Spec:
+    return spec("policy", arguments={PERIOD: value}, **wishes)
+
+
+def reported(value: Any, version: int = 1) -> Reported:
+    return Reported(version=version, values={PERIOD: value})

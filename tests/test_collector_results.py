@@ -1,0 +1,156 @@
+"""Results of commands, which no board sends again by itself: the broker keeps each until it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from brokers import Mosquitto, RealBroker, Watcher, eventually, running_mosquitto
+from collector_bench import a_process, collecting, hears, result, stored
+from cutting_proxy import CuttingProxy
+
+from agent.endpoint import Protocol
+from agent.mqtt import MqttClient
+from fleet.batch import Part
+from fleet.collector import client_id_of
+from fleet.store import open_store
+
+_PROTOCOLS = ["5", "3.1.1"]
+_UNDER_WAY = 20  # publications that mosquitto sends before the first of them is acknowledged
+
+
+@contextmanager
+def unwritable(where: str) -> Iterator[None]:
+    """Nobody commits a result as long as this lasts."""
+    with open_store(where) as store, store.begun("write") as transaction:
+        if where.startswith("postgresql"):
+            transaction.execute("LOCK TABLE results IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+class Log:
+    """What a mosquitto has noted of the collector's connection for results."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "mosquitto.log"
+        self.settings = f"log_dest file {self._path}", "log_type all"
+
+    def count(self, what: str) -> int:
+        text = self._path.read_text(encoding="utf-8", errors="replace")
+        return sum(what in line and "collector" in line and "-results" in line for line in text.splitlines())
+
+    @property
+    def listens(self) -> bool:
+        return self.count("Sending SUBACK to") > 0
+
+    @property
+    def sent(self) -> int:
+        return self.count("Sending PUBLISH to")
+
+    @property
+    def acknowledged(self) -> int:
+        return self.count("Received PUBACK from")
+
+
+@contextmanager
+def logging_mosquitto(folder: Path) -> Iterator[tuple[Mosquitto, Log]]:
+    log = Log(folder)
+    with running_mosquitto(folder, *log.settings) as broker:
+        yield broker, log
+
+
+def everything_was_read(port: int) -> bool:
+    """Whether nobody who is connected to this port of this machine has anything left to read (proc(5), net/tcp)."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    return all(row[4].endswith(":00000000") for row in rows if row[2].endswith(f":{port:04X}"))
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("protocol", _PROTOCOLS)
+def test_results_that_a_killed_collector_had_and_had_not_stored_come_again_by_themselves(
+    where: str, tmp_path: Path, protocol: str
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f'mqtt: {{protocol: "{protocol}"}}\n')
+    options = "-c", str(config), "--fleet", "fleet"
+    expected = {f"c{number}" for number in range(50)}
+    with logging_mosquitto(tmp_path) as (broker, log), MqttClient(broker.endpoint, "board") as board:
+        with a_process(broker, where, *options) as process:
+            eventually(lambda: log.listens, 30.0)
+            with unwritable(where):
+                for number in range(50):
+                    board.publish(result(number))
+                eventually(lambda: log.sent >= _UNDER_WAY and everything_was_read(broker.port))
+                assert log.acknowledged == 0
+                process.kill()
+                process.wait()
+        assert not stored(where)
+        with a_process(broker, where, *options):
+            eventually(lambda: stored(where) == expected, 30.0)
+            eventually(lambda: log.acknowledged == 50)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("protocol", _PROTOCOLS)
+def test_what_came_over_a_connection_that_was_lost_is_acknowledged_on_no_other(
+    where: str, tmp_path: Path, protocol: Protocol
+) -> None:
+    with (
+        logging_mosquitto(tmp_path) as (broker, log),
+        CuttingProxy(broker.port) as proxy,
+        MqttClient(broker.endpoint, "board") as board,
+        collecting(replace(broker.endpoint, port=proxy.port, protocol=protocol), where) as made,
+    ):
+        eventually(lambda: log.listens)
+        with unwritable(where):
+            for number in range(50):
+                board.publish(result(number))
+            for times in (1, 2, 3):
+                eventually(lambda times=times: log.sent >= times * _UNDER_WAY)  # type: ignore[misc]  # a default
+                proxy.cut()
+            assert log.acknowledged == 0
+        eventually(lambda: made.counts["result"] >= 50 and log.acknowledged == 50)
+    assert stored(where) == {f"c{number}" for number in range(50)}
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("protocol", _PROTOCOLS)
+@pytest.mark.parametrize("client_id", ["collector", None])
+def test_the_broker_keeps_results_for_whoever_comes_back_under_the_same_name(
+    mosquitto: RealBroker, tmp_path: Path, protocol: Protocol, client_id: str | None
+) -> None:
+    where = str(tmp_path / "fleet.sqlite")
+    mosquitto.protocol = protocol
+    with MqttClient(mosquitto.endpoint, "board") as board, Watcher(mosquitto.endpoint) as watcher:
+        with collecting(mosquitto, where, client_id):
+            eventually(lambda: hears(board, where))
+        board.publish(result(1))
+        watcher.expect(result(1).topic)
+        with collecting(mosquitto, where, client_id):
+            eventually(lambda: hears(board, where, 2))
+    assert ("c1" in stored(where)) == (client_id is not None)
+
+
+@pytest.mark.broker
+def test_of_several_that_share_each_is_sent_all_results_and_the_store_has_each_once(
+    mosquitto: RealBroker, where: str
+) -> None:
+    open_store(where).close()
+    with ExitStack() as stack:
+        board = stack.enter_context(MqttClient(mosquitto.endpoint, "board"))
+        ours = [stack.enter_context(collecting(mosquitto, where, name, "group")) for name in ("one", None)]
+        eventually(lambda: hears(board, where) and min(each.counts["result"] for each in ours) > 0)
+        before = [each.counts["result"] for each in ours]
+        for number in range(1, 31):
+            board.publish(result(number))
+        eventually(lambda: all(each.counts["result"] >= was + 30 for each, was in zip(ours, before, strict=True)))
+        eventually(lambda: stored(where) == {f"c{number}" for number in range(31)})
+
+
+def test_who_is_the_only_one_of_a_part_and_a_fleet_has_the_same_name_at_each_start() -> None:
+    names = [client_id_of(part, fleet) for part in (Part(), Part(1, 4), Part(4, 4)) for fleet in (None, "a")]
+    assert names[:3] == ["tared-collector", "tared-collector-a", "tared-collector-1-of-4"]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,280 @@
+"""Boards whose tared is newer than the fleet's: what they say is refused, and nothing about them is guessed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from brokers import RealBroker, Watcher, eventually
+from collector_bench import STREAM, alarm, collecting, online
+from databases import store as store
+from databases import where as where
+from device import TOPICS
+from test_rollout_steps import Room, accepted, done, spec
+
+from agent.cli import main
+from agent.endpoint import Endpoint
+from agent.errors import CommandError
+from agent.intake import Arrival
+from agent.messages import NEWER_SCHEMA, Birth, Status, Telemetry
+from agent.mqtt import MqttClient
+from agent.publishing import Message
+from agent.requests import CommandResult
+from fleet import operator
+from fleet.batch import Reader
+from fleet.devices import Device, Devices
+from fleet.facts import facts
+from fleet.keeper import Keeper
+from fleet.records import Results, refused
+from fleet.reports import Reports
+from fleet.rollout.book import RolloutBook
+from fleet.rollout.controller import Controller
+from fleet.rollout.judging import judge_wave
+from fleet.rollout.states import Role, State, Target
+from fleet.store import Store, open_store
+from fleet.warnings import Warnings
+
+_TOPIC = "tared/v1/fleet/board/"
+_TELEMETRY = {"epoch": 7, "seq": 1, "ts": 1.5, "cameras": {"a": {"fps": 9.0, "latency_ms": {"p50": 1.0, "p99": 2.0}}}}
+_OURS = {
+    "telemetry": Telemetry.model_validate(_TELEMETRY).to_json(),
+    "event": alarm(2).payload,
+    "status": Status(state="online", session="s", boot_id="b", ts=1.0).to_json(),
+    "birth": Birth(agent_version="1", engine="e", model="m").to_json(),
+    "cmd/c1/result": CommandResult(id="c1", status="SUCCEEDED").to_json(),
+}
+_FIGURES = ("engine", "model", "agent", "calibration", "fps", "latency_p99", "regime", "drift")
+
+
+def of_schema(version: object, path: str) -> Arrival:
+    document = {**json.loads(_OURS[path]), "schema_version": version}
+    return Arrival((_TOPIC + path).encode(), json.dumps(document).encode())
+
+
+def keep(store: Store, *arrivals: Arrival) -> dict[int, int]:
+    """What a collector does with these; up to which number it acknowledges, by epoch."""
+    complete = Keeper(store, Warnings(logging.getLogger(), "test")).keep(Reader().read(arrivals))
+    return {stream.epoch: upto for stream, upto in complete.items()}
+
+
+def the_board(store: Store) -> Device:
+    (found,) = Devices(store).all("fleet")
+    return found
+
+
+@pytest.mark.parametrize("path", _OURS)
+def test_a_document_of_a_newer_schema_is_refused_and_its_number_is_not_given_up(path: str) -> None:
+    batch = Reader().read([of_schema(2, path)])
+    assert [(each.topic, each.code) for each in batch.refused] == [(path, NEWER_SCHEMA)]
+    assert "a document of schema 2; expected schema 1" in batch.refused[0].found
+    assert "update this tared" in batch.refused[0].found
+    assert (batch.news, batch.results, batch.statuses) == ([], [], {})
+    assert batch.births == ({("fleet", "board"): (None, '{"schema_version": 2}')} if path == "birth" else {})
+
+
+@pytest.mark.parametrize("path", _OURS)
+def test_a_document_that_tells_this_schema_or_has_unknown_keys_is_read(path: str) -> None:
+    for each in (of_schema(1, path), Arrival((_TOPIC + path).encode(), _OURS[path][:-1] + b',"later":[1]}')):
+        assert Reader().read([each]).refused == []
+
+
+@pytest.mark.parametrize("version", [0, -1, 2**31, 10**400, True, 1.0, "2", None, [2]])
+@pytest.mark.parametrize("path", _OURS)
+def test_a_schema_that_is_no_number_of_one_is_refused_as_damage(path: str, version: object) -> None:
+    batch = Reader().read([of_schema(version, path)])
+    assert [each.code for each in batch.refused] == ["message.invalid"]
+    assert batch.births == {}
+
+
+def test_telemetry_whose_key_is_escaped_is_refused_too() -> None:
+    payload = _OURS["telemetry"][:-1] + b',"schema\\u005fversion":2}'
+    batch = Reader().read([Arrival((_TOPIC + "telemetry").encode(), payload)])
+    assert ([each.code for each in batch.refused], batch.news) == ([NEWER_SCHEMA], [])
+
+
+def test_what_is_refused_is_not_acknowledged_and_comes_again(store: Store) -> None:
+    assert keep(store, of_schema(2, "telemetry"), of_schema(2, "event")) == {}
+    assert {each.code for each in refused(store)} == {NEWER_SCHEMA}
+    first, second = (Arrival((_TOPIC + path).encode(), _OURS[path]) for path in ("telemetry", "event"))
+    assert keep(store, first, second) == {7: 2}  # once this tared has been updated
+    assert Reports(store).dropped("fleet", "board") == []
+
+
+def test_of_a_board_with_a_newer_birth_nothing_is_read_but_that_it_is_there(store: Store) -> None:
+    ours = [Arrival((_TOPIC + path).encode(), payload) for path, payload in _OURS.items()]
+    keep(store, *ours)
+    assert facts(the_board(store), time.time())["fps"] == 9.0
+    keep(store, of_schema(2, "birth"), *[each for each in ours if not each.topic.endswith(b"birth")])
+    board = the_board(store)
+    told = facts(board, time.time())
+    assert board.is_newer
+    assert (told["schema"], told["state"]) == (2.0, "online")
+    assert [told[name] for name in _FIGURES] == [None] * len(_FIGURES)
+    assert (board.engine, board.agent_version) == (None, None)
+    keep(store, *ours)  # it has gone back to the tared that it had
+    told = facts(the_board(store), time.time())
+    assert (told["schema"], told["engine"], told["fps"]) == (1.0, "e", 9.0)
+
+
+def test_a_birth_that_an_older_tared_has_taken_for_one_is_not_read_either(store: Store) -> None:
+    birth = Birth(schema_version=3, agent_version="9", engine="e")
+    with store.begun() as transaction:
+        Devices(store).told_birth(transaction, {("fleet", "board"): (birth, birth.to_json().decode())}, 1.0)
+    told = facts(the_board(store), time.time())
+    assert (told["schema"], told["engine"], told["agent"]) == (3.0, None, None)
+
+
+def test_devices_and_report_name_those_boards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, page = tmp_path / "fleet.sqlite", tmp_path / "report.html"
+    other = Arrival(b"tared/v1/fleet/other/birth", _OURS["birth"])
+    with open_store(path) as store:
+        keep(store, of_schema(2, "status"), of_schema(2, "birth"), other)
+    asked = ["fleet", "devices", "--db", str(path), "--fleet", "fleet"]
+    assert main(asked) == 0
+    told = capsys.readouterr().out
+    assert "schema 2" in told
+    assert "1 speak a newer schema than 1, which is all that this tared knows" in told
+    assert "board; update this tared" in told
+    for condition, names in (("schema>1", ["board"]), ("schema!=2", ["other"])):
+        assert main([*asked, "--where", condition, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["devices"]
+        assert [each["name"] for each in found] == names
+    assert main(["fleet", "report", "--db", str(path), "--fleet", "fleet", "-o", str(page)]) == 0
+    assert "1 speak a newer schema than 1" in page.read_text()
+    assert "a document of schema 2" in page.read_text()
+
+
+@pytest.mark.broker
+def test_a_collector_counts_what_is_too_new_for_it_and_goes_on(mosquitto: RealBroker, where: str) -> None:
+    with (
+        Watcher(mosquitto.endpoint) as watcher,
+        MqttClient(mosquitto.endpoint, "board") as board,
+        collecting(mosquitto, where) as made,
+    ):
+        online(board, watcher)
+        board.publish(alarm(1))
+        watcher.expect(TOPICS.ack, epoch=7, upto=1)
+        for path in _OURS:
+            board.publish(Message(_TOPIC + path, of_schema(2, path).payload))
+        board.publish(alarm(3))  # the second one is still with its board
+        board.publish(Message(TOPICS.event, alarm(1).payload.replace(b'"epoch": 7', b'"epoch": 8')))
+        watcher.expect(TOPICS.ack, epoch=8, upto=1)
+        eventually(lambda: made.counts["refused"] == len(_OURS))
+    with open_store(where) as store:
+        assert {each.code for each in refused(store)} == {NEWER_SCHEMA}
+        assert [each.seq for each in Reports(store).of("fleet", "board") if each.stream == STREAM] == [1, 3]
+        assert the_board(store).schema == 2
+    assert not [each for each in watcher.seen if each.topic == TOPICS.ack and b'"upto":3' in each.payload]
+
+
+@pytest.mark.broker
+def test_who_sends_a_command_hears_why_its_answer_cannot_be_read(
+    mosquitto: RealBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator, "REPEAT_S", 0.1)
+    command = operator.new_command("status", {}, time.time())
+    answer = CommandResult(id=command.id, status="SUCCEEDED").to_json()[:-1] + b',"schema_version":2}'
+    with MqttClient(mosquitto.endpoint, "board", subscriptions=[TOPICS.command]) as board:
+        assert board.wait_connected(10.0)
+
+        def obey() -> None:
+            board.inbox.get(timeout=10.0)
+            board.publish(Message(TOPICS.result(command.id), answer))
+
+        obeying = threading.Thread(target=obey)
+        obeying.start()
+        with pytest.raises(CommandError, match=r"command\.no_answer: .* of schema 2; .*update this tared"):
+            list(operator.send(mosquitto.endpoint, TOPICS, command, 1.0))
+        obeying.join()
+
+
+def newer(room: Room, *numbers: int) -> None:
+    """These boards have come to speak another schema."""
+    with room.store.begun() as transaction:
+        told = {("f", f"b{number}"): (None, '{"schema_version": 2}') for number in numbers}
+        Devices(room.store).told_birth(transaction, told, time.time())
+
+
+def test_a_rollout_is_not_begun_with_boards_whose_answers_could_not_be_read(store: Store) -> None:
+    room = Room(store, spec(), boards=3)
+    newer(room, 1)
+    book = RolloutBook(store, "operator")
+    with pytest.raises(CommandError, match=r"rollout\.schema: 1 of 3 boards .* 'b1'.* 'schema!=2' in --select"):
+        book.plan("f", spec(), "seed")
+    (wave,) = book.plan("f", spec(select="schema!=2"), "seed")
+    assert [each.name for each in wave] == ["b0", "b2"]
+
+
+def test_a_board_that_has_become_newer_since_is_told_nothing_and_counts_as_unreached(store: Store) -> None:
+    room = Room(store, spec())
+    newer(room, 0)
+    room.step()
+    assert room.states() == [Target.UNREACHED, Target.SENT]
+    assert "schema 2" in room.rows()[0].reason
+    assert room.open().keys() == {"b1"}
+
+
+@pytest.mark.parametrize("status", ["SUCCEEDED", "FAILED", "EXPIRED"])
+def test_what_a_board_answers_that_has_become_newer_is_not_believed(store: Store, status: str) -> None:
+    room = Room(store, spec())
+    room.step()
+    orders = room.open()
+    room.step(accepted(orders["b0"]))
+    newer(room, 0)
+    room.step(CommandResult.model_validate({"id": orders["b0"].id, "status": status}))
+    assert room.states() == [Target.UNREACHED, Target.SENT]
+
+
+def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> None:
+    with open_store(where) as store:
+        room = Room(store, spec(), boards=1)
+        room.conductor.forget(room.id)
+        with store.begun() as transaction:
+            transaction.execute("UPDATE rollouts SET lease_until = 0.0")
+        controller = Controller(Endpoint("127.0.0.1", 1), open_store(where), "who")
+        with controller._client, controller._store:
+            controller._claim()
+            for _ in range(2):
+                controller._step()
+            (order,) = controller._conductor._open[room.id].values()
+            payload = done(order).to_json()[:-1] + b',"schema_version":2}'
+            controller._take("f", "b0", "cmd", order.id, payload)
+            controller._step()
+        assert room.states() == [Target.UNREACHED]
+        assert "rollout.schema" in room.rows()[0].reason
+        assert "update this tared" in room.rows()[0].reason
+
+
+def test_a_board_that_became_newer_after_its_success_is_not_judged_by_it(store: Store) -> None:
+    room = Room(store, spec(gates="failures<=0%,unreached<=0%"))
+    room.step()
+    room.step(*(done(each, artefact="e1") for each in room.open().values()))
+    room.serves({1: "e1"})
+    newer(room, 0)
+    devices = {each.id: each for each in Devices(store).all("f")}
+    findings = judge_wave(spec(gates="failures<=0%,unreached<=0%"), room.rows(), devices, time.time())
+    assert findings is not None
+    assert [(each.passed, each.words) for each in findings] == [(True, "0 of 2, 0.0%"), (False, "1 of 2, 50.0%")]
+
+
+def test_a_board_that_became_newer_is_not_told_to_go_back(store: Store) -> None:
+    room = Room(store, spec())
+    room.step()
+    orders = room.open()
+    room.step(*(done(each, artefact="e1") for each in orders.values()))
+    room.serves({1: "e1"})
+    newer(room, 0)
+    with store.begun() as transaction:  # a collector had it before the board changed
+        late = done(orders["b0"], artefact="e1")
+        Results(store).take(transaction, [(("f", "b0"), late, late.to_json().decode())], time.time())
+    room.turn()
+    room.step()
+    assert room.open(Role.UNDO).keys() == {"b1"}
+    room.step(done(room.open(Role.UNDO)["b1"], artefact="e0"))
+    room.until(State.ABORTED)
+    assert room.states() == [Target.KEPT, Target.UNDONE]
+    assert "schema 2" in room.rows()[0].reason

@@ -1,0 +1,174 @@
+"""Rollouts at boards that obey signed commands alone: who carries them out, and what a refusal says of whom."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from databases import store as store
+from databases import where as where
+from test_rollout_steps import Room, accepted, done, spec
+
+from agent.cli import main
+from agent.endpoint import Endpoint
+from agent.messages import Birth
+from agent.requests import CommandResult
+from agent.signing import Signer, new_key
+from fleet.devices import Devices
+from fleet.rollout import tables
+from fleet.rollout.book import RolloutBook
+from fleet.rollout.conductor import Conductor
+from fleet.rollout.controller import Controller
+from fleet.rollout.dispatch import Dispatch
+from fleet.rollout.orders import Order
+from fleet.rollout.states import Role, State, Target
+from fleet.store import Store, open_store
+
+_CODES = ("command.unsigned", "command.signature")
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Signer:
+    return Signer(new_key(tmp_path / "operator")[0])
+
+
+def refused(order: Order, code: str) -> CommandResult:
+    error = {"code": code, "message": "found this; expected that; do so"}
+    return CommandResult.model_validate({"id": order.id, "status": "REJECTED", "error": error})
+
+
+def taken_over(room: Room, signer: Signer | None) -> None:
+    """By a controller with this key."""
+    room.dispatch = Dispatch()
+    room.conductor = Conductor(room.store, room.dispatch, "owner", "who", signer, room.held, 60.0)
+
+
+def halts(room: Room) -> list[str]:
+    return [each.why for each in RolloutBook(room.store, "").show(room.id)[0].records if each.what == "halted"]
+
+
+@pytest.mark.parametrize("code", _CODES)
+@pytest.mark.parametrize("signs", [False, True])
+def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_failed(
+    store: Store, signer: Signer, code: str, signs: bool
+) -> None:
+    room = Room(store, spec(gates="failures<=0%,unreached<=0%"))
+    taken_over(room, signer if signs else None)
+    room.step()
+    assert room.step(refused(room.open()["b0"], code)) is State.PAUSED
+    assert room.states() == [Target.WAITING, Target.SENT]
+    (why,) = halts(room)
+    assert why.startswith(f"b0: {code}: found this")
+    assert "'run --sign KEY', then 'tared fleet rollout resume'" in why
+
+
+def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_again(
+    store: Store, signer: Signer
+) -> None:
+    room = Room(store, spec(), boards=2)
+    room.step()
+    unsigned = room.open()
+    room.step(refused(unsigned["b0"], "command.unsigned"))
+    taken_over(room, signer)
+    RolloutBook(store, "operator").resume(room.id, "")
+    room.step()
+    assert "signature" in json.loads(room.open()["b0"].payload)
+    assert room.step(refused(unsigned["b1"], "command.unsigned")) is State.RUNNING  # it was away until now
+    room.step()
+    signed = room.open()
+    assert all("signature" in json.loads(each.payload) for each in signed.values())
+    room.step(*(done(each, artefact="e1") for each in signed.values()))
+    assert room.states() == [Target.DONE] * 2
+    assert len(halts(room)) == 1
+
+
+def test_one_board_with_another_key_is_unreached_and_keeps_nobody_waiting(store: Store, signer: Signer) -> None:
+    room = Room(store, spec())
+    taken_over(room, signer)
+    room.step()
+    orders = room.open()
+    room.step(accepted(orders["b0"]))
+    assert room.step(refused(orders["b1"], "command.signature")) is State.RUNNING
+    assert room.states() == [Target.SENT, Target.UNREACHED]
+    assert "command.signature" in room.rows()[1].reason
+    assert halts(room) == []
+
+
+def test_without_a_key_even_one_board_that_demands_it_halts_the_rollout(store: Store) -> None:
+    room = Room(store, spec())
+    room.step()
+    orders = room.open()
+    room.step(accepted(orders["b0"]))
+    assert room.step(refused(orders["b1"], "command.unsigned")) is State.PAUSED
+    assert room.states() == [Target.SENT, Target.WAITING]
+
+
+def test_what_is_refused_while_all_is_undone_halts_nothing(store: Store) -> None:
+    room = Room(store, spec())
+    room.step()
+    orders = room.open()
+    room.step(done(orders["b0"], artefact="e1"))
+    room.serves({0: "e1"})
+    room.turn()
+    room.step()
+    assert room.step(refused(orders["b1"], "command.unsigned")) is State.UNDOING
+    assert room.states()[1] is Target.UNREACHED
+    room.step(refused(room.open(Role.UNDO)["b0"], "command.unsigned"))
+    assert room.states()[0] is Target.DONE  # asked again, in case the next controller has the key
+    with store.begun() as transaction:
+        transaction.execute("UPDATE rollout_targets SET due = 0.0")
+    room.step()
+    room.step(done(room.open(Role.UNDO)["b0"], artefact="e0"))
+    room.until(State.ABORTED)
+    assert room.states() == [Target.UNDONE, Target.UNREACHED]
+
+
+def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
+    where: str, signer: Signer, caplog: pytest.LogCaptureFixture
+) -> None:
+    nowhere = Endpoint("127.0.0.1", 1)
+    with open_store(where) as store:
+        room = Room(store, spec(signed=True))
+        other = RolloutBook(store, "operator")
+        plain = other.create("f", spec(), other.plan("f", spec(), "seed"), "")
+        with store.begun() as transaction:
+            transaction.execute("UPDATE rollouts SET lease_until = 0.0, lease_owner = NULL")
+        without, having = (Controller(nowhere, open_store(where), "who", key) for key in (None, signer))
+        with without._client, without._store, having._client, having._store, caplog.at_level(logging.ERROR):
+            for _ in range(3):
+                without._claim()
+            assert without.rollouts.keys() == {plain}
+            with store.begun("read") as transaction:
+                assert tables.get(transaction, room.id).lease_owner is None
+            assert caplog.text.count("rollout.unsigned") == 1
+            assert "run one with --sign KEY" in caplog.text
+            having._claim()
+            assert having.rollouts.keys() == {room.id}
+            having._step()
+            having._step()
+            assert all("signature" in json.loads(each.payload) for each in having._conductor._open[room.id].values())
+        records = RolloutBook(store, "").show(room.id)[0].records
+        assert [each.what for each in records][:2] == ["created", "left to another controller"]
+        assert json.loads(records[0].document)["spec"]["signed"] is True
+
+
+def test_the_command_demands_it_and_says_where_it_should_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = str(tmp_path / "fleet.sqlite")
+    birth = Birth(agent_version="1", commands={"operator_keys": ["abc"], "release_keys": [], "unsigned": False})
+    with open_store(where) as store, store.begun() as transaction:
+        told = {("default", "b0"): (birth, birth.to_json().decode())}
+        Devices(store).told_birth(transaction, told, time.time())
+    create = ["fleet", "rollout", "create", "--op", "recalibrate", "--db", where]
+    assert main([*create, "--dry-run"]) == 0
+    assert "1 of them have operators' keys: with --signed no controller" in capsys.readouterr().out
+    assert main([*create, "--signed"]) == 0
+    assert "operators' keys" not in capsys.readouterr().out
+    with open_store(where) as store:
+        (identity,) = [each.rollout.id for each in RolloutBook(store, "").all("default")]
+    assert main(["fleet", "rollout", "show", identity, "--db", where]) == 0
+    assert "RUNNING, signed commands alone" in capsys.readouterr().out
+    assert main(["fleet", "rollout", "show", identity, "--db", where, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["spec"]["signed"] is True

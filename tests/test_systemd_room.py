@@ -1,0 +1,172 @@
+"""The control room's units: by systemd's verdict, and under systemd itself, with a broker and boards that report."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+from brokers import Mosquitto, Watcher, running_mosquitto
+from collector_bench import ONLINE, alarm
+from device import TOPICS
+from systemd_machine import Machine, sandbox_of_this_interpreter, why_not
+from test_systemd import MAX_EXPOSURE, UNIT, read_unit
+from test_systemd import systemd_analyze as systemd_analyze
+
+from agent.mqtt import MqttClient
+from agent.signing import Keyring, new_key
+
+ROOT = UNIT.parents[1]
+UNITS = ("tared-collector.service", "tared-controller.service")
+PASSWORD = "of-the-control-room"
+STATE = "/var/lib/tared-fleet/fleet.sqlite"
+
+# Beside what `Room` writes of each unit: where this source is, and its interpreter's sandbox.
+FOR_TEST = """[Service]
+{sandbox}BindReadOnlyPaths={root}:/run/source
+Environment=PYTHONPATH=/run/source PYTHONDONTWRITEBYTECODE=1
+StandardError=append:{log}
+RestartSec=0.5
+"""
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_accepts_the_units(tmp_path: Path, systemd_analyze: str, name: str) -> None:
+    unit = tmp_path / name
+    unit.write_text((UNIT.parent / name).read_text().replace("/opt/tared/.venv/bin/tared", sys.executable))
+    command = [systemd_analyze, "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "tared" not in done.stderr, done.stderr
+    assert done.returncode == 0
+    command = [systemd_analyze, "security", "--offline=true", "--threshold=100", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    (exposure,) = re.findall(rf"Overall exposure level for {name}: ([\d.]+)", done.stdout)
+    assert float(exposure) < MAX_EXPOSURE - 0.5
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_what_is_secret_is_in_no_argument_and_has_a_default(name: str) -> None:
+    text = (UNIT.parent / name).read_text()
+    loaded = re.findall(r"^LoadCredential=([\w-]+):/etc/tared/\S+$", text, re.MULTILINE)
+    assert loaded == re.findall(r"^SetCredential=([\w-]+):", text, re.MULTILINE)
+    (command,) = re.findall(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    named = re.findall(r"credential:([\w-]+)", command)
+    assert "tared-fleet-db" in named
+    assert set(named) <= set(loaded)
+
+
+def test_both_are_one_user_and_wait_for_what_is_away_for_a_day() -> None:
+    for name in UNITS:
+        service, unit = (read_unit(section, UNIT.parent / name) for section in ("Service", "Unit"))
+        assert (service["User"], service["StateDirectory"]) == ("tared-fleet", "tared-fleet")
+        starts = int(unit["StartLimitIntervalSec"]) / int(service["RestartSec"])
+        assert starts < int(unit["StartLimitBurst"])
+
+
+@dataclass
+class Room:
+    """Both services on a machine of their own, with files of root's in the place of /etc/tared."""
+
+    machine: Machine
+    log: Path
+    broker: Mosquitto
+    public: Path
+
+    def main(self, unit: str) -> psutil.Process:
+        """Its main process, by its id out here."""
+        module = {"tared-collector.service": "collect", "tared-controller.service": "rollout"}[unit]
+        (found,) = [
+            each
+            for each in psutil.process_iter(["cmdline", "uids"])
+            if "agent.cli" in (words := each.info["cmdline"] or [])
+            and module in words
+            and each.info["uids"].real not in (0, None)
+        ]
+        return found
+
+    def tared(self, *words: str) -> dict[str, object]:
+        """What root types there."""
+        done = self.machine.run("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "agent.cli", *words, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    if reason := why_not():
+        pytest.skip(f"systemd cannot run here: {reason}")
+    world, units, log = tmp_path / "world", tmp_path / "units", tmp_path / "log"
+    for folder in (world, units):
+        folder.mkdir(mode=0o755)
+    known = tmp_path / "passwords"
+    subprocess.run(["mosquitto_passwd", "-b", "-c", str(known), "room", PASSWORD], check=True)
+    known.chmod(0o644)
+    private, public, _ = new_key(tmp_path / "operator")
+    with running_mosquitto(tmp_path, f"password_file {known}") as broker:
+        config = f"mqtt: {{host: localhost, port: {broker.port}, fleet: fleet, username: room, "
+        config += 'password_file: "credential:tared-mqtt-password"}\n'
+        for name in ("collector", "controller"):
+            (world / f"{name}.yaml").write_text(config)
+            (world / f"{name}-password").write_text(f"{PASSWORD}\n")
+            (world / f"{name}-password").chmod(0o600)
+        shutil.copy(private, world / "operator.key")
+        added = FOR_TEST.format(sandbox=sandbox_of_this_interpreter(), root=ROOT, log=log)
+        for name in UNITS:
+            text = (UNIT.parent / name).read_text()
+            text = text.replace("/opt/tared/.venv/bin/tared", f"{sys.executable} -m agent.cli")
+            (units / name).write_text(text.replace("/etc/tared/", f"{world}/"))
+            (units / f"{name}.d").mkdir()
+            shown = f"BindReadOnlyPaths={world}/{name.removeprefix('tared-').removesuffix('.service')}.yaml\n"
+            (units / f"{name}.d" / "test.conf").write_text(added + shown)
+        with Machine(units, tmp_path / "systemd.log") as machine:
+            yield Room(machine, log, broker, public)
+
+
+@pytest.mark.trial
+@pytest.mark.broker
+def test_a_collector_and_a_controller_serve_a_fleet_and_outlive_a_kill(room: Room) -> None:
+    collector, controller = UNITS
+    with Watcher(room.broker.endpoint) as watcher, MqttClient(room.broker.endpoint, "board") as board:
+        assert board.wait_connected(10.0)
+        board.publish(ONLINE)
+        started = room.machine.systemctl("start", collector)
+        assert started.returncode == 0, started.stderr
+        watcher.expect(TOPICS.ack, epoch=0, upto=0)
+        board.publish(alarm(1))
+        watcher.expect(TOPICS.ack, epoch=7, upto=1)
+        main = room.main(collector)
+        assert PASSWORD not in " ".join([*main.cmdline(), *main.environ().values()])
+        assert _status(main, "CapEff") == _status(main, "CapBnd") == "0000000000000000"
+        main.kill()
+        room.machine.eventually(lambda: room.machine.property(collector, "NRestarts") == "1", tell=room.log)
+        watcher.expect(TOPICS.ack, epoch=7, upto=1)  # for the status that the broker has kept, from its directory
+        board.publish(alarm(2))
+        watcher.expect(TOPICS.ack, epoch=7, upto=2)
+
+        started = room.machine.systemctl("start", controller)
+        assert started.returncode == 0, started.stderr
+        create = ("fleet", "rollout", "create", "--op", "recalibrate", "--fleet", "fleet", "--signed", "--db", STATE)
+        assert room.tared(*create)["id"]
+        command = watcher.expect(TOPICS.command, op="recalibrate")
+        assert Keyring([room.public]).signer(command)
+        assert room.main(controller).uids().real == room.main(collector).uids().real != 0
+        assert time.time() < command["expires"]
+    for unit in (controller, collector):
+        assert room.machine.systemctl("stop", unit).returncode == 0
+        assert room.machine.property(unit, "Result") == "success"
+    said = room.log.read_text() if room.log.exists() else ""
+    assert not re.search("EPERM|Operation not permitted|Traceback|" + PASSWORD, said), said
+
+
+def _status(process: psutil.Process, key: str) -> str:
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    return re.findall(rf"^{key}:\s*(\S+)$", text, re.MULTILINE)[0]
