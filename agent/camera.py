@@ -18,7 +18,7 @@ from agent.images import ImageFiles
 from agent.live import read_live
 from agent.losses import Losses
 from agent.opening import open_capture
-from agent.reading import Reading
+from agent.reading import SILENCE_S, Reading
 from agent.source import Source
 
 Image = NDArray[np.uint8]
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def read_images(
-    source: Source, silence_s: float = 2.0, reading: Reading | None = None
+    source: Source, silence_s: float = SILENCE_S, reading: Reading | None = None
 ) -> Iterator[tuple[float, Image]]:
     """Yield (capture time, image) until the source ends, each as the source's framing has it.
 

@@ -18,7 +18,7 @@ from agent.camera import Image, read_images
 from agent.errors import CameraError
 from agent.losses import Losses
 from agent.presence import Presence
-from agent.reading import Reading, first_picture_s, silent
+from agent.reading import SILENCE_S, Reading, first_picture_s, silent
 from agent.source import Source
 from agent.stillness import Stillness
 from engines.trace import spanned
@@ -124,7 +124,7 @@ class CaptureThread(threading.Thread):
         speed: float,
         limit: int,
         on_change: Callable[[CameraError | None], None],
-        silence_s: float = 2.0,
+        silence_s: float = SILENCE_S,
         camera: str = "camera",
     ) -> None:
         super().__init__(name=f"capture {camera}", daemon=True)

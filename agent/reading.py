@@ -12,6 +12,7 @@ from agent.errors import CameraError
 from agent.losses import Losses
 from agent.source import Source
 
+SILENCE_S = 1.5  # with the ticks of whoever watches it is told within two seconds
 OPEN_S = 5.0  # for a camera to answer; an RTSP stream waits for a key frame
 
 

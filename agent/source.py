@@ -36,7 +36,7 @@ _TAKEN_BY = {
     "flip": ("csi",),
 }
 
-_FROZEN_S = 2.0
+_FROZEN_S = 1.5
 _FROZEN_KINDS = ("v4l2", "csi", "http", "rtsp")  # of a pipeline nobody tells us how its frames are coded
 
 
