@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from agent.errors import CameraError
 from agent.framing import Framing
 from agent.images import ImageFiles
 from agent.live import read_live
-from agent.losses import Losses
 from agent.opening import open_capture
 from agent.reading import SILENCE_S, Reading
 from agent.source import Source
@@ -38,12 +36,14 @@ def read_images(
     """Yield (capture time, image) until the source ends, each as the source's framing has it.
 
     silence_s: after which a camera that gives no picture is silent, whatever else it sends; the first one may take five
-    seconds longer. reading: is kept as the frames come. A file that ends before its time is logged with `truncated_s`.
+    seconds longer. reading: is kept as the frames come; where there is one, a picture of a folder or zip that cannot be
+    read is counted there and passed over, unless all are so. A file that ends before its time is logged with
+    `truncated_s`.
     Raises CameraError: `camera.open` when nothing can be read, `camera.mode` for a mode that the camera does not have,
     `camera.empty` when a file has no frame, `camera.silent` and `camera.lost` when a camera gives nothing any more,
     `images.*` for a bad folder or zip.
     """
-    for ts, image in _read(source, silence_s, reading or Reading(Losses(Counter()))):
+    for ts, image in _read(source, silence_s, reading):
         yield ts, framed(image, source.framing)
 
 
@@ -63,30 +63,51 @@ def framed(image: Image, framing: Framing) -> Image:
     return np.ascontiguousarray(region)  # as runtimes want it
 
 
-def _read(source: Source, silence_s: float, reading: Reading) -> Iterator[tuple[float, Image]]:
+def _read(source: Source, silence_s: float, reading: Reading | None) -> Iterator[tuple[float, Image]]:
     if source.kind == "images":
-        files = ImageFiles(Path(source.location), CameraError)
-        for index, name in enumerate(files.names):
-            yield index * _IMAGE_PERIOD_S, files.read(name)
+        yield from _read_images(source, reading)
         return
+    reading = reading or Reading()
     if source.live:
         yield from read_live(source, silence_s, reading)
         return
     capture = open_capture(source, silence_s)
     try:
-        yield from _read_file(capture, source, reading.losses)
+        yield from _read_file(capture, source, reading)
     finally:
         capture.release()
 
 
-def _read_file(capture: Any, source: Source, losses: Losses) -> Iterator[tuple[float, Image]]:
+def _read_images(source: Source, reading: Reading | None) -> Iterator[tuple[float, Image]]:
+    files = ImageFiles(Path(source.location), CameraError)
+    unreadable: CameraError | None = None
+    frames = 0
+    for index, name in enumerate(files.names):
+        try:
+            image = files.read(name)
+        except CameraError as error:
+            if reading is None:
+                raise
+            if unreadable is None:  # the others are counted
+                log.warning("source='%s' unreadable='%s'", source.shown, name)
+            unreadable = error
+            reading.losses.damaged()
+            reading.passed += 1
+            continue
+        frames += 1
+        yield index * _IMAGE_PERIOD_S, image
+    if not frames and unreadable is not None:
+        raise unreadable
+
+
+def _read_file(capture: Any, source: Source, reading: Reading) -> Iterator[tuple[float, Image]]:
     """A read that fails is a picture that is none, unless none follows: to OpenCV damage and the end look alike."""
     fps = capture.get(cv2.CAP_PROP_FPS)
     claimed_s = capture.get(cv2.CAP_PROP_FRAME_COUNT) / fps if fps > 0.0 else 0.0
     period_s = 1.0 / (fps or _ASSUMED_FPS)
     ts = -period_s
     frames = failed = 0
-    losses.begin()
+    reading.losses.begin()
     while failed < _FAILED_AT_END:
         ok, image = capture.read()
         if not ok:
@@ -94,7 +115,8 @@ def _read_file(capture: Any, source: Source, losses: Losses) -> Iterator[tuple[f
             continue
         stamp = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0
         ts = stamp if stamp > ts else ts + period_s  # some containers carry no or broken times
-        losses.came(ts, damaged=failed)
+        reading.losses.came(ts, damaged=failed)
+        reading.passed += failed
         failed = 0
         frames += 1
         yield ts, image

@@ -162,6 +162,9 @@ class CaptureThread(threading.Thread):
                     self._presence.lose(error)
                 self.pulse += 1
                 self._halt.wait(backoff.next_s())
+        except CameraError as error:
+            self.error = error
+            self._presence.lose(error)
         except BaseException as error:
             self.error = error
         finally:
@@ -204,7 +207,8 @@ class CaptureThread(threading.Thread):
             if self._halt.is_set():
                 return
             self._waits_since_s, self._patience_s = None, self._silence_s
-            self._slot.put(Frame(self._count, ts, time.monotonic_ns(), image, self._camera))
+            number = self._count + self._reading.passed
+            self._slot.put(Frame(number, ts, time.monotonic_ns(), image, self._camera))
             self._waits_since_s = time.monotonic()
             self._count += 1
             if self._limit and self._count >= self._limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -73,11 +74,13 @@ class Reading:
     """What is known of a camera's stream beside its frames.
 
     coded_anew: whether the newest frame was coded without the others, so that it has the sensor's noise of its moment.
-    An encoder of video repeats to the bit what hardly changes, but for its key frames.
+    An encoder of video repeats to the bit what hardly changes, but for its key frames. passed: how many pictures of a
+    recording could not be read; labels count them.
     """
 
-    losses: Losses
+    losses: Losses = field(default_factory=lambda: Losses(Counter()))
     coded_anew: bool = True
+    passed: int = 0
     line: Line = field(default_factory=Line)
 
 
