@@ -99,6 +99,7 @@ def test_warnings_that_do_not_end_are_counted(caplog: pytest.LogCaptureFixture) 
     assert caplog.records == []
 
 
+@pytest.mark.trial
 @pytest.mark.broker
 def test_a_flood_of_rubbish_does_not_fill_the_log(
     mosquitto: RealBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -82,6 +82,7 @@ def label(client: MqttClient, retain: bool = False, **fields: Any) -> None:
     client.publish(Message(TOPICS.labels, json.dumps({"camera": "camera", **fields}).encode(), retain=retain))
 
 
+@pytest.mark.trial
 @pytest.mark.broker
 def test_labels_over_mqtt_give_the_accuracy_of_the_engine_in_service(
     tmp_path: Path, any_broker: RealBroker, calibrated: tuple[World, list[str]]

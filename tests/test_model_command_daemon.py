@@ -26,7 +26,7 @@ def tared(*arguments: object) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.broker
 def test_a_released_model_is_sent_and_taken_up_and_an_older_one_is_not(tmp_path: Path, mosquitto: RealBroker) -> None:
     for name in ("operator", "maker"):

@@ -38,7 +38,7 @@ def test_fastestdet_finds_on_coco_what_its_authors_model_finds(lab: Lab) -> None
     assert scores[1]["map50"] >= scores[0]["map50"] - 0.03
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_fastestdet_sees_the_cars_of_a_street_and_the_person_in_a_room(lab: Lab) -> None:
     for target in targets(lab, "fastestdet"):
         street = lab.detections(target, lab.data / STREET)

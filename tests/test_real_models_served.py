@@ -14,10 +14,10 @@ from worlds import FIRST_COMMIT, run_until
 from engines.artefact import read_artefact
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 @pytest.mark.parametrize(
     ("name", "clip", "speed"),
-    [("fastestdet", PERSON, 1.0), pytest.param("ultraface", ASL.format("book"), 0.1, marks=pytest.mark.trial)],
+    [("fastestdet", PERSON, 1.0), ("ultraface", ASL.format("book"), 0.1)],
 )
 def test_the_daemon_serves_a_users_own_model_and_video(
     lab: Lab, tmp_path: Path, name: str, clip: str, speed: float

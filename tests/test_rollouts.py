@@ -35,6 +35,10 @@ def names(*numbers: int) -> set[str]:
     return {topics(number).device for number in numbers}
 
 
+IN_EACH = pytest.mark.parametrize("where", ["sqlite", pytest.param("postgres", marks=pytest.mark.trial)], indirect=True)
+
+
+@IN_EACH
 def test_each_wave_is_told_judged_and_followed_by_the_next(mosquitto: RealBroker, where: str) -> None:
     with a_fleet(mosquitto, where, 10), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick(), "a new season")
@@ -51,6 +55,7 @@ def test_each_wave_is_told_judged_and_followed_by_the_next(mosquitto: RealBroker
     assert [(each["wave"], len(each["gates"])) for each in judged] == [(1, 3), (2, 3), (3, 3)]
 
 
+@IN_EACH
 def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosquitto: RealBroker, where: str) -> None:
     bad = Bad(first=1, last=3)
     with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):

@@ -55,6 +55,7 @@ def test_all_that_boards_make_arrives_once(mosquitto: RealBroker, tmp_path: Path
         assert stored(tmp_path / "db", number) == [(epoch, seq) for seq in range(1, last + 1)]
 
 
+@pytest.mark.trial
 def test_a_broker_that_is_killed_loses_nothing_of_theirs(tmp_path: Path) -> None:
     broker = Mosquitto(tmp_path, persistent=True)
     broker.start()
