@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +13,10 @@ from numpy.typing import NDArray
 
 from agent.errors import CameraError
 from agent.framing import Framing
-from agent.images import ImageFiles, decode_image
-from agent.losses import Losses
-from agent.mjpeg import MjpegStream, open_mjpeg
+from agent.images import ImageFiles
+from agent.live import read_live
 from agent.opening import open_capture
+from agent.reading import SILENCE_S, Reading
 from agent.source import Source
 
 Image = NDArray[np.uint8]
@@ -28,34 +24,26 @@ Image = NDArray[np.uint8]
 _MASKED = (114, 114, 114)  # BGR: as much as nothing at all, and what letterboxes are padded with
 _ASSUMED_FPS = 10.0  # of a file that does not say
 _IMAGE_PERIOD_S = 0.1  # capture time between the images of a folder or zip, which carry none
+_FAILED_AT_END = 300  # reads in a row; one costs about 10 us at the end, and ten seconds of a video may be damaged
 _CUT_SHORT = 0.02  # of the length that a file claims to have; less is how some count it
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Reading:
-    """What is known of a camera's stream beside its frames.
-
-    coded_anew: whether the newest frame was coded without the others, so that it has the sensor's noise of its moment.
-    An encoder of video repeats to the bit what hardly changes, but for its key frames.
-    """
-
-    losses: Losses
-    coded_anew: bool = True
-
-
 def read_images(
-    source: Source, silence_s: float = 2.0, reading: Reading | None = None
+    source: Source, silence_s: float = SILENCE_S, reading: Reading | None = None
 ) -> Iterator[tuple[float, Image]]:
     """Yield (capture time, image) until the source ends, each as the source's framing has it.
 
-    silence_s: after which a camera on the network has stopped delivering. reading: is kept as the frames come. A file
-    that ends before its time is logged with `truncated_s`. Raises CameraError: `camera.open` when nothing can be read,
-    `camera.mode` for a mode that the camera does not have, `camera.empty` when a file has no frame, `camera.lost` when
-    a camera stops delivering, `images.*` for a bad folder or zip.
+    silence_s: after which a camera that gives no picture is silent, whatever else it sends; the first one may take five
+    seconds longer. reading: is kept as the frames come; where there is one, a picture of a folder or zip that cannot be
+    read is counted there and passed over, unless all are so. A file that ends before its time is logged with
+    `truncated_s`.
+    Raises CameraError: `camera.open` when nothing can be read, `camera.mode` for a mode that the camera does not have,
+    `camera.empty` when a file has no frame, `camera.silent` and `camera.lost` when a camera gives nothing any more,
+    `images.*` for a bad folder or zip.
     """
-    for ts, image in _read(source, silence_s, reading or Reading(Losses(Counter()))):
+    for ts, image in _read(source, silence_s, reading):
         yield ts, framed(image, source.framing)
 
 
@@ -75,73 +63,67 @@ def framed(image: Image, framing: Framing) -> Image:
     return np.ascontiguousarray(region)  # as runtimes want it
 
 
-def _read(source: Source, silence_s: float, reading: Reading) -> Iterator[tuple[float, Image]]:
+def _read(source: Source, silence_s: float, reading: Reading | None) -> Iterator[tuple[float, Image]]:
     if source.kind == "images":
-        files = ImageFiles(Path(source.location), CameraError)
-        for index, name in enumerate(files.names):
-            yield index * _IMAGE_PERIOD_S, files.read(name)
+        yield from _read_images(source, reading)
         return
-    stream = open_mjpeg(source, silence_s) if source.kind == "http" else None
-    if stream is not None:
-        with stream:
-            source.check_undecoded()
-            yield from _read_mjpeg(stream, reading.losses)
+    reading = reading or Reading()
+    if source.live:
+        yield from read_live(source, silence_s, reading)
         return
     capture = open_capture(source, silence_s)
     try:
-        yield from _read_live(capture, source, silence_s, reading) if source.live else _read_file(capture, source)
+        yield from _read_file(capture, source, reading)
     finally:
         capture.release()
 
 
-def _read_file(capture: Any, source: Source) -> Iterator[tuple[float, Image]]:
+def _read_images(source: Source, reading: Reading | None) -> Iterator[tuple[float, Image]]:
+    files = ImageFiles(Path(source.location), CameraError)
+    unreadable: CameraError | None = None
+    frames = 0
+    for index, name in enumerate(files.names):
+        try:
+            image = files.read(name)
+        except CameraError as error:
+            if reading is None:
+                raise
+            if unreadable is None:  # the others are counted
+                log.warning("source='%s' unreadable='%s'", source.shown, name)
+            unreadable = error
+            reading.losses.damaged()
+            reading.passed += 1
+            continue
+        frames += 1
+        yield index * _IMAGE_PERIOD_S, image
+    if not frames and unreadable is not None:
+        raise unreadable
+
+
+def _read_file(capture: Any, source: Source, reading: Reading) -> Iterator[tuple[float, Image]]:
+    """A read that fails is a picture that is none, unless none follows: to OpenCV damage and the end look alike."""
     fps = capture.get(cv2.CAP_PROP_FPS)
     claimed_s = capture.get(cv2.CAP_PROP_FRAME_COUNT) / fps if fps > 0.0 else 0.0
     period_s = 1.0 / (fps or _ASSUMED_FPS)
     ts = -period_s
-    frames = 0
-    while True:
+    frames = failed = 0
+    reading.losses.begin()
+    while failed < _FAILED_AT_END:
         ok, image = capture.read()
         if not ok:
-            break
+            failed += 1
+            continue
         stamp = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0
         ts = stamp if stamp > ts else ts + period_s  # some containers carry no or broken times
+        reading.losses.came(ts, damaged=failed)
+        reading.passed += failed
+        failed = 0
         frames += 1
         yield ts, image
     if not frames:
         raise CameraError("camera.empty", f"no frame in {source.shown}", "at least one", "check the file")
     if ts + 2.0 * period_s < (1.0 - _CUT_SHORT) * claimed_s:
         log.warning("source='%s' truncated_s=%.2f claimed_s=%.2f frames=%d", source.shown, ts, claimed_s, frames)
-
-
-def _read_mjpeg(stream: MjpegStream, losses: Losses) -> Iterator[tuple[float, Image]]:
-    losses.begin()
-    for content in stream:
-        image = decode_image(content) if content is not None else None
-        if image is None:
-            losses.damaged()
-        else:
-            yield time.time(), image
-
-
-def _read_live(capture: Any, source: Source, silence_s: float, reading: Reading) -> Iterator[tuple[float, Image]]:
-    """A read that took as long as silence is no frame of now: at a timeout FFmpeg gives what its decoder still held,
-    one frame for each of its threads. The first one may take its time: cameras start."""
-    reading.losses.begin(
-        capture.get(cv2.CAP_PROP_FPS) if source.kind in ("v4l2", "csi") else 0.0
-    )  # a stream's may be any
-    longest_s = math.inf
-    handed_s = time.monotonic()
-    while True:
-        began_s = time.monotonic()
-        ok, image = capture.read()
-        if not ok or time.monotonic() - began_s >= longest_s:
-            raise CameraError("camera.lost", f"{source.shown} stopped", "frames", "check the camera and its cable")
-        longest_s = silence_s
-        reading.coded_anew = source.kind not in ("rtsp", "http") or capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) != 0.0
-        reading.losses.came(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0, began_s - handed_s)
-        handed_s = time.monotonic()
-        yield time.time(), image
 
 
 def source_length(source: Source) -> int | None:

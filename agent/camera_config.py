@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from agent.errors import CameraError
 from agent.framing import Framing
+from agent.reading import SILENCE_S
 from agent.schema import Finite, Strict
 from agent.source import Asked, Flip, PixelFormat, Source, Transport, is_live, parse_source
 
@@ -54,7 +55,7 @@ class CameraConfig(Strict):
     height: Pixels | None = None
     fps: Annotated[Finite, Field(ge=1.0, le=240.0)] | None = None
     flip: Flip = "none"
-    silence_s: Finite = Field(default=2.0, ge=0.2, le=20.0)
+    silence_s: Finite = Field(default=SILENCE_S, ge=0.2, le=20.0)
     frozen_s: Repeats = "auto"
     labels: Path | None = None
     region: Region | None = None

@@ -14,14 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.backoff import Backoff
-from agent.camera import Image, Reading, read_images
+from agent.camera import Image, read_images
 from agent.errors import CameraError
 from agent.losses import Losses
+from agent.presence import Presence
+from agent.reading import SILENCE_S, Reading, first_picture_s, silent
 from agent.source import Source
 from agent.stillness import Stillness
 from engines.trace import spanned
 
-_PATIENCE_S = 60.0  # at most with a camera that has been opened again and still repeats its picture
+_REOPENING_S = 60.0  # at most, of a camera that has been opened again and still repeats its picture
 
 _OF_LATE_S = 2.0
 
@@ -110,7 +112,8 @@ class CaptureThread(threading.Thread):
     limit: stop after that many frames; 0 reads all.
     silence_s: a camera that has delivered nothing for so long is lost, and so is one whose picture is frozen
     (`source.frozen_s`). It is reopened with jittered backoff, for ever; `on_change` hears of it once, with the error,
-    and once with None when new frames come again. Whatever else ends the stream early is kept in `error`.
+    and once with None when new frames have come again for as long. Whatever else ends the stream early is kept in
+    `error`.
     What the camera made and nobody got is counted in `slot.dropped`, as Losses and FrameSlot say.
     """
 
@@ -121,7 +124,7 @@ class CaptureThread(threading.Thread):
         speed: float,
         limit: int,
         on_change: Callable[[CameraError | None], None],
-        silence_s: float = 2.0,
+        silence_s: float = SILENCE_S,
         camera: str = "camera",
     ) -> None:
         super().__init__(name=f"capture {camera}", daemon=True)
@@ -130,16 +133,15 @@ class CaptureThread(threading.Thread):
         self._slot = slot
         self._speed = speed
         self._limit = limit
-        self._on_change = on_change
+        self._presence = Presence(on_change, silence_s)
         self._silence_s = silence_s
-        self._waits_since_s: float | None = None  # monotonic, for the next frame; not for the first one
-        self._telling = threading.Lock()
+        self._waits_since_s: float | None = None  # monotonic, for the next frame
+        self._patience_s = first_picture_s(silence_s)  # with that
         self._halt = threading.Event()
         self._count = 0
-        self._lost = False
         self._reading = Reading(Losses(slot.dropped))
         self._stillness = Stillness(source.frozen_s if source.live else None)
-        self._patience_s = source.frozen_s or 0.0
+        self._reopening_s = source.frozen_s or 0.0
         self.pulse = 0  # changes while the camera is away, as long as the thread does not hang
         self.error: BaseException | None = None
 
@@ -153,10 +155,16 @@ class CaptureThread(threading.Thread):
                 except CameraError as error:
                     if not self._source.live:
                         raise
+                    if self._halt.is_set():
+                        return
+                    self._waits_since_s = None
                     self._reading.losses.away()
-                    self._tell(error)
+                    self._presence.lose(error)
                 self.pulse += 1
                 self._halt.wait(backoff.next_s())
+        except CameraError as error:
+            self.error = error
+            self._presence.lose(error)
         except BaseException as error:
             self.error = error
         finally:
@@ -168,37 +176,39 @@ class CaptureThread(threading.Thread):
         return self._count, self.pulse
 
     def stop(self) -> None:
-        """Ask for the end; the thread leaves after the read in progress."""
+        """Ask for the end; the thread leaves after the read in progress, of MJPEG over HTTP at once."""
         self._halt.set()
         self._slot.close()
+        self._reading.line.end()
 
     def look(self) -> None:
-        """Whether the camera has fallen silent, by another thread's clock: what reads it may hang in its driver."""
+        """Whether the camera has fallen silent, by another thread's clock: what reads it may hang in its driver, or
+        wait for what comes a byte at a time. Where the line can be cut it is."""
         since_s = self._waits_since_s
         if not self._source.live or since_s is None or self._halt.is_set():
             return
         silent_s = time.monotonic() - since_s
-        if silent_s > self._silence_s:
-            found = f"nothing from {self._source.shown} for {silent_s:.1f} s"
-            self._tell(CameraError("camera.silent", found, "frames", "check the camera, its cable and its network"))
+        if silent_s > self._patience_s:
+            self._presence.lose(silent(self._source, silent_s))
+            self._reading.line.cut()
 
     def _pump(self, backoff: Backoff) -> None:
         started = time.monotonic()
         first_ts: float | None = None
+        self._waits_since_s, self._patience_s = started, first_picture_s(self._silence_s)
         for ts, image in spanned("capture", read_images(self._source, self._silence_s, self._reading)):
             if self._is_frozen(image, started):
                 self._waits_since_s = time.monotonic()
                 continue
-            backoff.reset()
-            self._reading.losses.served()
-            self._tell(None)
+            self._serves(backoff)
             first_ts = ts if first_ts is None else first_ts
             if self._speed > 0.0 and not self._source.live:
                 self._halt.wait(max(0.0, started + (ts - first_ts) / self._speed - time.monotonic()))
             if self._halt.is_set():
                 return
-            self._waits_since_s = None
-            self._slot.put(Frame(self._count, ts, time.monotonic_ns(), image, self._camera))
+            self._waits_since_s, self._patience_s = None, self._silence_s
+            number = self._count + self._reading.passed
+            self._slot.put(Frame(number, ts, time.monotonic_ns(), image, self._camera))
             self._waits_since_s = time.monotonic()
             self._count += 1
             if self._limit and self._count >= self._limit:
@@ -211,19 +221,20 @@ class CaptureThread(threading.Thread):
         if self._reading.coded_anew:
             self._stillness.look(image, now_s)
         if not self._stillness.frozen:
-            self._patience_s = self._source.frozen_s or 0.0
+            self._reopening_s = self._source.frozen_s or 0.0
             return False
         self.pulse += 1
-        if now_s - opened_s < self._patience_s or self._halt.is_set():
+        if now_s - opened_s < self._reopening_s or self._halt.is_set():
             return True
         found = f"{self._source.shown} has repeated one picture for more than {self._source.frozen_s:g} s"
-        self._patience_s = min(2.0 * self._patience_s, _PATIENCE_S)
+        self._reopening_s = min(2.0 * self._reopening_s, _REOPENING_S)
         remedy = "restart the camera; if its picture may stand still, as a screen's does, set camera.frozen_s to null"
         raise CameraError("camera.frozen", found, "pictures with a sensor's noise in them", remedy)
 
-    def _tell(self, error: CameraError | None) -> None:
-        """Tell of a change only: a camera that stays away would fill every log and queue."""
-        with self._telling:
-            if self._lost != (error is not None):
-                self._lost = error is not None
-                self._on_change(error)
+    def _serves(self, backoff: Backoff) -> None:
+        """A frame came that is new."""
+        if self._presence.is_missing:  # also one that fell silent and goes on by itself
+            self._reading.losses.away()
+        self._reading.losses.served()
+        if self._presence.deliver():
+            backoff.reset()

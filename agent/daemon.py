@@ -14,7 +14,7 @@ from agent.config import Config
 from agent.console import say
 from agent.detections import LabelledBoxes
 from agent.endpoint import is_loopback
-from agent.errors import AgentError, ConfigError
+from agent.errors import AgentError, CameraError, ConfigError
 from agent.health import notify_service_manager
 from agent.home_assistant import Discovery
 from agent.job import MODEL
@@ -120,9 +120,14 @@ def _authority(config: Config) -> Authority:
 
 
 def _fitted(config: Config) -> Config:
-    """Recordings that are shorter than collecting takes have a quarter of their time to collect in. Raises
-    CameraError."""
-    lengths_s = [source_seconds(camera.opened()) for camera in config.every_camera]
+    """Recordings that are shorter than collecting takes have a quarter of their time to collect in. Raises CameraError
+    where an only one cannot be read; of several its feed tells so."""
+    try:
+        lengths_s = [source_seconds(camera.opened()) for camera in config.every_camera]
+    except CameraError:
+        if len(config.every_camera) == 1:
+            raise
+        return config
     known_s = [length_s for length_s in lengths_s if length_s is not None and length_s > 0.0]
     if len(known_s) < len(lengths_s):
         return config

@@ -26,7 +26,10 @@ def waits(camera: CameraConfig, source: Source) -> bool:
 def total_frames(sources: Sequence[Source], limit: int) -> int | None:
     """How many frames there will be, of all sources, and of each `limit` at most, if that is not 0; None where nobody
     knows."""
-    lengths = [source_length(source) for source in sources]
+    try:
+        lengths = [source_length(source) for source in sources]
+    except CameraError:  # which who reads it has to tell
+        return None
     known = [min(length or limit, limit or length or 0) for length in lengths]
     return sum(known) if all(known) else None
 

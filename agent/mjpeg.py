@@ -12,14 +12,15 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from agent.errors import CameraError
+from agent.reading import OPEN_S, Line
 from agent.source import Source
 
-_OPEN_S = 5.0  # for a camera to answer
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 64 << 20  # of one picture; what goes on for longer is none
 _BEGIN, _END, _EDGE = b"\xff\xd8", b"\xff\xd9", re.compile(rb"\xff[\xd8\xd9]")
@@ -28,14 +29,16 @@ _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 
 
 class MjpegStream:
-    """A context manager and an iterator of JPEGs, None for a damaged one.
+    """A context manager and an iterator of what arrives: each time the JPEGs that are over with it, often none, and
+    None for a damaged one.
 
-    Raises CameraError (`camera.lost`) when the camera ends it.
+    Raises CameraError (`camera.lost`) when the camera ends it, or the line is cut.
     """
 
-    def __init__(self, source: Source, answer: Any) -> None:
+    def __init__(self, source: Source, answer: Any, line: Line) -> None:
         self._source = source
         self._answer = answer
+        self._line = line
 
     def __enter__(self) -> MjpegStream:
         return self
@@ -43,26 +46,29 @@ class MjpegStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._line.drop()
         self._answer.close()
 
-    def __iter__(self) -> Iterator[bytes | None]:
+    def __iter__(self) -> Iterator[list[bytes | None]]:
         splitter = JpegSplitter()
         try:
             while chunk := self._answer.read1(_CHUNK_BYTES):
-                yield from splitter.feed(chunk)
+                yield list(splitter.feed(chunk))
+        except TimeoutError:
+            yield []  # who reads it knows for how long there was nothing
         except (OSError, http.client.HTTPException):
             pass  # of whatever kind: the camera is gone
         raise CameraError("camera.lost", f"{self._source.shown} stopped", "frames", "check the camera and its network")
 
 
-def open_mjpeg(source: Source, silence_s: float) -> MjpegStream | None:
+def open_mjpeg(source: Source, line: Line) -> MjpegStream | None:
     """Ask the camera; None where what it answers is no MJPEG, but perhaps something else that FFmpeg reads.
 
-    The certificate of an https camera is not checked, as FFmpeg does not: cameras sign their own. Raises CameraError
-    (`camera.open`).
+    line: is given the connection. The certificate of an https camera is not checked, as FFmpeg does not: cameras sign
+    their own. Raises CameraError (`camera.open`).
     """
     try:
-        answer = _opener(source).open(_without_user(urlsplit(source.location)), timeout=max(_OPEN_S, silence_s))
+        answer = _opener(source, line).open(_without_user(urlsplit(source.location)), timeout=OPEN_S)
     except urllib.error.HTTPError as error:
         error.close()
         remedy = "check the user name and password in its address" if error.code in (401, 403) else "check its address"
@@ -72,9 +78,17 @@ def open_mjpeg(source: Source, silence_s: float) -> MjpegStream | None:
         reason = getattr(error, "reason", None) or error
         found = f"{source.shown} does not answer ({type(reason).__name__})"
         raise CameraError("camera.open", found, "a camera", "check its address and the network") from None
-    if answer.headers.get_content_type() == "multipart/x-mixed-replace":
-        return MjpegStream(source, answer)
+    content_type = answer.headers.get_content_type()
+    if content_type == "multipart/x-mixed-replace":
+        return MjpegStream(source, answer, line)
+    line.drop()
     answer.close()
+    if content_type.startswith("image/"):
+        found = f"{source.shown} gives a single picture ({content_type})"
+        remedy = "give the address of the camera's stream; that of a snapshot is none"
+        raise CameraError("camera.open", found, "MJPEG: multipart/x-mixed-replace", remedy)
+    if line.was_cut:  # within the headers
+        raise CameraError("camera.open", f"{source.shown} does not answer in time", "a camera", "restart the camera")
     return None
 
 
@@ -151,12 +165,46 @@ class _Hangup(urllib.request.BaseHandler):
         answer.close()
 
 
-def _opener(source: Source) -> urllib.request.OpenerDirector:
+class _Held(http.client.HTTPConnection):
+    """Its line has it from when it is connected."""
+
+    line: Line
+
+    def connect(self) -> None:
+        super().connect()
+        self.line.take(self.sock)
+
+
+class _HeldTls(_Held, http.client.HTTPSConnection):
+    pass
+
+
+class _Connecting(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Connects as urllib does, by connections that can be cut."""
+
+    def __init__(self, line: Line, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self._line = line
+        self._tls = context
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, _Held), request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(self._connection, _HeldTls), request, context=self._tls)
+
+    def _connection(self, kind: type[_Held], host: str, **settings: Any) -> _Held:
+        connection = kind(host, **settings)
+        connection.line = self._line
+        return connection
+
+
+def _opener(source: Source, line: Line) -> urllib.request.OpenerDirector:
     """With what the address says of its user, by either way of HTTP (RFC 7617, RFC 7616)."""
     parts = urlsplit(source.location)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    handlers: list[urllib.request.BaseHandler] = [_Connecting(line, context)]
     if parts.username is not None:
         users = urllib.request.HTTPPasswordMgrWithDefaultRealm()
         users.add_password(None, _without_user(parts), unquote(parts.username), unquote(parts.password or ""))

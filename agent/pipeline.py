@@ -36,9 +36,10 @@ JOIN_S = 10.0  # for all threads together, longer than any frame takes; one that
 class Pipeline:
     """Built stopped; one feed per camera. `record` has what each engine has answered, for who judges a candidate.
 
-    on_camera is called in a capture thread with a camera's name and the error when it is lost, with None when it is
-    back; on_observer in the observer's thread, when observing fails and when it works again. preparing hears in that
-    thread, too, how far the reference engine is, where that has to be built first. sinks: who else gets every answer.
+    on_camera is called in a capture thread with a camera's name and the error when it is lost, or is one of several
+    recordings and cannot be read, with None when it is back; on_observer in the observer's thread, when observing fails
+    and when it works again. preparing hears in that thread, too, how far the reference engine is, where that has to be
+    built first. sinks: who else gets every answer.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class Pipeline:
         """sources: of every camera, in their order. Raises ConfigError as `check_batch`."""
         cameras = config.every_camera
         self._turns = Turns([waits(camera, source) for camera, source in zip(cameras, sources, strict=True)])
+        only_recording = len(sources) == 1 and not sources[0].live  # whose error ends the run, which tells it
+        on_change = (lambda *_: None) if only_recording else on_camera
         rows = zip(cameras, sources, self._turns.slots, strict=True)
         self.feeds = {
-            camera.name: Feed(camera, source, slot, model.spec.task, frame_limit, partial(on_camera, camera.name))
+            camera.name: Feed(camera, source, slot, model.spec.task, frame_limit, partial(on_change, camera.name))
             for camera, source, slot in rows
         }
         self.run_meter = LoopMeter(lambda: self.dropped)
@@ -106,9 +109,11 @@ class Pipeline:
 
     @property
     def error(self) -> BaseException | None:
-        """What stopped a thread that should have gone on."""
-        captures = (feed.capture.error for feed in self.feeds.values())
-        return self.loop.error or self.observer.error or next(filter(None, captures), None)
+        """What stopped a thread that should have gone on. A recording that cannot be read ends its own feed alone, as
+        long as there is another one."""
+        captures = [feed.capture.error for feed in self.feeds.values()]
+        grave = [error for error in captures if error and (all(captures) or not isinstance(error, CameraError))]
+        return self.loop.error or self.observer.error or next(iter(grave), None)
 
     @property
     def pulse(self) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from agent.detections import Detections, LabelledBoxes
 from agent.errors import DatasetError
 from agent.fidelity import MatchCounts, count_matches, fidelity
 from agent.model import Model
+from agent.reading import Reading
 from agent.source import Source
 from agent.vision import VisionTask
 from engines.artefact import Artefact
@@ -144,13 +145,14 @@ def review(
     due = {period.name: period.start_s for period in periods}
     with progress("review", FRAMES_PER_PERIOD * len(periods)) as bar:
         done = 0
-        for number, (ts, image) in enumerate(read_images(source)):
+        reading = Reading()
+        for number, (ts, image) in enumerate(read_images(source, reading=reading)):
             for period in periods:
                 if not due[period.name] <= ts < period.end_s:
                     continue
                 due[period.name] += (period.end_s - period.start_s) / FRAMES_PER_PERIOD
                 total = scores[period.name]
-                for name, score in panel.ask(image, labels.get(number, NOTHING)).items():
+                for name, score in panel.ask(image, labels.get(number + reading.passed, NOTHING)).items():
                     total[name] = total[name] + score if name in total else score
                 done += 1
                 bar.update(done)

@@ -46,7 +46,7 @@ WITHOUT_GSTREAMER = (
     "opencv-python-headless in it; files, v4l2, rtsp and http work without"
 )
 
-_FROZEN_S = 2.0
+_FROZEN_S = 1.5
 _FROZEN_KINDS = ("v4l2", "csi", "http", "rtsp")  # of a pipeline nobody tells us how its frames are coded
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from worlds import make_world
 from agent.backoff import Backoff
 from agent.capture import CaptureThread
 from agent.errors import CameraError
+from agent.reading import SILENCE_S
 from agent.source import is_live, parse_source
 from agent.turns import Turns
 
@@ -26,7 +28,7 @@ from agent.turns import Turns
 class Watched:
     """A capture thread on a camera; `changes` is what was told of it, of late."""
 
-    def __init__(self, url: str, silence_s: float = 2.0, frozen_s: float | None = 2.0) -> None:
+    def __init__(self, url: str, silence_s: float = SILENCE_S, frozen_s: float | None = 1.5) -> None:
         self.changes: deque[tuple[float, CameraError | None]] = deque(maxlen=100)
         self.turns = Turns([False])
         (self.slot,) = self.turns.slots
@@ -59,6 +61,13 @@ class Watched:
         return bool(self.changes) and self.changes[-1][1] is not None
 
 
+def silent_for(error: CameraError | None) -> float:
+    """The seconds without a picture that are told."""
+    said = re.search(r"no picture from \S+ for (\d+\.\d) s$", error.found) if error is not None else None
+    assert said is not None, error
+    return float(said[1])
+
+
 def held() -> tuple[int, int, int]:
     """What this process has: resident bytes, descriptors, threads."""
     process = psutil.Process()
@@ -80,18 +89,21 @@ def camera() -> Iterator[MjpegServer]:
 
 def test_a_camera_that_falls_silent_is_lost_within_two_seconds_and_back_within_five(camera: MjpegServer) -> None:
     with Watched(camera.url) as watched:
-        silent_at = watched.frame()
+        for _ in range(20):  # enough to tell the rate
+            silent_at = watched.frame()
         camera.silent = True
         eventually(lambda: watched.lost, 10.0)
         lost_at, error = watched.changes[-1]
         assert isinstance(error, CameraError)
-        assert 1.5 < lost_at - silent_at < 3.0
+        assert lost_at - silent_at > SILENCE_S - 0.1
+        assert SILENCE_S <= silent_for(error) <= 2.0  # by the daemon's own clock: a test's may be late
         time.sleep(0.5)
         back_at = time.monotonic()
         camera.silent = False
         eventually(lambda: not watched.lost, 10.0)
         assert watched.frame() - back_at < 5.0
         assert [error is None for _, error in watched.changes] == [False, True]
+        assert watched.slot.dropped["reconnect"] > 50  # of 50 a second
 
 
 def test_one_that_hangs_in_its_driver_is_told_of_by_another_threads_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +112,9 @@ def test_one_that_hangs_in_its_driver_is_told_of_by_another_threads_clock(monkey
     def hangs(*_: object) -> Iterator[tuple[float, object]]:
         yield 0.0, grey(0)
         released.wait(30.0)
-        yield 1.0, grey(1)
-        released.wait(30.0)
+        for _ in range(100):
+            time.sleep(0.01)
+            yield 1.0, grey(1)
 
     monkeypatch.setattr("agent.capture.read_images", hangs)
     with Watched("http://user:secret@camera/x?token=secret", silence_s=0.2) as watched:

@@ -64,6 +64,15 @@ def test_what_a_slow_reader_missed_is_its_own() -> None:
     assert counted(times(list(range(0, 300, 3))), kept_s=0.1) == {}
 
 
+def test_what_came_damaged_is_not_missing_besides() -> None:
+    dropped: Counter[str] = Counter()
+    losses = Losses(dropped)
+    losses.begin()
+    for number in [*range(20), *range(23, 40)]:  # of the three between two could be read, and were none
+        losses.came(number * PERIOD_S, damaged=2 if number == 23 else 0)
+    assert dropped == {"decode": 3}
+
+
 def test_a_camera_that_was_away_missed_what_it_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr("agent.losses.time.monotonic", lambda: now_s)
@@ -93,3 +102,18 @@ def test_a_camera_that_was_away_missed_what_it_made_before(monkeypatch: pytest.M
     now_s += 0.9
     serve(1)
     assert dropped["reconnect"] == 48
+    for _ in range(3):
+        losses.damaged()
+    losses.away()
+    now_s += 0.9
+    serve(1)
+    assert dropped == {"reconnect": 48 + 9 - 3, "decode": 3}
+
+
+def test_a_gap_as_long_as_silence_is_left_to_who_watches_for_that() -> None:
+    dropped: Counter[str] = Counter()
+    losses = Losses(dropped)
+    losses.begin(silence_s=1.5)
+    for number in [*range(50), *range(100, 150)]:
+        losses.came(number * PERIOD_S)
+    assert not dropped

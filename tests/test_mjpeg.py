@@ -20,10 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mjpeg_server import MjpegServer, grey
 
-from agent.camera import Reading, read_images
+from agent.camera import read_images
 from agent.errors import CameraError
 from agent.losses import Losses
 from agent.mjpeg import JpegSplitter
+from agent.reading import Reading
 from agent.source import Asked, parse_source
 
 JPEGS = [

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from brokers import eventually, free_port
 from gstreamer import FOLLOWS_SIZES, PYTHON, require_gstreamer
-from test_live_camera import Watched, assert_nothing_more, held
+from test_live_camera import Watched, assert_nothing_more, held, silent_for
 
 from agent.backoff import Backoff
 from agent.camera import read_images
@@ -91,16 +91,17 @@ def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_fi
         eventually(lambda: watched.turns.get() is not None, 30.0)
         eventually(lambda: not watched.lost, 10.0)
         process.send_signal(signal.SIGSTOP)
-        stalled_at = time.monotonic()
         eventually(lambda: watched.lost, 10.0)
-        assert watched.changes[-1][0] - stalled_at < 3.0
+        assert silent_for(watched.changes[-1][1]) <= 2.0
         process.kill()
         process.wait()
         with camera.running():
             eventually(lambda: _listens(camera.port))
             back_at = time.monotonic()
+            while (frame := watched.turns.get()) is not None and frame.captured_ns < 1e9 * back_at:
+                pass
+            assert time.monotonic() - back_at < 5.0
             eventually(lambda: not watched.lost, 15.0)
-            assert watched.changes[-1][0] - back_at < 5.0
 
 
 @pytest.mark.timeout(1500)
@@ -134,7 +135,9 @@ def test_one_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture() 
         lost_at, error = watched.changes[-1]
         assert error is not None
         assert error.code == "camera.frozen"
-        assert 2.0 < lost_at - frozen_at < 5.0  # two seconds, behind the key frame that began them: two a second
+        assert (
+            1.5 < lost_at - frozen_at < 5.0
+        )  # a second and a half, behind the key frame that began them: two a second
         process.send_signal(signal.SIGUSR1)
         back_at = time.monotonic()
         eventually(lambda: not watched.lost, 15.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import Counter
 from pathlib import Path
 
 import cv2
@@ -13,6 +14,8 @@ from gstreamer import FOLLOWS_SIZES, make_video, require_gstreamer
 
 from agent.camera import read_images
 from agent.errors import CameraError
+from agent.losses import Losses
+from agent.reading import Reading
 from agent.source import parse_source
 
 FRAMES = 30
@@ -87,9 +90,32 @@ def test_damage_in_the_middle_does_not_end_it(tmp_path: Path) -> None:
     assert stamps[-1] == 2.9
 
 
+@pytest.mark.parametrize("name", ["mjpeg.mkv", "h264.mkv"])
+def test_what_damage_costs_is_counted_and_no_more_is_lost(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """To OpenCV a damaged picture looks like the end; a picture that only the times miss does not show at all."""
+    path = make_video(name.partition(".")[0], tmp_path / name)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    if name == "mjpeg.mkv":
+        middle = content.index(b"\xff\xd8", middle)  # what its header misses FFmpeg cannot mend
+    content[middle : middle + 300] = bytes(300)
+    path.write_bytes(content)
+    dropped: Counter[str] = Counter()
+    stamps = [ts for ts, _ in read_images(parse_source(str(path)), reading=Reading(Losses(dropped)))]
+    assert stamps[-1] == pytest.approx(2.9)
+    assert len(stamps) < FRAMES
+    assert dropped == {"decode": FRAMES - len(stamps)}
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "h265.mkv", "mjpeg.mov"])
 def test_times_are_the_files_own(tmp_path: Path, name: str) -> None:
-    stamps, _ = read(make_video(f"uneven-{name.partition('.')[0]}", tmp_path / name))
+    path = make_video(f"uneven-{name.partition('.')[0]}", tmp_path / name)
+    dropped: Counter[str] = Counter()
+    stamps = [ts for ts, _ in read_images(parse_source(str(path)), reading=Reading(Losses(dropped)))]
+    assert not dropped
     expected = [0.0]
     for number in range(FRAMES - 1):
         expected.append(expected[-1] + (0.1, 0.2, 0.1, 0.4)[number % 4])

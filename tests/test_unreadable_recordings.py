@@ -1,0 +1,95 @@
+"""Recordings that cannot be read, or not all of them: alone, and beside others that can."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from worlds import World, make_world
+
+from agent.camera import read_images
+from agent.errors import CameraError
+from agent.losses import Losses
+from agent.reading import Reading
+from agent.source import parse_source
+
+pytestmark = pytest.mark.slow
+
+
+def folder_of(path: Path, good: int, bad: int) -> Path:
+    path.mkdir()
+    for number in range(good):
+        picture = np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        cv2.imwrite(str(path / f"{number:03}.png"), picture)
+    for number in range(bad):
+        (path / f"{number:03}-bad.jpg").write_bytes(b"\xff\xd8 no picture")
+    return path
+
+
+def world_of(folder: Path, *names: str) -> World:
+    """A daemon that has these as its recordings, with a clip.avi of 40 frames."""
+    world = make_world(folder, lambda _: 0.5, 4.0, results={"file": "results.jsonl"})
+    world.config.pop("camera")
+    world.config["cameras"] = [{"name": name.partition(".")[0], "source": name, "speed": 0} for name in names]
+    return world
+
+
+def numbers(world: World) -> list[int]:
+    return [json.loads(line)["frame"] for line in (world.folder / "results.jsonl").read_text().splitlines()]
+
+
+def refused(world: World) -> str:
+    done = subprocess.run(world.command(), capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_a_bad_picture_among_good_ones_is_passed_over_and_counted(tmp_path: Path) -> None:
+    """And keeps its number, by which labels are told."""
+    folder_of(tmp_path / "pictures", 10, 2)
+    world = world_of(tmp_path, "pictures")
+    summary, said = world.run()
+    assert (summary["frames"], summary["dropped"]) == (10, {"decode": 2})
+    assert numbers(world) == [1, 3, *range(4, 12)]
+    assert said.count("unreadable=") == 1
+
+
+def test_nobody_passes_one_over_who_does_not_count_it(tmp_path: Path) -> None:
+    source = parse_source(str(folder_of(tmp_path / "pictures", 3, 1)))
+    with pytest.raises(CameraError, match=r"images\.unreadable: 000-bad\.jpg"):
+        list(read_images(source))
+    dropped: Counter[str] = Counter()
+    assert len(list(read_images(source, reading=Reading(Losses(dropped))))) == 3
+    assert dropped == {"decode": 1}
+
+
+@pytest.mark.parametrize("code", ["images.unreadable", "images.zip", "camera.open"])
+def test_one_of_several_that_cannot_be_read_ends_alone(tmp_path: Path, code: str) -> None:
+    world = world_of(tmp_path, "clip.avi", unreadable(tmp_path, code))
+    summary, said = world.run()
+    frames = {name: camera["frames"] for name, camera in summary["cameras"].items()}
+    assert frames == {"clip": 40, "broken": 0}
+    assert re.search(f"event=error code='{code}' .*camera='broken'", said), said
+
+
+@pytest.mark.parametrize("code", ["images.unreadable", "images.zip", "camera.open"])
+@pytest.mark.parametrize("beside", [(), ("text.mp4",)])
+def test_where_nothing_can_be_read_the_daemon_says_so(tmp_path: Path, code: str, beside: tuple[str, ...]) -> None:
+    (tmp_path / "text.mp4").write_text("this is no video\n" * 100)
+    world = world_of(tmp_path, unreadable(tmp_path, code), *beside)
+    assert refused(world).startswith(f"error: {code}: ")
+
+
+def unreadable(folder: Path, code: str) -> str:
+    """The name of a recording that this is said of."""
+    if code == "images.unreadable":
+        return folder_of(folder / "broken", 0, 2).name
+    path = folder / ("broken.zip" if code == "images.zip" else "broken.mp4")
+    path.write_text("neither a zip nor a video\n" * 100)
+    return path.name
