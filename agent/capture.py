@@ -168,6 +168,7 @@ class CaptureThread(threading.Thread):
         except BaseException as error:
             self.error = error
         finally:
+            self._waits_since_s = None
             self._slot.close()
 
     @property

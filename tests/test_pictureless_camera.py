@@ -17,6 +17,7 @@ from test_live_camera import Watched
 
 from agent.camera import read_images
 from agent.camera_config import CameraConfig
+from agent.capture import CaptureThread
 from agent.errors import CameraError
 from agent.feed import Feed
 from agent.source import parse_source
@@ -127,3 +128,15 @@ def test_who_reads_it_without_a_daemon_is_told_as_well(camera: MjpegServer) -> N
     camera.damage = SENT[0]
     with pytest.raises(CameraError, match=r"camera\.silent: no picture from http://127\.0\.0\.1:\d+/video\.mjpg for"):
         next(read_images(parse_source(camera.url), silence_s=0.3))
+
+
+def test_one_that_was_read_to_its_limit_is_not_silent(camera: MjpegServer) -> None:
+    changes: list[CameraError | None] = []
+    (slot,) = Turns([False]).slots
+    thread = CaptureThread(parse_source(camera.url), slot, 1.0, 3, changes.append, silence_s=0.2)
+    thread.start()
+    thread.join(10.0)
+    over = time.monotonic() + 0.4
+    eventually(lambda: time.monotonic() > over)
+    thread.look()
+    assert changes == []
