@@ -150,7 +150,7 @@ def test_a_picture_may_repeat_as_long_as_the_kind_of_source_lets_it() -> None:
     def frozen_s(source: str, **keys: object) -> float | None:
         return CameraConfig.model_validate({"source": source, **keys}).opened().frozen_s
 
-    assert frozen_s("rtsp://a/b") == frozen_s("csi:0") == frozen_s("http://a/b") == 2.0
+    assert frozen_s("rtsp://a/b") == frozen_s("csi:0") == frozen_s("http://a/b") == 1.5
     assert frozen_s("gst:videotestsrc ! appsink") is None
     assert frozen_s("gst:videotestsrc ! appsink", frozen_s=3) == 3.0
     assert frozen_s("rtsp://a/b", frozen_s=None) is None
