@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import cv2
 import numpy as np
@@ -14,9 +15,12 @@ import pytest
 from worlds import World, make_world
 
 from agent.camera import read_images
+from agent.detections import LabelledBoxes
 from agent.errors import CameraError
 from agent.losses import Losses
 from agent.reading import Reading
+from agent.review import Panel as AnyPanel
+from agent.review import Period, Score, review
 from agent.source import parse_source
 
 pytestmark = pytest.mark.slow
@@ -67,6 +71,27 @@ def test_nobody_passes_one_over_who_does_not_count_it(tmp_path: Path) -> None:
     dropped: Counter[str] = Counter()
     assert len(list(read_images(source, reading=Reading(Losses(dropped))))) == 3
     assert dropped == {"decode": 1}
+
+
+def test_labels_are_those_of_the_picture_also_behind_a_bad_one(tmp_path: Path) -> None:
+    """When engines are scored after the run."""
+    folder_of(tmp_path / "pictures", 10, 2)
+    source = parse_source(str(tmp_path / "pictures"))
+    boxes = [np.zeros((number, 4), np.float32) for number in range(12)]
+    labels = {
+        number: LabelledBoxes(boxes=each, classes=np.zeros(number, np.int64)) for number, each in enumerate(boxes)
+    }
+    asked: list[int] = []
+
+    class Panel:
+        """Of no engine: it notes whose labels it is shown."""
+
+        def ask(self, _: object, truth: LabelledBoxes) -> dict[str, Score]:
+            asked.append(len(truth.boxes))
+            return {}
+
+    review(cast(AnyPanel, Panel()), source, labels, [Period("all", 0.0, 10.0)])
+    assert asked == [1, 3, *range(4, 12)]
 
 
 @pytest.mark.parametrize("code", ["images.unreadable", "images.zip", "camera.open"])
