@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ from agent.errors import CameraError
 from agent.framing import Framing
 from agent.reading import SILENCE_S
 from agent.schema import Finite, Strict
-from agent.source import Asked, Flip, PixelFormat, Source, Transport, is_live, parse_source
+from agent.source import Asked, Decoder, Flip, PixelFormat, Source, Transport, is_live, parse_source
 
 Pixels = Annotated[int, Field(ge=16, le=16384)]
 
@@ -49,6 +49,7 @@ class CameraConfig(Strict):
     policy: Literal["auto", "freshest", "every-frame"] = "auto"
     speed: Finite = Field(default=1.0, ge=0.0)
     transport: Transport = "tcp"
+    decoder: Decoder = "ffmpeg"
     decode_threads: int = Field(default=1, ge=1, le=16)
     pixel_format: PixelFormat | None = None
     width: Pixels | None = None
@@ -71,11 +72,9 @@ class CameraConfig(Strict):
         for key in _OF_THE_KIND:
             if getattr(self, key) != type(self).model_fields[key].default:
                 source.check_takes(key, getattr(self, key))
-        asked = Asked(
-            self.transport, self.decode_threads, self.pixel_format, self.width, self.height, self.fps, self.flip
-        )
+        source = replace(source, asked=Asked(**{each.name: getattr(self, each.name) for each in fields(Asked)}))
         frozen_s = source.usual_frozen_s if self.frozen_s == "auto" else self.frozen_s
-        return replace(source, asked=asked, frozen_s=frozen_s, framing=Framing(self.region, self.masks))
+        return replace(source, frozen_s=frozen_s, framing=Framing(self.region, self.masks))
 
     def based(self, base: Path) -> CameraConfig:
         """The same with its relative paths taken from `base`."""

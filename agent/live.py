@@ -82,7 +82,7 @@ def _read_capture(capture: Any, source: Source, silence_s: float, reading: Readi
                 raise CameraError("camera.lost", f"{source.shown} stopped", "frames", "check the camera and its cable")
             patience.check()
             continue
-        reading.coded_anew = source.kind not in ("rtsp", "http") or capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) != 0.0
+        reading.coded_anew = not source.tells_key_frames or capture.get(cv2.CAP_PROP_LRF_HAS_KEY_FRAME) != 0.0
         reading.losses.came(capture.get(cv2.CAP_PROP_POS_MSEC) / 1000.0, kept_s, failed)
         started, failed, at_once = True, 0, 0
         handed_s = time.monotonic()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from fractions import Fraction
 from typing import Any
 
 import cv2
 
 from agent.errors import CameraError, ConfigError
-from agent.source import WITHOUT_GSTREAMER, Asked, Source
+from agent.pipelines import csi_pipeline, rtsp_pipeline
+from agent.source import WITHOUT_GSTREAMER, Source
 
 # What OpenCV and FFmpeg have to say of a source becomes a CameraError, without its password.
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
@@ -21,15 +21,6 @@ _set_log_level(1)  # LOG_LEVEL_FATAL, which only the newer ones name
 _TIMEOUT_MS = 5000  # for a stream to open: RTSP waits for a key frame
 _OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 _OPENING = threading.Lock()
-_FLIPS = (
-    "none",
-    "counterclockwise",
-    "rotate-180",
-    "clockwise",
-    "horizontal",
-    "",
-    "vertical",
-)  # nvvidconv's flip-method
 _FPS_TOLERANCE = 0.05  # 29.97 is 30
 
 log = logging.getLogger(__name__)
@@ -69,7 +60,8 @@ def open_capture(source: Source, silence_s: float) -> Any:
 def check_readable(source: Source) -> None:
     """Raises ConfigError (`camera.gstreamer`) for what this OpenCV can never open, however often it is tried."""
     if source.needs_gstreamer and not has_gstreamer():
-        found = f"a source of kind {source.kind}, and an OpenCV without GStreamer, as every one from PyPI is"
+        asked = "" if source.kind != "rtsp" else f" with camera.decoder: {source.asked.decoder}"
+        found = f"a source of kind {source.kind}{asked}, and an OpenCV without GStreamer, as every one from PyPI is"
         raise ConfigError("camera.gstreamer", found, "an OpenCV with it", WITHOUT_GSTREAMER)
 
 
@@ -84,21 +76,12 @@ def opencv_version() -> str:
 
 
 def _open_pipeline(source: Source) -> Any:
-    pipeline = csi_pipeline(source.location, source.asked) if source.kind == "csi" else source.location
+    pipeline = source.location
+    if source.kind == "csi":
+        pipeline = csi_pipeline(source.location, source.asked)
+    elif source.kind == "rtsp":
+        pipeline = rtsp_pipeline(source.location, source.asked)
     return cv2.VideoCapture(pipeline, cv2.CAP_GSTREAMER)
-
-
-def csi_pipeline(sensor: str, asked: Asked) -> str:
-    """GStreamer's, for a Jetson's camera. Argus picks the sensor's mode by the size and rate that it is asked for."""
-    mode = [f"{name}={value}" for name, value in (("width", asked.width), ("height", asked.height)) if value]
-    if asked.fps:
-        rate = Fraction(asked.fps).limit_denominator(1001)
-        mode.append(f"framerate={rate.numerator}/{rate.denominator}")
-    return (
-        f"nvarguscamerasrc sensor-id={sensor} ! {','.join(['video/x-raw(memory:NVMM)', 'format=NV12', *mode])} ! "
-        f"nvvidconv flip-method={_FLIPS.index(asked.flip)} ! video/x-raw,format=BGRx ! videoconvert ! "
-        "video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false"
-    )
 
 
 def _open_v4l2(source: Source) -> Any:

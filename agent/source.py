@@ -23,6 +23,7 @@ _SCHEMES = {
 }
 
 Transport = Literal["tcp", "udp"]
+Decoder = Literal["ffmpeg", "gstreamer"]
 PixelFormat = Literal["mjpg", "yuyv"]
 Flip = Literal["none", "clockwise", "counterclockwise", "rotate-180", "horizontal", "vertical"]
 
@@ -33,6 +34,7 @@ _TAKEN_BY = {
     "silence_s": tuple(dict.fromkeys(_SCHEMES.values())),
     "frozen_s": tuple(dict.fromkeys(_SCHEMES.values())),
     "transport": ("rtsp",),
+    "decoder": ("rtsp",),
     "decode_threads": ("rtsp", "http"),
     "pixel_format": ("v4l2",),
     "width": ("v4l2", "csi"),
@@ -42,24 +44,25 @@ _TAKEN_BY = {
 }
 
 WITHOUT_GSTREAMER = (
-    "sources csi: and gst: need JetPack's own OpenCV: a venv with --system-site-packages, and no "
-    "opencv-python-headless in it; files, v4l2, rtsp and http work without"
+    "sources csi: and gst:, and decoder: gstreamer, need JetPack's own OpenCV: a venv with --system-site-packages, and "
+    "no opencv-python-headless in it; files, v4l2, rtsp and http work without"
 )
 
 _FROZEN_S = 1.5
-_FROZEN_KINDS = ("v4l2", "csi", "http", "rtsp")  # of a pipeline nobody tells us how its frames are coded
+_FROZEN_KINDS = ("v4l2", "csi")  # of a pipeline nobody tells us how its frames are coded
 
 
 @dataclass(frozen=True)
 class Asked:
     """What is asked of a camera and its driver; None: what they do by themselves.
 
-    transport: of rtsp. decode_threads: of a stream's decoder, which holds back a frame for each but the first;
+    transport, decoder: of rtsp. decode_threads: of a stream's decoder, which holds back a frame for each but the first;
     OpenCV by itself has one for each core. pixel_format: how frames come over the wire, of v4l2. width, height, fps:
     the mode of v4l2 and csi. flip: by the hardware, of csi.
     """
 
     transport: Transport = "tcp"
+    decoder: Decoder = "ffmpeg"
     decode_threads: int = 1
     pixel_format: PixelFormat | None = None
     width: int | None = None
@@ -87,6 +90,9 @@ class Source:
         for each in fields(Asked):
             if getattr(self.asked, each.name) != each.default:
                 self.check_takes(each.name, getattr(self.asked, each.name))
+        if self.asked.decoder == "gstreamer" and self.asked.decode_threads != Asked.decode_threads:
+            found = f"camera.decode_threads: {self.asked.decode_threads} beside camera.decoder: gstreamer"
+            raise CameraError("camera.option", found, "one of them: they are FFmpeg's threads", "leave one of them out")
 
     def check_takes(self, key: str, value: object) -> None:
         """Raises CameraError (`camera.option`) where this key of `camera:` does nothing for such a source."""
@@ -112,12 +118,17 @@ class Source:
 
     @property
     def needs_gstreamer(self) -> bool:
-        return self.kind in ("csi", "gst")
+        return self.kind in ("csi", "gst") or self.asked.decoder == "gstreamer"
+
+    @property
+    def tells_key_frames(self) -> bool:
+        """Whether it is a stream of a video codec, and which of its pictures stand alone is known."""
+        return self.kind in ("rtsp", "http") and not self.needs_gstreamer
 
     @property
     def usual_frozen_s(self) -> float | None:
         """After how long a camera of this kind that repeats its picture has frozen; None where nothing says so."""
-        return _FROZEN_S if self.kind in _FROZEN_KINDS else None
+        return _FROZEN_S if self.kind in _FROZEN_KINDS or self.tells_key_frames else None
 
 
 def is_live(text: str) -> bool:

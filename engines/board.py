@@ -21,6 +21,11 @@ def board() -> dict[str, str]:
     return facts
 
 
+def is_jetson() -> bool:
+    """Whether it has a Jetson's media hardware, and the release of its software that drives it."""
+    return bool(_read(_RELEASE))
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")

@@ -1,7 +1,8 @@
-"""`python3 pipeline_reader.py SOURCE FRAMES SILENCE_S`: tared's own capture thread, until so many frames have come.
+"""`python3 pipeline_reader.py SOURCE FRAMES SILENCE_S [TRANSPORT]`: our own capture thread, until so many frames came.
 
 For the system's Python, whose OpenCV has GStreamer as JetPack's does, and PyPI's has not. It prints a line of JSON for
-each frame, {"frame", "shape", "bgr"}, and for each loss and return, {"lost"}: the error's code, or null.
+each frame, {"frame", "shape", "bgr"}, and for each loss and return, {"lost"}: the error's code, or null. TRANSPORT: of
+RTSP, for GStreamer to decode.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import json
 import sys
 import threading
 import time
+from dataclasses import replace
 
 from agent.capture import CaptureThread, Frame, FrameSlot
 from agent.errors import CameraError
-from agent.source import parse_source
+from agent.source import Asked, parse_source
 
 _PRINTING = threading.Lock()
 
 
 def main() -> None:
     """Entry point."""
-    source, frames, silence_s = sys.argv[1:]
-    slot = FrameSlot(keep_every=True)
-    thread = CaptureThread(parse_source(source), slot, 1.0, int(frames), on_change, float(silence_s))
+    text, frames, silence_s, *transport = sys.argv[1:]
+    slot, source = FrameSlot(keep_every=True), parse_source(text)
+    if transport:
+        source = replace(source, asked=Asked(transport=transport[0], decoder="gstreamer"))
+    thread = CaptureThread(source, slot, 1.0, int(frames), on_change, float(silence_s))
     thread.start()
     while thread.is_alive() or slot.full:
         thread.look()

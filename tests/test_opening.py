@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -13,13 +14,15 @@ import yaml
 from gstreamer import PYTHON
 from worlds import make_world
 
+from agent import opening, pipelines
 from agent.camera import read_images
 from agent.camera_config import CameraConfig
 from agent.config import load_config
 from agent.daemon import run_daemon
 from agent.doctor.software import examine_software
 from agent.errors import CameraError, ConfigError
-from agent.opening import csi_pipeline, open_capture
+from agent.opening import open_capture
+from agent.pipelines import csi_pipeline, rtsp_pipeline
 from agent.schema import validate
 from agent.source import Asked, Source, parse_source
 from agent.view import _FROZEN_S
@@ -127,6 +130,36 @@ def test_a_sensors_mode_and_flip_are_in_its_pipeline() -> None:
     assert "flip-method=6 " in csi_pipeline("0", Asked(flip="vertical"))
 
 
+def test_rtsp_for_gstreamer_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = """rtsps://us%40er:p'a"s%5Cs@10.0.0.7:322/main?channel=1"""
+    pipeline = rtsp_pipeline(address, Asked(transport="udp"))
+    assert pipeline.startswith('rtspsrc location="rtsps://10.0.0.7:322/main?channel=1" protocols="udp" latency="0" ')
+    assert """user-id="us@er" user-pw="p'a\\"s\\\\s" """ in pipeline
+    assert "nvvidconv" not in pipeline
+    monkeypatch.setattr(pipelines, "is_jetson", lambda: True)  # whose decoder leaves frames where OpenCV has none
+    assert "decodebin ! nvvidconv ! video/x-raw,format=BGRx ! videoconvert ! " in rtsp_pipeline("rtsp://a/b", Asked())
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Asked(decoder="gstreamer"), "camera.decoder: gstreamer, and an OpenCV without GStreamer"),
+        (Asked(), None),
+    ],
+)
+def test_who_decodes_rtsp_is_known_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, asked: Asked, said: str | None
+) -> None:
+    monkeypatch.setattr(opening, "has_gstreamer", lambda: False)
+    source = replace(parse_source("rtsp://a/b"), asked=asked)
+    assert source.tells_key_frames == (said is None)
+    if said is None:
+        opening.check_readable(source)
+        return
+    with pytest.raises(ConfigError, match=said):
+        opening.check_readable(source)
+
+
 def test_a_turned_sensor_gives_the_other_size(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.opening.has_gstreamer", lambda: True)
     driver.size = (720, 1280)
@@ -166,6 +199,8 @@ def test_what_this_opencv_can_never_open_is_refused_at_the_start(
         ),
         ("http://a/b", {"transport": "udp"}, r"camera\.transport: udp for a source of kind http, .*rtsp"),
         ("csi:0", {"decode_threads": 2}, r"camera\.decode_threads: 2 for a source of kind csi,"),
+        ("http://a/b", {"decoder": "gstreamer"}, r"camera\.decoder: gstreamer for a source of kind http, .*rtsp"),
+        ("rtsp://a/b", {"decoder": "gstreamer", "decode_threads": 2}, r"camera\.decode_threads: 2 beside camera"),
         ("csi:0", {"speed": 0}, r"camera\.speed: 0\.0 for .*kind csi, 0; .*video or images"),
         (
             "rtsp://a/b",

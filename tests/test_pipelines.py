@@ -1,5 +1,5 @@
-"""Pipelines of GStreamer (`gst:`), read by tared's own capture thread through an OpenCV that has it: Debian's, for the
-system's Python. A csi camera is such a pipeline, of a plugin that only a Jetson has."""
+"""Pipelines of GStreamer (`gst:`, or of RTSP that it decodes), read by our own capture thread. The OpenCV that has it
+is Debian's, for the system's Python. A csi camera is such a pipeline, of a plugin that only a Jetson has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from brokers import eventually
-from gstreamer import PYTHON, require_opencv
+from gstreamer import PYTHON, require_gstreamer, require_opencv
+from test_rtsp_camera import RtspCamera
 
 READER = Path(__file__).with_name("pipeline_reader.py")
 ROOT = READER.parents[1]
@@ -60,9 +61,9 @@ class Reader:
 
 
 @contextmanager
-def reading(pipeline: str, frames: int = 0, silence_s: float = 2.0) -> Iterator[Reader]:
-    """frames: after which it ends; 0: never."""
-    command = [PYTHON, str(READER), f"gst:{pipeline}", str(frames), str(silence_s)]
+def reading(source: str, frames: int = 0, silence_s: float = 2.0, transport: str = "") -> Iterator[Reader]:
+    """frames: after which it ends; 0: never. transport: of RTSP."""
+    command = [PYTHON, str(READER), source, str(frames), str(silence_s), *filter(None, [transport])]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -79,7 +80,7 @@ class Sender:
         self._listener = socket.create_server(("127.0.0.1", 0))
         port = self._listener.getsockname()[1]
         shape = f"width={WIDTH} height={HEIGHT} format=bgr framerate=20/1"
-        self.pipeline = f"tcpclientsrc host=127.0.0.1 port={port} ! rawvideoparse {shape} ! {BGR}"
+        self.source = f"gst:tcpclientsrc host=127.0.0.1 port={port} ! rawvideoparse {shape} ! {BGR}"
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._send, daemon=True)
 
@@ -104,7 +105,9 @@ class Sender:
 
 def test_its_frames_are_pictures_in_bgr_and_its_end_is_a_loss_behind_which_it_is_opened_again() -> None:
     size = f"video/x-raw,width={WIDTH},height={HEIGHT}"
-    with reading(f"videotestsrc num-buffers=10 pattern=red ! {size} ! {BGR.replace(' drop=true', '')}", 25) as reader:
+    with reading(
+        f"gst:videotestsrc num-buffers=10 pattern=red ! {size} ! {BGR.replace(' drop=true', '')}", 25
+    ) as reader:
         reader.wait()
     assert [each["frame"] for each in reader.frames] == list(range(25))
     assert {tuple(each["shape"]) for each in reader.frames} == {(HEIGHT, WIDTH, 3)}
@@ -117,7 +120,7 @@ def test_its_frames_are_pictures_in_bgr_and_its_end_is_a_loss_behind_which_it_is
 
 def test_one_that_stalls_is_silent_within_two_seconds_and_is_back_with_its_frames() -> None:
     """Though the read hangs in the pipeline meanwhile; it is opened again behind that."""
-    with Sender() as sender, reading(sender.pipeline) as reader:
+    with Sender() as sender, reading(sender.source) as reader:
         eventually(lambda: len(reader.frames) > 20, 30.0)
         assert reader.losses == []
         sender.silent = True
@@ -132,6 +135,29 @@ def test_one_that_stalls_is_silent_within_two_seconds_and_is_back_with_its_frame
 
 
 def test_one_that_cannot_be_opened_is_told_as_such() -> None:
-    with reading(f"v4l2src device=/dev/nothing ! {BGR}") as reader:
+    with reading(f"gst:v4l2src device=/dev/nothing ! {BGR}") as reader:
         eventually(lambda: reader.losses == ["camera.open"], 30.0)
         assert reader.frames == []
+
+
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+def test_rtsp_is_decoded_by_what_there_is_for_its_codec(transport: str) -> None:
+    """H.264: the decoder that Debian has for H.265, libde265's, corrupts memory."""
+    require_gstreamer("GstRtspServer")
+    camera = RtspCamera()
+    with camera.running(), reading(camera.url, 20, transport=transport) as reader:
+        reader.wait()
+    assert {tuple(each["shape"]) for each in reader.frames} == {(240, 320, 3)}
+    assert all(40 < level < 215 for each in reader.frames for level in each["bgr"])  # snow
+
+
+def test_rtsp_that_dies_and_comes_back_is_served_again() -> None:
+    require_gstreamer("GstRtspServer")
+    camera = RtspCamera()
+    with reading(camera.url, transport="tcp") as reader:
+        with camera.running():
+            eventually(lambda: len(reader.frames) > 10, 30.0)
+        eventually(lambda: reader.losses[-1:] == ["camera.lost"], 10.0)
+        came = len(reader.frames)
+        with camera.running():
+            eventually(lambda: len(reader.frames) > came and reader.losses[-1:] == [None], 30.0)
