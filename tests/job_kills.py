@@ -143,13 +143,12 @@ class Case:
 
 def live_world(world: World, port: int) -> World:
     """The same with a camera that is a live one to the daemon, and a broker; nothing starts there by itself."""
-    for section, values in {
-        "camera": {"source": "rtsp://camera"},
-        "observe": {"period_s": 0.05, "alert_period_s": 0.05},
-        "recalibration": {"cooldown_s": 0.0, "automatic": False, "max_loss": 1.0, "max_slowdown": 100.0},
-        "mqtt": {"host": "127.0.0.1", "port": port},
-    }.items():
-        world.config.setdefault(section, {}).update(values)
+    world.change(
+        camera={"source": "rtsp://camera"},
+        observe={"period_s": 0.05, "alert_period_s": 0.05},
+        recalibration={"cooldown_s": 0.0, "automatic": False, "max_loss": 1.0, "max_slowdown": 100.0},
+        mqtt={"host": "127.0.0.1", "port": port},
+    )
     (world.folder / "scene").write_text(str(world.folder / "clip.avi"))
     return world
 

@@ -48,10 +48,9 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[st
 def copy_of(world: World, folder: Path, **changes: Mapping[str, object]) -> World:
     """The world in a folder of its own; changes: sections of config.yaml to update."""
     shutil.copytree(world.folder, folder, symlinks=True)
-    config = {**world.config}
-    for section, values in changes.items():
-        config[section] = {**config[section], **values}
-    return World(folder, config)
+    copy = World(folder, {**world.config})
+    copy.change(**changes)
+    return copy
 
 
 def labelled(answers: list[str], frames: int) -> dict[int, str]:

@@ -154,15 +154,14 @@ class Place:
 def place(tmp_path: Path, any_broker: RealBroker) -> Place:
     worlds = {light: make_world(tmp_path / str(light), lambda _, light=light: light, 20.0) for light in (NIGHT, DAY)}
     world, clips = worlds[NIGHT], {light: each.folder / "clip.avi" for light, each in worlds.items()}
-    for section, values in {
-        "camera": {"source": "rtsp://camera"},
-        "observe": {"period_s": 0.05, "alert_period_s": 0.05},
-        "drift": {"block_s": 0.2, "false_alarms_per_30d": 1000.0},
-        "regimes": {"dwell_s": 1.0, "fidelity": 0.0},
-        "recalibration": {"per_day": 1},
-        "mqtt": {"host": any_broker.host, "port": any_broker.port},
-    }.items():
-        world.config.setdefault(section, {}).update(values)
+    world.change(
+        camera={"source": "rtsp://camera"},
+        observe={"period_s": 0.05, "alert_period_s": 0.05},
+        drift={"block_s": 0.2, "false_alarms_per_30d": 1000.0},
+        regimes={"dwell_s": 1.0, "fidelity": 0.0},
+        recalibration={"per_day": 1},
+        mqtt={"host": any_broker.host, "port": any_broker.port},
+    )
     made = Place(world, clips, tmp_path / "scene", any_broker)
     made.see(NIGHT)
     with made.living("first") as first:

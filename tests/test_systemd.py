@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from agent import capture, child, mjpeg, opening, pipeline
+from agent import capture, child, opening, pipeline
 from agent.camera_config import CameraConfig
 from agent.connection import CONNECT_TIMEOUT_S
 from agent.credentials import located
 from agent.errors import ConfigError
 from agent.installation import DROP_INS as DROP_IN_NAMES
 from agent.link import MqttLink
+from agent.reading import first_picture_s
 from engines.seal import CREDENTIAL, find_key
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -106,9 +107,9 @@ def test_a_lost_camera_is_tried_again_well_within_the_watchdogs_time() -> None:
     assert len(caps) == 1
     with pytest.raises(ValidationError):
         CameraConfig(source="csi:0", silence_s=_LONGEST_SILENCE_S + 0.1)
-    # To wait, to open, and for a frame that never comes.
-    attempt_s = float(caps[0]) + max(opening._TIMEOUT_MS / 1000.0, mjpeg._OPEN_S) + _LONGEST_SILENCE_S
-    assert attempt_s < int(read_unit()["WatchdogSec"]) / 2
+    # To wait, to open, and for a first picture that never comes.
+    attempt_s = float(caps[0]) + opening._TIMEOUT_MS / 1000.0 + first_picture_s(_LONGEST_SILENCE_S)
+    assert attempt_s < 2 / 3 * int(read_unit()["WatchdogSec"])
 
 
 def test_nothing_but_frame_progress_pings() -> None:

@@ -113,14 +113,13 @@ def codes(life: Life) -> set[str]:
 def calibrated_board(folder: Path, broker: RealBroker) -> Board:
     """Where an engine is current and another one previous, and no daemon is."""
     board = Board(make_world(folder, lambda _: _CLEAR, 20.0), broker)
-    for section, values in {
-        "camera": {"source": "rtsp://camera"},
-        "observe": {"period_s": 0.05, "alert_period_s": 0.05},
-        "recalibration": {"cooldown_s": 0.0, "automatic": False, "max_loss": 1.0},
-        "store": {"keep": 1},
-        "mqtt": {"host": broker.host, "port": broker.port},
-    }.items():
-        board.world.config.setdefault(section, {}).update(values)
+    board.world.change(
+        camera={"source": "rtsp://camera"},
+        observe={"period_s": 0.05, "alert_period_s": 0.05},
+        recalibration={"cooldown_s": 0.0, "automatic": False, "max_loss": 1.0},
+        store={"keep": 1},
+        mqtt={"host": broker.host, "port": broker.port},
+    )
     write_clip(board.world.folder / "dark.avi", lambda _: _DARK, 200)
     show(board)
     with board.living("calibrating") as life:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,13 @@ class World:
     @property
     def state_dir(self) -> Path:
         return self.folder / "state"
+
+    def change(self, **sections: Mapping[str, Any]) -> None:
+        """Sections of config.yaml to update. A camera in the clip's place has no speed."""
+        for section, values in sections.items():
+            self.config[section] = {**self.config.get(section, {}), **values}
+        if is_live(self.config["camera"]["source"]):
+            self.config["camera"].pop("speed", None)
 
     def command(self, *arguments: str) -> list[str]:
         """`tared run` in this world, the daemon as users start it."""
@@ -102,8 +109,7 @@ def run_until(
 
 
 def make_world(folder: Path, light: Callable[[float], float], seconds: float, **changes: Any) -> World:
-    """light: from media time in s to brightness in [0, 1]. changes: sections of config.yaml to update; a camera in the
-    clip's place has no speed."""
+    """light: from media time in s to brightness in [0, 1]. changes: as World's."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(residual_net((1, 3, 8, 8)), folder / "model.onnx")
     (folder / "model.yaml").write_text(yaml.safe_dump(SPEC))
@@ -120,11 +126,9 @@ def make_world(folder: Path, light: Callable[[float], float], seconds: float, **
         "store": {"reserve_bytes": 0},
         "mqtt": {"device": "board", "telemetry_period_s": 0.5},
     }
-    for section, values in changes.items():
-        config[section] = {**config.get(section, {}), **values}
-    if is_live(config["camera"]["source"]):
-        config["camera"].pop("speed")
-    return World(folder, config)
+    world = World(folder, config)
+    world.change(**changes)
+    return world
 
 
 def write_clip(path: Path, light: Callable[[float], float], frames: int) -> None:
