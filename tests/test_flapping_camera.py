@@ -89,6 +89,7 @@ def test_one_that_ends_each_connection_soon_is_lost_once_and_its_frames_are_serv
         assert len(watched.changes) == 2
 
 
+@pytest.mark.trial
 def test_attempts_stay_rare_while_it_flaps(camera: MjpegServer) -> None:
     """As of one that is not there at all: half a second apart, in the mean."""
     camera.hang_up_after = 1

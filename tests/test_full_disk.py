@@ -72,6 +72,7 @@ def stopped(process: subprocess.Popen[str]) -> str:
     return errors
 
 
+@pytest.mark.trial
 def test_a_full_disk_costs_the_command_and_with_room_again_the_next_one_succeeds(
     tmp_path: Path, any_broker: RealBroker
 ) -> None:

@@ -187,7 +187,7 @@ def test_the_daemon_serves_it_and_tells_of_its_silence(tmp_path: Path) -> None:
     assert summary["frames"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_one_that_repeats_its_picture_is_told_of_as_frozen_and_not_as_a_view(tmp_path: Path) -> None:
     """For longer than the observer would take to say so of the view, had it been given any of the repeated frames."""
 

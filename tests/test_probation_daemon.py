@@ -160,7 +160,7 @@ def ids(said: str, event: str) -> list[str]:
     return re.findall(f"event={event} .*?artefact='([0-9a-f]{{16}})'", said)
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_a_slow_first_inference_is_forgiven_and_what_a_signal_ends_leaves_the_store(tmp_path: Path) -> None:
     camera = Camera(tmp_path, **LONG, deadline_s=1.0)
     summary, said = run_until(camera.command("late"), "event=swap")

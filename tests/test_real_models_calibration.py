@@ -21,7 +21,7 @@ from calibrate.histogram import AbsHistogram, merge
 from engines.backend import BackendOptions, open_backend
 
 
-@pytest.mark.slow
+@pytest.mark.trial
 def test_memory_does_not_grow_with_the_number_of_frames(lab: Lab) -> None:
     peaks = {}
     for count in (64, 1024):

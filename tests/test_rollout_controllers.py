@@ -120,6 +120,7 @@ def test_of_two_that_claim_at_once_one_has_it(where: str) -> None:
     assert claimed == [identity]
 
 
+@pytest.mark.trial
 def test_a_result_that_came_while_there_was_no_controller_is_found(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 1, job_s=1.5) as simulation, Commands(mosquitto) as commands:

@@ -204,6 +204,7 @@ def test_a_busy_board_is_asked_again(mosquitto: RealBroker, tmp_path: Path) -> N
     assert len(told[topics(1).device]) == 2  # the refused one has another id
 
 
+@pytest.mark.trial
 def test_each_command_is_signed_for_its_board_and_kept_as_it_was_sent(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     private, public, _ = new_key(tmp_path / "operator")

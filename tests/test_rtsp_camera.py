@@ -161,6 +161,7 @@ def test_pictures_of_another_size_are_served_as_large_as_the_first() -> None:
     assert not (later[-1] == later[-2]).all()
 
 
+@pytest.mark.trial
 def test_each_thread_of_a_decoder_but_the_first_holds_a_frame_back() -> None:
     """Which is why there is one; what is held comes at a timeout, when the camera sends nothing any more."""
 

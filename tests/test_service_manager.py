@@ -131,7 +131,7 @@ def installed(tmp_path: Path) -> Installed:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize("deaf", [False, pytest.param(True, marks=pytest.mark.trial)])
 def test_a_hung_inference_is_ended_within_the_watchdogs_time_and_serves_again(installed: Installed, deaf: bool) -> None:
     if deaf:
         installed.switch("deaf")
