@@ -100,8 +100,16 @@ def carried_out(where: str, spec: Spec, listener: Listener) -> Course:
     return Course(state, waves, gates, time.monotonic() - began_s, listener.told())
 
 
-def rollouts(devices: int, period_s: float, where: str, folder: Path, job_s: float = 20.0) -> list[Course]:
-    """Both of them, at one fleet. job_s: what a job takes there, in the median."""
+def rollouts(
+    devices: int,
+    period_s: float,
+    where: str,
+    folder: Path,
+    job_s: float = 20.0,
+    failures: float = 0.01,
+    gates: str = _GATES,
+) -> list[Course]:
+    """Both of them, at one fleet. job_s: what a job takes there, in the median. failures: how many of them fail."""
     broker = Broker(folder)
     process = broker.start()
     endpoint = Endpoint("127.0.0.1", broker.port)
@@ -114,7 +122,7 @@ def rollouts(devices: int, period_s: float, where: str, folder: Path, job_s: flo
     first, last = round(0.05 * devices), round(0.25 * devices) - 1
     bad = Bad(_BAD_METHOD, first, last)
     wishes = Wishes(
-        devices, fleet=_FLEET, period_s=period_s, commit_s=5.0, bad=bad, job_s=job_s, failures=0.01, settle_s=60.0
+        devices, fleet=_FLEET, period_s=period_s, commit_s=5.0, bad=bad, job_s=job_s, failures=failures, settle_s=60.0
     )
     simulation, found = Simulation(endpoint, wishes), list[Course]()
 
@@ -128,7 +136,7 @@ def rollouts(devices: int, period_s: float, where: str, folder: Path, job_s: flo
         with Listener(endpoint) as listener:
             for method in ("percentile:99.99", _BAD_METHOD):
                 arguments = {"frames": "64", "method": method}
-                spec = Spec("recalibrate", arguments, gates=_GATES, soak_s=1.2 * period_s, at_once=1000, order="name")
+                spec = Spec("recalibrate", arguments, gates=gates, soak_s=1.2 * period_s, at_once=1000, order="name")
                 found.append(carried_out(where, spec, listener))
 
     operator = threading.Thread(target=operate, name="operator")
