@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.fleet_rollout import bars, rollouts
 
-# In waves so small one board that fails is a share, and fidelity after four seconds is chance; that a bad engine takes 1.4
-# times as long is not.
+# In waves so small one board that fails is a share, and fidelity after four seconds is chance; that a bad engine takes
+# 1.4 times as long is not.
 GATES = "fidelity>=0.2,latency_p99<=1.25x,failures<=5%"
 
 
