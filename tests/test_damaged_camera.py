@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from brokers import eventually
 from test_live_camera import Watched
+from v4l2_driver import V4l2Driver
 
 from agent.camera import read_images
 from agent.errors import CameraError
@@ -24,28 +25,13 @@ from agent.source import Source
 PERIOD_S = 0.02
 
 
-class Driver:
+class Driver(V4l2Driver):
     """OpenCV's capture on a V4L2 device, which needs a kernel's. fails: which reads do; of a dead one all, at once."""
 
+    period_s = PERIOD_S
     fails: Callable[[int], bool]
     dies_after = 10_000
     hangs: ClassVar[dict[int, int]] = {}  # for so many periods before these, once
-
-    def __init__(self, *_: object) -> None:
-        self._number = 0
-
-    def isOpened(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
-
-    def set(self, *_: object) -> bool:
-        return True
-
-    def get(self, what: int) -> float:
-        known = {cv2.CAP_PROP_FPS: 1.0 / PERIOD_S, cv2.CAP_PROP_POS_MSEC: 1000.0 * PERIOD_S * self._number}
-        return known.get(what, 0.0)
 
     def read(self) -> tuple[bool, np.ndarray | None]:
         if self._number >= self.dies_after:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from test_daemon_observer import Listening
+from v4l2_driver import V4l2Driver
 from worlds import make_world
 
 from agent.config import load_config
@@ -25,25 +26,14 @@ PERIOD_S = 0.01
 ENGINE_S = 0.05
 
 
-class Driver:
+class Driver(V4l2Driver):
     """A V4L2 driver with one buffer, as OpenCV shows it: what nobody fetched in time is overwritten."""
 
-    def __init__(self, *_: object) -> None:
+    period_s = PERIOD_S
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given)
         self._began_s = time.monotonic()
-        self._number = 0
-
-    def isOpened(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
-
-    def set(self, *_: object) -> bool:
-        return True
-
-    def get(self, what: int) -> float:
-        known = {cv2.CAP_PROP_FPS: 1.0 / PERIOD_S, cv2.CAP_PROP_POS_MSEC: 1000.0 * PERIOD_S * self._number}
-        return known.get(what, 0.0)
 
     def read(self) -> tuple[bool, np.ndarray]:
         passed = int((time.monotonic() - self._began_s) / PERIOD_S)
