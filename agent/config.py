@@ -1,4 +1,4 @@
-"""config.yaml as one frozen schema. Every key is documented in the config.yaml at the project's root."""
+"""The `commands` and `privacy` sections of config.yaml."""
 
 from __future__ import annotations
 
@@ -10,16 +10,53 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
-from agent.camera_config import CameraConfig
-from agent.commands_config import CommandsConfig, PrivacyConfig
-from agent.model_spec import ModelSpec, rebase
-from agent.mqtt_config import MqttConfig
-from agent.results_config import ResultsConfig
-from agent.schema import Finite, Strict, read_yaml, stated, validate
+from agent.camera.config import CameraConfig
+from agent.common.credentials import FileOrCredential, based
+from agent.common.schema import Finite, Strict, read_yaml, stated, validate
+from agent.mqtt.config import MqttConfig
+from agent.vision.spec import ModelSpec, rebase
 from calibrate.errors import CalibrationError
 from calibrate.threshold import parse_method
-from engines.backend import BackendOptions
-from engines.seal import find_key
+from engines.interface import BackendOptions
+from engines.store.signing import find_key
+
+
+class CommandsConfig(Strict):
+    """Whose word counts. product: what releases have to name. unsigned: None refuses where there are keys, and from a
+    broker on another machine."""
+
+    operator_keys: tuple[FileOrCredential, ...] = ()
+    release_keys: tuple[FileOrCredential, ...] = ()
+    product: str | None = Field(default=None, min_length=1, max_length=256)
+    unsigned: Literal["refuse", "allow"] | None = None
+    clock: Literal["synchronised", "trusted"] = "synchronised"
+
+    def based(self, base: Path) -> CommandsConfig:
+        """The same section, relative paths taken from the folder `base`."""
+        update = {
+            name: tuple(based(path, base) for path in getattr(self, name)) for name in ("operator_keys", "release_keys")
+        }
+        return self.model_copy(update=update)
+
+
+class PrivacyConfig(Strict):
+    """What of the pictures may leave the board, and what of the counts that calibrate."""
+
+    snapshot: bool = False
+    histograms: bool = False
+
+
+class ResultsConfig(Strict):
+    """Who gets the answer to each frame."""
+
+    file: Path | None = None
+    socket: Path | None = None
+    mqtt_per_s: Finite = Field(default=0.0, ge=0.0, le=60.0)
+
+    def based(self, base: Path) -> ResultsConfig:
+        """The same section, relative paths taken from the folder `base`."""
+        paths = {"file": self.file, "socket": self.socket}
+        return self.model_copy(update={name: base / path if path else None for name, path in paths.items()})
 
 
 def _known_method(method: str) -> str:

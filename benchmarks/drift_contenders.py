@@ -9,9 +9,8 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.budget import ObservationBudget
-from agent.gain import GainEvidence
-from agent.sampling import Blocks
+from agent.monitoring.drift import Blocks, GainEvidence
+from agent.monitoring.observation_budget import ObservationBudget
 from benchmarks.drift_streams import Floats, gains_db, noises_db
 from benchmarks.peers import Worker
 from calibrate.evidence import DriftDetector

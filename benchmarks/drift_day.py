@@ -21,11 +21,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.budget import ObservationBudget
-from agent.camera import read_images
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
 from agent.config import DriftConfig, RegimesConfig
-from agent.drift import DriftMonitor, Regime
-from agent.source import parse_source
+from agent.monitoring.drift import DriftMonitor, Regime
+from agent.monitoring.observation_budget import ObservationBudget
 from benchmarks.corruption import Image
 from benchmarks.drift_rungs import CLIPS, LAYOUT, Ladder
 from benchmarks.drift_signals import OURS, OWN

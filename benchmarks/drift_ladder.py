@@ -31,7 +31,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.fidelity import MatchCounts
+from agent.vision.fidelity import MatchCounts
 from benchmarks.drift_rungs import CLIPS, GAIN_DB, LAYOUT, RUNS, Floats, Rung, climb, loses_fidelity
 from benchmarks.drift_signals import OURS, SIGNALS, Score, auc, bootstrapped, spearman
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish

@@ -11,29 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from agent.camera import read_images
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
 from agent.config import DriftConfig, RegimesConfig
-from agent.detections import Detections
-from agent.drift import DriftMonitor, Regime
-from agent.fidelity import MatchCounts, count_matches, fidelity
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
+from agent.models.model import Model, calibrate, open_model, tap_weights
+from agent.monitoring.drift import DriftMonitor, Regime
 from agent.planning.what_if import WhatIf
-from agent.source import parse_source
-from agent.vision import VisionTask
-from agent.weights import tap_weights
+from agent.vision.detections import Detections
+from agent.vision.fidelity import MatchCounts, count_matches, fidelity
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
 from benchmarks.corruption import CONDITIONS, SEVERITIES, Image, corrupt
 from benchmarks.drift_signals import EVEN, OURS, OWN, Signals
 from benchmarks.models import DATA, MODELS
 from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.plan import PrecisionPlan
 from calibrate.sensitivity import measure_blocks, share_out
-from engines.backend import Array, Engine, open_backend
 from engines.calibration import Calibration
-from engines.channels import observe_channels
-from engines.fusion import fusion_groups
-from engines.planned import quantised_graph
-from engines.repairs import propose_repairs
+from engines.interface import Array, Engine
+from engines.quantise.apply_plan import quantised_graph
+from engines.quantise.fusion import fusion_groups
+from engines.quantise.repairs import observe_channels, propose_repairs
+from engines.registry import open_backend
 
 CLIPS = {
     "vehicles": "vid_vehicle_surveillance_640x352.mp4",

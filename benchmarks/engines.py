@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from agent.fidelity import fidelity
-from agent.model import calibrate
+from agent.models.model import calibrate
+from agent.vision.fidelity import fidelity
 from benchmarks.models import MODELS, observe
-from engines.backend import open_backend
-from engines.macs import int8_macs_share
-from engines.qdq import insert_qdq
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.fusion import int8_macs_share
+from engines.registry import open_backend
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from queue import Empty
 
 import psutil
 
-from agent.messages import Ack, CameraTelemetry, Fidelity, Latency, Status, Telemetry
-from agent.mqtt import Endpoint, MqttClient
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.contract.messages import Ack, CameraTelemetry, Fidelity, Latency, Status, Telemetry
+from agent.contract.topics import Topics
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres
 from benchmarks.report import Section, add_output_option, at_least, bars_section, publish
 

@@ -23,19 +23,18 @@ from pathlib import Path
 
 import psutil
 
-from agent.console import set_up_logging
-from agent.endpoint import Endpoint
-from agent.intake import Intake
-from agent.mqtt import MqttClient
+from agent.common.console import set_up_logging
+from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import Endpoint
 from benchmarks.fleet_storm import Broker, wait_for_collector
 from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
-from fleet.devices import Devices
-from fleet.rollout.book import RolloutBook
+from fleet.devices.devices import Devices
+from fleet.rollout.register import RolloutBook
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target
-from fleet.simulator.faults import Bad
+from fleet.simulator.options import Bad, Wishes
 from fleet.simulator.simulation import Simulation, allow_files
-from fleet.simulator.wishes import Wishes
 from fleet.store import open_existing
 
 _FLEET = "rollout"

@@ -26,15 +26,15 @@ from pathlib import Path
 
 import psutil
 
-from agent.console import set_up_logging
-from agent.endpoint import Endpoint
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.common.console import set_up_logging
+from agent.contract.topics import Topics
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.message import Message
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
-from fleet.reports import Reports
+from fleet.devices.reports import Reports
+from fleet.simulator.options import Wishes
 from fleet.simulator.simulation import Outcome, Simulation, allow_files
-from fleet.simulator.wishes import Wishes
 from fleet.store import open_store
 
 _FLEET = "storm"

@@ -28,8 +28,9 @@ from benchmarks.gpu_timing import Contender, Speed, median_wall_ms, take_turns
 from calibrate.divergence import LEVELS, kl_divergence
 from calibrate.histogram import AbsHistogram, abs_histogram
 from calibrate.threshold import entropy_window
-from engines.cuda import Gpu
-from engines.kernels import DeviceError, DeviceHistograms, Executor, search_entropy
+from engines.cuda.gpu import Gpu
+from engines.cuda.kernels import DeviceHistograms, Executor, search_entropy
+from engines.errors import DeviceError
 
 SEARCHED = 200
 _IN_A_ROW = 20  # launches of a sample, of which a frame's takes some ten microseconds

@@ -21,14 +21,15 @@ from onnx import ModelProto, TensorProto, helper
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.fidelity import sqnr_db
-from agent.model import calibrate
+from agent.models.model import calibrate
+from agent.vision.fidelity import sqnr_db
 from benchmarks.models import MODELS, observe
 from benchmarks.report import Section, add_output_option, publish
-from engines.backend import Array, Backend, open_backend
-from engines.half import HalfForm, half_precision
-from engines.qdq import insert_qdq
-from engines.topology import tensor_types
+from engines.graph.topology import tensor_types
+from engines.half.convert import HalfForm, half_precision
+from engines.interface import Array, Backend
+from engines.quantise.apply_plan import insert_qdq
+from engines.registry import open_backend
 
 Outputs = Mapping[str, Array]
 COLUMNS = (

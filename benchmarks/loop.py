@@ -20,7 +20,7 @@ import psutil
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.mqtt import Endpoint
+from agent.mqtt.client import Endpoint
 from benchmarks.loop_cameras import fairness
 from benchmarks.loop_memory import flat, memory
 from benchmarks.loop_peers import beside_peers

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from agent.mqtt import Endpoint
+from agent.mqtt.client import Endpoint
 from benchmarks.loop_daemon import CLIP, UNOBSERVED, Daemon, spec
 from benchmarks.models import DATA
 from benchmarks.peers import ROOT

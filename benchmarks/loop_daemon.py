@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import yaml
 
-from agent.mqtt import Endpoint
+from agent.mqtt.client import Endpoint
 from benchmarks.models import DATA, MODELS
 from benchmarks.peers import ROOT
 

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 from rich.progress import Progress
 
-from agent.mqtt import Endpoint
+from agent.mqtt.client import Endpoint
 from benchmarks.loop_cameras import camera
 from benchmarks.loop_daemon import Daemon, endless, spec
 from benchmarks.report import Bar, Section, at_most

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-from agent.mqtt import Endpoint
+from agent.mqtt.client import Endpoint
 from benchmarks.loop_cameras import camera
 from benchmarks.loop_daemon import OBSERVED, UNOBSERVED, Daemon, endless, spec
 from benchmarks.peers import INFERENCE, SUPERVISION, Peer, PeerError, Worker

@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
-from agent.camera import read_images
-from agent.model import open_model
-from agent.model_spec import ModelSpec
-from agent.mqtt import Endpoint
-from agent.source import parse_source
-from agent.vision import VisionTask
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.models.model import open_model
+from agent.mqtt.client import Endpoint
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
 from benchmarks.loop_daemon import endless, spec
 from benchmarks.report import Bar, Section
-from engines.backend import Engine, open_backend
+from engines.interface import Engine
+from engines.registry import open_backend
 
 _FRAMES, _APART = 30, 10  # spread over the clip, more than the caches near the processor hold
 _WARM_S = 0.5

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from agent.mqtt import Endpoint
+from agent.mqtt.client import Endpoint
 from benchmarks.loop_daemon import OBSERVED, UNOBSERVED, Daemon, endless, spec
 from benchmarks.peers import TARED, Worker
 from benchmarks.report import Bar, Section, at_least, at_most, times

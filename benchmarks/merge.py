@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.histogram_upload import Facts, read_upload, write_upload
+from agent.contract.histograms import Facts, read_upload, write_upload
 from benchmarks.report import Section, add_output_option, at_least, bars_section, publish
-from calibrate import rice
+from calibrate import count_codec as rice
 from calibrate.histogram import AbsHistogram, abs_histogram, from_bytes, merge_all, to_bytes
 from engines.calibration import load_histograms
-from fleet.merging import Merger
-from fleet.outliers import Group, Sketch
+from fleet.merge.calibration import Merger
+from fleet.merge.outliers import Group, Sketch
 
 BINS = 4096
 POOL = 64

@@ -19,15 +19,16 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from agent.fidelity import fidelity, sqnr_db
-from agent.metrics import evaluate
-from agent.model import calibrate
+from agent.models.model import calibrate
+from agent.vision.evaluation import evaluate
+from agent.vision.fidelity import fidelity, sqnr_db
 from benchmarks.models import DATA, MODELS, Observed, observe
 from calibrate.histogram import AbsHistogram, to_bytes
 from calibrate.noise import noise_to_signal
 from calibrate.threshold import histogram_amax
-from engines.backend import Backend, Engine, open_backend
-from engines.qdq import insert_qdq
+from engines.interface import Backend, Engine
+from engines.quantise.apply_plan import insert_qdq
+from engines.registry import open_backend
 
 METHODS = (
     "entropy",

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.camera import read_images
-from agent.model import Model, open_model
-from agent.model_spec import ModelSpec
-from agent.sampling import Collection
-from agent.source import parse_source
-from agent.vision import VisionTask
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.collection.collection import Collection
+from agent.models.model import Model, open_model
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
 from calibrate.histogram import AbsHistogram
-from engines.backend import Backend
+from engines.interface import Backend
 
 DATA = Path(os.environ.get("TARED_SHARED") or Path(__file__).resolve().parents[2] / "shared") / "data"
 IMAGES = 64

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.model import Model, calibrate
+from agent.models.model import Model, calibrate
 from benchmarks.models import MODELS, observe
 from benchmarks.report import Section, add_output_option, publish
-from engines.backend import Backend, BackendOptions, BuildRequest, Built, open_backend
-from engines.qdq import insert_qdq
+from engines.interface import Backend, BackendOptions, BuildRequest, Built
+from engines.quantise.apply_plan import insert_qdq
+from engines.registry import open_backend
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
 
 PRECISIONS = ("int8", "fp16", "fp32")

@@ -17,17 +17,18 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.camera import read_images
-from agent.model import open_model
-from agent.model_spec import ModelSpec
-from agent.source import parse_source
-from agent.vision import VisionTask
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.models.model import open_model
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
 from benchmarks.models import DATA, MODELS
 from benchmarks.report import Section, add_output_option, publish
 from calibrate.histogram import AbsHistogram, merge_into
-from engines.backend import Backend, open_backend
-from fleet.merging import Merger
-from fleet.outliers import Distance, Group, Limits, Sketch
+from engines.interface import Backend
+from engines.registry import open_backend
+from fleet.merge.calibration import Merger
+from fleet.merge.outliers import Distance, Group, Limits, Sketch
 
 BOARDS = 12
 Image = NDArray[np.uint8]

@@ -15,18 +15,19 @@ import onnxruntime as ort
 import yaml
 from numpy.typing import NDArray
 
-from agent.camera import read_images
-from agent.decode import Prediction
-from agent.fidelity import fidelity
-from agent.metrics import evaluate
-from agent.model import open_model
-from agent.model_spec import load_model_spec
-from agent.source import parse_source
-from agent.vision import VisionTask
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.models.model import open_model
+from agent.vision.decode import Prediction
+from agent.vision.evaluation import evaluate
+from agent.vision.fidelity import fidelity
+from agent.vision.spec import load_model_spec
+from agent.vision.task import VisionTask
 from benchmarks.engines import take_turns
 from benchmarks.models import DATA, MODELS
 from benchmarks.precision_peers import CONTENDERS, FP32, Int8Part, Job, Made, int8_part
-from engines.backend import Engine, open_backend
+from engines.interface import Engine
+from engines.registry import open_backend
 
 COCO, LABELS = "img_coco_train2017_first128_labelled.zip", "classes.txt"
 CIFAR_TRAIN, CIFAR_TEST = "img_cifar10_train_calib_500.zip", "img_cifar10_test_A_3000.zip"

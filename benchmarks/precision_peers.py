@@ -16,11 +16,10 @@ from typing import Any
 from onnx import load_from_string
 
 from benchmarks.peers import HERE, MODELOPT, ROOT, WORKERS, Peer, PeerError, interpreter
-from engines.artefact import read_artefact
-from engines.macs import node_macs
-from engines.own_int8 import QUANTISE, own_int8
-from engines.placement import COMPUTE_OPS
-from engines.topology import Topology
+from engines.graph.existing_qdq import QUANTISE, own_int8
+from engines.graph.topology import COMPUTE_OPS, Topology
+from engines.quantise.fusion import node_macs
+from engines.store.artefact import read_artefact
 
 
 @dataclass(frozen=True)

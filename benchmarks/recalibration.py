@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.errors import AgentError
-from agent.mqtt import Endpoint
-from agent.topics import Topics
+from agent.common.errors import AgentError
+from agent.contract.topics import Topics
+from agent.mqtt.client import Endpoint
 from benchmarks.models import DATA, MODELS
 from benchmarks.report import Bar, Section, add_output_option, at_least, at_most, bars_section, publish, times
 from fleet.operator import new_command, send

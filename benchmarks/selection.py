@@ -21,20 +21,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.camera import read_images
-from agent.chosen_frames import shown_classes
-from agent.fidelity import fidelity, sqnr_db
-from agent.luma_grid import LumaGrid
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
-from agent.sampling import Collection
-from agent.selection import TAKEN, Selection
-from agent.source import parse_source
-from agent.vision import VisionTask
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.collection.collection import Collection, shown_classes
+from agent.collection.selection import TAKEN, LumaGrid, Selection
+from agent.models.model import Model, calibrate, open_model
+from agent.vision.fidelity import fidelity, sqnr_db
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
 from benchmarks.models import DATA, MODELS
 from benchmarks.report import Section, add_output_option, publish
-from engines.backend import Backend, Engine, open_backend
-from engines.qdq import insert_qdq
+from engines.interface import Backend, Engine
+from engines.quantise.apply_plan import insert_qdq
+from engines.registry import open_backend
 
 CLIP, OFFERED_PER_S, SCORE = "vid_one_by_one_person_768x432.mp4", 5.0, 0.5
 CHOSEN, EVENLY, FIRST = "chosen", "every n-th", "the first"

@@ -17,7 +17,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.compiled import address, load
+from calibrate.native import address, load
 
 _BLOCK = 64
 _SAME = 255

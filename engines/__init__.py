@@ -1,5 +1,7 @@
 """The seam between tared and the inference runtimes. Knows calibrate, never agent."""
 
+from __future__ import annotations
+
 import os
 
 # From its import on ONNX Runtime, 1.29 and later, tells Microsoft what runs here, by way of a thread and a database in

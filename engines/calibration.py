@@ -25,8 +25,8 @@ from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, checked, merge_all
 from calibrate.scale import activation_scale
 from calibrate.threshold import histogram_amax, parse_method
-from engines.artefact import fingerprint
-from engines.files import replace_files
+from engines.store.artefact import fingerprint
+from engines.store.files import replace_files
 
 SCHEMA = 1
 # What np.load and zipfile raise for files that are none of ours, or no longer.

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram
 from engines.preprocessing import ImageTransform
 
@@ -21,10 +20,6 @@ Progress = Callable[[float, str], None]  # fraction done in [0, 1], what is bein
 
 def silent(_fraction: float, _doing: str) -> None:
     """Progress nobody watches."""
-
-
-class EngineError(TaredError):
-    """A model, graph, artefact or runtime that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -181,31 +176,6 @@ class BackendOptions:
     target: str | None = None
     dla: int | None = None
     best: bool = False
-
-
-def open_backend(name: str, options: BackendOptions | None = None) -> Backend:
-    """Open a runtime by name.
-
-    No silent fallback: a runtime that is missing is an EngineError (`backend.missing`) with its remedy.
-    """
-    options = options or BackendOptions()
-    if name == "onnxruntime":
-        try:
-            from engines.onnxruntime_backend import OnnxRuntimeBackend
-        except ImportError as error:
-            found = f"no usable onnxruntime package: {error}"
-            raise EngineError("backend.missing", found, "its wheel", "pip install onnxruntime") from error
-        return OnnxRuntimeBackend(options)
-    if name == "tensorrt":
-        from engines.tensorrt_backend import TensorRtBackend
-
-        return TensorRtBackend(options)
-    raise EngineError(
-        "backend.missing",
-        f"backend '{name}'",
-        "'onnxruntime' or 'tensorrt'",
-        "choose one of them with --backend",
-    )
 
 
 @runtime_checkable

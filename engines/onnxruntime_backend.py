@@ -1,40 +1,94 @@
-"""ONNX Runtime on the CPU: the embedded default, on any machine.
-
-Q/DQ graphs run as written, in float with rounding to the INT8 grid: `session.disable_quant_qdq` is set. ONNX
-Runtime's integer kernels would compute other numbers than the graph says: its fusions round differently and
-force a float bias into int32, and int8 products saturate on x86 without VNNI. On the symmetric int8 that
-TensorRT demands they are slower on top: it fuses few of these convolutions and dequantises the others'
-weights on every run.
-"""
+"""Reading what ONNX Runtime tells of a session: its profile, and the graph that its optimiser made."""
 
 from __future__ import annotations
 
+import json
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import ModelProto, NodeProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from calibrate.histogram import AbsHistogram, abs_histogram, merge
-from engines.backend import (
-    Array,
-    BackendOptions,
-    BuildRequest,
-    Built,
-    EngineError,
-    Observation,
-    Progress,
-    TensorSpec,
-    silent,
-)
-from engines.onnxruntime_profile import kernel_times_ms, nodes_by_kernel
-from engines.taps import expose
-from engines.topology import trial_shape
+from engines.errors import EngineError
+from engines.graph.taps import expose
+from engines.graph.topology import Topology, trial_shape
+from engines.interface import Array, BackendOptions, BuildRequest, Built, Observation, Progress, TensorSpec, silent
+
+_KERNEL = "_kernel_time"
+_BLOCKED = re.compile(r"_nchwc(_token_\d+)?$")  # a kernel on blocked channels is named after the tensor it makes
+
+
+def kernel_times_ms(profile: str, warm_up: int) -> dict[str, float]:
+    """Median time of every node in ms, by its name, from the text of a profile; its first runs are not counted."""
+    times: dict[str, list[float]] = {}
+    for event in json.loads(profile):
+        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL):
+            times.setdefault(event["name"].removesuffix(_KERNEL), []).append(event["dur"] / 1000.0)
+    return {name: median(values[warm_up:]) for name, values in times.items() if len(values) > warm_up}
+
+
+def nodes_by_kernel(graph: ModelProto, optimised: ModelProto) -> dict[str, tuple[str, ...]]:
+    """Per node of the optimised graph, by name: names of the nodes of `graph` that it computes, in graph order.
+
+    Fused nodes, and constants folded into them, are found from the tensor it makes. A node that only changes the layout
+    computes none: it gets those that read its result, for whose sake it is there, or else those that made its input.
+    """
+    nodes = _claimed(graph, optimised)
+    topology = Topology(optimised)
+    for node in reversed(topology.nodes):
+        if not nodes[node.name]:
+            readers = (reader.name for name in node.output for reader, _ in topology.readers(name))
+            nodes[node.name] = _union(nodes, readers)
+    for node in topology.nodes:
+        if not nodes[node.name]:
+            makers = (topology.producers[name].name for name in node.input if name in topology.producers)
+            nodes[node.name] = _union(nodes, makers)
+    return nodes
+
+
+def _claimed(graph: ModelProto, optimised: ModelProto) -> dict[str, tuple[str, ...]]:
+    """Each node of the graph goes to the first that computes it; both graphs are topologically sorted."""
+    topology = Topology(graph)
+    named = {node.name: node for node in topology.nodes}
+    position = {node.name: index for index, node in enumerate(topology.nodes)}
+    taken: set[str] = set()
+    claimed = {}
+    for kernel in optimised.graph.node:
+        own: set[str] = set()
+        waiting = _last_nodes(kernel, topology, named)
+        while waiting:
+            node = waiting.pop()
+            if node.name not in taken:
+                taken.add(node.name)
+                own.add(node.name)
+                waiting.extend(topology.producers[name] for name in node.input if name in topology.producers)
+        claimed[kernel.name] = tuple(sorted(own, key=position.__getitem__))
+    return claimed
+
+
+def _last_nodes(kernel: NodeProto, topology: Topology, named: Mapping[str, NodeProto]) -> list[NodeProto]:
+    """The nodes whose results a kernel makes: by the tensors' names or, where they are new, by its own."""
+    blocked = _BLOCKED.search(kernel.name)
+    tensors = [*kernel.output, *([kernel.name[: blocked.start()]] if blocked else [])]
+    found = [topology.producers[name] for name in tensors if name in topology.producers]
+    name = kernel.name
+    while name and not found:  # "Mul_43/QuickGeluFusion/"
+        found = [named[name]] if name in named else []
+        name = name.rpartition("/")[0]
+    return found
+
+
+def _union(nodes: Mapping[str, tuple[str, ...]], kernels: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for kernel in kernels for node in nodes[kernel]))
+
 
 _DTYPES = {
     "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64,

@@ -15,15 +15,23 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent.backoff import Backoff
-from agent.errors import AgentError, CommandError
-from agent.mqtt import Endpoint, MqttClient
-from agent.publishing import Message
-from agent.requests import MODEL_CHUNK_BYTES, MODEL_CHUNKS_ASKED, OPS, RECEIVING, Command, CommandResult, FileArgs
-from agent.schema import Strict
-from agent.signing import Signer
-from agent.topics import Topics
-from agent.wire import MessageError
+from agent.common.errors import AgentError, CommandError
+from agent.common.schema import Strict
+from agent.common.timing import Backoff
+from agent.contract.commands import (
+    MODEL_CHUNK_BYTES,
+    MODEL_CHUNKS_ASKED,
+    OPS,
+    RECEIVING,
+    Command,
+    CommandResult,
+    FileArgs,
+)
+from agent.contract.signing import Signer
+from agent.contract.topics import Topics
+from agent.contract.wire import MessageError
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
 
 REPEAT_S = 2.0
 _MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)

@@ -1,4 +1,4 @@
-"""Warnings that strangers can cause as often as they like: a few of each kind, then how many more there were."""
+"""Text that strangers chose, for where it is stored and shown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+
+
+def printable(text: str, most: int = 256) -> str:
+    """Its first `most` characters, without those that are none to print: no terminal takes it for an order, and every
+    database for text."""
+    return "".join(char for char in text[:most] if char.isprintable())
+
 
 _MOST = 10  # of a kind
 _PERIOD_S = 60.0  # in which so many are told

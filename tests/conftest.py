@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 import engines  # noqa: F401  # before anything imports ONNX Runtime, which would report elsewhere
-from agent.console import ConsoleHandler
+from agent.common.console import ConsoleHandler
 
 pytest_plugins = [
     "bench",

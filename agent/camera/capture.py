@@ -13,14 +13,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent.backoff import Backoff
-from agent.camera import Image, read_images
-from agent.errors import CameraError
-from agent.losses import Losses
-from agent.presence import Presence
-from agent.reading import SILENCE_S, Reading, first_picture_s, silent
-from agent.source import Source
-from agent.stillness import Stillness
+from agent.camera.reader import Image, read_images
+from agent.camera.source import Source
+from agent.camera.stream_health import SILENCE_S, Losses, Presence, Reading, Stillness, first_picture_s, silent
+from agent.common.errors import CameraError
+from agent.common.timing import Backoff
 from engines.trace import spanned
 
 _REOPENING_S = 60.0  # at most, of a camera that has been opened again and still repeats its picture

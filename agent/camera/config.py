@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from agent.errors import CameraError
-from agent.framing import Framing
-from agent.reading import SILENCE_S
-from agent.schema import Finite, Strict
-from agent.source import Asked, Decoder, Flip, PixelFormat, Source, Transport, is_live, parse_source
+from agent.camera.source import Asked, Decoder, Flip, Framing, PixelFormat, Source, Transport, is_live, parse_source
+from agent.camera.stream_health import SILENCE_S
+from agent.common.errors import CameraError
+from agent.common.schema import Finite, Strict
 
 Pixels = Annotated[int, Field(ge=16, le=16384)]
 

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-from agent.errors import CameraError
-from agent.reading import OPEN_S, Line
-from agent.source import Source
+from agent.camera.source import Source
+from agent.camera.stream_health import OPEN_S, Line
+from agent.common.errors import CameraError
 
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 64 << 20  # of one picture; what goes on for longer is none

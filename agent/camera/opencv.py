@@ -9,9 +9,8 @@ from typing import Any
 
 import cv2
 
-from agent.errors import CameraError, ConfigError
-from agent.pipelines import csi_pipeline, rtsp_pipeline
-from agent.source import WITHOUT_GSTREAMER, Source
+from agent.camera.source import WITHOUT_GSTREAMER, Source, csi_pipeline, rtsp_pipeline
+from agent.common.errors import CameraError, ConfigError
 
 # What OpenCV and FFmpeg have to say of a source becomes a CameraError, without its password.
 os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")

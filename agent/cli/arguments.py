@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from agent.errors import AgentError
+from agent.common.errors import AgentError
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,18 +11,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
-
 from rich.console import Console
-
-from agent.arguments import Parser, command, number
-from agent.cli_fleet import add_fleet
-from agent.cli_keys import add_keys
-from agent.cli_offline import add_offline
-from agent.cli_room import add_room
-from agent.cli_service import add_service
-from agent.cli_store import add_store
-from agent.errors import ConfigError
-from agent.redaction import hide_arguments
+from agent.cli.arguments import Parser, command, number
+from fleet.cli.send import add_fleet
+from fleet.cli.keys import add_keys
+from agent.cli.offline import add_offline
+from fleet.cli.fleet import add_room
+from agent.cli.service import add_service
+from agent.cli.store import add_store
+from agent.common.errors import ConfigError
+from agent.common.redaction import hide_arguments
 from calibrate.errors import TaredError
 from engines.trace import start_tracing
 
@@ -55,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(text: str) -> int:
-    from agent.console import complain  # progress bars: a command that succeeds may never need them
+    from agent.common.console import complain  # progress bars: a command that succeeds may never need them
 
     complain(text)
     return EXIT_ERROR
@@ -91,14 +89,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from agent.heap import share_arenas
+    from agent.system.process import share_arenas
 
     share_arenas()  # before what follows starts any thread
-    from agent.board_orders import RESTART
+    from agent.daemon.handlers import RESTART
     from agent.config import load_config
-    from agent.console import set_up_logging
-    from agent.daemon import run_daemon
-    from agent.summary_table import print_summary
+    from agent.common.console import set_up_logging
+    from agent.daemon.run import run_daemon
+    from agent.daemon.summary_table import print_summary
 
     config = load_config(options.config)
     if options.backend:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agent.arguments import command
+from agent.cli.arguments import command
 
 _WIDEST = 48  # of the doctor's findings: longer ones push their remedies aside
 
@@ -35,7 +35,7 @@ def add_service(commands: Any) -> None:
 
 
 def _install(options: argparse.Namespace) -> int:
-    from agent.installation import DROP_INS, TARED, Service, carry_out, need_root, plan_install, plan_uninstall
+    from agent.system.service_unit import DROP_INS, TARED, Service, carry_out, need_root, plan_install, plan_uninstall
 
     service = TARED if options.name is None else Service.named(options.name)
     if not options.dry_run:
@@ -63,7 +63,7 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from agent.doctor import as_dict, examine, healthy
+    from agent.doctor.examine import as_dict, examine, healthy
 
     findings = examine(options.config)
     if options.json:

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from agent.arguments import command
-from agent.errors import AgentError
+from agent.cli.arguments import command
+from agent.common.errors import AgentError
 from calibrate.errors import TaredError
 
 if TYPE_CHECKING:  # imported when a command runs, as in cli_offline.py
     from agent.config import Config
-    from engines.retention import Stored
-    from engines.store import Store
-    from engines.upkeep import Pins, Upkeep
+    from engines.store.retention import Pins, Stored, Upkeep
+    from engines.store.store import Store
 
 EXIT_FOUND = 1
 _WIDE = 180  # columns of a table that is piped on
@@ -46,7 +45,7 @@ def add_store(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from engines.upkeep import size
+    from engines.store.retention import size
 
     config, store = _open(options)
     upkeep = _upkeep(config, store)
@@ -65,7 +64,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _row(store: Store, one: Stored, roles: tuple[str, ...]) -> dict[str, Any]:
-    from engines.seal import read_manifest
+    from engines.store.signing import read_manifest
 
     manifest: Mapping[str, Any] = {}
     with suppress(TaredError):  # the row tells what is wrong
@@ -108,7 +107,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from agent.owning import owning
+    from agent.system.state_dir import owning
 
     config, store = _open(options)
     upkeep = _upkeep(config, store)
@@ -128,8 +127,8 @@ def _gc(options: argparse.Namespace) -> int:
 def _open(options: argparse.Namespace) -> tuple[Config, Store]:
     """Raises AgentError (`store.missing`): what only looks makes no store."""
     from agent.config import load_config
-    from engines.seal import find_key
-    from engines.store import Store
+    from engines.store.signing import find_key
+    from engines.store.store import Store
 
     config = load_config(options.config)
     if not (config.state_dir / "artefacts").is_dir():
@@ -139,13 +138,13 @@ def _open(options: argparse.Namespace) -> tuple[Config, Store]:
 
 
 def _upkeep(config: Config, store: Store) -> Upkeep:
-    from engines.upkeep import Upkeep
+    from engines.store.retention import Upkeep
 
     return Upkeep(store, config.store.keep, config.store.reserve_bytes)
 
 
 def _pins(config: Config) -> Pins:
     """What is needed while no daemon runs. Raises AgentError (`regimes.schema`)."""
-    from agent.regimes import regime_artefacts
+    from agent.monitoring.regimes import regime_artefacts
 
     return {"regime": regime_artefacts(config.state_dir / "regimes.json")}

@@ -2,108 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
+from agent.camera.capture import Frame
+from agent.collection.report import MOST, SelectionReport, Thumbnail
+from agent.collection.selection import HELD_OUT_EVERY, TAKEN, LumaGrid, Selection
+from agent.config import Config
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections
+from agent.vision.fidelity import is_empty
+from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge_into, nbytes
-from engines.backend import Array
+from engines.interface import Array, Observation
 
-HELD_OUT_EVERY = 4  # one taken frame in so many goes to the held-out set instead of the histograms
 # Held-out frames in a row, in the beginning and at most: soon there are some, and later most have no neighbour that
 # calibrates.
 _STRETCH, _LONGEST_STRETCH = 4, 16
 _STRETCH_SHARE = 16  # a stretch is one part in so many of all frames so far
 
-_SILENT_S, _GAPS = 2.0, 3.0  # after which a camera is passed over, or so many times what it took last
-
 T = TypeVar("T")
-
-
-class Clock:
-    """Says when the next frame is due, in capture time; the gaps are random, so no rhythm of the scene is aliased.
-
-    Gaps are uniform on [0.5, 1.5] periods. A clock that jumps backwards (a file that starts over) starts anew.
-    """
-
-    def __init__(self, period_s: float, seed: int = 0) -> None:
-        self.period_s = period_s
-        self._random = random.Random(seed)
-        self._last = float("-inf")
-        self._due = float("-inf")
-
-    def due(self, ts: float) -> bool:
-        """True when a frame of capture time `ts` should be observed; the next gap then starts at it."""
-        if self._last <= ts < self._due:
-            self._last = ts
-            return False
-        self._last = ts
-        self._due = ts + self.period_s * self._random.uniform(0.5, 1.5)
-        return True
-
-    def change(self, period_s: float) -> None:
-        """Change the period from now on; the next frame is due at once."""
-        self.period_s = period_s
-        self._due = float("-inf")
-
-
-class Rota:
-    """Whose frame is observed next: cameras take turns, and one that delivers nothing keeps nobody waiting.
-
-    `now_ts` is the capture time that they have in common. Of recordings each has a time of its own, so that it goes on
-    as theirs do in the mean, and begins at 0.
-    """
-
-    def __init__(self, cameras: Sequence[str]) -> None:
-        self.now_ts = 0.0
-        self._order = deque(cameras)
-        self._heard_s: dict[str, float] = {}  # monotonic
-        self._gap_s: dict[str, float] = {}
-        self._last_ts: dict[str, float] = {}
-
-    def is_turn(self, camera: str, ts: float, now_s: float) -> bool:
-        """Whether it is the turn of this camera, which has a frame of capture time `ts` now (monotonic s)."""
-        self._gap_s[camera] = now_s - self._heard_s.get(camera, now_s)
-        self._heard_s[camera] = now_s
-        while self._is_silent(self._order[0], now_s):
-            self._order.rotate(-1)
-        heard = sum(not self._is_silent(each, now_s) for each in self._order)
-        self.now_ts += max(0.0, ts - self._last_ts.get(camera, ts)) / heard
-        self._last_ts[camera] = ts
-        return self._order[0] == camera
-
-    def observed(self) -> None:
-        """A frame of the camera whose turn it was is taken."""
-        self._order.rotate(-1)
-
-    def _is_silent(self, camera: str, now_s: float) -> bool:
-        patience_s = max(_SILENT_S, _GAPS * self._gap_s.get(camera, 0.0))
-        return now_s - self._heard_s.get(camera, -math.inf) > patience_s
-
-
-class Blocks:
-    """Puts observations into blocks of at least `block_s` of capture time: each ends with one, and the next follows it.
-
-    Where observations are rarer, each is a block. A clock that jumps back starts a block anew.
-    """
-
-    def __init__(self, block_s: float) -> None:
-        self.began_ts = float("inf")  # of the block of the observation that was placed last
-        self._block_s = block_s
-        self._ends = True  # whether that observation ended it
-        self._last_ts = float("inf")
-
-    def place(self, ts: float) -> tuple[bool, bool]:
-        """Whether an observation of capture time `ts` is the first of its block, and whether it is the last."""
-        jumped = ts < self._last_ts
-        first = jumped or self._ends
-        if first:
-            self.began_ts = ts if jumped else self._last_ts
-        self._last_ts = ts
-        self._ends = ts - self.began_ts >= self._block_s
-        return first, self._ends
 
 
 class Reservoir(Generic[T]):
@@ -184,3 +104,120 @@ class Collection:
             return
         self.frames += 1
         merge_into(self.histograms, histograms)
+
+
+class ChosenFrames:
+    """A collection, and the selection that decides what enters it.
+
+    hurried: whether its frames are wanted at once from the beginning, by an operator.
+    """
+
+    def __init__(self, config: Config, hurried: bool) -> None:
+        calibration = config.calibration
+        self.collection = Collection(config.observe.held_out)
+        self._hurried = hurried
+        self._selection = Selection(calibration.frames, calibration.within_s)
+        self._thumbnails = Reservoir[Thumbnail](MOST) if calibration.contact_sheet else None
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, beside the held-out frames."""
+        thumbnails = sum(each.image.nbytes for each in self._thumbnails.kept) if self._thumbnails else 0
+        return self.collection.nbytes + self._selection.nbytes + thumbnails
+
+    def add(
+        self, frame: Frame, now_ts: float, tensor: Array, seen: Observation, reference: Prediction, hurried: bool
+    ) -> None:
+        """Take an observed frame, its network input and what the reference says of it, if it is chosen.
+
+        now_ts: capture time, as all cameras have it.
+        """
+        grid = LumaGrid.of(frame.image)
+        if self._selection.consider(now_ts, grid, shown_classes(reference), hurried or self._hurried) != TAKEN:
+            return
+        self.collection.add(tensor, seen.histograms, telling=not is_empty(reference))
+        if self._thumbnails is not None:
+            self._thumbnails.offer(lambda: Thumbnail.of(frame.ts, grid.brightness, frame.image))
+
+    def report(self, name_of: Callable[[int], str]) -> SelectionReport:
+        """How it stands. name_of: from a class id to its label."""
+        thumbnails = None if self._thumbnails is None else tuple(self._thumbnails.kept)
+        counts = self._selection.counts
+        return SelectionReport(counts, counts.taken - self.collection.frames, name_of, thumbnails)
+
+
+def shown_classes(reference: Prediction) -> frozenset[int]:
+    """What the reference sees; outputs that nobody decodes show no class."""
+    if isinstance(reference, Detections):
+        return frozenset(reference.classes.tolist())
+    return frozenset((reference.class_id,)) if isinstance(reference, Classification) else frozenset()
+
+
+class Gathering:
+    """One collection at a time; any thread may use it."""
+
+    def __init__(
+        self, spec: ModelSpec, config: Config, clock: Callable[[Frame], float] = lambda frame: frame.ts
+    ) -> None:
+        """clock: the capture time of a frame, as all cameras have it."""
+        self._spec = spec
+        self._config = config
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._chosen = ChosenFrames(config, hurried=False)
+        self._alerted: set[str] = set()
+        self._in_use = False
+
+    def set_in_use(self, in_use: bool) -> None:
+        """Whether a job waits for the collection, which a warning then does not drop."""
+        with self._lock:
+            self._in_use = in_use
+
+    def collect_afresh(self, hurried: bool = False) -> None:
+        """Drop the collection and start a new one. hurried: somebody waits for it, and no frame is passed over for a
+        better one."""
+        with self._lock:
+            self._chosen = ChosenFrames(self._config, hurried)
+
+    def calm(self, camera: str) -> None:
+        """This camera's scene is what the calibration was made for."""
+        with self._lock:
+            self._alerted.discard(camera)
+
+    def alert(self, camera: str) -> None:
+        """This camera's scene has left the calibration: what was gathered before is not what the cure is for."""
+        with self._lock:
+            if camera not in self._alerted and not self._in_use:
+                self._chosen = ChosenFrames(self._config, hurried=False)
+            self._alerted.add(camera)
+
+    def add(self, frame: Frame, tensor: Array, seen: Observation, reference: Prediction) -> None:
+        """Take an observed frame, its network input and what the reference says of it, if it is chosen.
+
+        From a warning on frames are wanted at once, so that by the alarm most of the cure has been gathered.
+        """
+        with self._lock:
+            self._chosen.add(frame, self._clock(frame), tensor, seen, reference, hurried=bool(self._alerted))
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Chosen frames in the histograms; telling ones that are held out beside them."""
+        with self._lock:
+            return self._chosen.collection.frames, self._chosen.collection.telling
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, beside the held-out frames."""
+        with self._lock:
+            return self._chosen.nbytes
+
+    def selection(self) -> SelectionReport:
+        """How the frames of the collection were chosen."""
+        with self._lock:
+            return self._chosen.report(self._spec.label)
+
+    def collected(self) -> tuple[int, dict[str, AbsHistogram], list[Array]]:
+        """A copy of the collection: frames in the histograms, histograms by tap, held-out network inputs."""
+        with self._lock:
+            collection = self._chosen.collection
+            return collection.frames, dict(collection.histograms), list(collection.held_out)

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from agent.clock import is_synchronised
-from agent.commands_config import CommandsConfig
-from agent.errors import CommandError, ConfigError
-from agent.signing import Keyring
-from agent.topics import Topics
+from agent.common.errors import CommandError, ConfigError
+from agent.config import CommandsConfig
+from agent.contract.signing import Keyring
+from agent.contract.topics import Topics
+from agent.system.clock import is_synchronised
 
 
 class Authority:

@@ -1,4 +1,4 @@
-"""A delivered model beside the file that is served: a job tries it there, and only what passed takes its place."""
+"""The command `calibration`: a merged calibration on its way to the board, until a job tries it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,84 @@ import secrets
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from agent.commands import Report
-from agent.errors import AgentError
-from agent.model_watch import content_of
-from engines.files import sync_folder
-from engines.staging import remove
+from agent.commands.dispatcher import Report
+from agent.commands.file_transfer import Arrivals, Delivery, Incoming, check_room, refused
+from agent.commands.releases import Releases
+from agent.common.errors import AgentError, CommandError
+from agent.common.main_thread import Post
+from agent.contract.commands import CalibrationArgs, ModelArgs
+from agent.contract.histograms import Facts, read_facts, read_upload
+from agent.models.model import Model
+from agent.models.model_watch import content_of
+from engines.store.files import remove, sync_folder
+
+
+@dataclass(frozen=True)
+class StagedCalibration:
+    """A merged calibration that has come: checked against the model, and left where it is until a job has copied it.
+
+    model: under the plan in service.
+    """
+
+    path: Path
+    model: Model
+    report: Report
+
+    def stage(self, reserve_bytes: int) -> None:  # noqa: ARG002  (it takes no room: it stays where it came)
+        """Raises AgentError (`calibration.model` for another model's, or another plan's; `histograms.unreadable`,
+        `calibration.own` for one that no fleet has merged)."""
+        facts = self.facts()
+        if facts.merged is None:
+            found, remedy = "the histograms of one board", "merge them with 'tared fleet merge'"
+            raise AgentError("calibration.own", found, "a merged calibration", remedy)
+        here = self.model.sha256, self.model.observed_id
+        if (facts.model, facts.observed) != here:
+            found = f"a calibration of model {facts.model[:12]}, repairs {facts.observed[:12]}"
+            remedy = "merge the histograms of boards with this model and plan"
+            raise AgentError("calibration.model", found, f"of {here[0][:12]}, repairs {here[1]}", remedy)
+        for _ in read_upload(self.path.read_bytes()):
+            pass
+
+    def facts(self) -> Facts:
+        """Raises MessageError, OSError."""
+        return read_facts(self.path.read_bytes())
+
+    def discard(self) -> None:
+        """The next delivery removes it, or is spared the transfer."""
+
+
+class CalibrationDelivery(Arrivals):
+    """Called in the supervisor's thread. model: as it serves now. try_out: hears of what is whole and fits, and takes
+    over the command."""
+
+    def __init__(
+        self,
+        folder: Path,
+        reserve_bytes: int,
+        model: Callable[[], Model],
+        post: Post,
+        try_out: Callable[[StagedCalibration], None],
+    ) -> None:
+        super().__init__(folder)
+        self._reserve_bytes = reserve_bytes
+        self._model = model
+        self._post = post
+        self._try_out = try_out
+
+    def on_calibration(self, args: CalibrationArgs, report: Report) -> None:
+        """Have it brought here. Raises CommandError, AgentError."""
+        self.check_idle()
+        try:
+            part = self.part(args, self._reserve_bytes)
+            staged = StagedCalibration(part, self._model(), report)
+            incoming = Incoming(part, args, report)
+            self._delivery = Delivery(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
+        except OSError as error:
+            raise refused(args.what, f"{error.filename}: {error.strerror}", "a folder to write in") from error
+
 
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)  # another disk, or one without hard links
 
@@ -93,9 +164,55 @@ class StagedModel:
         return AgentError("command.model", found, "a place for it", remedy)
 
 
-def check_room(folder: Path, more_bytes: int, reserve_bytes: int, what: str) -> None:
-    """Raises OSError, and AgentError where so much more would leave less than the reserve. what: of FileArgs."""
-    free = shutil.disk_usage(folder).free
-    if free - more_bytes < reserve_bytes:
-        expected = f"{more_bytes} bytes more than store.reserve_bytes, {reserve_bytes}"
-        raise AgentError(f"command.{what}", f"{free} bytes free in {folder}", expected, "free some, then send it again")
+TryOut = Callable[[StagedModel], None]  # takes over the command: what becomes of the trial is its result
+
+
+class ModelDelivery(Arrivals):
+    """Called in the supervisor's thread.
+
+    destination: the file that is served. watched: whether another one would be taken up. reserve_bytes: what must stay
+    free, here and there. try_out: hears of a model that is whole, and tries it before it is put in its place.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        destination: Path,
+        watched: bool,
+        reserve_bytes: int,
+        releases: Releases,
+        post: Post,
+        try_out: TryOut,
+    ) -> None:
+        super().__init__(folder)
+        self._destination = destination
+        self._watched = watched
+        self._reserve_bytes = reserve_bytes
+        self._releases = releases
+        self._post = post
+        self._try_out = try_out
+
+    def begin(self, args: ModelArgs, report: Report, now: float) -> None:
+        """Have this model brought here; now: Unix time in seconds. Raises CommandError, AgentError for one that may not
+        come, or cannot."""
+        self.check_idle()
+        if not self._watched:
+            found = "a source that is no live camera, or a model that was not read from a file"
+            raise CommandError("command.model", found, "a daemon that takes up a new model", "restart it instead")
+        release = self._releases.check(args, now)
+
+        def take_up() -> None:
+            if release is not None:
+                self._releases.take_up(*release)
+
+        try:
+            part = self.part(args, self._reserve_bytes)
+            beside = self._destination.parent
+            if beside.stat().st_dev != part.parent.stat().st_dev:  # on one disk it is the same file under two names
+                check_room(beside, args.size, self._reserve_bytes, args.what)
+            incoming = Incoming(part, args, report)
+            staged = StagedModel(part, self._destination, report, take_up)
+            self._delivery = Delivery(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
+        except OSError as error:
+            found = f"{error.filename or self._destination}: {error.strerror}"
+            raise refused(args.what, found, "folders to write in") from error

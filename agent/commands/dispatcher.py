@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from agent.authority import Authority
-from agent.command_log import CommandLog
-from agent.errors import AgentError
-from agent.parsing import CommandRefused, Received, parse_command
-from agent.publishing import Reply
-from agent.requests import OPS, READS, CommandResult, Failure
+from agent.commands.authority import Authority
+from agent.commands.log import CommandLog
+from agent.commands.parser import CommandRefused, Received, parse_command
+from agent.common.errors import AgentError
+from agent.contract.commands import OPS, READS, CommandResult, Failure
+from agent.mqtt.message import Reply
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__name__)
@@ -251,3 +251,6 @@ def _interrupted(command_id: str) -> CommandResult:
     found, expected = "the daemon ended while it was at it", "a daemon that runs until it is done"
     error = AgentError(INTERRUPTED, found, expected, "it may have been done or not: ask for the status first")
     return CommandResult(id=command_id, status="FAILED", error=failure(error))
+
+
+CANCELLED = "recalibration.cancelled"

@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from agent.accuracy import LiveAccuracy, Truth
-from agent.answers import LabelsError
-from agent.detections import LabelledBoxes
-from agent.model_spec import ModelSpec
-from agent.requests import LabelledBox, Labels
-from agent.wire import MessageError
+from agent.contract.commands import LabelledBox, Labels
+from agent.contract.wire import MessageError
+from agent.monitoring.accuracy import LabelsError, LiveAccuracy, Truth
+from agent.vision.detections import LabelledBoxes
+from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
 
 _SILENCE_S = 60.0  # between two errors of one code

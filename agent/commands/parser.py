@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from agent.authority import Authority
-from agent.command_log import MEMORY_S
-from agent.errors import CommandError
-from agent.requests import OPS, Command, CommandStatus
-from agent.schema import Strict
-from agent.signing import canonical
-from agent.topics import check_name
-from agent.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
+from agent.commands.authority import Authority
+from agent.commands.log import MEMORY_S
+from agent.common.errors import CommandError
+from agent.common.schema import Strict
+from agent.contract.commands import OPS, Command, CommandStatus
+from agent.contract.signing import canonical
+from agent.contract.topics import check_name
+from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
 
 
 class CommandRefused(CommandError):

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agent.authority import Authority
-from agent.errors import AgentError, CommandError
-from agent.requests import ModelArgs, Release
-from agent.state_file import StateFile
-from agent.wire import problems
+from agent.commands.authority import Authority
+from agent.common.errors import AgentError, CommandError
+from agent.common.state_files import StateFile
+from agent.contract.commands import ModelArgs, Release
+from agent.contract.wire import problems
 
 _SCHEMA = 1
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from agent.commands import Mandate, failure
+from agent.commands.authority import Authority
+from agent.commands.dispatcher import Mandate, failure
+from agent.common.errors import AgentError, CommandError
+from agent.common.state_files import StateFile
 from agent.config import Config
-from agent.errors import AgentError, CommandError
-from agent.requests import Reported
-from agent.state_file import StateFile
-from agent.wire import problems
+from agent.contract.commands import Desired, Reported
+from agent.contract.wire import MessageError, problems, read_object
 
 log = logging.getLogger(__name__)
 
@@ -137,3 +138,38 @@ def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:
         if not isinstance(found, (int, float)) or not least <= found <= most:
             raise CommandError("command.set", f"{key} {found}", f"{least:g} to {most:g}", "correct it")
     return config
+
+
+def admit_desired(payload: bytes, authority: Authority | None) -> tuple[dict[str, Any], str]:
+    """The document, and the id of the key that signed it, empty where none did.
+
+    Raises MessageError, and CommandError as `Authority.admit`.
+    """
+    document = read_object(payload)
+    return document, authority.admit(document) if authority is not None else ""
+
+
+def parse_desired(document: dict[str, Any], key: str) -> Desired:
+    """What was admitted with this key. Raises MessageError (`message.invalid`).
+
+    A signed document says until when it may be taken up: without that whoever kept one back could let it through when
+    it does harm.
+    """
+    try:
+        desired = Desired.model_validate(document)
+    except ValidationError as error:
+        raise MessageError("message.invalid", problems(error), "version and values", "correct the sender") from None
+    if key and desired.expires is None:
+        found, remedy = "a signed document without 'expires'", "sign it with a time, Unix seconds"
+        raise MessageError("message.invalid", found, "one that says until when it may be taken up", remedy)
+    return desired
+
+
+def check_expiry(desired: Desired, now: float, authority: Authority | None) -> None:
+    """`now` is Unix time in seconds. Raises CommandError (`command.clock`, `command.expired`)."""
+    if desired.expires is not None:
+        if authority is not None:
+            authority.check_clock()
+        if now >= desired.expires:
+            found = f"expired {now - desired.expires:.1f} s ago by this clock"
+            raise CommandError("command.expired", found, "a valid document", "publish it anew")

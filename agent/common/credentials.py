@@ -8,9 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from agent.errors import ConfigError
-from engines.credentials import credential
-from engines.seal import NO_KEY
+from agent.common.errors import ConfigError
+from engines.store.signing import NO_KEY, credential
 
 _PREFIX = "credential:"
 

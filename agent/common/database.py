@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.errors import AgentError
-from engines.staging import remove
+from agent.common.errors import AgentError
+from engines.store.files import remove
 
 _PATIENCE_S = 1.0  # the supervisor's watchdog cannot wait for long
 _LOOK_S = 0.01

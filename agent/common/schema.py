@@ -10,8 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from agent.errors import ConfigError
-from agent.redaction import hidden, redacted
+from agent.common.errors import ConfigError
+from agent.common.redaction import hidden, redacted
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

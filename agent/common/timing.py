@@ -1,11 +1,85 @@
-"""A thing that fails and is tried again: told once when it begins to fail, and once when it is well again."""
+"""When something that recurs is due, on the monotonic clock."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
-from agent.backoff import Backoff
 from calibrate.errors import TaredError
+
+
+class Cadence:
+    """Every `period_s` seconds from `now_s` on. What was missed is not made up for: it would come in one burst."""
+
+    def __init__(self, period_s: float, now_s: float) -> None:
+        self._period_s = period_s
+        self._next_s = now_s + period_s
+
+    def due(self, now_s: float) -> bool:
+        """True once each period."""
+        if now_s < self._next_s:
+            return False
+        self._next_s += self._period_s
+        if self._next_s <= now_s:
+            self._next_s = now_s + self._period_s
+        return True
+
+    def change(self, period_s: float, now_s: float) -> None:
+        """Another period, from now on."""
+        if period_s != self._period_s:
+            self._period_s, self._next_s = period_s, now_s + period_s
+
+
+class Clock:
+    """Says when the next frame is due, in capture time; the gaps are random, so no rhythm of the scene is aliased.
+
+    Gaps are uniform on [0.5, 1.5] periods. A clock that jumps backwards (a file that starts over) starts anew.
+    """
+
+    def __init__(self, period_s: float, seed: int = 0) -> None:
+        self.period_s = period_s
+        self._random = random.Random(seed)
+        self._last = float("-inf")
+        self._due = float("-inf")
+
+    def due(self, ts: float) -> bool:
+        """True when a frame of capture time `ts` should be observed; the next gap then starts at it."""
+        if self._last <= ts < self._due:
+            self._last = ts
+            return False
+        self._last = ts
+        self._due = ts + self.period_s * self._random.uniform(0.5, 1.5)
+        return True
+
+    def change(self, period_s: float) -> None:
+        """Change the period from now on; the next frame is due at once."""
+        self.period_s = period_s
+        self._due = float("-inf")
+
+
+class Backoff:
+    """Draws each delay uniformly from [0, ceiling]; the ceiling doubles with every draw up to a cap.
+
+    Full jitter keeps a fleet that lost its broker in one instant from returning in one instant
+    (M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015).
+    """
+
+    def __init__(self, first_s: float = 1.0, cap_s: float = 60.0, rng: random.Random | None = None) -> None:
+        self._first_s = first_s
+        self._cap_s = cap_s
+        self._rng = rng or random.Random()
+        self._ceiling_s = first_s
+
+    def next_s(self) -> float:
+        """The delay before the next attempt, in seconds."""
+        delay_s = self._rng.uniform(0.0, self._ceiling_s)
+        self._ceiling_s = min(self._ceiling_s * 2.0, self._cap_s)
+        return delay_s
+
+    def reset(self) -> None:
+        """Start over, after an attempt that lasted."""
+        self._ceiling_s = self._first_s
+
 
 _LOST = ("cuda.device", "cuda.launch", "engine.run")  # after a fault nothing works any more on a GPU of this process
 

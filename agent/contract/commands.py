@@ -1,6 +1,6 @@
 """What is asked of a device: commands with their arguments and results, and labels, as frozen types.
 
-Pure, as `agent.messages`, and shared with the fleet like that.
+Pure, as `agent.contract.messages`, and shared with the fleet like that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pydantic import (
     model_validator,
 )
 
-from agent.messages import Document
-from agent.schema import Strict
-from agent.topics import check_name
+from agent.common.schema import Strict
+from agent.contract.messages import Document
+from agent.contract.topics import check_name
 
 MAX_LABELLED_BOXES = 1000  # of a frame; more do not fit a payload
 MAX_VALUES = 64  # of a `set`

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from agent.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
+from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
 
 SCHEMA_VERSION = 1
 NEWER_SCHEMA = "message.schema"  # the code of a document that this tared is too old for

@@ -22,9 +22,9 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from agent.credentials import located
-from agent.errors import ConfigError
-from engines.credentials import is_credential
+from agent.common.credentials import located
+from agent.common.errors import ConfigError
+from engines.store.signing import is_credential
 
 _MAKE_ONE = "make one with 'tared keys new'"
 _ID_CHARACTERS = 16

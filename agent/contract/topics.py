@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from agent.errors import ConfigError
+from agent.common.errors import ConfigError
 
 MAX_NAME_BYTES = 64
 HOUSE = "homeassistant"  # the default prefix of Home Assistant's discovery

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from agent.errors import AgentError
+from agent.common.errors import AgentError
 
 MAX_PAYLOAD_BYTES = 64 * 1024
 MAX_DEPTH = 16  # containers inside each other

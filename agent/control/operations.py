@@ -9,32 +9,26 @@ import time
 from functools import partial
 from pathlib import Path
 
-from agent.calibration_delivery import StagedCalibration
-from agent.change import Cause
-from agent.commands import Report
+from agent.commands.deliveries import StagedCalibration
+from agent.commands.dispatcher import Report
+from agent.common.errors import AgentError, CommandError
+from agent.common.main_thread import Post
 from agent.config import Config
-from agent.errors import AgentError, CommandError
-from agent.exchange import Exchange, Witnesses
-from agent.findings import States
-from agent.housekeeping import Housekeeping
-from agent.in_service import InService
-from agent.job import MODEL, Job
-from agent.job_desk import JobDesk
-from agent.job_journal import JobJournal
-from agent.job_report import JobReport
-from agent.low_fidelity import Attempts
-from agent.new_model import NewModel
-from agent.news import News
-from agent.occasions import Occasion, Occasions
-from agent.outcome import Outcome
-from agent.pipeline import Pipeline
-from agent.recalibration import Post, Recalibration
-from agent.reporting import Reporter
-from agent.requests import RecalibrateArgs
-from agent.restraint import ROLLBACK_LOOP, Restraint
-from agent.schedule import Schedule, answered_times
-from agent.service import Loaded, Service
-from agent.summary import RunSummary
+from agent.contract.commands import RecalibrateArgs
+from agent.control.events import InService, News
+from agent.control.summary import RunSummary
+from agent.control.swap import Cause, Exchange, Witnesses
+from agent.control.triggers import Occasion, Occasions, Schedule, answered_times
+from agent.jobs.child_protocol import Outcome
+from agent.jobs.job import MODEL, Job, JobJournal
+from agent.jobs.limits import ROLLBACK_LOOP, Attempts, Restraint
+from agent.jobs.new_model import NewModel
+from agent.jobs.recalibration import Recalibration
+from agent.jobs.report import Housekeeping, JobDesk, JobReport
+from agent.models.engine_service import Loaded, Service
+from agent.monitoring.camera_monitor import States
+from agent.serving.pipeline import Pipeline
+from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 
 _RETRY_S = 60.0  # until a journal that took no job is tried again

@@ -6,10 +6,37 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agent.estimates import Estimate
-from agent.review import Period, Score
-from agent.telemetry import LoopSample
+from agent.common.latency import LoopSample
+from agent.monitoring.estimates import Estimate
+from agent.vision.fidelity import MatchCounts
 from calibrate.evidence import Interval
+
+
+@dataclass(frozen=True)
+class Period:
+    """A stretch of the video in which one light ruled: capture times in seconds."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """One engine on some frames: matches with the labels, and the sum of its fidelities to the reference."""
+
+    matches: MatchCounts
+    fidelity_sum: float
+    frames: int
+
+    def __add__(self, other: Score) -> Score:
+        fidelity_sum = self.fidelity_sum + other.fidelity_sum
+        return Score(self.matches + other.matches, fidelity_sum, self.frames + other.frames)
+
+    def as_dict(self) -> dict[str, float]:
+        """F1 against the labels, mean fidelity, and the frames behind them."""
+        fidelity_mean = self.fidelity_sum / self.frames
+        return {"f1": round(self.matches.f1, 4), "fidelity": round(fidelity_mean, 4), "frames": self.frames}
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,213 @@
-"""The operator's commands to the engines: checked, and carried out by `Operations`, in the supervisor's thread."""
+"""The command `histograms`: what the calibration in service has counted, for the fleet, where the owner lets it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from pydantic import JsonValue
 
-from agent.commands import Handler, Report
-from agent.delivery import Deliverer
-from agent.errors import CommandError
-from agent.findings import ObserverState, least_faithful
-from agent.operations import Operations
-from agent.pipeline import Pipeline
-from agent.requests import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs, SwitchArgs
-from agent.service import Service
+from agent.commands.deliveries import ModelDelivery
+from agent.commands.dispatcher import Handler, Report
+from agent.commands.file_transfer import Deliverer
+from agent.commands.settings import Settings
+from agent.common.errors import AgentError, CommandError
+from agent.config import PrivacyConfig
+from agent.contract.commands import (
+    CancelArgs,
+    HistogramsArgs,
+    LogLevelArgs,
+    ModelArgs,
+    RecalibrateArgs,
+    RestartArgs,
+    RollbackArgs,
+    SetArgs,
+    SnapshotArgs,
+    StatusArgs,
+    SwitchArgs,
+)
+from agent.contract.histograms import MAX_UPLOAD_BYTES, Facts, Upload, write_upload
+from agent.control.operations import Operations
+from agent.models.engine_service import Service
+from agent.monitoring.camera_monitor import ObserverState, least_faithful
+from agent.results.snapshot import annotated, encode_jpeg
+from agent.serving.pipeline import Pipeline
+from agent.uplink.link import MqttLink
 from calibrate.threshold import parse_method
+from engines.calibration import Calibration
+
+SENDING = "SENDING"  # the step at which chunks are on their way
+
+
+class HistogramOrders:
+    """`handlers` has the one. In the supervisor's thread, where `post` has a function run."""
+
+    def __init__(
+        self,
+        privacy: PrivacyConfig,
+        service: Service,
+        link: MqttLink,
+        post: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._privacy = privacy
+        self._service = service
+        self._link = link
+        self._post = post
+        self._report: Report | None = None
+        self._upload: Upload | None = None
+        self._of = ""  # the artefact that it is of
+        self.handlers: Mapping[str, Handler] = {"histograms": self._on_histograms}
+
+    def _on_histograms(self, args: HistogramsArgs, report: Report) -> None:
+        """Raises CommandError."""
+        if not self._privacy.histograms:
+            found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
+            raise CommandError("command.privacy", found, "leave to send histograms", remedy)
+        if self._report is not None and not self._report.latest.final:
+            found, remedy = "an upload under way", "wait for its end, then ask for what is missing"
+            raise CommandError("command.busy", found, "none", remedy)
+        upload = self._content(self._service.calibration)
+        wanted = args.missing if args.upload == upload.sha256 else None
+        numbers = [number for number in range(upload.total) if wanted is None or number in wanted]
+        self._report = report
+        count = len(numbers)
+        told: dict[str, JsonValue] = {
+            "upload": upload.name,
+            "sha256": upload.sha256,
+            "total": upload.total,
+            "bytes": len(upload.content),
+        }
+        report.progress(SENDING, 0.0, told)
+        if not count:
+            report.succeed(told)
+            return
+
+        def advance(left: int, refusal: str) -> None:
+            if refusal:
+                found, remedy = "a broker that refuses its chunks", f"see to {refusal}"
+                report.fail(AgentError("command.histograms", found, "one that takes them", remedy))
+            elif not left:
+                report.succeed(told)
+            else:
+                report.progress(SENDING, round(100.0 * (count - left) / count, 1), told)
+
+        self._link.send_histograms(upload, numbers, lambda left, refusal: self._post(lambda: advance(left, refusal)))
+
+    def _content(self, calibration: Calibration | None) -> Upload:
+        """What would be sent now. Raises CommandError."""
+        if calibration is None:
+            found, remedy = "the float reference serves", "recalibrate first"
+            raise CommandError("command.histograms", found, "a calibration in service", remedy)
+        if calibration.merged:
+            found, remedy = "a merged calibration in service, of other boards too", "recalibrate first"
+            raise CommandError("command.histograms", found, "one of this board's own frames", remedy)
+        serving = self._service.serving.id
+        if self._upload is None or self._of != serving:
+            content = write_upload(self._facts(calibration), calibration.histograms)
+            if len(content) > MAX_UPLOAD_BYTES:
+                found, remedy = f"histograms of {len(content)} bytes", "a model with fewer tensors"
+                raise CommandError("command.histograms", found, f"at most {MAX_UPLOAD_BYTES}", remedy)
+            self._upload, self._of = Upload.of(content), serving
+        return self._upload
+
+    def _facts(self, calibration: Calibration) -> Facts:
+        model = self._service.planned
+        return Facts(
+            model=calibration.model_sha256,
+            observed=model.observed_id,
+            method=calibration.method,
+            frames=calibration.frames,
+            preprocessing=dict(calibration.preprocessing),
+            shared=[list(group) for group in model.placement.shared],
+        )
+
+
+RESTART = "restart"  # why the run has ended
+MAX_SNAPSHOT_BYTES = 512 * 1024
+_SNAPSHOT_PERIOD_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class BoardOrders:
+    """`handlers` has one for each. stop: ends the run for this reason. link: None where nobody could give orders."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pipeline: Pipeline,
+        delivery: ModelDelivery,
+        link: MqttLink | None,
+        stop: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._pipeline = pipeline
+        self._delivery = delivery
+        self._link = link
+        self._stop = stop
+        self._next_snapshot_s = 0.0  # monotonic
+        self.handlers: Mapping[str, Handler] = {
+            "set": self._on_set,
+            "log_level": self._on_log_level,
+            "restart": self._on_restart,
+            "snapshot": self._on_snapshot,
+            "model": self._on_model,
+        }
+
+    def _on_set(self, args: SetArgs, report: Report) -> None:
+        self._settings.set(args.values, report.mandate)
+        reported = self._settings.reported()
+        report.succeed({"version": reported.version, "values": reported.values})
+
+    def _on_log_level(self, args: LogLevelArgs, report: Report) -> None:
+        set_log_level(args.level)
+        report.succeed({"level": args.level})
+
+    def _on_restart(self, _args: RestartArgs, report: Report) -> None:
+        """The result is on its way before the link closes, and published again by the next process if it was lost."""
+        report.succeed()
+        self._stop(RESTART)
+
+    def _on_snapshot(self, args: SnapshotArgs, report: Report) -> None:
+        config = self._settings.config
+        if not config.privacy.snapshot:
+            found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
+            raise CommandError("command.privacy", found, "leave to send a picture", remedy)
+        camera = args.camera if args.camera is not None else next(iter(self._pipeline.feeds))
+        if camera not in self._pipeline.feeds:
+            found, expected = f"camera {camera[:64]!a}", " or ".join(ascii(name) for name in self._pipeline.feeds)
+            raise CommandError("command.camera", found, expected, "send it again with one of these")
+        served, now_s = self._pipeline.feeds[camera].newest, time.monotonic()
+        if served is None or self._link is None:
+            raise CommandError("command.snapshot", "no frame yet", "one", "send it again in a moment")
+        if now_s < self._next_snapshot_s:
+            raise CommandError("command.busy", "a snapshot a moment ago", "one a second", "send it again in a moment")
+        self._next_snapshot_s = now_s + _SNAPSHOT_PERIOD_S
+        frame = served.frame
+        image = annotated(served, config.model) if args.annotated else frame.image
+        jpeg, (height, width) = encode_jpeg(image, MAX_SNAPSHOT_BYTES)
+        self._link.send_snapshot(jpeg)
+        report.succeed(
+            {
+                "camera": camera,
+                "frame": frame.id,
+                "ts": frame.ts,
+                "width": width,
+                "height": height,
+                "bytes": len(jpeg),
+            }
+        )
+
+    def _on_model(self, args: ModelArgs, report: Report) -> None:
+        self._delivery.begin(args, report, time.time())
+
+
+def set_log_level(level: str) -> None:
+    """Of everything that is logged here."""
+    log.info("log_level=%s", level)
+    logging.getLogger().setLevel(level.upper())
 
 
 class Orders:

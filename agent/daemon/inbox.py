@@ -5,27 +5,32 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import ValidationError
-
-from agent.authority import Authority
-from agent.command_log import CommandLog
-from agent.commands import CommandDesk, Handler, Mandate
-from agent.delivery import Deliverer
-from agent.errors import AgentError, CommandError
-from agent.labels import LabelsDesk
-from agent.link import MqttLink
-from agent.messages import Ack
-from agent.outbox import Outbox
-from agent.publishing import Reply
-from agent.reporting import Reporter
-from agent.requests import CommandResult, Desired
-from agent.settings import Settings
-from agent.wire import MessageError, problems, read_object
+from agent.commands.authority import Authority
+from agent.commands.deliveries import CalibrationDelivery, ModelDelivery
+from agent.commands.dispatcher import CommandDesk, Handler, Mandate
+from agent.commands.file_transfer import Deliverer, Deliverers
+from agent.commands.labels import LabelsDesk
+from agent.commands.log import CommandLog
+from agent.commands.releases import Releases
+from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
+from agent.common.errors import AgentError
+from agent.common.main_thread import Post
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Ack
+from agent.contract.wire import MessageError
+from agent.control.operations import Operations
+from agent.daemon.handlers import BoardOrders, HistogramOrders, Orders
+from agent.models.engine_service import Service
+from agent.mqtt.message import Reply
+from agent.serving.pipeline import Pipeline
+from agent.uplink.link import MqttLink
+from agent.uplink.outbox import Outbox
+from agent.uplink.reporter import Reporter
 
 log = logging.getLogger(__name__)
 
@@ -136,42 +141,52 @@ class Remote:
                 self._link.send(self._settings.reported(error))
 
 
-def admit_desired(payload: bytes, authority: Authority | None) -> tuple[dict[str, Any], str]:
-    """The document, and the id of the key that signed it, empty where none did.
-
-    Raises MessageError, and CommandError as `Authority.admit`.
-    """
-    document = read_object(payload)
-    return document, authority.admit(document) if authority is not None else ""
-
-
-def parse_desired(document: dict[str, Any], key: str) -> Desired:
-    """What was admitted with this key. Raises MessageError (`message.invalid`).
-
-    A signed document says until when it may be taken up: without that whoever kept one back could let it through when
-    it does harm.
-    """
-    try:
-        desired = Desired.model_validate(document)
-    except ValidationError as error:
-        raise MessageError("message.invalid", problems(error), "version and values", "correct the sender") from None
-    if key and desired.expires is None:
-        found, remedy = "a signed document without 'expires'", "sign it with a time, Unix seconds"
-        raise MessageError("message.invalid", found, "one that says until when it may be taken up", remedy)
-    return desired
-
-
-def check_expiry(desired: Desired, now: float, authority: Authority | None) -> None:
-    """`now` is Unix time in seconds. Raises CommandError (`command.clock`, `command.expired`)."""
-    if desired.expires is not None:
-        if authority is not None:
-            authority.check_clock()
-        if now >= desired.expires:
-            found = f"expired {now - desired.expires:.1f} s ago by this clock"
-            raise CommandError("command.expired", found, "a valid document", "publish it anew")
-
-
 def _up_to(most: int, inbox: queue.Queue[T] | queue.SimpleQueue[T]) -> Iterator[T]:
     with suppress(queue.Empty):
         for _ in range(most):
             yield inbox.get_nowait()
+
+
+def open_remote(
+    link: MqttLink,
+    settings: Settings,
+    service: Service,
+    pipeline: Pipeline,
+    operations: Operations,
+    labels: LabelsDesk,
+    authority: Authority | None,
+    reporter: Reporter,
+    watched: bool,
+    post: Post,
+    stop: Callable[[str], None],
+) -> Remote:
+    """watched: whether the model's file is, so that a delivered one is seen. post: runs a function in the supervisor's
+    thread. stop: ends the daemon, for a reason."""
+    config = settings.config
+    releases = Releases(authority, config.state_dir / "releases.json")
+    if releases.damage is not None:
+        reporter.error(releases.damage)
+    models = ModelDelivery(
+        config.state_dir / "incoming",
+        config.model.path,
+        watched,
+        config.store.reserve_bytes,
+        releases,
+        post,
+        operations.new_model.bring,
+    )
+    calibrations = CalibrationDelivery(
+        config.state_dir / "incoming_calibration",
+        config.store.reserve_bytes,
+        lambda: service.planned,
+        post,
+        operations.try_calibration,
+    )
+    deliveries = Deliverers((models, calibrations))
+    handlers = {
+        **Orders(operations, service, pipeline, deliveries).handlers,
+        **BoardOrders(settings, pipeline, models, link, stop).handlers,
+        **HistogramOrders(config.privacy, service, link, post).handlers,
+        "calibration": calibrations.on_calibration,
+    }
+    return Remote(link, config.state_dir, handlers, settings, deliveries, labels, authority, reporter)

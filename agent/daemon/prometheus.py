@@ -20,9 +20,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from agent.errors import ConfigError
-from agent.job_states import JobState
-from agent.readings import Moment
+from agent.common.errors import ConfigError
+from agent.daemon.status import Moment
+from agent.jobs.job import JobState
 
 _DRIFT = ("calm", "warning", "alarm")
 

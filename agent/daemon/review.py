@@ -4,56 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from agent.camera import Image, read_images
-from agent.console import progress
-from agent.detections import Detections, LabelledBoxes
-from agent.errors import DatasetError
-from agent.fidelity import MatchCounts, count_matches, fidelity
-from agent.model import Model
-from agent.reading import Reading
-from agent.source import Source
-from agent.vision import VisionTask
-from engines.artefact import Artefact
-from engines.backend import Backend
+from agent.camera.reader import Image, read_images
+from agent.camera.source import Source
+from agent.camera.stream_health import Reading
+from agent.common.console import progress
+from agent.common.errors import DatasetError
+from agent.control.summary import Period, Score
+from agent.models.model import Model
+from agent.vision.detections import NOTHING, Detections, LabelledBoxes
+from agent.vision.fidelity import count_matches, fidelity
+from agent.vision.task import VisionTask
+from engines.interface import Backend
+from engines.store.artefact import Artefact
 
 REFERENCE = "reference"
 FRAMES_PER_PERIOD = 120
 Label = TypeVar("Label")
-NOTHING = LabelledBoxes(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64))
-
-
-@dataclass(frozen=True)
-class Period:
-    """A stretch of the video in which one light ruled: capture times in seconds."""
-
-    name: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Score:
-    """One engine on some frames: matches with the labels, and the sum of its fidelities to the reference."""
-
-    matches: MatchCounts
-    fidelity_sum: float
-    frames: int
-
-    def __add__(self, other: Score) -> Score:
-        fidelity_sum = self.fidelity_sum + other.fidelity_sum
-        return Score(self.matches + other.matches, fidelity_sum, self.frames + other.frames)
-
-    def as_dict(self) -> dict[str, float]:
-        """F1 against the labels, mean fidelity, and the frames behind them."""
-        fidelity_mean = self.fidelity_sum / self.frames
-        return {"f1": round(self.matches.f1, 4), "fidelity": round(fidelity_mean, 4), "frames": self.frames}
 
 
 def read_labels(path: Path) -> dict[int, LabelledBoxes]:

@@ -7,42 +7,41 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from agent.accuracy import Truth
-from agent.authority import Authority
-from agent.camera import source_seconds
+from agent.camera.opencv import check_readable
+from agent.camera.reader import source_seconds
+from agent.commands.authority import Authority
+from agent.common.console import say
+from agent.common.errors import AgentError, CameraError, ConfigError
 from agent.config import Config
-from agent.console import say
-from agent.detections import LabelledBoxes
-from agent.endpoint import is_loopback
-from agent.errors import AgentError, CameraError, ConfigError
-from agent.health import notify_service_manager
-from agent.home_assistant import Discovery
-from agent.job import MODEL
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.model import Model, open_model, read_plan, slower_here
-from agent.model_spec import ModelSpec
-from agent.model_watch import content_of
-from agent.mqtt import Endpoint
-from agent.opening import check_readable
-from agent.outbox import Outbox
-from agent.owning import owning
-from agent.readings import Moment
-from agent.results_file import ResultsFile
-from agent.results_socket import ResultsSocket
-from agent.results_topic import ResultsTopic
-from agent.results_writer import Output, ResultsWriter
-from agent.review import Panel, read_classes, read_labels, review
-from agent.signals import handling_signals, interrupt
-from agent.summary import RunSummary
-from agent.supervisor import Supervisor
-from agent.topics import Topics
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.control.summary import RunSummary
+from agent.daemon.review import Panel, read_classes, read_labels, review
+from agent.daemon.status import Moment
+from agent.daemon.supervisor import Supervisor
+from agent.jobs.job import MODEL
+from agent.models.model import Model, open_model, read_plan, slower_here
+from agent.models.model_watch import content_of
+from agent.monitoring.accuracy import Truth
+from agent.mqtt.client import Endpoint
+from agent.mqtt.endpoint import is_loopback
+from agent.results.file_output import ResultsFile
+from agent.results.mqtt_output import ResultsTopic
+from agent.results.socket_output import ResultsSocket
+from agent.results.writer import Output, ResultsWriter
+from agent.system.process import handling_signals, interrupt, notify_service_manager
+from agent.system.state_dir import owning
+from agent.uplink.home_assistant import Discovery
+from agent.uplink.link import MqttLink
+from agent.uplink.outbox import Outbox
+from agent.vision.detections import LabelledBoxes
+from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
 from calibrate.plan import ALL_INT8
-from engines.artefact import read_artefact
-from engines.backend import open_backend
 from engines.board import board
-from engines.seal import find_key
+from engines.registry import open_backend
+from engines.store.artefact import read_artefact
+from engines.store.signing import find_key
 
 _COLLECTED_WITHIN = 0.25  # of a recording: what is to be seen of the engine comes after that
 
@@ -174,7 +173,7 @@ def _link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLi
             if endpoint.exposes_password:
                 say("warning: the broker's password goes over the network as it is; set mqtt.tls")
         else:
-            from agent.broker import EmbeddedBroker  # asyncio's 2 MiB are for the sample, not for boards
+            from agent.mqtt.embedded_broker import EmbeddedBroker  # asyncio's 2 MiB are for the sample, not for boards
 
             try:
                 broker = stack.enter_context(EmbeddedBroker())
@@ -195,7 +194,7 @@ def _scraped(config: Config) -> Iterator[Callable[[Callable[[], Moment]], None]]
     if config.metrics.port is None:
         yield lambda _: None
         return
-    from agent.exposition import exposing
+    from agent.daemon.prometheus import exposing
 
     with exposing(config.metrics.host, config.metrics.port) as exposition:
         yield exposition.follow

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from agent.errors import AgentError
-from agent.health import notify_service_manager
-from agent.job import RUNTIME
-from agent.job_journal import JobJournal
-from agent.job_report import JobReport
-from agent.job_states import JobState
-from agent.reporting import Reporter
+from agent.common.errors import AgentError
+from agent.jobs.job import RUNTIME, JobJournal, JobState
+from agent.jobs.report import JobReport
+from agent.system.process import notify_service_manager
+from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 
 _QUIET_S = 2.0  # an engine that is there by then was only loaded, and that is no news

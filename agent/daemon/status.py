@@ -7,21 +7,20 @@ from dataclasses import asdict, dataclass
 
 from pydantic import JsonValue
 
-from agent.accuracy import accuracy_bound
+from agent.common.latency import LoopTotals
 from agent.config import Config
-from agent.drift import DriftState
-from agent.feed import Feed
-from agent.findings import ObserverState, States, least_faithful
-from agent.health import health
-from agent.job_report import JobReport
-from agent.job_states import JobState
-from agent.link import MqttLink
-from agent.messages import Accuracy, CameraTelemetry, Fidelity, Latency, Observing
-from agent.observer import PREPARING
-from agent.pipeline import Pipeline
-from agent.results_writer import ResultsWriter
-from agent.service import Service
-from agent.telemetry import LoopTotals
+from agent.contract.messages import Accuracy, CameraTelemetry, Fidelity, Latency, Observing
+from agent.jobs.job import JobState
+from agent.jobs.report import JobReport
+from agent.models.engine_service import Service
+from agent.monitoring.accuracy import accuracy_bound
+from agent.monitoring.camera_monitor import ObserverState, States, least_faithful
+from agent.monitoring.drift import DriftState
+from agent.monitoring.observer import PREPARING
+from agent.results.writer import ResultsWriter
+from agent.serving.pipeline import Feed, Pipeline
+from agent.system.board import health
+from agent.uplink.link import MqttLink
 from calibrate.evidence import Interval
 
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent.review import REFERENCE, Score
-from agent.summary import Alarm, Rollback, RunSummary, Swap
+from agent.control.summary import Alarm, Rollback, RunSummary, Score, Swap
+from agent.daemon.review import REFERENCE
 from calibrate.evidence import Interval
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -1,44 +1,57 @@
-"""The daemon's main thread: it starts the pipeline, hears commands, pings the watchdog, reports, and stops it all."""
+"""What the frames of a run have shown, for its summary: of all cameras together, and of several of each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 
-from agent.accuracy import Truth
-from agent.authority import Authority
-from agent.board_orders import set_log_level
-from agent.cadence import Cadence
+from agent.commands.authority import Authority
+from agent.commands.labels import LabelsDesk
+from agent.commands.settings import Settings
+from agent.common.console import Task, progress
+from agent.common.errors import AgentError, CameraError
+from agent.common.main_thread import Posted
+from agent.common.timing import Cadence
 from agent.config import Config
-from agent.console import Task, progress
-from agent.errors import AgentError, CameraError
-from agent.feed import total_frames
-from agent.health import notify_service_manager
-from agent.interrupted import Past
-from agent.job import MODEL
-from agent.labels import LabelsDesk
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.model import Model
-from agent.model_watch import ModelWatch
-from agent.operations import Operations
-from agent.pipeline import Pipeline
-from agent.posted import Posted
-from agent.readings import Moment, Readings
-from agent.remote import Remote
-from agent.remote_orders import open_remote
-from agent.reporting import Reporter
-from agent.results_writer import ResultsWriter
-from agent.service import Service
-from agent.settings import Settings
-from agent.signals import handling_signals
-from agent.starting import RuntimeJob, Starting
-from agent.summary import RunSummary
-from agent.summing_up import sum_up
+from agent.contract.messages import Birth
+from agent.control.operations import Operations
+from agent.control.summary import CameraSummary, RunSummary
+from agent.daemon.handlers import set_log_level
+from agent.daemon.inbox import Remote, open_remote
+from agent.daemon.startup import RuntimeJob, Starting
+from agent.daemon.status import Moment, Readings
+from agent.jobs.job import MODEL
+from agent.jobs.recovery import Past
+from agent.models.engine_service import Service
+from agent.models.model import Model
+from agent.models.model_watch import ModelWatch
+from agent.monitoring.accuracy import Truth
+from agent.monitoring.camera_monitor import least_faithful
+from agent.results.writer import ResultsWriter
+from agent.serving.pipeline import Pipeline, total_frames
+from agent.system.process import handling_signals, notify_service_manager
+from agent.uplink.link import MqttLink
+from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
-from engines.backend import Backend
-from engines.seal import find_key
-from engines.store import Store
+from engines.interface import Backend
+from engines.store.signing import find_key
+from engines.store.store import Store
+
+
+def sum_up(summary: RunSummary, pipeline: Pipeline) -> None:
+    """Fidelity and what goes with it are those of the least faithful camera."""
+    states, findings = pipeline.observer.states(), pipeline.observer.findings
+    cameras = {
+        name: CameraSummary(feed.run_meter.sample(), states[name].fidelity, feed.labelled)
+        for name, feed in pipeline.feeds.items()
+    }
+    camera = least_faithful(states)
+    summary.loop, summary.last_ts = pipeline.run_meter.sample(), pipeline.last_ts
+    summary.fidelity, summary.fidelity_since = states[camera].fidelity, states[camera].fidelity_since
+    summary.fidelity_history = findings[camera].history()
+    summary.live_accuracy = cameras[camera].live_accuracy
+    summary.cameras = cameras if len(cameras) > 1 else {}
+
 
 _TICK_S = 0.1
 

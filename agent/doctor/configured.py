@@ -9,15 +9,15 @@ import sys
 import uuid
 from pathlib import Path
 
-from agent.authority import Authority
-from agent.camera_config import CameraConfig
+from agent.camera.config import CameraConfig
+from agent.commands.authority import Authority
+from agent.common.errors import AgentError, CameraError, ConfigError
+from agent.common.redaction import redacted
 from agent.config import Config
+from agent.contract.topics import Topics
 from agent.doctor.finding import Finding
-from agent.endpoint import is_loopback
-from agent.errors import AgentError, CameraError, ConfigError
-from agent.mqtt import MqttClient
-from agent.redaction import redacted
-from agent.topics import Topics
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import is_loopback
 
 _FRAME_S = 15.0  # a stream's own limits are 5 s to open and 5 s for a frame
 _BROKER_S = 8.0

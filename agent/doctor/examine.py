@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config, load_config
-from agent.doctor.as_service import as_the_service
 from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.finding import Finding
-from agent.doctor.gpu import examine_gpu
-from agent.doctor.installed import examine_service
 from agent.doctor.machine import examine_machine
-from agent.doctor.software import examine_software
-from agent.installation import TARED, Service
+from agent.doctor.service import as_the_service, examine_service
+from agent.doctor.software import examine_gpu, examine_software
+from agent.system.service_unit import TARED, Service
 from calibrate.errors import TaredError
 
 __all__ = ["Finding", "as_dict", "examine", "healthy"]

@@ -7,9 +7,9 @@ import sys
 import time
 from dataclasses import replace
 
-from agent.camera import read_images
-from agent.camera_config import CameraConfig
-from agent.framing import WHOLE
+from agent.camera.config import CameraConfig
+from agent.camera.reader import read_images
+from agent.camera.source import WHOLE
 from calibrate.errors import TaredError
 
 

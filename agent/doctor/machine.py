@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 
-from agent.board_state import BoardState
-from agent.clock import is_synchronised
 from agent.config import Config, HeadroomConfig, StoreConfig
 from agent.doctor.finding import Finding, gib, read
-from agent.headroom import Headroom
+from agent.jobs.headroom import Headroom
+from agent.system.board import BoardState
+from agent.system.clock import is_synchronised
 from engines.board import board
 
 _MIN_FREE_BYTES = 1 << 30

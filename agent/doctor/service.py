@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from agent.common.errors import AgentError
 from agent.doctor.finding import Finding, read
-from agent.errors import AgentError
-from agent.installation import TARED, Service, unit_text
+from agent.system.service_unit import TARED, Service, unit_text
+from engines.store.signing import NO_KEY
 
 _ASK_S = 10.0
 
@@ -74,3 +79,36 @@ def _state(root: Path, service: Service) -> Finding:
     state = done.stdout.strip() or done.stderr.strip() or "unknown"
     remedy = f"systemctl start {service.name}; journalctl -u {service.name} says why it ended"
     return Finding("service state", state, state == "active", False, "" if state == "active" else remedy)
+
+
+_LOADED = re.compile(r"^LoadCredential=([^:\n]+):(.+)$", re.MULTILINE)
+
+
+@contextmanager
+def as_the_service(root: Path, service: Service) -> Iterator[None]:
+    """Inside it the environment says what systemd says to the service (systemd.exec(5)).
+
+    Of the credentials those that this user may read are there; root may read all.
+    """
+    with tempfile.TemporaryDirectory(prefix="tared-doctor-") as folder:
+        for name, file in _LOADED.findall(read(root / service.unit_path)):
+            _hand_over(root / file.lstrip("/"), Path(folder, name))
+        given = {"STATE_DIRECTORY": str(root / service.state_path), "CREDENTIALS_DIRECTORY": folder}
+        before = {name: os.environ.get(name) for name in given}
+        os.environ.update(given)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def _hand_over(file: Path, to: Path) -> None:
+    """By a link, no copy of a secret; the unit's default for one that is not there."""
+    if os.access(file, os.R_OK):
+        to.symlink_to(file)
+    elif os.access(file.parent, os.X_OK) and not file.exists():
+        to.write_bytes(NO_KEY)

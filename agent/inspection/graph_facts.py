@@ -12,10 +12,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from engines.backend import EngineError, open_backend
-from engines.graph import parse_model
+from engines.errors import EngineError
+from engines.graph.load import parse_model
+from engines.graph.topology import Dim, Topology, tensor_types, value_type
 from engines.preprocessing import IMAGE_CHANNELS, Layout, image_layout
-from engines.topology import Dim, Topology, tensor_types, value_type
+from engines.registry import open_backend
 
 _OPEN_SIDE = 640  # of an input of open size, where it has to have one
 _PASSING = (

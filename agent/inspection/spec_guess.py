@@ -1,16 +1,186 @@
-"""A model spec guessed from an ONNX graph, key by key, with how sure each is and why."""
+"""How the peers that made each family of models give them their images: what no graph can tell.
+
+Each as its own demo does it: Megvii YOLOX (preproc), Ultralytics (LetterBox, default.yaml), UltraFace
+(run_video_face_detect_onnx.py), FastestDet (test.py), NanoDet (its configurations), OpenCV's FaceDetectorYN,
+and torchvision's reference classification.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from agent.conventions import CONVENTIONS, Convention
-from agent.graph_facts import GraphFacts, Scaling
-from agent.model_guess import Head, Sureness, class_names
+from agent.common.errors import ConfigError
+from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
+from agent.vision.decode import BUILTIN
+
+_IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+_NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "std": [57.375, 57.12, 58.395]}
+
+
+class Convention(NamedTuple):
+    """input: keys of a spec's `input`; those left out have its defaults. score, iou: thresholds."""
+
+    peer: str
+    input: Mapping[str, Any]
+    score: float = 0.3
+    iou: float = 0.5
+
+
+_LETTERBOXED = {"color": "rgb", "resize": "letterbox", "anchor": "center", "pad": 114, "scale": 1 / 255}
+CONVENTIONS: Mapping[str, Convention] = {
+    "yolox": Convention("YOLOX", {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 114}, 0.3, 0.45),
+    "yolov5": Convention("YOLOv5", _LETTERBOXED, 0.25, 0.45),
+    "yolov8": Convention("Ultralytics", _LETTERBOXED, 0.25, 0.7),
+    "end2end": Convention("Ultralytics", _LETTERBOXED, 0.25),
+    "ssd": Convention("UltraFace", {"color": "rgb", "resize": "stretch", "mean": [127.0], "std": [128.0]}, 0.7, 0.3),
+    "fastestdet": Convention("FastestDet", {"color": "bgr", "resize": "stretch", "scale": 1 / 255}, 0.65, 0.45),
+    "nanodet": Convention("NanoDet", {"resize": "letterbox", "anchor": "center", "pad": 0, **_NANODET}, 0.35, 0.6),
+    "nanodet-plus": Convention("NanoDet-Plus", {"resize": "stretch", **_NANODET}, 0.35, 0.6),
+    "yunet": Convention("YuNet", {"color": "bgr", "resize": "letterbox", "anchor": "top-left", "pad": 0}, 0.9, 0.3),
+    "classify": Convention("torchvision", {"color": "rgb", "resize": "stretch", "scale": 1 / 255, **_IMAGENET}),
+    "raw": Convention("nobody in particular", {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}),
+}
+
+Sureness = Literal["sure", "likely", "guess"]
+
+_STRIDES = (8, 16, 32, 64)
+_ANCHORS = 3  # per cell, of YOLOv5 and YOLOv7
+_SUPPRESSING = frozenset(("NonMaxSuppression", "TopK"))
+
+
+@dataclass(frozen=True)
+class Head:
+    """The task and, of a detector, the decoder. classes: how many there are, 0 where that cannot be known."""
+
+    task: Literal["classify", "detect", "raw"]
+    decoder: str | None
+    sureness: Sureness
+    reason: str
+    classes: int = 0
+
+
+def guess_head(facts: GraphFacts) -> Head:
+    """The first reading of the outputs that fits; task `raw` where none does."""
+    told = facts.metadata.get("task")  # Ultralytics' exporter writes it down
+    if told not in (None, "detect", "classify"):
+        return Head("raw", None, "sure", f"its metadata say task '{told}', which no decoder here reads")
+    if facts.size is None:
+        return Head("raw", None, "sure", "its input is not one image")
+    return next(_readings(facts, facts.size), Head("raw", None, "likely", "no decoder fits its outputs"))
+
+
+def class_names(facts: GraphFacts) -> tuple[str, ...]:
+    """The names in an Ultralytics model's metadata, `{0: 'person', ...}`; none where there are none."""
+    try:
+        names = ast.literal_eval(facts.metadata.get("names", "{}"))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that `literal_eval` may raise
+        return ()
+    if isinstance(names, Mapping) and set(names) == set(range(len(names))):
+        return tuple(str(names[index]) for index in range(len(names)))
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
+
+
+def _readings(facts: GraphFacts, size: tuple[int, int]) -> Iterator[Head]:
+    outputs = facts.outputs
+    names = [output.name.lower() for output in outputs]
+    if _fits("yunet", facts, size):
+        yield Head("detect", "yunet", "sure", "a class, an objectness and a box per cell of strides 8, 16, 32", 1)
+    if len(outputs) > 2 and any("dis" in name for name in names) and _fits("nanodet", facts, size):
+        rows = sum(output.closed[1] or 0 for name, output in zip(names, outputs, strict=True) if "dis" in name)
+        classes = next(output.closed[2] or 0 for name, output in zip(names, outputs, strict=True) if "dis" not in name)
+        decoder = "nanodet-plus" if rows == _cells(size, 4) else "nanodet"
+        yield Head("detect", decoder, "sure", "class scores and distances per stride", classes)
+    if len(outputs) == 2 and _fits("ssd", facts, size):
+        yield from _ssd(outputs)
+    flat = [output for output in outputs if len(output.closed) == 3]
+    if len(flat) == 1 and None not in flat[0].closed:
+        yield from _table(facts, size, flat[0])
+    if len(outputs) == 1:
+        yield from _single(facts, size, outputs[0])
+
+
+def _ssd(outputs: tuple[GraphOutput, ...]) -> Iterator[Head]:
+    boxes, scores = sorted(outputs, key=lambda output: (output.closed[2] != 4, "box" not in output.name.lower()))
+    classes = (scores.closed[2] or 1) - 1
+    if scores.made_by == ("Softmax",):
+        yield Head("detect", "ssd", "sure", "boxes, and a softmax over the background and the classes", classes)
+    elif "Sigmoid" not in boxes.made_by:  # a DETR's boxes: centres and sizes, of which no decoder here knows
+        yield Head("detect", "ssd", "guess", "boxes and scores, but no softmax with a background is seen", classes)
+
+
+def _table(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
+    """Readings of one output (batch, rows, columns)."""
+    rows, columns = output.closed[1] or 0, output.closed[2] or 0
+    cells = {_cells(size, strides): strides for strides in (1, 2, 3, 4)}
+    if columns == 6 and _SUPPRESSING & facts.operators and rows not in cells:
+        yield Head("detect", "end2end", "sure", "6 columns, and the graph chooses the best rows itself")
+    if rows in cells and columns > 5:
+        yield from _cell_rows(output, cells[rows], columns)
+    anchored = [strides for count, strides in cells.items() if rows == _ANCHORS * count]
+    if anchored and columns > 5:
+        yield Head("detect", "yolov5", "sure", f"{rows} rows: {_ANCHORS} anchors per cell, decoded", columns - 5)
+    if 4 < rows < columns:
+        is_told = "Ultralytics" in facts.metadata.get("author", "")
+        is_sure = is_told or (columns in cells and len(facts.outputs) == 1)  # beside masks it is no detector
+        reason = f"{rows} = 4 + {rows - 4} channels before {columns} places"
+        yield Head("detect", "yolov8", "sure" if is_sure else "guess", reason, rows - 4)
+    if columns == 6:
+        yield Head("detect", "end2end", "guess", "6 columns, in rows that are no cells of a grid")
+
+
+def _cell_rows(output: GraphOutput, strides: int, columns: int) -> Iterator[Head]:
+    """Readings of one row per cell of the first `strides` strides."""
+    made_by = output.made_by
+    cells = f"a row per cell of {strides} stride{'s' if strides > 1 else ''}"
+    if {"Mul", "Exp", "Pow"} & {*made_by}:
+        yield Head("detect", "yolov5", "likely", f"{cells}, and the graph multiplies: it decodes boxes", columns - 5)
+    elif columns > 32 and made_by[:1] == ("Sigmoid",):
+        decoder = "nanodet-plus" if strides == 4 else "nanodet"
+        yield Head("detect", decoder, "likely", f"{cells}, sigmoids first and then no activation", columns - 32)
+    elif made_by[:1] == ("Conv",) and "Sigmoid" in made_by:
+        yield Head("detect", "yolox", "sure", f"{cells}, boxes without activation and then sigmoids", columns - 5)
+    else:
+        yield Head("detect", "yolox", "guess", f"{cells}, of which the graph tells no more", columns - 5)
+
+
+def _single(facts: GraphFacts, size: tuple[int, int], output: GraphOutput) -> Iterator[Head]:
+    """Readings of a graph with one output, a map or a vector."""
+    shape, made_by = output.closed[1:], {*output.made_by}
+    if _fits("fastestdet", facts, size) and {"Sigmoid", "Softmax"} <= made_by:
+        classes = (shape[0] or 5) - 5
+        yield Head("detect", "fastestdet", "sure", "a map with a sigmoid and a softmax among its channels", classes)
+    if len(shape) == 1 and (shape[0] or 0) > 1:
+        classes = shape[0] or 0
+        if made_by & {"Softmax", "LogSoftmax"} or facts.metadata.get("task") == "classify":
+            yield Head("classify", None, "sure", f"{classes} scores, softmax over them", classes)
+        elif made_by and made_by <= {"Gemm", "MatMul", "Add", "Conv"}:
+            reason = f"{classes} scores of a last linear layer; an embedding would look the same: then task raw"
+            yield Head("classify", None, "likely", reason, classes)
+
+
+def _fits(decoder: str, facts: GraphFacts, size: tuple[int, int]) -> bool:
+    """Whether a built-in decoder takes outputs of these shapes."""
+    closed = {output.name: output.closed[1:] for output in facts.outputs}
+    if any(None in shape or not shape for shape in closed.values()):
+        return False
+    zeros = {name: np.zeros([side or 0 for side in shape], np.float32) for name, shape in closed.items()}
+    try:
+        BUILTIN[decoder](zeros, size, 0.5)
+    except ConfigError:
+        return False
+    return True
+
+
+def _cells(size: tuple[int, int], strides: int) -> int:
+    """How many cells the maps of the first strides have together."""
+    height, width = size
+    return sum(-(-height // stride) * -(-width // stride) for stride in _STRIDES[:strides])
+
 
 _WIDEST = 10.0  # networks are fed values of about -3 to 3; what is far wider has not been brought into a range yet
 

@@ -1,6 +1,6 @@
 """Runs a module as a process that gives way to the frame path.
 
-`python -m agent.background NICE PARENT MODULE ARGUMENT...`, PARENT being the process id of the caller.
+`python -m agent.jobs.background NICE PARENT MODULE ARGUMENT...`, PARENT being the process id of the caller.
 
 The process makes itself small before the module is imported, so that every thread it ever starts inherits that: what
 is set from outside reaches only the threads that exist by then.

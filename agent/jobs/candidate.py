@@ -1,6 +1,6 @@
 """The recalibration child: calibrate, build and judge one candidate in a process of its own.
 
-`python -m agent.candidate JOB_DIRECTORY` reads what the daemon collected and prints one JSON object per line:
+`python -m agent.jobs.candidate JOB_DIRECTORY` reads what the daemon collected and prints one JSON object per line:
 progress `{"step", "percent"}`, and last an Outcome: `{"artefact", "verdict"}` or `{"error": {"code", "found",
 "expected", "remedy"}}`. A builder that crashes or eats the memory takes this
 process down, never the video.
@@ -19,26 +19,25 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from agent.build import build_artefact
-from agent.child_main import run_child
-from agent.comparison import HeldOut
+from agent.common.errors import AgentError
 from agent.config import backend_options
-from agent.errors import AgentError
-from agent.histogram_upload import read_facts, read_upload
-from agent.judging import Judge
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
-from agent.outcome import Emit, Outcome
-from agent.raising import RaisedPlan, Raising, Scene
-from agent.verdict import MIN_TELLING, NO_WORSE, RAISED_GAIN, Limits
+from agent.contract.histograms import read_facts, read_upload
+from agent.jobs.child_protocol import Emit, Outcome, run_child
+from agent.models.build import build_artefact
+from agent.models.model import Model, calibrate, open_model
+from agent.planning.precision_raise import RaisedPlan, Raising, Scene
+from agent.validation.comparison import HeldOut
+from agent.validation.verdict import MIN_TELLING, NO_WORSE, RAISED_GAIN, Judge, Limits
+from agent.vision.spec import ModelSpec
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.artefact import read_artefact
-from engines.backend import Array, Backend, BackendOptions, open_backend
 from engines.calibration import Calibration, load_histograms, save_histograms
-from engines.seal import find_key
-from engines.store import Store
+from engines.interface import Array, Backend, BackendOptions
+from engines.registry import open_backend
+from engines.store.artefact import read_artefact
+from engines.store.signing import find_key
+from engines.store.store import Store
 
 _TRIED_EVERY = 4  # held-out frame on which groups are tried: it is not among those that the candidate is judged on
 
@@ -52,7 +51,7 @@ class JobRequest:
     serving: directory of the artefact in service, None while the reference engine serves. plan: as its `to_json`.
     raised_from: as for `build_artefact`, of the plan or of what it is raised to. raising: a Raising as its `as_dict`.
     max_loss: largest 1 - mean fidelity at which a candidate is good whatever serves now. max_slowdown: see
-    `agent.verdict.Limits`; a candidate with more layers float than what serves may always be MORE_FLOAT_SLOWDOWN.
+    `agent.validation.verdict.Limits`; a candidate with more layers float than what serves may always be MORE_FLOAT_SLOWDOWN.
     """
 
     spec: dict[str, Any]

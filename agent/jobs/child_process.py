@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from agent.errors import AgentError
-from agent.outcome import Outcome
+from agent.common.errors import AgentError
+from agent.jobs.child_protocol import Outcome
 
 _FREE_MEMORY = "free memory, add swap, or build with smaller profiles; what serves goes on"
 # By the signal that ended it. SIGKILL comes from the kernel when memory is short, or from a person.
@@ -47,7 +47,7 @@ _NICE = 10
 class CandidateProcess:
     """`python -m MODULE DIRECTORY`, whose job has been written there; the directory goes with it.
 
-    module: prints lines as `agent.candidate` does. nice: its priority, see `agent.background`. memory_bytes: resident
+    module: prints lines as `agent.jobs.candidate` does. nice: its priority, see `agent.jobs.background`. memory_bytes: resident
     memory that it may take, with all that it starts; None: half of the board's. Beyond, it is killed, and the outcome
     is the error `recalibration.memory`. No limit on its address space: CUDA reserves many times what it uses.
 
@@ -61,7 +61,7 @@ class CandidateProcess:
         directory: Path,
         on_progress: Callable[[str, int], None],
         on_outcome: Callable[[Outcome], None],
-        module: str = "agent.candidate",
+        module: str = "agent.jobs.candidate",
         nice: int = _NICE,
         memory_bytes: int | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class CandidateProcess:
             # Its own session: a Ctrl-C in the terminal is for the daemon, which ends the child itself; and one signal
             # reaches all that it starts.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "agent.background", str(nice), str(os.getpid()), module, str(directory)],
+                [sys.executable, "-m", "agent.jobs.background", str(nice), str(os.getpid()), module, str(directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

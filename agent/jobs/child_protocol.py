@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.errors import AgentError
-from agent.verdict import Verdict
+from agent.common.errors import AgentError
+from agent.validation.verdict import Verdict
 from calibrate.errors import TaredError
 
 Emit = Callable[[Mapping[str, Any]], None]
@@ -40,3 +43,20 @@ class Outcome:
             return cls(error=AgentError(**message["error"]))
         verdict = Verdict.from_dict(message["verdict"]) if message["verdict"] else None
         return cls(Path(message["artefact"]), verdict)
+
+
+def run_child(work: Callable[[Path, Emit], Outcome]) -> int:
+    """Do the job in the directory that the command line names; the exit code."""
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints must not tear the channel
+
+    def emit(message: Mapping[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")  # whole: another thread may have the last word
+        channel.flush()
+
+    try:
+        outcome = work(Path(sys.argv[1]), emit)
+    except TaredError as error:
+        outcome = Outcome(error=error)
+    emit(outcome.message())
+    return 0

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from agent.board_state import BoardReading
+from agent.common.errors import AgentError
 from agent.config import HeadroomConfig
-from agent.errors import AgentError
+from agent.system.board import BoardReading
 
 _READ_EVERY_S = 1.0  # rails are measured over I2C; whoever asks may ask more often
 _HYSTERESIS_C = 5.0

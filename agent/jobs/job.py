@@ -1,4 +1,4 @@
-"""Every job's states in SQLite, written before each step: what a killed daemon was doing is known to the next one."""
+"""The states of a job, and which may follow which."""
 
 from __future__ import annotations
 
@@ -6,15 +6,55 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from agent.database import Database
-from agent.errors import AgentError
-from agent.job_states import JobState
-from agent.state_file import understood
+from agent.collection.report import SelectionReport
+from agent.common.database import Database
+from agent.common.errors import AgentError
+from agent.common.state_files import understood
+from agent.planning.precision_raise import Raising
 from calibrate.errors import TaredError
+
+
+class JobState(str, Enum):
+    """In the order in which a job goes through them; a job may pass over some, and never goes back."""
+
+    REQUESTED = "REQUESTED"
+    COLLECTING = "COLLECTING"
+    CALIBRATING = "CALIBRATING"
+    PLANNING = "PLANNING"
+    BUILDING = "BUILDING"
+    VALIDATING = "VALIDATING"
+    PROBATION = "PROBATION"
+    COMMITTED = "COMMITTED"
+    ROLLED_BACK = "ROLLED_BACK"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def over(self) -> bool:
+        """Whether a job ends in it."""
+        return self in _OVER
+
+    def may_become(self, later: JobState) -> bool:
+        """Whether a job may go from this state to the later one."""
+        if self.over:
+            return False
+        if later is JobState.COMMITTED:
+            return self in _SERVES_NEXT
+        if later is JobState.ROLLED_BACK:
+            return self is JobState.PROBATION
+        return later.over or _ORDER.index(self) < _ORDER.index(later)
+
+
+_ORDER = tuple(JobState)
+WORK = _ORDER[: _ORDER.index(JobState.PROBATION)]  # in which there is no candidate yet
+_OVER = frozenset({JobState.COMMITTED, JobState.ROLLED_BACK, JobState.FAILED, JobState.CANCELLED})
+# What was built for another runtime or of another model is not on probation: there is nothing to go back to.
+_SERVES_NEXT = frozenset({JobState.BUILDING, JobState.PROBATION})
 
 _MOST_JOBS = 1000
 _COLUMNS = "id, trigger, request, command_ids, state, artefact, error, result"
@@ -163,3 +203,80 @@ def _record(row: Sequence[Any]) -> JobRecord:
 
 def _json(value: Mapping[str, Any] | None) -> str | None:
     return json.dumps(value) if value is not None else None
+
+
+MODEL = "model"  # the trigger of a job for another content of the model's file
+RUNTIME = "runtime"  # of one that a start does because what serves was built for another runtime
+PROVEN = ("switch", "rollback")  # triggers: to engines that have served before, whose first answer is enough
+
+
+class JobObserver(Protocol):
+    """Who asked for a job, and hears of it; percent is of the whole job.
+
+    What is told before something is begun raises AgentError where that cannot be journaled: then it must not begin.
+    """
+
+    @property
+    def id(self) -> str: ...
+
+    def progress(self, step: str, percent: int) -> None:
+        """Before a step, and in it. Raises AgentError."""
+
+    def probation(self, artefact_id: str) -> None:
+        """Before the candidate may serve its first frame. Raises AgentError."""
+
+    def succeed(self, result: dict[str, Any]) -> None:
+        """Once `current` has moved."""
+
+    def roll_back(self, error: TaredError) -> None:
+        """Once the engine from before serves again."""
+
+    def fail(self, error: TaredError) -> None: ...
+
+
+class WorkObserver(JobObserver, Protocol):
+    """Who also hears what becomes of the work before there is a candidate."""
+
+    def waits(self, reason: str) -> None:
+        """For the board to have something to spare, and why; empty: no more."""
+
+    def selected(self, selection: SelectionReport, state_dir: Path) -> None:
+        """Before they are handed over."""
+
+
+@dataclass
+class Job:
+    """One recalibration, or one build of a new model's reference.
+
+    trigger: first-start, alarm, precision, schedule, command or model. started_s: monotonic time of the trigger.
+    raising: by how much precision is raised, None where it is not. max_loss: None as configured. reason: why it stands
+    still, empty if it does not. model: the file of a new model that is not in its place yet. merged: a calibration of
+    the fleet, which is tried in the place of one from the frames.
+    """
+
+    trigger: str
+    frames: int
+    method: str
+    report: WorkObserver
+    raising: Raising | None = None
+    max_loss: float | None = None
+    started_s: float = field(default_factory=time.monotonic)
+    step: str = JobState.REQUESTED.value
+    percent: int = 0
+    reason: str = ""
+    model: Path | None = None
+    merged: Path | None = None
+
+    def advance(self, step: str, percent: int) -> None:
+        """Note the progress; report it at each new step, and ten percent after ten percent. Raises AgentError."""
+        news = (step, percent // 10) != (self.step, self.percent // 10)
+        self.step, self.percent = step, percent
+        if news:
+            self.report.progress(step, percent)
+
+    def waits(self, reason: str) -> bool:
+        """Note why it stands still now, empty if it does not; whether it does."""
+        if reason != self.reason:
+            self.reason = reason
+            self.report.waits(reason)
+        return bool(reason)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from agent.errors import AgentError
-from agent.job import CANCELLED, MODEL, Job
-from agent.job_desk import JobDesk
-from agent.job_report import JobReport
-from agent.recalibration import CHANGED, Recalibration
-from agent.staged_model import StagedModel
+from agent.commands.deliveries import StagedModel
+from agent.commands.dispatcher import CANCELLED
+from agent.common.errors import AgentError
+from agent.jobs.job import MODEL, Job
+from agent.jobs.recalibration import CHANGED, Recalibration
+from agent.jobs.report import JobDesk, JobReport
 from calibrate.errors import TaredError
 
 _AGAIN_S = 60.0  # after what says nothing of the model: no headroom, a full disk, a rollback that came between

@@ -1,37 +1,110 @@
-"""The daemon's side of a recalibration: collect, hand over to the child process, follow its progress."""
+"""A job's child process as the daemon keeps it: paused when the board cannot afford it, and given a time to end in."""
 
 from __future__ import annotations
 
 import errno
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from agent.board_state import BoardState
-from agent.candidate import JobRequest, write_job
-from agent.child import CandidateProcess
-from agent.child_work import ChildWork
-from agent.collecting import Collecting
+from agent.collection.selection import HELD_OUT_EVERY
+from agent.commands.dispatcher import CANCELLED
+from agent.common.errors import AgentError
+from agent.common.main_thread import Post
 from agent.config import Config
-from agent.errors import AgentError
-from agent.headroom import Headroom
-from agent.job import CANCELLED, MODEL, Job, WorkObserver
-from agent.job_states import JobState
-from agent.leftovers import sweep_builds
-from agent.observer import ObserverThread
-from agent.outcome import Outcome
-from agent.raising import Raising
-from agent.reference_child import write_reference_job
-from agent.sampling import HELD_OUT_EVERY
-from agent.service import Service
+from agent.jobs.candidate import JobRequest, write_job
+from agent.jobs.child_process import CandidateProcess
+from agent.jobs.child_protocol import Outcome
+from agent.jobs.headroom import Headroom
+from agent.jobs.job import MODEL, Job, JobState, WorkObserver
+from agent.jobs.reference import write_reference_job
+from agent.models.engine_service import Service
+from agent.monitoring.observer import ObserverThread
+from agent.planning.precision_raise import Raising
+from agent.system.board import BoardState
+from agent.system.state_dir import sweep_builds
+from agent.validation.verdict import MIN_TELLING
 from calibrate.errors import TaredError
+
+
+class ChildWork:
+    """`child` may work for timeout_s; the time in which it stands still does not count."""
+
+    def __init__(self, child: CandidateProcess, headroom: Headroom, timeout_s: float) -> None:
+        self._child = child
+        self._headroom = headroom
+        self._timeout_s = timeout_s
+        self._started_s = time.monotonic()
+        self._stands = False
+
+    def tick(self) -> str:
+        """Why it stands still now, empty while it works.
+
+        Raises AgentError: `recalibration.timeout`, and `headroom.pause` where it has stood still for too long.
+        """
+        reason = self._headroom.must_pause()
+        if reason and not self._stands:
+            self._child.pause()
+        elif self._stands and not reason:
+            self._child.resume()
+        self._stands = bool(reason)
+        if time.monotonic() - self._started_s - self._headroom.paused_s > self._timeout_s:
+            raise timed_out("the candidate process", self._timeout_s, "see what it was doing")
+        return reason
+
+    def end(self) -> None:
+        """End the process, whatever it is doing; takes a few seconds at most."""
+        self._child.end()
+
+
+def timed_out(what: str, timeout_s: float, remedy: str) -> AgentError:
+    """Why a job is given up that has not come to its end."""
+    found = f"{what} took longer than {timeout_s:.0f} s"
+    return AgentError("recalibration.timeout", found, "an end in time", f"{remedy}, or raise recalibration.timeout_s")
+
+
+class Collecting:
+    """Until there are `frames`, and telling ones among the held-out; each that counts restarts the clock: a slow camera
+    needs its time."""
+
+    def __init__(self, frames: int, timeout_s: float) -> None:
+        self._frames = frames
+        self._timeout_s = timeout_s
+        self._counts = (0, 0)  # frames, and telling ones, as far as they are asked for
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """It is waited for more from now on."""
+        self._deadline_s = time.monotonic() + self._timeout_s
+
+    def has_enough(self, collected: int, telling: int) -> bool:
+        """Raises AgentError (`recalibration.timeout`) once nothing that counts has come for timeout_s."""
+        counts = min(collected, self._frames), min(telling, MIN_TELLING)
+        if counts == (self._frames, MIN_TELLING):
+            return True
+        if time.monotonic() > self._deadline_s:
+            raise self._nothing_more(*counts)
+        if any(now > before for now, before in zip(counts, self._counts, strict=True)):
+            self.start_clock()
+        self._counts = counts
+        return False
+
+    def _nothing_more(self, frames: int, telling: int) -> AgentError:
+        if frames < self._frames:
+            found, remedy = f"{frames} of {self._frames} frames", "see the camera, ask for fewer frames"
+        else:
+            found = f"nothing is seen on the frames but on {telling} of those that judge"
+            remedy = "wait until something is to be seen"
+        found = f"{JobState.COLLECTING.value}: {found}, and no more for {self._timeout_s:.0f} s"
+        remedy = f"{remedy}, or raise recalibration.timeout_s"
+        return AgentError("recalibration.timeout", found, "frames to go by", remedy)
+
 
 CHANGED = "model.changed"  # a new model that cannot be served
 _OF_THE_BOARD = ("recalibration.memory", "store.room", "store.write")  # errors that say nothing of a new model
 _COLLECTED_PERCENT = 40  # of the whole job; the child reports the rest
-
-Post = Callable[[Callable[[], None]], None]  # runs a function in the supervisor's thread
 
 
 class Recalibration:
@@ -166,7 +239,7 @@ class Recalibration:
         if job.trigger == MODEL:
             if self._advance(job, JobState.BUILDING.value, 0):
                 model = job.model or self.config.model.path
-                module = "agent.reference_child"
+                module = "agent.jobs.reference"
                 self._start_child(job, module, lambda path: write_reference_job(path, self.config, model))
             return
         frames, histograms, held_out = self._observer.gathering.collected()
@@ -174,7 +247,7 @@ class Recalibration:
         if self._advance(job, JobState.CALIBRATING.value, _COLLECTED_PERCENT):
             request = self._job_request(job, frames)
             write = partial(write_job, request=request, histograms=histograms, held_out=held_out, merged=job.merged)
-            self._start_child(job, "agent.candidate", write)
+            self._start_child(job, "agent.jobs.candidate", write)
 
     def _job_request(self, job: Job, frames: int) -> JobRequest:
         service, serving = self._service, self._service.calibrated_path

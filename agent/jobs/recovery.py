@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.commands import failure
-from agent.errors import AgentError
-from agent.job import MODEL, PROVEN, RUNTIME
-from agent.job_journal import JobJournal, JobRecord
-from agent.job_states import JobState
-from agent.leftovers import sweep
-from agent.rejection import reject
-from agent.reporting import Reporter
-from agent.requests import CommandResult
+from agent.commands.dispatcher import failure
+from agent.common.errors import AgentError
+from agent.contract.commands import CommandResult
+from agent.jobs.job import MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState
+from agent.models.engine_service import reject
+from agent.system.state_dir import sweep
+from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
-from engines.store import Store
+from engines.store.store import Store
 
 INTERRUPTED = "recalibration.interrupted"
 

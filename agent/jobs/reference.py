@@ -1,6 +1,6 @@
 """The child process that tries a model's new file: it builds the float reference of it, which the daemon then loads.
 
-`python -m agent.reference_child JOB_DIRECTORY` speaks as `agent.candidate` does.
+`python -m agent.jobs.reference JOB_DIRECTORY` speaks as `agent.jobs.candidate` does.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.build import build_artefact
-from agent.child_main import run_child
 from agent.config import Config, backend_options
-from agent.model import open_model, read_plan
-from agent.model_spec import ModelSpec
-from agent.network_input import network_input
-from agent.outcome import Emit, Outcome
-from agent.soundness import check_batch
-from agent.vision import VisionTask
+from agent.jobs.child_protocol import Emit, Outcome, run_child
+from agent.models.build import build_artefact
+from agent.models.model import open_model, read_plan
+from agent.vision.output_checks import check_batch
+from agent.vision.preprocess import network_input
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
 from calibrate.plan import ALL_INT8
-from engines.backend import open_backend
-from engines.seal import find_key
-from engines.store import Store
+from engines.registry import open_backend
+from engines.store.signing import find_key
+from engines.store.store import Store
 
 
 def write_reference_job(directory: Path, config: Config, model: Path) -> None:

@@ -1,4 +1,4 @@
-"""What observed frames of one camera have shown: the drift of its scene, the fidelity of what serves."""
+"""How an engine on probation does beside the one before, on live frames that both have answered."""
 
 from __future__ import annotations
 
@@ -8,39 +8,41 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.beside import Beside
-from agent.capture import Frame
+from agent.collection.collection import Gathering
 from agent.config import Config
-from agent.decode import Prediction
-from agent.drift import DriftMonitor, DriftState, Regime
-from agent.estimates import Estimate, FidelityRecord, SinceStart
-from agent.fidelity import fidelity
-from agent.fitting import Geometry
-from agent.gathering import Gathering
-from agent.memory import Memory, Recalled
-from agent.model_spec import ModelSpec
-from agent.view import FROZEN, View, ViewState
+from agent.monitoring.drift import DriftMonitor, DriftState, Regime
+from agent.monitoring.estimates import Estimate, FidelityRecord, SinceStart, SinceStartBySecond
+from agent.monitoring.evidence_file import Memory, Recalled
+from agent.monitoring.view import FROZEN, View, ViewState
+from agent.vision.decode import Prediction
+from agent.vision.fidelity import Fidelity, fidelity
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served
 from calibrate.errors import CalibrationError
 from calibrate.evidence import Interval
 from calibrate.histogram import AbsHistogram
-from engines.backend import Array, Observation
+from engines.interface import Array, Observation
 
 
-@dataclass(frozen=True)
-class Served:
-    """A frame as it was answered: by which engine, with what, when it was done, and how long the engine took.
+class Beside:
+    """What it gains in fidelity. A scene that is hard for both tells nothing of either, so that only their difference
+    on the same frame counts; and neighbours in a video are right and wrong together, so that a second is one value."""
 
-    geometry: where the frame lay in the network input, in whose pixels a detector answers; None: in the frame's own.
-    together: how many frames were inferred at once, of whose time this one's is an equal share.
-    """
+    def __init__(self) -> None:
+        self._seconds = SinceStartBySecond()
 
-    frame: Frame
-    engine_id: str
-    result: Prediction
-    done_ns: int
-    inferred_s: float
-    geometry: Geometry | None = None
-    together: int = 1
+    def add(self, ts: float, candidate: Fidelity, before: Fidelity) -> None:
+        """A frame of capture time `ts`, by each engine's fidelity."""
+        if not (candidate.is_empty and before.is_empty):
+            self._seconds.add(ts, (1.0 + candidate.value - before.value) / 2.0)
+
+    @property
+    def gain(self) -> Interval:
+        """In [-1, 1]; low and high hold at all times at once, with 95 % confidence."""
+        mean = self._seconds.estimate.interval
+        if not mean.n:
+            return Interval(0.0, -1.0, 1.0, 0)
+        return Interval(2.0 * mean.estimate - 1.0, 2.0 * mean.low - 1.0, 2.0 * mean.high - 1.0, mean.n)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from agent.errors import AgentError
-from agent.journal import Journal
-from agent.state_file import understood
-from engines.artefact import fingerprint
+from agent.common.errors import AgentError
+from agent.common.state_files import Journal, understood
+from engines.store.artefact import fingerprint
 
 _SCHEMA = 2
 _ROW = "row "

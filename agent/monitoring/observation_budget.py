@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import deque
+from collections.abc import Sequence
 
-from agent.sampling import Clock
+from agent.common.timing import Clock
+
+_SILENT_S, _GAPS = 2.0, 3.0  # after which a camera is passed over, or so many times what it took last
+
+
+class Rota:
+    """Whose frame is observed next: cameras take turns, and one that delivers nothing keeps nobody waiting.
+
+    `now_ts` is the capture time that they have in common. Of recordings each has a time of its own, so that it goes on
+    as theirs do in the mean, and begins at 0.
+    """
+
+    def __init__(self, cameras: Sequence[str]) -> None:
+        self.now_ts = 0.0
+        self._order = deque(cameras)
+        self._heard_s: dict[str, float] = {}  # monotonic
+        self._gap_s: dict[str, float] = {}
+        self._last_ts: dict[str, float] = {}
+
+    def is_turn(self, camera: str, ts: float, now_s: float) -> bool:
+        """Whether it is the turn of this camera, which has a frame of capture time `ts` now (monotonic s)."""
+        self._gap_s[camera] = now_s - self._heard_s.get(camera, now_s)
+        self._heard_s[camera] = now_s
+        while self._is_silent(self._order[0], now_s):
+            self._order.rotate(-1)
+        heard = sum(not self._is_silent(each, now_s) for each in self._order)
+        self.now_ts += max(0.0, ts - self._last_ts.get(camera, ts)) / heard
+        self._last_ts[camera] = ts
+        return self._order[0] == camera
+
+    def observed(self) -> None:
+        """A frame of the camera whose turn it was is taken."""
+        self._order.rotate(-1)
+
+    def _is_silent(self, camera: str, now_s: float) -> bool:
+        patience_s = max(_SILENT_S, _GAPS * self._gap_s.get(camera, 0.0))
+        return now_s - self._heard_s.get(camera, -math.inf) > patience_s
+
 
 _PAID_BACK = 0.5  # of what is earned, as long as there is debt
 _SAVED = 1.5  # observations at most: who rested may not look often afterwards

@@ -16,21 +16,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from agent.backoff import Backoff
-from agent.budget import ObservationBudget
-from agent.capture import Frame
+from agent.camera.capture import Frame
+from agent.collection.collection import Gathering
+from agent.collection.report import remove_sheet
+from agent.collection.selection import HELD_OUT_EVERY
+from agent.common.timing import Backoff, Outage, is_final
 from agent.config import Config
-from agent.decode import Prediction
-from agent.findings import Findings, ObserverState, Served, Spending
-from agent.gathering import Gathering
-from agent.model_spec import ModelSpec
-from agent.outage import Outage, is_final
-from agent.sampling import HELD_OUT_EVERY, Rota
-from agent.selection_report import remove_sheet
-from agent.vision import VisionTask
+from agent.monitoring.camera_monitor import Findings, ObserverState, Spending
+from agent.monitoring.observation_budget import ObservationBudget, Rota
+from agent.vision.decode import Prediction
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served, VisionTask
 from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram
-from engines.backend import Observer, Progress, silent
+from engines.interface import Observer, Progress, silent
 from engines.trace import span
 
 log = logging.getLogger(__name__)

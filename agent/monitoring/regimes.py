@@ -14,16 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agent.collection.collection import Gathering
+from agent.common.errors import AgentError
+from agent.common.state_files import parse_state, understood
 from agent.config import Config
-from agent.drift import Regime
-from agent.errors import AgentError
-from agent.findings import Findings, States
-from agent.gathering import Gathering
-from agent.model import Model
-from agent.state_file import parse_state, understood
-from agent.weights import tap_weights
+from agent.models.model import Model, tap_weights
+from agent.monitoring.camera_monitor import Findings, States
+from agent.monitoring.drift import Regime
 from engines.calibration import Calibration
-from engines.files import replace_files
+from engines.store.files import replace_files
 
 _SCHEMA = 2  # 1 had no weights; the regimes of such a book are learnt anew
 _STEP_S = 30.0  # between two looks, of which there are ten a second

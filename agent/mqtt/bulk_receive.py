@@ -1,20 +1,97 @@
-"""A socket that takes publications out of what a broker sends, many at a time, before its client sees them.
-
-paho reads each packet in pieces and answers each by itself, which is most of what a message costs. Here one read has
-hundreds of them, and one write their acknowledgements. What is no PUBLISH of QoS 0 or 1 goes on to paho. Packets are
-those of MQTT 3.1.1, section 3.3, and MQTT 5, section 3.3.
-"""
+"""What arrives faster than it can be handed on one by one: whole batches, from a socket to their one reader."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import socket
 import ssl
+import threading
+import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from agent.errors import AgentError
-from agent.intake import Arrival
-from agent.wire import MAX_PAYLOAD_BYTES
+from agent.common.errors import AgentError
+from agent.contract.wire import MAX_PAYLOAD_BYTES
+
+_OVERHEAD_BYTES = 200  # of an arrival, beside topic and payload
+
+
+class Arrival(NamedTuple):
+    """A message as it came. retained: the broker had kept it, and nobody has said it just now (MQTT 5, section 3.3.1.3:
+    with Retain As Published, which nobody here asks for, what is said just now might be marked so, too)."""
+
+    topic: bytes
+    payload: bytes
+    retained: bool = False
+
+
+class Intake:
+    """Thread-safe; for one that fills it and one that empties it. most_bytes: from which on there is no room.
+
+    A broker whose messages nobody acknowledges sends a few more and no others, so that what waits here stays bounded,
+    and waits there; who fills it leaves out what needs no acknowledgement, of QoS 0, while there is no room. on_room:
+    called by the reader once there is room again.
+
+    arrived, settled: how many were put here; how many of them, the first ones, need not come again, for their reader
+    has done with them what was to be done: a connection that waits for that is told by on_settled, which the reader
+    calls.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.on_room: Callable[[], None] = lambda: None
+        self.on_settled: Callable[[], None] = lambda: None
+        self.arrived = 0
+        self.settled = 0
+        self._most_bytes = most_bytes
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, Sequence[Arrival]]] = deque()
+        self._bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._bytes < self._most_bytes
+
+    def put(self, arrivals: Sequence[Arrival]) -> None:
+        size = sum(len(each.topic) + len(each.payload) for each in arrivals) + _OVERHEAD_BYTES * len(arrivals)
+        with self._changed:
+            self._waiting.append((size, arrivals))
+            self._bytes += size
+            self.arrived += len(arrivals)
+            self._changed.notify()
+
+    def take(self, most_bytes: int, wait_s: float, gather_s: float) -> list[Arrival]:
+        """What there is, so much or a little more; nothing where nothing came for so long. gather_s: how long, once
+        something is there, it waits for more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes > 0, wait_s)
+            until = time.monotonic() + gather_s
+            while 0 < self._bytes < most_bytes and (left_s := until - time.monotonic()) > 0.0:
+                self._changed.wait(left_s)
+            had_room, taken, size = self.has_room, list[Arrival](), 0
+            while self._waiting and size < most_bytes:
+                batch_bytes, arrivals = self._waiting.popleft()
+                taken.extend(arrivals)
+                size += batch_bytes
+            self._bytes -= size
+            has_room = self.has_room
+        if has_room and not had_room:
+            self.on_room()
+        return taken
+
+    def settle(self, count: int) -> None:
+        """So many more of those that were taken, in their order."""
+        self.settled += count
+        self.on_settled()
+
+    def clear(self) -> None:
+        """What waits has not come: whoever fills it will be sent it again."""
+        with self._changed:
+            self.arrived -= sum(len(arrivals) for _, arrivals in self._waiting)
+            self._waiting.clear()
+            self._bytes = 0
+
 
 _READ_BYTES = 256 * 1024
 _LONGEST_BYTES = MAX_PAYLOAD_BYTES + 1024  # of a packet that is kept whole: a payload, and a topic before it
@@ -200,3 +277,35 @@ def _variable(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return at, value
+
+
+log = logging.getLogger(__name__)
+
+
+class TakingIn:
+    """Made as the connection begins: what the one before has put into the intake is acknowledged on no other, where
+    packet ids mean something else.
+
+    holds: PUBACK waits until the reader has settled what came, for as long as that takes; the broker keeps it, has only
+    so much under way, and sends it again on the next connection of a session that lasts. Else PUBACK waits for room.
+    """
+
+    def __init__(self, intake: Intake, holds: bool) -> None:
+        self._intake = intake
+        self._holds = holds
+        if holds and not intake.has_room:  # else each connection that is lost would leave as much as is under way
+            intake.clear()
+        self._before = intake.arrived
+        self._told_dropped = 0
+
+    def advance(self, bulk: BulkSocket) -> None:
+        """Hand over what came, and acknowledge what may be."""
+        if arrived := bulk.take():
+            self._intake.put(arrived)
+        bulk.has_room = self._intake.has_room
+        if bulk.dropped > 2 * self._told_dropped:  # a flood is told each time that it has doubled
+            log.warning("mqtt=no_room qos=0 dropped=%d", bulk.dropped)
+            self._told_dropped = bulk.dropped
+        settled = self._intake.settled - self._before if self._holds else bulk.taken if bulk.has_room else 0
+        with contextlib.suppress(OSError):  # which paho finds, too
+            bulk.acknowledge(settled)

@@ -10,11 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from agent.credentials import FileOrCredential, based
-from agent.endpoint import Endpoint, Protocol, Transport
-from agent.schema import Finite, Strict, read_yaml, validate
-from agent.tls import TlsFiles
-from agent.topics import check_name
+from agent.common.credentials import FileOrCredential, based
+from agent.common.schema import Finite, Strict, read_yaml, validate
+from agent.contract.topics import check_name
+from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles, Transport
 
 
 class OutboxConfig(Strict):

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
-from agent.errors import AgentError
+from agent.common.errors import AgentError
 
 _LISTENER = "default"
 _Adopt = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

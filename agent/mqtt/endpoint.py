@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from pydantic import ValidationInfo, field_validator
 
-from agent.credentials import FileOrCredential, based, located
-from agent.errors import AgentError, ConfigError
-from agent.schema import Strict
-from engines.seal import open_regular
+from agent.common.credentials import FileOrCredential, based, located
+from agent.common.errors import AgentError, ConfigError
+from agent.common.schema import Strict
+from engines.store.signing import open_regular
 
 
 class TlsFiles(Strict):
@@ -156,3 +158,52 @@ def _checked(name: str, path: Path | None) -> Path | None:
 def _no_password(key: Path) -> NoReturn:
     remedy = f"openssl pkey -in {key} -out FILE makes one; let nobody else read it"
     raise ConfigError("mqtt.tls", f"{key} is encrypted with a password", "a private key without one", remedy)
+
+
+Protocol = Literal["auto", "5", "3.1.1"]
+Transport = Literal["tcp", "websockets"]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A broker, and what it is to know of us.
+
+    tls: None for plain TCP. protocol: the version of MQTT; auto is 5, or 3.1.1 where the broker does not speak it.
+    will_delay_s: only with MQTT 5, how long the broker waits for a lost client before it publishes the will.
+    """
+
+    host: str
+    port: int
+    keepalive_s: int = 30
+    username: str | None = None
+    password_file: Path | None = None
+    tls: TlsFiles | None = None
+    transport: Transport = "tcp"
+    websocket_path: str = "/mqtt"
+    protocol: Protocol = "auto"
+    will_delay_s: int = 20
+
+    @property
+    def exposes_password(self) -> bool:
+        """Whether it goes over a network as it is."""
+        return self.password_file is not None and self.tls is None and not is_loopback(self.host)
+
+    def password(self) -> str | None:
+        """The first line of the password file. Raises ConfigError (`mqtt.password`, `config.credential`)."""
+        if self.password_file is None:
+            return None
+        try:
+            return located(self.password_file).read_text(encoding="utf-8").partition("\n")[0]
+        except (OSError, UnicodeDecodeError) as error:
+            remedy = "correct mqtt.password_file, or its permissions"
+            raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine reaches the broker there, by its address; None is the embedded one."""
+    if host is None or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name that a resolver could lead anywhere
+        return False

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.errors import AgentError
-from agent.planning.figures import (
+from agent.common.errors import AgentError
+from agent.planning.report import (
     Candidate,
     CostScale,
     Evidence,

@@ -11,28 +11,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from agent.console import progress, say
-from agent.errors import AgentError, DatasetError
-from agent.journal import Journal
-from agent.metrics import evaluate, labelled_images
-from agent.model import Model, check_calibration, open_model, read_plan
-from agent.model_spec import load_model_spec
+from agent.camera.source import Source, parse_source
+from agent.common.console import progress, say
+from agent.common.errors import AgentError, DatasetError
+from agent.common.state_files import Journal
+from agent.models.model import Model, check_calibration, open_model, read_plan, read_rules
 from agent.planning.costs import Builder
-from agent.planning.found import PlanOptions
-from agent.planning.held_out import RandomFrames
+from agent.planning.frames import RandomFrames
 from agent.planning.result import planned, summary
-from agent.planning.search import Planner
-from agent.precision import read_rules
-from agent.source import Source, parse_source
+from agent.planning.search import Planner, PlanOptions
+from agent.vision.evaluation import evaluate, labelled_images
+from agent.vision.spec import load_model_spec
 from calibrate.errors import CalibrationError
 from calibrate.plan import PrecisionPlan
-from engines.artefact import fingerprint
-from engines.backend import Backend, Progress
 from engines.calibration import Calibration, load_calibration
-from engines.files import replace_files
-from engines.fusion import fusion_groups
-from engines.macs import int8_macs_share
-from engines.placement import place
+from engines.interface import Backend, Progress
+from engines.quantise.fusion import fusion_groups, int8_macs_share
+from engines.quantise.placement import place
+from engines.store.artefact import fingerprint
+from engines.store.files import replace_files
 
 _SCHEMA = 2  # of the evidence
 _SPENT = "spent"  # in the journal

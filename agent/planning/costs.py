@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.int8_build import build_int8
-from agent.journal import Journal
-from agent.model import Model
-from calibrate.cut import FLOAT, FREE, INT8, Problem
-from calibrate.partition import fastest
+from agent.common.state_files import Journal
+from agent.models.build import build_int8
+from agent.models.model import Model
+from calibrate.partition import FLOAT, FREE, INT8, Problem, fastest
 from calibrate.plan import PrecisionPlan, Repairs
-from engines.backend import Array, Backend, Engine, EngineError, ProfiledEngine, Progress, silent
 from engines.calibration import Calibration
-from engines.costs import Costs, macs_costs, measure_costs
-from engines.fusion import Grouping
+from engines.errors import EngineError
+from engines.interface import Array, Backend, Engine, ProfiledEngine, Progress, silent
+from engines.quantise.costs import Costs, macs_costs, measure_costs
+from engines.quantise.fusion import Grouping
 
 _WORTH_IT = 0.99  # of the float engine's time: a plan that saves less saves nothing
 

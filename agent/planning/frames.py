@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.camera import Image, read_images
-from agent.errors import CameraError
-from agent.images import ImageFiles
-from agent.sampling import Clock
-from agent.source import Source
+from agent.camera.images import ImageFiles
+from agent.camera.reader import Image, read_images
+from agent.camera.source import Source
+from agent.common.errors import CameraError
+from agent.common.timing import Clock
 
 _LIVE_PERIOD_S = 1.0  # between the frames of a camera, as observe.period_s: neighbours in time say the same
 

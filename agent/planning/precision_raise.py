@@ -17,20 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.errors import AgentError
-from agent.model import Model
+from agent.common.errors import AgentError
+from agent.models.model import Model, read_rules, tap_weights
 from agent.planning.what_if import WhatIf
-from agent.precision import read_rules
-from agent.weights import tap_weights
 from calibrate.histogram import AbsHistogram
 from calibrate.noise import tensor_noise
 from calibrate.plan import PrecisionPlan
-from calibrate.raising import rungs
-from calibrate.sensitivity import measure_blocks, share_out
-from engines.backend import Array, Backend, Progress
+from calibrate.sensitivity import measure_blocks, rungs, share_out
 from engines.calibration import Calibration
-from engines.fusion import FusionGroup, fusion_groups, tensors_read
-from engines.placement import place
+from engines.interface import Array, Backend, Progress
+from engines.quantise.fusion import FusionGroup, fusion_groups, tensors_read
+from engines.quantise.placement import place
 
 EXHAUSTED = "precision.exhausted"
 _RUNS = 32  # of the network: twice the blocks at first
@@ -42,7 +39,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Raising:
-    """What is asked for: the rung of `calibrate.raising.rungs`, from 1, since what serves has this fidelity.
+    """What is asked for: the rung of `calibrate.sensitivity.rungs`, from 1, since what serves has this fidelity.
 
     budget_s: after so many seconds of measuring, what is left is predicted.
     """

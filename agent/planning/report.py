@@ -1,29 +1,91 @@
-"""`tared plan` as a person reads it: the verdict, the groups that matter, the candidates.
-
-Reads a plan's evidence and nothing else; all its keys are there.
-"""
+"""The figures of a precision plan, in the digits and units in which the table, the text and the chart show them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent.planning.figures import (
-    Candidate,
-    CostScale,
-    Evidence,
-    Group,
-    chosen_candidate,
-    noise_share,
-    precision_of,
-    show_confidence,
-    show_digits,
-    show_loss,
-    show_share,
-)
+from agent.common.errors import AgentError
+
+Evidence = Mapping[str, Any]  # how a plan was found, as JSON holds it
+Group = Mapping[str, Any]
+Candidate = Mapping[str, Any]
+
+
+class CostScale:
+    """What plans and groups take, as people read it: ms where that was measured, else % of what all float costs.
+
+    A plan's time counts what no plan changes, `costs.fixed`; a group's and a boundary's are theirs alone.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        costs = evidence["costs"]
+        self.measured: bool = costs["source"] == "measured"
+        self.unit = "ms" if self.measured else "%"
+        self.all_float: float = costs["fixed"] + sum(group["time_float"] for group in evidence["groups"])
+        self._factor = 1.0 if self.measured else 100.0 / (self.all_float or 1.0)
+
+    def value(self, time: float) -> float:
+        """A time of the evidence, in `unit`."""
+        return time * self._factor
+
+    def show(self, time: float) -> str:
+        """With its unit."""
+        return f"{show_digits(self.value(time))} {self.unit}"
+
+    def pair(self, group: Group) -> str:
+        """INT8 / float, without the unit."""
+        return f"{show_digits(self.value(group['time_int8']))} / {show_digits(self.value(group['time_float']))}"
+
+
+def chosen_candidate(evidence: Evidence) -> Candidate | None:
+    """None where every layer stays float."""
+    accepted: int | None = evidence["accepted"]
+    return None if accepted is None else evidence["candidates"][accepted]
+
+
+def precision_of(group: Group) -> str:
+    """As people write it."""
+    return "INT8" if group["precision"] == "int8" else "float"
+
+
+def noise_share(evidence: Evidence, groups: Sequence[Group]) -> float:
+    """Of the noise that INT8 in all groups would add."""
+    everything = sum(group["sensitivity"] for group in evidence["groups"])
+    return sum(group["sensitivity"] for group in groups) / everything if everything else 0.0
+
+
+def show_confidence(evidence: Evidence) -> str:
+    return f"{100.0 * (1.0 - evidence['certificate']['error']):.3g} % confidence"
+
+
+def show_digits(value: float) -> str:
+    """About three digits of a time in ms, or of a percentage; both are >= 0."""
+    if 0.0 < value < 0.0005:
+        return "< 0.001"
+    return f"{value:.1f}" if value >= 10.0 else f"{value:.2f}" if value >= 1.0 else f"{value:.3f}"
+
+
+def show_loss(loss: float) -> str:
+    """Three decimals, or two digits of what is small."""
+    if 0.0 < loss < 0.0001:
+        return "< 0.0001"
+    return f"{loss:.3f}" if loss >= 0.01 else f"{loss:.2g}"
+
+
+def show_share(share: float) -> str:
+    """A share in [0, 1] as a percentage; neither nothing nor everything unless it is."""
+    percent = 100.0 * share
+    if 0.0 < percent < 0.05:
+        return "< 0.1 %"
+    return "> 99.9 %" if 99.95 <= percent < 100.0 else f"{percent:.1f} %"
+
 
 _TELLING = 0.01  # of all noise: an INT8 group that adds less, and needed no repair, is only counted
 _MOST_ROWS = 40  # of groups, unless all are asked for
@@ -174,3 +236,106 @@ def _outcome(number: int, candidate: Candidate) -> Iterator[str]:
     yield f"{number} was {'accepted' if trial['accepted'] else 'refused'}: {trial['reason']}"
     for pair in trial["confused"][:_CONFUSIONS]:
         yield f"  it takes '{pair['reference']}' for '{pair['candidate']}' {pair['count']} of {pair['of']} times"
+
+
+_ROUNDING = 1e-9  # of what all float takes: less is what a sum of differences may be off
+
+
+def print_explanation(evidence: Evidence, group: str, console: Console) -> None:
+    """`explain` on a console."""
+    console.print(Text(explain(evidence, group)))
+
+
+def explain(evidence: Evidence, group: str) -> str:
+    """All about one group in plain sentences, a line each; several are told one after the other. Raises as `named`."""
+    return "\n\n".join("\n".join(_sentences(evidence, index)) for index in named(evidence, group))
+
+
+def named(evidence: Evidence, group: str) -> list[int]:
+    """The groups of this name, or that have a layer of it, or that match it as a glob.
+
+    Raises AgentError (`plan.group`) when nothing has that name.
+    """
+    names = [dict.fromkeys((one["name"], *one["layers"])) for one in evidence["groups"]]
+    found = [index for index, own in enumerate(names) if group in own]
+    found = found or [index for index, own in enumerate(names) if any(fnmatchcase(name, group) for name in own)]
+    if not found:
+        known = [name for own in names for name in own]
+        near = difflib.get_close_matches(group, known, cutoff=0.5) or known[:3]
+        raise AgentError(
+            "plan.group",
+            f"no group or layer '{group}'",
+            f"one of this plan's, such as {', '.join(near)}",
+            "name one, or a pattern such as 'Conv_4*'; --all lists the groups",
+        )
+    return found
+
+
+def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
+    groups = evidence["groups"]
+    group = groups[index]
+    yield f"{group['name']} {'runs in INT8' if group['precision'] == 'int8' else 'stays float'}: {group['why']}."
+    made_of = f"{len(group['layers'])} layers under one decision" if len(group["layers"]) > 1 else "one layer"
+    share = show_share(group["macs_share"])
+    yield f"It is {made_of}: {', '.join(group['layers'])}; {share} of the model's multiply-accumulates."
+    if group["rule"]:
+        yield f"Its precision is set by the rule {group['rule']}."
+    if evidence["costs"]["source"] != "none":
+        yield from _costs(evidence, index)
+    if not evidence["sensed"]:
+        yield "What it adds to the output's divergence was not looked at: the time was up before."
+        return
+    rank = 1 + sum(other["sensitivity"] > group["sensitivity"] for other in groups)
+    of_all = f"{show_share(noise_share(evidence, [group]))} of what all groups add, rank {rank} of {len(groups)}"
+    source = "measured" if group["measured"] else "predicted"
+    yield f"Alone in INT8 it adds {group['sensitivity']:.2g} to the output's divergence ({source}): {of_all}."
+    if group["nsr_db"] is not None:
+        yield f"On its own output, the noise of INT8 is predicted at {group['nsr_db']:.1f} dB relative to the signal."
+    if group["restored"] is not None:
+        change = f"takes {group['restored']:.2g} off" if group["restored"] >= 0 else f"adds {-group['restored']:.2g} to"
+        yield f"With all others in INT8, this one in float {change} the output's divergence (measured)."
+    if group["repairs"]:
+        yield f"Repairs for INT8: {'; '.join(group['repairs'])}."
+    if evidence["costs"]["source"] != "none":
+        yield _flipped(evidence, index)
+
+
+def _costs(evidence: Evidence, index: int) -> Iterator[str]:
+    """What each precision takes, and where values are converted."""
+    scale, costs, group = CostScale(evidence), evidence["costs"], evidence["groups"][index]
+    takes = f"{scale.show(group['time_int8'])} in INT8 and {scale.show(group['time_float'])} in float"
+    if scale.measured:
+        yield f"It takes {takes} (measured, spread {show_share(costs['noise'])})."
+    else:
+        yield f"It costs {takes} of what all float costs (estimated from multiply-accumulates: {costs['why']})."
+    boundaries = [
+        f"{scale.show(cost)} with {other['name']}, which is {precision_of(other)}"
+        for other, cost in _boundaries(evidence, index)
+    ]
+    if boundaries:
+        yield f"Where a neighbour's precision differs, values are converted: {'; '.join(boundaries)}."
+
+
+def _boundaries(evidence: Evidence, index: int) -> list[tuple[Group, float]]:
+    """The neighbours of a group, each with what the boundary takes where the two differ."""
+    pairs = [((b if a == index else a), cost) for a, b, cost in evidence["edges"] if a != b and index in (a, b)]
+    return [(evidence["groups"][other], cost) for other, cost in pairs]
+
+
+def _flipped(evidence: Evidence, index: int) -> str:
+    """What the plan would gain and lose with this group alone turned over."""
+    scale, group = CostScale(evidence), evidence["groups"][index]
+    to_int8 = group["precision"] == "float"
+    time = group["time_int8"] - group["time_float"] if to_int8 else group["time_float"] - group["time_int8"]
+    for other, cost in _boundaries(evidence, index):
+        time += cost if other["precision"] == group["precision"] else -cost
+    takes = f"{scale.show(abs(time))} {'less' if time < 0.0 else 'more'}"
+    if abs(time) <= _ROUNDING * scale.all_float:
+        takes = "as long as now"
+    kept = sum(other["sensitivity"] for other in evidence["groups"] if other["precision"] == "int8")
+    noise = f"{'add' if to_int8 else 'take'} {group['sensitivity']:.2g} {'to' if to_int8 else 'off'}"
+    turned = f"{'INT8' if to_int8 else 'float'} for this group alone"
+    return (
+        f"In the chosen plan, {turned} would take {takes}, conversions included, and {noise} "
+        f"a summed divergence of {kept:.2g}."
+    )

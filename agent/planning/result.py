@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from agent.planning.figures import show_share
-from agent.planning.found import Found
-from agent.planning.search import Planner
-from agent.planning.trial import ERROR, Terms
-from calibrate.cut import Partition
+from agent.planning.certificate import ERROR, Terms
+from agent.planning.report import show_share
+from agent.planning.search import Found, Planner
+from calibrate.partition import Partition
 from calibrate.plan import PrecisionPlan, Repairs
-from engines.macs import node_macs
+from engines.quantise.fusion import node_macs
 
 _NOT_CERTIFIED = "no plan with INT8 in it was certified"
 

@@ -1,16 +1,11 @@
-"""The search for a precision plan: one number in, the loss that is accepted; out comes the fastest plan that keeps it.
-
-    frames -> repairs -> what each group adds -> what each group costs -> frontier -> candidates -> certificate
-
-All but the last stage look at the search frames only. The certificate is measured on others, drawn at random.
-"""
+"""From measured groups to a few candidates: plans along the frontier of time and noise, tried on the search frames."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, cast
@@ -18,26 +13,165 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.journal import Journal
-from agent.planning.candidates import Candidate, choose_candidates, ladder
-from agent.planning.certificate import Certifier
-from agent.planning.costs import Builder, as_problem, find_costs, labels
-from agent.planning.found import Found, PlanOptions
-from agent.planning.held_out import RandomFrames
-from agent.planning.repairs import choose_repairs
-from agent.planning.split import Split, split_frames
-from agent.planning.trial import Terms, Trial
-from agent.planning.what_if import Answer, WhatIf
-from agent.precision import Rules
-from agent.vision import VisionTask
-from calibrate.cut import FLOAT
-from calibrate.partition import frontier
-from calibrate.sensitivity import Block, measure_blocks
-from engines.artefact import fingerprint
-from engines.backend import Array, Backend, Progress
-from engines.fusion import fusion_groups
-from engines.placement import place
-from engines.planned import observed_graph
+from agent.common.state_files import Journal
+from agent.models.model import Rules
+from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, Trial, check_frames
+from agent.planning.costs import Builder, GroupCosts, as_problem, find_costs, labels
+from agent.planning.frames import RandomFrames
+from agent.planning.what_if import Answer, Chosen, WhatIf, choose_repairs
+from agent.vision.task import VisionTask
+from calibrate.partition import FLOAT, Partition, frontier
+from calibrate.sensitivity import Block, measure_blocks, share_out
+from engines.interface import Array, Backend, Progress
+from engines.quantise.apply_plan import observed_graph
+from engines.quantise.fusion import Grouping, fusion_groups
+from engines.quantise.placement import place
+from engines.store.artefact import fingerprint
+
+_HARDLY = 0.25  # of the accepted loss
+_STEPS = 10  # of half the noise each
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan worth building: which groups are INT8, and what it did on the search frames."""
+
+    partition: Partition
+    answer: Answer
+
+    def as_dict(self) -> dict[str, Any]:
+        """In JSON's types."""
+        plan = self.partition
+        return {"int8": plan.int8.tolist(), "time": plan.time, "noise": plan.noise, "answer": asdict(self.answer)}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Candidate:
+        """What `as_dict` gave."""
+        return cls(Partition(np.array(row["int8"], np.bool_), row["time"], row["noise"]), Answer(**row["answer"]))
+
+
+def ladder(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
+    """Plans of ever less noise, fastest first: at each step the quietest of those that are as fast as any.
+
+    frontier: fastest first, quietest last. tolerance: relative difference in time below which plans are as fast.
+    """
+    rungs: list[Partition] = []
+    plans = [plan for plan in frontier if plan.int8.any()]
+    while plans and len(rungs) < _STEPS:
+        as_fast = (1.0 + tolerance) * plans[0].time
+        rungs.append(min((plan for plan in plans if plan.time <= as_fast), key=lambda plan: plan.noise))
+        plans = [plan for plan in plans if 2.0 * plan.noise <= rungs[-1].noise and plan.noise < rungs[-1].noise]
+    return rungs
+
+
+def choose_candidates(
+    plans: Sequence[Partition],
+    ask: Callable[[NDArray[np.bool_]], Answer],
+    max_loss: float,
+    most: int,
+    fastest: Partition | None = None,
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Try plans on the search frames, fastest first; those to be certified, at most `most`, and all that were tried.
+
+    A plan that loses more than max_loss there already is left out. Where the frames show nothing, none is. fastest: the
+    plan whose time others come near; it goes before them where it is so quiet that there is hardly a loss to win back.
+    """
+    tried: list[Candidate] = []
+    promising: list[Candidate] = []
+    first = [] if fastest is None or any(plan is fastest for plan in plans) else [fastest]
+    for plan in (*first, *plans):
+        if len(promising) == most:
+            break
+        candidate = Candidate(plan, ask(plan.int8))
+        tried.append(candidate)
+        if candidate.answer.loss <= (_HARDLY * max_loss if plan is fastest and first else max_loss):
+            promising.append(candidate)
+    return promising, tried
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """max_loss, max_confusion: see `agent.planning.certificate.Terms`. budget_s: None for as long as it takes.
+
+    costs: "measured", or "macs" to go by multiply-accumulates without measuring. seed: of the order of the frames.
+    """
+
+    max_loss: float = 0.02
+    max_confusion: float = 0.1
+    budget_s: float | None = None
+    costs: str = "measured"
+    seed: int = 0
+
+
+@dataclass
+class Found:
+    """What a search has found so far; what it had no time for is not there.
+
+    predicted: per group the noise to signal of its layers, in the sum. restored: by group, what it takes off the
+    divergence to have this one float and all others INT8. tried: plans on the search frames; those of them worth a
+    trial are `candidates`. trials: of the first candidates, in their order. interrupted: "budget" where that cut the
+    search short.
+    """
+
+    grouping: Grouping
+    chosen: Chosen | None = None
+    predicted: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    blocks: Sequence[Block] = ()
+    restored: dict[int, float] = field(default_factory=dict)
+    costs: GroupCosts | None = None
+    frontier: Sequence[Partition] = ()
+    tried: Sequence[Candidate] = ()
+    candidates: Sequence[Candidate] = ()
+    trials: list[Trial] = field(default_factory=list)
+    interrupted: str = ""
+
+    @property
+    def noise(self) -> NDArray[np.float64]:
+        """What each group adds to the divergence while it is INT8, (groups,)."""
+        return share_out(self.predicted, self.blocks)
+
+    @property
+    def accepted(self) -> int | None:
+        """The index of the candidate that was certified."""
+        return next((index for index, trial in enumerate(self.trials) if trial.accepted), None)
+
+
+SEARCH_FRAMES = 24  # at most a quarter of the source, and no fewer than 8
+_FEWEST = 8
+
+
+@dataclass(frozen=True)
+class Split:
+    """search: the frames at the beginning of the random order. certificate: those left; None for a live camera.
+
+    terms: with as many candidates as the frames allow, since each takes its share of the error.
+    """
+
+    search: int
+    certificate: int | None
+    terms: Terms
+
+    @property
+    def told(self) -> str:
+        """What the certificate is going to need, in a line for people."""
+        certificate = "" if self.certificate is None else f"{self.certificate} "
+        return (
+            f"{self.search} frames to search with, {certificate}others to certify on: a plan that loses nothing is "
+            f"certified after {self.terms.needed} with something on them, or a few less, for a loss of at most "
+            f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
+        )
+
+
+def split_frames(frames: RandomFrames, options: PlanOptions) -> Split:
+    """Raises AgentError (`plan.frames`) where there are too few for any certificate, CameraError as the source does."""
+    count = frames.count
+    search = SEARCH_FRAMES if count is None else min(SEARCH_FRAMES, max(_FEWEST, count // 4))
+    left = None if count is None else count - search
+    terms = [Terms(options.max_loss, options.max_confusion, n) for n in range(MAX_CANDIDATES, 0, -1)]
+    chosen = next((each for each in terms if left is None or each.needed <= left), terms[-1])
+    check_frames(frames, search, chosen)
+    return Split(search, left, chosen)
+
 
 Stage = Callable[[str], AbstractContextManager[Progress]]  # shows the progress of a stage by its name
 

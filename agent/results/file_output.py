@@ -10,8 +10,8 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from agent.errors import AgentError
-from agent.result_line import ResultLine
+from agent.common.errors import AgentError
+from agent.results.writer import ResultLine
 
 _PERIOD_S = 1.0  # a line is in the file after so long at most
 _CHUNK_BYTES = 64 * 1024  # that is written at once

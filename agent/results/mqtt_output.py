@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any
 
-from agent.errors import AgentError
-from agent.result_line import ResultLine
-from agent.wire import MAX_PAYLOAD_BYTES
+from agent.common.errors import AgentError
+from agent.contract.wire import MAX_PAYLOAD_BYTES
+from agent.results.writer import ResultLine
 
 _IDLE_S = 60.0
 

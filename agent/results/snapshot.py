@@ -6,11 +6,11 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.decode import Classification
-from agent.detections import Detections
-from agent.errors import AgentError
-from agent.findings import Served
-from agent.model_spec import ModelSpec
+from agent.common.errors import AgentError
+from agent.vision.decode import Classification
+from agent.vision.detections import Detections
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served
 
 _QUALITY = 85
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)

@@ -12,8 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from agent.errors import AgentError, ConfigError
-from agent.result_line import ResultLine
+from agent.common.errors import AgentError, ConfigError
+from agent.results.writer import ResultLine
 
 log = logging.getLogger(__name__)
 

@@ -1,20 +1,74 @@
-"""Results on their way out of the frame path: a bounded queue, and the thread that turns them into lines."""
+"""A frame's answer as one JSON object: a line of `tared infer -o`, and of what the daemon gives away."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from types import TracebackType
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
+from agent.common.errors import AgentError
+from agent.common.latency import LatencyMeter
 from agent.config import Config
-from agent.errors import AgentError
-from agent.findings import Served
-from agent.result_line import Answered, ResultLine
-from agent.telemetry import LatencyMeter
+from agent.vision.decode import Prediction, described
+from agent.vision.preprocess import Geometry
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served
+
+
+class Answered(NamedTuple):
+    """What the frame path hands over of a frame: not its image, which takes MB, and nothing is computed for it."""
+
+    camera: str
+    frame: int
+    ts: float
+    engine_id: str
+    captured_ns: int
+    done_ns: int
+    result: Prediction
+    geometry: Geometry | None
+
+    @classmethod
+    def of(cls, served: Served) -> Answered:
+        frame = served.frame
+        times_ns = frame.captured_ns, served.done_ns
+        return cls(frame.camera, frame.id, frame.ts, served.engine_id, *times_ns, served.result, served.geometry)
+
+
+class ResultLine:
+    """An answer of the daemon, put into words by whoever asks first."""
+
+    def __init__(self, answered: Answered, spec: ModelSpec) -> None:
+        self._answered = answered
+        self._spec = spec
+
+    @property
+    def camera(self) -> str:
+        return self._answered.camera
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """As `tared infer` has it, with who answered, and the milliseconds from the frame's arrival to its answer."""
+        answered = self._answered
+        return {
+            "frame": answered.frame,
+            "ts": answered.ts,
+            "camera": answered.camera,
+            "engine": answered.engine_id,
+            "latency_ms": round((answered.done_ns - answered.captured_ns) / 1e6, 3),
+            **described(answered.result, answered.geometry, self._spec),
+        }
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """With the newline."""
+        return json.dumps(self.document).encode() + b"\n"
+
 
 _WAITING = 256  # answers
 _WAITING_RAW = 8  # of raw outputs each may take MB

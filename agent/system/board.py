@@ -7,6 +7,7 @@ Performance" of NVIDIA's Jetson Linux Developer Guide, releases 32 to 36.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -175,3 +176,26 @@ def _number(path: Path) -> float | None:
         return float(words[0]) if words else None
     except ValueError:
         return None
+
+
+def health(board: BoardState | None = None) -> dict[str, float | str | bool]:
+    """Memory and load of this process and board now; where they can be read: temperatures in degrees C, power in W.
+
+    Of a Jetson also its power mode; throttling: whether heat slows the board down, absent where it does not tell.
+    """
+    reading = (board or BoardState()).read()
+    state: dict[str, float | str | bool] = {
+        "rss_bytes": float(psutil.Process().memory_info().rss),
+        "memory_available_bytes": float(reading.memory_available_bytes),
+        "load_1min": os.getloadavg()[0],
+    }
+    for name, sensors in psutil.sensors_temperatures().items():
+        if sensors:
+            state[f"temperature_{name}_c"] = max(sensor.current for sensor in sensors)
+    if reading.power_mode is not None:
+        state["power_mode"] = reading.power_mode
+    if reading.power_w is not None:
+        state["power_w"] = round(reading.power_w, 3)
+    if reading.throttling is not None:
+        state["throttling"] = bool(reading.throttling)
+    return state

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.errors import AgentError
+from agent.common.errors import AgentError
 
 DROP_INS = ("csi.conf", "jit-hardened.conf")  # by systemd.unit(5) each adds to the unit what not every board suits
 _UNITS = Path("etc/systemd/system")

@@ -6,9 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from agent.histogram_upload_chunks import Upload
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.contract.histograms import Upload
+from agent.contract.topics import Topics
+from agent.mqtt.message import Message
 
 Told = Callable[[int, str], None]  # so many chunks are still to come; what of the broker refuses them, or empty
 

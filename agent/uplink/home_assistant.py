@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.mailbox import Mailbox
-from agent.messages import Birth
-from agent.publishing import Message
-from agent.topics import Topics
-from engines.files import replace_files
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.mqtt.message import Mailbox, Message
+from engines.store.files import replace_files
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The device's end of the MQTT contract: it is there, it says what it is, it reports, it hears commands."""
+"""Results of commands on their way to the broker, which says when it has the last of each."""
 
 from __future__ import annotations
 
@@ -7,23 +7,55 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from agent.backoff import Backoff
-from agent.clock import unix_s
-from agent.command_results import CommandResults
-from agent.histogram_upload_chunks import Upload
-from agent.histogram_upload_source import Told, UploadSource
-from agent.home_assistant import BORN, Discovery
-from agent.mailbox import Newest
-from agent.messages import Birth, DeviceState, Status
-from agent.mqtt import Endpoint, MqttClient
-from agent.outbox import Outbox
-from agent.publishing import Message, Reply
-from agent.requests import CommandResult, Reported
-from agent.session import Session
-from agent.topics import HOUSE, Topics
+from agent.common.timing import Backoff
+from agent.contract.commands import CommandResult, Reported
+from agent.contract.histograms import Upload
+from agent.contract.messages import Birth, DeviceState, Status
+from agent.contract.topics import HOUSE, Topics, may_reply_to
+from agent.mqtt.client import Endpoint, MqttClient, Session
+from agent.mqtt.message import Mailbox, Message, Newest, Reply
+from agent.system.clock import unix_s
+from agent.uplink.histogram_sender import Told, UploadSource
+from agent.uplink.home_assistant import BORN, Discovery
+from agent.uplink.outbox import Outbox
+
+
+@dataclass(frozen=True)
+class _Final(Message):
+    """The message that carries the final result of a command."""
+
+    command_id: str = ""
+
+
+class CommandResults(Mailbox):
+    """`arrived` has the id of each command whose final result the broker has acknowledged.
+
+    house: the prefix under which Home Assistant hears, where no answer goes.
+    """
+
+    def __init__(self, topics: Topics, house: str = HOUSE) -> None:
+        super().__init__()
+        self._topics = topics
+        self._house = house
+        self.arrived: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def add(self, result: CommandResult) -> None:
+        topic, payload = self._topics.result(result.id), result.to_json()
+        self.put(_Final(topic, payload, command_id=result.id) if result.final else Message(topic, payload))
+
+    def add_reply(self, reply: Reply, result: CommandResult) -> None:
+        """On the topic that the command's sender named, unless it could do harm there."""
+        if may_reply_to(reply.topic, self._topics.result(result.id), self._house):
+            self.put(Message(reply.topic, result.to_json(), correlation=reply.correlation))
+
+    def delivered(self, message: Message) -> None:
+        if isinstance(message, _Final):
+            self.arrived.put(message.command_id)
+
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

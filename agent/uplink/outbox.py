@@ -1,11 +1,4 @@
-"""Telemetry and events on their way to the fleet: numbered without gaps, on the disk before they are sent, kept until
-they are known to have arrived.
-
-PUBACK is not enough where there is a collector: a broker may acknowledge, crash, and have lost what it acknowledged
-(mosquitto saves every half hour by default). So what the broker has is *sent*, and only the collector's
-`ack {epoch, upto}` forgets it. What is sent and stays unconfirmed is due again with each connection, and after a
-silence that doubles.
-"""
+"""What a collector says that it has, and what follows from hearing the same twice."""
 
 from __future__ import annotations
 
@@ -13,22 +6,179 @@ import math
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
-from agent.acknowledging import Acknowledgements, Heard
-from agent.allowance import Allowance
-from agent.clock import unix_s
-from agent.errors import AgentError
-from agent.mqtt_config import OutboxConfig
-from agent.outbox_rows import ALARM, NEWS, SAMPLE, Row
-from agent.outbox_runs import Key
-from agent.outbox_store import OutboxStore, Work
-from agent.publishing import Message
-from agent.sending import Sending
-from agent.topics import Topics
-from agent.wire import MAX_PAYLOAD_BYTES
+from agent.common.errors import AgentError
+from agent.contract.messages import Dropped
+from agent.contract.topics import Topics
+from agent.contract.wire import MAX_PAYLOAD_BYTES
+from agent.mqtt.config import OutboxConfig
+from agent.mqtt.message import Message
+from agent.system.clock import unix_s
+from agent.uplink.outbox_store import OutboxStore, Work
+from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE, START, Key, Row, Run
+
+_LACKING_S = 10.0  # over which a collector says the same, though it was sent again what there is
+_MOST_EPOCHS = 1000  # of which is remembered what was said
+
+
+class Heard(Enum):
+    """NEWS: it has more than before. HOLE: it has heard of more, but not of what comes next. LACKING: so it goes on."""
+
+    NEWS = "news"
+    HOLE = "hole"
+    LACKING = "lacking"
+
+
+class Acknowledgements:
+    """By epoch; a number that comes late, or from a collector that is behind, takes nothing back."""
+
+    def __init__(self) -> None:
+        self._most: dict[int, int] = {}
+        self._repeated: dict[int, tuple[int, float]] = {}  # the number that is repeated, and since when
+
+    def hear(self, epoch: int, upto: int, now_s: float) -> Heard:
+        """now_s: monotonic."""
+        if len(self._most) >= _MOST_EPOCHS:
+            self._most.clear()
+            self._repeated.clear()
+        if upto > self._most.get(epoch, -1):
+            self._most[epoch] = upto
+            self._repeated.pop(epoch, None)
+            return Heard.NEWS
+        repeated, since_s = self._repeated.get(epoch, (-1, now_s))
+        if repeated != upto:
+            self._repeated[epoch] = upto, now_s
+        elif now_s - since_s >= _LACKING_S:
+            return Heard.LACKING
+        return Heard.HOLE
+
+
+TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
+WINDOW = 200  # of what is due, so many are in memory
+
+
+@dataclass
+class _Parcel:
+    """What the broker is being sent, in so many messages that it has not acknowledged yet."""
+
+    content: Row | Run
+    messages: int
+
+
+class Sending:
+    """On one connection; one thread at a time. furthest: the greatest number that was ever taken, on any."""
+
+    def __init__(self, topics: Topics) -> None:
+        self.furthest = START
+        self.complete = False  # nothing is due but what is here
+        self._topics = topics
+        self._window: deque[Row | Run] = deque()
+        self._opened: deque[Message] = deque()  # of one parcel, what is still to be taken
+        self._parcels: dict[int, _Parcel] = {}  # by the id of their messages
+
+    def __len__(self) -> int:
+        """How many wait, at least."""
+        return len(self._window) + len(self._opened) + (0 if self.complete else 1)
+
+    @property
+    def room(self) -> int:
+        """For so many more."""
+        return WINDOW - len(self._window)
+
+    @property
+    def is_low(self) -> bool:
+        """Whether it is time to look for more."""
+        return not self.complete and len(self._window) < WINDOW // 2
+
+    def begin(self) -> None:
+        """Another connection: it has carried nothing yet."""
+        self._window.clear()
+        self._opened.clear()
+        self._parcels.clear()
+        self.complete = False
+
+    def add(self, due: Sequence[Row | Run], complete: bool) -> bool:
+        """What is due next, no more than there is room for; complete: there is no more. Whether any of it is new here:
+        a run may be on its way while another of them grows."""
+        here = [*self._window, *(parcel.content for parcel in self._parcels.values())]
+        runs = {each.ends for each in here if isinstance(each, Run)}
+        news = [each for each in due if isinstance(each, Row) or each.ends not in runs]
+        self._window.extend(news)
+        self.complete = complete
+        return bool(news)
+
+    @property
+    def begins(self) -> bool:
+        """Whether the next message would be the first of something."""
+        return not self._opened
+
+    def take(self) -> Message | None:
+        """The next message."""
+        if not self._opened and self._window:
+            self._open(self._window.popleft())
+        return self._opened.popleft() if self._opened else None
+
+    def delivered(self, message: Message) -> Row | Run | None:
+        """The broker has it: what has arrived there by that, None while some of it has not."""
+        parcel = self._parcels.pop(id(message), None)
+        if parcel is None:
+            return None
+        parcel.messages -= 1
+        return parcel.content if not parcel.messages else None
+
+    def refused(self, message: Message) -> Row | Run | None:
+        """The broker does not take it: what that is part of, None if it is of another connection."""
+        parcel = self._parcels.pop(id(message), None)
+        return parcel.content if parcel is not None else None
+
+    def arrived(self, epoch: int, upto: int) -> int:
+        """Up to which number, of those up to `upto`, none is still on its way to the broker."""
+        rows = [parcel.content for parcel in self._parcels.values() if isinstance(parcel.content, Row)]
+        return min([upto, *(row.seq - 1 for row in rows if row.epoch == epoch)])
+
+    def _open(self, content: Row | Run) -> None:
+        """Turn it into the messages that tell it."""
+        if isinstance(content, Run):
+            told = [Message(self._topics.event, _told(content, kind, n)) for kind, n in content.counts.items()]
+        else:
+            topic = self._topics.telemetry if content.kind == TELEMETRY else self._topics.event
+            told = [Message(topic, content.payload)]
+        self.furthest = max(self.furthest, content.upto)
+        parcel = _Parcel(content, len(told))
+        self._parcels.update({id(message): parcel for message in told})
+        self._opened.extend(told)
+
+
+def _told(run: Run, kind: str, n: int) -> bytes:
+    fields = {"epoch": run.epoch, "from": run.first, "to": run.last, "kind": kind, "n": n}
+    return Dropped.model_validate(fields).to_json()
+
+
+class Allowance:
+    """So many per second, and as many at once after a second without."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._left = per_s
+        self._counted_s = time.monotonic()
+
+    @property
+    def has_one(self) -> bool:
+        """Whether one more is allowed now."""
+        now = time.monotonic()
+        self._left = min(self._per_s, self._left + (now - self._counted_s) * self._per_s)
+        self._counted_s = now
+        return self._left >= 1.0
+
+    def spend(self) -> None:
+        """That one."""
+        self._left -= 1.0
+
 
 _MOST_PENDING = 5000  # not yet on the disk: where it does not answer for minutes, what comes then is dropped
 _NEWS_WAIT_S = 1.0  # for what else is to be written

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 from pydantic import JsonValue
 
-from agent.clock import unix_s
-from agent.health import health
-from agent.link import MqttLink
-from agent.messages import Birth, CameraTelemetry, Event, Telemetry
-from agent.outbox_rows import ALARM, NEWS, SAMPLE
-from agent.sending import TELEMETRY
+from agent.contract.messages import Birth, CameraTelemetry, Event, Telemetry
+from agent.system.board import health
+from agent.system.clock import unix_s
+from agent.uplink.link import MqttLink
+from agent.uplink.outbox import TELEMETRY
+from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__name__)

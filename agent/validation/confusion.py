@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.decode import Classification, Prediction
-from agent.detections import Detections, iou_matrix
-from agent.fidelity import MATCH_IOU
-from calibrate.confusion import confused_pairs
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections, iou_matrix
+from agent.vision.fidelity import MATCH_IOU
+from calibrate.confusion import Pair, confused_pairs
 
 # Times that a pair must be seen to look worse than a limit. Where such pairs kept trials of max_loss 0.1 from ending, a
 # candidate that misreads 40 % of a class of 10 % was refused for a limit of 20 % in 65 of 100 simulated trials, and in
@@ -24,7 +24,7 @@ Answer = tuple[int, int | None]  # the reference's class of an object, and the s
 def answers(served: Prediction | None, reference: Prediction) -> list[Answer]:
     """What was served for each object of the reference; None serves nothing, e.g. where outputs are not finite.
 
-    classify: the frame is the one object. detect: one to one at IoU 0.5, greedy by score as `agent.detections.match`,
+    classify: the frame is the one object. detect: one to one at IoU 0.5, greedy by score as `agent.vision.detections.match`,
     first among equal classes and then, for what is left, among all: a detector may give one object two classes, and
     that these change places in the order of scores is no confusion. raw: no objects.
     """
@@ -118,3 +118,48 @@ class Disagreement:
             ConfusedPair(label(pair.reference), label(pair.candidate), pair.count, pair.of, pair.low)
             for pair in confused_pairs(self._counts, self._totals, tolerance, error)
         )
+
+
+_ERROR = 0.05
+
+
+class Misreading:
+    """Counts the answers of one engine, frame by frame."""
+
+    def __init__(self) -> None:
+        self._disagreement = Disagreement()
+        self._wrong: Counter[int] = Counter()
+
+    def add(self, frame: Sequence[Answer]) -> None:
+        """Take the `agent.validation.confusion.answers` of one frame."""
+        self._disagreement.add(frame)
+        self._wrong.update({reference for reference, served in frame if served != reference})
+
+    def confused(self, tolerance: float) -> tuple[Pair, ...]:
+        """The pairs of classes whose rate is above `tolerance` in (0, 1), with a probability of 95 %."""
+        return confused_pairs(self._disagreement.counts, self._disagreement.totals, tolerance, _ERROR)
+
+    def share(self, reference: int, served: int) -> float:
+        """Of the frames with class `reference`, in how many `served` is the answer."""
+        return self._disagreement.counts.get((reference, served), 0) / max(self._disagreement.totals[reference], 1)
+
+    def wrong(self, reference: int) -> int:
+        """Frames in which an object of class `reference` is taken for another, or not found."""
+        return self._wrong[reference]
+
+
+def newly_confused(candidate: Misreading, serving: Misreading | None, tolerance: float) -> tuple[Pair, ...]:
+    """The pairs that the candidate confuses in more than `tolerance` of the frames, and that are news.
+
+    They are not where what serves confuses the same pair too, or loses that class as often in whatever way: an engine
+    that found nothing in the dark confuses no classes either.
+    """
+    return tuple(
+        pair
+        for pair in candidate.confused(tolerance)
+        if serving is None
+        or (
+            serving.share(pair.reference, pair.candidate) <= tolerance
+            and serving.wrong(pair.reference) < candidate.wrong(pair.reference)
+        )
+    )

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.decode import Classification, Prediction, RawOutputs
-from agent.detections import Detections, LabelledBoxes, match
+from agent.vision.decode import Classification, Prediction, RawOutputs
+from agent.vision.detections import Detections, LabelledBoxes, match
 
 MATCH_IOU = 0.5
 
@@ -53,7 +53,7 @@ class Fidelity:
 def count_matches(found: Detections, truth: LabelledBoxes, iou_threshold: float = MATCH_IOU) -> MatchCounts:
     """Detections against labels, or against a reference engine's detections, in pixels of the same image.
 
-    Matches are class-aware, one to one, greedy by score (see `agent.detections.match`).
+    Matches are class-aware, one to one, greedy by score (see `agent.vision.detections.match`).
     """
     hits = int(match(found, truth, (iou_threshold,)).sum())
     return MatchCounts(hits, len(found) - hits, len(truth) - hits)

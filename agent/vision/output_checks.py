@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from agent.errors import ConfigError
-from agent.model_spec import ModelSpec
-from engines.backend import Array, Engine
+from agent.common.errors import ConfigError
+from agent.vision.spec import ModelSpec
+from engines.interface import Array, Engine
 
 _ROWS = "xxyx"  # of a batch of two frames: equal rows beside each other, and with another one between them
 

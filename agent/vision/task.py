@@ -11,13 +11,30 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.decode import Decoder, Prediction, open_decoder
-from agent.fitting import Geometry
-from agent.model_spec import ModelSpec
-from agent.network_input import network_input
-from agent.preprocess import Preprocessor
-from engines.backend import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
+from agent.camera.capture import Frame
+from agent.vision.decode import Decoder, Prediction, open_decoder
+from agent.vision.preprocess import Geometry, Preprocessor, network_input
+from agent.vision.spec import ModelSpec
+from engines.interface import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
 from engines.trace import span
+
+
+@dataclass(frozen=True)
+class Served:
+    """A frame as it was answered: by which engine, with what, when it was done, and how long the engine took.
+
+    geometry: where the frame lay in the network input, in whose pixels a detector answers; None: in the frame's own.
+    together: how many frames were inferred at once, of whose time this one's is an equal share.
+    """
+
+    frame: Frame
+    engine_id: str
+    result: Prediction
+    done_ns: int
+    inferred_s: float
+    geometry: Geometry | None = None
+    together: int = 1
+
 
 POLL_S = 5e-4  # between two questions to a device
 _OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating

@@ -24,8 +24,8 @@ from typing import Any
 
 import cv2
 
-from agent.cli import main
-from agent.vision import VisionTask
+from agent.cli.main import main
+from agent.vision.task import VisionTask
 from engines.onnxruntime_backend import OnnxRuntimeEngine
 
 _opened = cv2.VideoCapture

@@ -16,7 +16,9 @@ def main() -> None:
     phases = Phases()
     sys.path.insert(0, os.getcwd())
     with phases.phase("imports"):
-        from agent import cli, offline, vision
+        from agent.cli import main as cli
+        from agent.cli import offline
+        from agent.vision import task as vision
         from engines import onnxruntime_backend as runtime
     results: list[dict[str, Any]] = []
     phases.wrap(offline, "open_model", "model preparation")

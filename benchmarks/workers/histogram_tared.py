@@ -19,7 +19,7 @@ def load(x: np.ndarray) -> None:
 
 def facts() -> bool:
     """Are the compiled passes there?"""
-    from calibrate.collect import COMPILED
+    from calibrate.native import COMPILED
 
     return COMPILED
 

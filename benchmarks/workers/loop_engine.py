@@ -6,12 +6,12 @@ import time
 from contextlib import closing
 from itertools import islice
 
-from agent.camera import read_images
-from agent.model import open_model
-from agent.model_spec import ModelSpec
-from agent.source import parse_source
-from agent.vision import VisionTask
-from engines.backend import open_backend
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.models.model import open_model
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
+from engines.registry import open_backend
 
 _TENSORS = 32  # of frames spread over the clip: what it computes on is in no cache, as a camera's frames are not
 _APART = 40  # frames

@@ -16,9 +16,9 @@ from typing import Any
 
 import cv2
 
-from agent import pipeline
-from agent.cli import main
-from agent.telemetry import LoopMeter
+from agent.cli.main import main
+from agent.common.latency import LoopMeter
+from agent.serving import pipeline
 
 _opened = cv2.VideoCapture
 

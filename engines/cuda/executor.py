@@ -1,17 +1,68 @@
-"""The Executor of kernels.cu on a GPU: launches, and the memory that they read and write."""
+"""Device memory that is kept for the next who asks for as much: an allocation by the driver could wait for the GPU.
+
+PyCUDA has a pool too, but giving the first block back to that with no context current ends the process. Blocks come
+back to this one from any thread and any context.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engines.cuda import Gpu
-from engines.device_pool import DevicePool, PooledMemory
-from engines.kernels import Argument, Array, Buffer, DeviceError, Geometry, kernel_source
+from engines.cuda.gpu import Gpu
+from engines.cuda.kernels import Argument, Array, Buffer, Geometry, kernel_source
+from engines.errors import DeviceError
+
+_LEAST_BYTES = 256
+
+
+class DevicePool:
+    """Not ordered by streams: memory that is dropped serves the next one at once.
+
+    allocate: memory of so many bytes from the driver, with a method `free`. full: what it raises when there is none.
+    """
+
+    def __init__(self, allocate: Callable[[int], Any], full: type[Exception]) -> None:
+        self._allocate, self._full = allocate, full
+        self._kept: dict[int, list[Any]] = {}
+
+    def take(self, nbytes: int) -> PooledMemory:
+        """At least so many bytes; a quarter more at most, beyond the least, so that sizes that vary find each other.
+
+        When the device is full, what is kept goes back first. Raises what `allocate` raises.
+        """
+        step = max(1 << nbytes.bit_length() >> 3, _LEAST_BYTES)
+        size = max(-(-nbytes // step), 1) * step
+        kept = self._kept.setdefault(size, [])
+        if kept:
+            return PooledMemory(kept.pop(), kept)
+        try:
+            return PooledMemory(self._allocate(size), kept)
+        except self._full:
+            self.clear()
+            return PooledMemory(self._allocate(size), kept)
+
+    def clear(self) -> None:
+        """Give back to the driver whatever nobody has."""
+        for kept in self._kept.values():
+            while kept:
+                kept.pop().free()
+
+
+class PooledMemory:
+    """`allocation`, which goes back to its pool's list with the last reference to this."""
+
+    def __init__(self, allocation: Any, home: list[Any]) -> None:
+        self.allocation = allocation
+        self._home = home
+
+    def __del__(self) -> None:
+        self._home.append(self.allocation)
+
 
 _PLAIN_SHARED_BYTES = 48 << 10  # a block gets more only if its kernel has asked for it
 

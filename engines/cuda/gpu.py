@@ -12,7 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from engines.kernels import DeviceError
+import numpy as np
+from numpy.typing import DTypeLike
+
+from engines.cuda.kernels import Array
+from engines.errors import DeviceError
 
 DRIVER = "libcuda.so.1"
 _NVCC = "/usr/local/cuda/bin/nvcc"  # where JetPack has it; a service's PATH does not lead there
@@ -212,3 +216,46 @@ def _device(driver: Any, ordinal: int) -> Any:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+class DeviceMemory:
+    """`nbytes` that only the GPU sees. The context must be current when this is made and when it is dropped."""
+
+    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+        with gpu.working("device memory"):
+            self._device: Any = gpu.driver.mem_alloc(max(nbytes, 1))
+        self.address = int(self._device)
+
+
+class HostMemory:
+    """`nbytes` on the host, page-locked, and where the GPU sees them: the same, when they are mapped on a board.
+
+    The context must be current in every call, and when this is dropped. Raises DeviceError (`cuda.memory`).
+    """
+
+    def __init__(self, gpu: Gpu, nbytes: int, mapped: bool = True) -> None:
+        self._gpu = gpu
+        mapped = mapped and gpu.integrated
+        flags = gpu.driver.host_alloc_flags.DEVICEMAP if mapped else 0
+        with gpu.working("page-locked memory"):
+            self._host: Any = gpu.driver.pagelocked_empty(max(nbytes, 1), np.uint8, mem_flags=flags)
+            self._device: Any = None if mapped else gpu.driver.mem_alloc(max(nbytes, 1))
+            self.address = int(self._host.base.get_device_pointer() if self._device is None else self._device)
+
+    def array(self, shape: Sequence[int], dtype: DTypeLike) -> Array:
+        """The first bytes as an array, without a copy."""
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        view: Array = self._host[:nbytes].view(dtype).reshape(shape)
+        return view
+
+    def upload(self, nbytes: int, stream: Any) -> None:
+        """Queue the first bytes for the GPU; they must not change before the stream is past it."""
+        if self._device is not None:
+            with self._gpu.working("an upload"):
+                self._gpu.driver.memcpy_htod_async(self.address, self._host[:nbytes], stream)
+
+    def download(self, nbytes: int, stream: Any) -> None:
+        """Queue the first bytes for the host; they are there once the stream is past it."""
+        if self._device is not None:
+            with self._gpu.working("a download"):
+                self._gpu.driver.memcpy_dtoh_async(self._host[:nbytes], self.address, stream)

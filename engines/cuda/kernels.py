@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from calibrate.errors import TaredError
 from calibrate.histogram import DEFAULT_BITS, MAX_RANGE_EXP, MIN_RANGE_EXP, AbsHistogram, range_exp_for
+from engines.errors import DeviceError
 
 Array = NDArray[np.generic]
 
@@ -35,10 +35,6 @@ DESCRIPTOR = np.dtype(
 _VECTOR_BYTES = 16  # one load of the kernel, and the alignment it asks for
 _MAX_BLOCK_VECTORS = 1 << 28  # a block counts in 32 bits, and a vector holds at most 8 values
 _FIRST_GUESS = 2  # with two tail octaves good for amax in [2, 16), where most activations have it
-
-
-class DeviceError(TaredError):
-    """A GPU, its driver, its compiler or a launch that cannot be used."""
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,67 @@
-"""A model's own quantisation: the explicit Q/DQ that it brings from quantisation-aware training or from another tool.
-
-It is kept as it is, and so has to be what every runtime reads alike. NVIDIA's parser takes a missing or unsigned zero
-point for signed INT8 without a word, and half the range is lost (seen with TensorRT-RTX 1.7.1); what differs from
-symmetric INT8 is therefore refused here, by node and with the remedy.
-"""
+"""Which tensors of a graph are INT8 by Q/DQ that the graph already has."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from engines.backend import EngineError
-from engines.operators import channel_axis
-from engines.own_int8 import DEQUANTISE, QUANTISE
-from engines.placement import COMPUTE_OPS
-from engines.topology import Topology, all_nodes, attribute
+from engines.errors import EngineError
+from engines.graph.topology import COMPUTE_OPS, Topology, all_nodes, attribute, channel_axis, data_inputs, moves_values
+
+QUANTISE, DEQUANTISE = "QuantizeLinear", "DequantizeLinear"
+
+
+@dataclass(frozen=True)
+class OwnInt8:
+    """What a model's own Q/DQ makes of its tensors.
+
+    weights: dequantised constants, transposed or not. activations: dequantised activations, and what only moves values
+    of such under one scale; with that scale. pairs: per activation that the model quantises, its first Q and DQ.
+    """
+
+    weights: frozenset[str]
+    activations: Mapping[str, float]
+    pairs: Mapping[str, tuple[NodeProto, NodeProto]]
+
+    def multiplies(self, node: NodeProto) -> bool:
+        """True for a convolution or matrix product both of whose operands are the model's own INT8."""
+        return all(map(self.dequantises, node.input[:2]))
+
+    def dequantises(self, tensor: str) -> bool:
+        """True for a tensor that is the model's own INT8, dequantised."""
+        return tensor in self.activations or tensor in self.weights
+
+    def concerns(self, tensor: str) -> bool:
+        """True for a tensor that the model quantises, or has dequantised."""
+        return tensor in self.pairs or self.dequantises(tensor)
+
+
+def own_int8(topology: Topology) -> OwnInt8:
+    """Read the Q/DQ of a master graph, which `check_own_quantisation` has accepted."""
+    weights: set[str] = set()
+    activations: dict[str, float] = {}
+    pairs: dict[str, tuple[NodeProto, NodeProto]] = {}
+    for node in topology.nodes:
+        if node.op_type == DEQUANTISE:
+            maker = topology.producers.get(node.input[0])
+            if maker is None or maker.input[0] in topology.initializers:
+                weights.add(node.output[0])
+            else:
+                activations[node.output[0]] = numpy_helper.to_array(topology.initializers[node.input[1]]).item()
+                pairs.setdefault(maker.input[0], (maker, node))
+        elif node.op_type == "Transpose" and node.input[0] in weights:
+            weights.add(node.output[0])
+        elif moves_values(node, topology.initializers):
+            scales = {activations.get(node.input[index]) for index in data_inputs(node)}
+            scale = scales.pop()
+            if scale is not None and not scales:
+                activations.update(dict.fromkeys(node.output, scale))
+    return OwnInt8(frozenset(weights), activations, pairs)
+
 
 _SYMMETRIC = (
     "export it with symmetric int8 for weights and activations, zero points written out "

@@ -11,9 +11,10 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper, helper
 
-from engines.backend import Array, EngineError, TensorSpec
+from engines.errors import EngineError
+from engines.graph.topology import TensorType, all_nodes, subgraphs, trial_shape, value_type
+from engines.interface import Array, TensorSpec
 from engines.preprocessing import image_layout
-from engines.topology import TensorType, all_nodes, subgraphs, trial_shape, value_type
 
 _REEXPORT = "export the model again"
 _QDQ_OPS = ("QuantizeLinear", "DequantizeLinear")
@@ -100,7 +101,7 @@ def _unreadable(path: Path, found: str) -> EngineError:
 def _check_operators(model: ModelProto) -> None:
     """Refuse an operator that ONNX does not define at the model's opset, or that computes with integers.
 
-    ONNX's own Q/DQ passes; `engines.own_quantisation` looks at its scales once they are all initialisers.
+    ONNX's own Q/DQ passes; `engines.graph.existing_qdq` looks at its scales once they are all initialisers.
     """
     opsets = {_domain(opset.domain): opset.version for opset in model.opset_import}
     local = {(_domain(function.domain), function.name) for function in model.functions}

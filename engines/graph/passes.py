@@ -1,9 +1,4 @@
-"""From any model to the FP32 *master graph*, on which quantisation is decided and expressed. Q/DQ of the model's own
-stays in it.
-
-Each pass takes a model it may change and returns the result; `prepare` runs them on a copy, and after each
-one checks the model and its signature.
-"""
+"""A uint8 image becomes float before anything else: a pass over the first nodes of a graph."""
 
 from __future__ import annotations
 
@@ -13,14 +8,150 @@ import numpy as np
 import onnx
 import onnx.inliner
 from numpy.typing import NDArray
-from onnx import AttributeProto, ModelProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
-from engines.backend import Array, EngineError
-from engines.fold import fold_batch_norms, fold_integer_biases
-from engines.graph import trial_image
-from engines.image_cast import cast_image_first
-from engines.own_quantisation import check_own_quantisation
-from engines.topology import TensorType, Topology, all_nodes, value_type
+from engines.errors import EngineError
+from engines.graph.existing_qdq import check_own_quantisation
+from engines.graph.load import trial_image
+from engines.graph.topology import TensorType, Topology, all_nodes, attribute, value_type
+from engines.interface import Array
+
+_MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"}  # of any type, value by value
+
+
+def cast_image_first(model: ModelProto) -> ModelProto:
+    """What turns the bytes of an image and then casts them, casts them and then turns the floats: the same values.
+
+    TensorRT knows no other operator on kUINT8 than the cast (NVIDIA, TensorRT API, DataType: "use the IdentityLayer to
+    convert kUINT8 network-level inputs ... prior to use with other TensorRT layers").
+    """
+    topology = Topology(model)
+    image = next(value for value in model.graph.input if value.name in topology.inputs)
+    if value_type(image).elem_type != TensorProto.UINT8:
+        return model
+    moves, cast = _moves_before_cast(topology, image.name)
+    if not moves or cast is None:
+        return model
+    moved = moves[-1].output[0]
+    moves[0].input[0], moves[-1].output[0] = moved, cast.output[0]
+    cast.input[0], cast.output[0] = image.name, moved
+    nodes = [node for node in topology.nodes if node is not cast]
+    nodes.insert(next(index for index, node in enumerate(nodes) if node is moves[0]), cast)
+    retyped = {node.output[0] for node in (*moves, cast)}
+    kept = [value for value in model.graph.value_info if value.name not in retyped]
+    del model.graph.node[:], model.graph.value_info[:]
+    model.graph.node.extend(nodes)
+    model.graph.value_info.extend(kept)
+    return model
+
+
+def _moves_before_cast(topology: Topology, image: str) -> tuple[list[NodeProto], NodeProto | None]:
+    """The nodes that alone move the image, one after the other, and the Cast behind them, if that is what follows."""
+    moves: list[NodeProto] = []
+    reader = topology.sole_reader(image)
+    while reader is not None and reader.op_type in _MOVES:
+        moves.append(reader)
+        reader = topology.sole_reader(reader.output[0])
+    return moves, reader if reader is not None and reader.op_type == "Cast" else None
+
+
+Floats = NDArray[np.float64]
+
+
+def fold_batch_norms(model: ModelProto) -> ModelProto:
+    """Fold each BatchNormalization whose input a Conv, ConvTranspose or Gemm makes for it alone."""
+    topology = Topology(model)
+    kept = []
+    for node in topology.nodes:
+        producer = topology.producers.get(node.input[0]) if node.op_type == "BatchNormalization" else None
+        if producer is not None and _foldable(producer, node, topology):
+            _fold(model, producer, node, topology)
+        else:
+            kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
+
+
+def _foldable(producer: NodeProto, norm: NodeProto, topology: Topology) -> bool:
+    """Constant parameters, no other reader of the product, and inference mode."""
+    if producer.op_type not in ("Conv", "ConvTranspose", "Gemm"):
+        return False
+    if topology.sole_reader(norm.input[0]) is not norm:
+        return False
+    if attribute(norm, "training_mode", 0) or any(map(topology.readers, norm.output[1:])):
+        return False
+    bias = producer.input[2] if len(producer.input) > 2 else ""
+    constants = [producer.input[1], *norm.input[1:], *([bias] if bias else [])]
+    if not all(name in topology.initializers for name in constants):
+        return False
+    channels = topology.initializers[norm.input[1]].dims[0]
+    return not bias or list(topology.initializers[bias].dims) == [channels]
+
+
+def _fold(model: ModelProto, producer: NodeProto, norm: NodeProto, topology: Topology) -> None:
+    def value(name: str) -> Floats:
+        return numpy_helper.to_array(topology.initializers[name]).astype(np.float64)
+
+    gamma, beta, mean, variance = (value(name) for name in norm.input[1:5])
+    gain = gamma / np.sqrt(variance + float(attribute(norm, "epsilon", 1e-5)))  # type: ignore[arg-type]  # ONNX says float
+    has_bias = len(producer.input) > 2 and producer.input[2] != ""
+    bias = value(producer.input[2]) if has_bias else np.zeros_like(mean)
+    if producer.op_type == "Gemm":
+        bias = bias * float(attribute(producer, "beta", 1.0))  # type: ignore[arg-type]  # likewise
+        for candidate in producer.attribute:
+            if candidate.name == "beta":
+                candidate.f = 1.0
+    weight = _scaled(value(producer.input[1]), gain, producer)
+    # New initialisers: other nodes may share the old ones.
+    names = (f"{norm.output[0]}.folded_weight", f"{norm.output[0]}.folded_bias")
+    for name, array in zip(names, (weight, (bias - mean) * gain + beta), strict=True):
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    producer.input[:] = [producer.input[0], *names]
+    producer.output[0] = norm.output[0]
+
+
+def _scaled(weight: Floats, gain: Floats, producer: NodeProto) -> Floats:
+    """The weights times the gain of their output channel."""
+    if producer.op_type == "Conv":  # (out, in / groups, ...)
+        return weight * gain.reshape(-1, *[1] * (weight.ndim - 1))
+    if producer.op_type == "Gemm":  # (out, in) when transposed, else (in, out)
+        return weight * (gain[:, None] if attribute(producer, "transB", 0) else gain)
+    # ConvTranspose (in, out / groups, ...): group g of the inputs makes group g of the output channels.
+    groups = int(attribute(producer, "group", 1))  # type: ignore[call-overload]  # ONNX says int
+    grouped = weight.reshape(groups, -1, *weight.shape[1:])
+    return (grouped * gain.reshape(groups, 1, -1, *[1] * (weight.ndim - 2))).reshape(weight.shape)
+
+
+def fold_integer_biases(model: ModelProto) -> ModelProto:
+    """Make a float32 initialiser of what DequantizeLinear makes of an int32 constant: the same values, to the bit.
+
+    Quantising tools store biases so; TensorRT takes them in float alone.
+    """
+    topology = Topology(model)
+    kept = []
+    for node in topology.nodes:
+        stored = topology.initializers.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        integers = stored is not None and stored.data_type == TensorProto.INT32
+        constant = all(name in topology.initializers for name in node.input)
+        if integers and constant and node.output[0] not in topology.outputs:
+            model.graph.initializer.append(_dequantised(node, topology))
+        else:
+            kept.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
+
+
+def _dequantised(node: NodeProto, topology: Topology) -> TensorProto:
+    integers, scale, *zero_point = (numpy_helper.to_array(topology.initializers[name]) for name in node.input)
+    along = [1] * integers.ndim
+    if scale.size > 1:
+        along[int(attribute(node, "axis", 1))] = -1  # type: ignore[call-overload]  # ONNX says int
+    steps = integers - (zero_point[0].reshape(along) if zero_point else 0)
+    values = steps.astype(np.float32) * scale.reshape(along)
+    return numpy_helper.from_array(values, node.output[0])
+
 
 MIN_OPSET = 13  # the first with per-channel Q/DQ
 MIN_IR_VERSION = 8  # initialisers need not be inputs (4), and every opset up to 17 may be declared

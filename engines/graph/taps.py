@@ -7,8 +7,8 @@ from math import prod
 
 from onnx import ModelProto, TensorProto, helper
 
-from engines.backend import EngineError
-from engines.topology import tensor_types
+from engines.errors import EngineError
+from engines.graph.topology import tensor_types
 
 
 def expose(reference: ModelProto, taps: Sequence[str]) -> ModelProto:

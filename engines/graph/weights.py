@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from engines.topology import Topology, attribute
+from engines.graph.topology import Topology, attribute
 
 Floats = NDArray[np.float64]
 

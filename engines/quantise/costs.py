@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from calibrate.cost_fit import designs, fit_costs, is_noise, spread, total
 from calibrate.plan import PrecisionPlan
-from engines.backend import Array, ProfiledEngine, Progress, silent
-from engines.fusion import Grouping
+from engines.interface import Array, ProfiledEngine, Progress, silent
+from engines.quantise.fusion import Grouping
 
 Build = Callable[[PrecisionPlan], ProfiledEngine]
 Floats = NDArray[np.float64]

@@ -1,14 +1,6 @@
-"""Channel equalisation: what a layer reads is brought to INT8's range channel by channel, in float without any effect.
+"""Bias correction: what quantisation moves the mean of a layer's outputs by is taken back in its bias.
 
-One scale serves all channels of a tensor. Where their ranges differ by orders of magnitude, the small ones vanish: on
-yolox_nano's first depthwise convolution 5 of 16 channels round to zero. And what is never negative, behind ReLU, or
-hardly, behind SiLU, uses half of the integers. So a layer may read (x - offset) / divisor, per channel, with its
-weights multiplied by the divisor and the weighted offsets added to its bias. Offsets need a layer without padding.
-
-A division without offset costs nothing where the layer before can do it: what lies between is positively homogeneous
-(f(a x) = a f(x) for a > 0: ReLU, pooling), and nothing else reads it (Nagel et al., "Data-Free Quantization Through
-Weight Equalization and Bias Correction", arXiv:1906.04721, section 4.1). Elsewhere, behind SiLU for one, it is a Mul
-before the layer's own Q, and other readers keep the tensor as it is.
+Nagel et al., arXiv:1906.04721, section 4.2. It costs nothing: the bias stays float.
 """
 
 from __future__ import annotations
@@ -19,11 +11,64 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from engines.backend import EngineError
-from engines.bias import add_to_bias, takes_bias
-from engines.layer_weights import IMAGE_OPS, add_constant, by_input, channel_counts, from_matrix, to_matrix
-from engines.passes import drop_unused
-from engines.topology import Topology, attribute
+from engines.errors import EngineError
+from engines.graph.passes import drop_unused
+from engines.graph.topology import Topology, attribute
+from engines.graph.weights import IMAGE_OPS, add_constant, by_input, channel_counts, from_matrix, to_matrix
+
+
+def shift_biases(master: ModelProto, shifts: Mapping[str, Sequence[float]]) -> ModelProto:
+    """The graph in which each layer named gives its outputs less a shift, (outputs,); the master is not changed.
+
+    Raises EngineError `plan.node` for what is no layer that takes a bias, or has another number of outputs.
+    """
+    if not shifts:
+        return master
+    model = ModelProto()
+    model.CopyFrom(master)
+    topology = Topology(model)
+    for node in topology.nodes:
+        if node.name in shifts:
+            if not takes_bias(topology, node):
+                raise _bias_misfit(node.name, f"a {node.op_type} that takes none")
+            add_to_bias(model, topology, node, -np.asarray(shifts[node.name], np.float64))
+    missing = set(shifts) - {node.name for node in topology.nodes}
+    if missing:
+        raise _bias_misfit(min(missing), "no node of that name")
+    return model
+
+
+def takes_bias(topology: Topology, node: NodeProto) -> bool:
+    """Whether a constant can be added to a layer's outputs, per channel, without another node."""
+    weight = topology.initializers.get(node.input[1]) if node.op_type in ("Conv", "ConvTranspose", "Gemm") else None
+    if weight is None or (node.op_type == "Gemm" and attribute(node, "beta", 1.0) != 1.0):
+        return False
+    bias = node.input[2] if len(node.input) > 2 else ""
+    _, outputs = channel_counts(node, weight.dims)
+    return not bias or (bias in topology.initializers and list(topology.initializers[bias].dims) == [outputs])
+
+
+def add_to_bias(model: ModelProto, topology: Topology, node: NodeProto, values: NDArray[np.float64]) -> None:
+    """Add values (outputs,) to the bias of a layer of the model, which gets one of its own; see `takes_bias`.
+
+    topology: of the model. Raises EngineError `plan.node` where the layer has another number of outputs.
+    """
+    _, outputs = channel_counts(node, topology.initializers[node.input[1]].dims)
+    if values.shape != (outputs,):
+        raise _bias_misfit(node.name, f"{values.size} values for {outputs} outputs")
+    if len(node.input) > 2 and node.input[2]:
+        values = values + numpy_helper.to_array(topology.initializers[node.input[2]])
+    node.input[:] = [*node.input[:2], add_constant(model, topology, f"{node.name}.bias", values.astype(np.float32))]
+
+
+def _bias_misfit(layer: str, found: str) -> EngineError:
+    return EngineError(
+        "plan.node",
+        f"a bias correction for '{layer}': {found}",
+        "layers of this model that take a bias, with a value for each output",
+        "make the plan anew for this model",
+    )
+
 
 Floats = NDArray[np.float64]
 

@@ -1,13 +1,4 @@
-"""What a runtime fuses is one decision: the groups of nodes that are INT8 or float together.
-
-- A convolution or matrix product, what is computed on its result element by element (bias, activation), and the
-  residual Add that it completes, make one group.
-- A concatenation runs in INT8 only when everything that reads it does: its readers are one group. Layers that read one
-  plain tensor stay apart, each may be INT8 without the other.
-- What the model itself has in INT8 is no decision, and in no group.
-
-Source: NVIDIA, TensorRT developer guide, "Types of fusions" and "Q/DQ placement recommendations".
-"""
+"""How much of a model's arithmetic a placement puts into INT8."""
 
 from __future__ import annotations
 
@@ -18,11 +9,46 @@ from types import MappingProxyType
 
 from onnx import ModelProto, NodeProto, TensorProto
 
-from engines.equalise import divided_name, equalised_name
-from engines.macs import node_macs
-from engines.operators import ELEMENTWISE_OPS
-from engines.placement import COMPUTE_OPS, Placement
-from engines.topology import Topology, tensor_types
+from engines.graph.topology import COMPUTE_OPS, ELEMENTWISE_OPS, Topology, attribute, tensor_types
+from engines.quantise.equalise import divided_name, equalised_name
+from engines.quantise.placement import Placement
+
+
+def node_macs(master: ModelProto) -> dict[str, int]:
+    """Multiply-accumulates per image of every convolution and matrix product, by node name.
+
+    Open dimensions count as 1, so that shares are right wherever all layers see the same open size.
+    """
+    topology = Topology(master)
+    types = tensor_types(master)
+
+    def shape(tensor: str) -> tuple[int, ...]:
+        known = types[tensor].shape if tensor in types else None
+        return tuple(size if isinstance(size, int) else 1 for size in known or ())
+
+    macs = {}
+    for node in topology.nodes:
+        if node.op_type not in COMPUTE_OPS:
+            continue
+        weight = shape(node.input[1])
+        if node.op_type == "Conv":  # each output element: one kernel over the input channels of its group
+            macs[node.name] = prod(shape(node.output[0])[1:]) * prod(weight[1:])
+        elif node.op_type == "ConvTranspose":  # each input element: one kernel over the output channels of its group
+            macs[node.name] = prod(shape(node.input[0])[1:]) * prod(weight[1:])
+        else:
+            inner = weight[1 if attribute(node, "transB", 0) else 0] if node.op_type == "Gemm" else weight[-2]
+            macs[node.name] = prod(shape(node.output[0])[1:]) * inner
+    return macs
+
+
+def int8_macs_share(master: ModelProto, placement: Placement) -> float:
+    """The share of the multiply-accumulates that run in INT8, in [0, 1]; 0.0 for a model without any.
+
+    The model's own INT8 counts as that which we place.
+    """
+    macs = node_macs(master)
+    total = sum(macs.values())
+    return sum(macs.get(name, 0) for name in (*placement.own, *placement.quantised)) / total if total else 0.0
 
 
 @dataclass(frozen=True)

@@ -1,45 +1,63 @@
-"""Where INT8 begins and ends: which tensors get Q/DQ, decided by rule from the graph alone.
-
-- A convolution or matrix product with constant weights reads INT8: its image input and its weights (per
-  output channel). Its output stays float, so that bias and activation run in the accumulator's precision.
-- A residual Add reads its skip connection as INT8, with the same Q that the skip's other readers use. The
-  operand that comes straight out of a quantised convolution stays float: runtimes fuse that convolution with
-  the Add.
-- An operator that only moves values (concatenation, max pooling, reshape, ...) runs in INT8 when everything
-  that reads its result does; its inputs and its result share one scale, so that nothing is rounded twice.
-- Everything else stays float: sigmoid, softmax, exp, box decoding, shape arithmetic.
-- Q/DQ that the model brings is kept as it is. A convolution or matrix product both of whose operands come through it
-  is the model's own, and what is added to its result stays as the model has it. Another layer that reads a tensor which
-  the model quantises reads it through the model's Q/DQ, under the model's scale: such a tensor is not observed. An
-  operator that moves its values together with others, under other scales, stays float.
-
-Sources: NVIDIA, TensorRT developer guide, "Q/DQ placement recommendations"; H. Wu et al., "Integer
-Quantization for Deep Learning Inference", arXiv:2004.09602.
-"""
+"""Which tensors share a scale, and which are observed for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TensorProto
 
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.backend import EngineError
-from engines.operators import (
+from engines.errors import EngineError
+from engines.graph.existing_qdq import DEQUANTISE, QUANTISE, own_int8
+
+# readers of `Placement.groups` find it here
+from engines.graph.topology import (
     AVERAGE_OPS,
+    COMPUTE_OPS,
     ELEMENTWISE_OPS,
     MOVEMENT_OPS,
+    TensorType,
+    Topology,
     channel_axis,
     data_inputs,
     moves_values,
+    tensor_types,
 )
-from engines.own_int8 import DEQUANTISE, QUANTISE, own_int8
-from engines.scale_groups import ScaleGroup as ScaleGroup  # readers of `Placement.groups` find it here
-from engines.scale_groups import scale_groups
-from engines.topology import TensorType, Topology, tensor_types
 
-COMPUTE_OPS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+
+@dataclass(frozen=True)
+class ScaleGroup:
+    """Tensors under one scale. All their values occur in the `taps`, which are the ones to observe."""
+
+    tensors: tuple[str, ...]
+    taps: tuple[str, ...]
+
+
+def scale_groups(
+    tensors: Iterable[str], sources: Mapping[str, tuple[str, ...]], order: Sequence[str]
+) -> tuple[ScaleGroup, ...]:
+    """Join tensors that have a source in common, directly or through others; each is in exactly one group.
+
+    sources: per tensor that only holds values of others, those. order: all names, as groups are to be sorted.
+    """
+    groups: list[tuple[set[str], set[str]]] = []  # tensors, taps
+    for tensor in tensors:
+        members, taps = {tensor}, set(sources.get(tensor, (tensor,)))
+        for joined in [group for group in groups if group[1] & taps]:
+            groups.remove(joined)
+            members |= joined[0]
+            taps |= joined[1]
+        groups.append((members, taps))
+    position = {name: index for index, name in enumerate(order)}
+
+    def ordered(names: set[str]) -> tuple[str, ...]:
+        return tuple(sorted(names, key=position.__getitem__))
+
+    result = [ScaleGroup(ordered(members), ordered(taps)) for members, taps in groups]
+    return tuple(sorted(result, key=lambda group: position[group.taps[0]]))
+
+
 _QDQ_OPS = {QUANTISE, DEQUANTISE}
 
 

@@ -14,9 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.backend import EngineError
-from engines.seal import MANIFEST, SCHEMA, canonical, check_files, damaged, open_regular, read_manifest, seal, sha256
-from engines.staging import staging
+from engines.errors import EngineError
+from engines.store.files import staging
+from engines.store.signing import (
+    MANIFEST,
+    SCHEMA,
+    canonical,
+    check_files,
+    damaged,
+    open_regular,
+    read_manifest,
+    seal,
+    sha256,
+)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,45 @@
-"""Folders that appear under their name when they are complete, and vanish from it before they are not."""
+"""Writing files so that a reader, or a power cut, never meets half of one."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engines.backend import EngineError
-from engines.files import sync_folder
+from engines.errors import EngineError
+
+
+def replace_files(contents: Mapping[Path, bytes], mode: int = 0o666) -> None:
+    """Write files under their names, in order, once all are on the disk. Raises OSError; nothing half is left.
+
+    mode: who may do what with them, less what the umask forbids.
+    """
+    partial = {path: path.with_name(f".{path.name}.{os.getpid()}.new") for path in contents}
+    try:
+        for path, content in contents.items():
+            with open(partial[path], "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, written in partial.items():
+            os.replace(written, path)
+    finally:
+        for written in partial.values():
+            written.unlink(missing_ok=True)
+    for folder in {path.parent for path in contents}:
+        sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

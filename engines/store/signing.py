@@ -1,12 +1,4 @@
-"""What a manifest is worth: a seal against damage, and with a key a signature against whoever can write the store.
-
-The seal, a SHA-256, anybody can make anew. The signature, an HMAC-SHA256 (RFC 2104) over the manifest and with it over
-the hashes of all files, takes the key. Without a key signatures are ignored and a signed artefact loads like any other.
-With a key everything else is refused: unsigned, signed with another key, or changed and resealed.
-
-No signature prevents a rollback: an older artefact that this key has signed stays valid, and whoever can write the
-store can make it current again.
-"""
+"""Secrets that systemd hands to a service as files: LoadCredential= in systemd.exec(5)."""
 
 from __future__ import annotations
 
@@ -20,8 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from engines.backend import EngineError
-from engines.credentials import credential, is_credential
+from engines.errors import EngineError
+
+
+def credential(name: str) -> Path | None:
+    """Where the credential of this name is, or would be; None outside a service that was given any."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    return Path(folder, name) if folder else None
+
+
+def is_credential(file: Path) -> bool:
+    """Whether it is systemd that rules who may read the file."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    return bool(folder and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)))
+
 
 SCHEMA = 1
 MANIFEST = "manifest.json"

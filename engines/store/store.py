@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engines.artefact import Artefact, fingerprint, read_artefact
-from engines.backend import EngineError
-from engines.files import sync_folder
-from engines.seal import read_manifest
-from engines.staging import remove, sweep
+from engines.errors import EngineError
+from engines.store.artefact import Artefact, fingerprint, read_artefact
+from engines.store.files import remove, sweep, sync_folder
+from engines.store.signing import read_manifest
 
 LINKS = ("current", "previous")
 _ID = re.compile(r"[0-9a-f]{16}")

@@ -16,22 +16,19 @@ from typing import Any
 
 from onnx import ModelProto
 
-from engines.artefact import fingerprint
-from engines.backend import BackendOptions, BuildRequest, Built, EngineError, Progress, silent
 from engines.board import board
-from engines.cuda import Gpu
-from engines.half import half_precision
-from engines.placement import COMPUTE_OPS
-from engines.store import Store
-from engines.topology import Topology
-from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine
+from engines.cuda.gpu import Gpu
+from engines.errors import EngineError
+from engines.graph.topology import COMPUTE_OPS, Topology
+from engines.half.convert import half_precision
+from engines.interface import BackendOptions, BuildRequest, Built, Progress, silent
+from engines.store.artefact import fingerprint
+from engines.store.store import Store
+from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine, profiles_for
 from engines.trt.dialect import open_dialect
-from engines.trt.engine import TensorRtEngine
+from engines.trt.engine import TensorRtEngine, layer_times_ms
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_inspector, layers_to_json, with_times, without_int8
-from engines.trt.observer import TensorRtObserver
-from engines.trt.profiler import layer_times_ms
-from engines.trt.profiles import profiles_for
-from engines.trt.reference import Reference, open_reference
+from engines.trt.reference import Reference, TensorRtObserver, open_reference
 from engines.trt.session import Session
 
 _BOARD_FACTS = ("machine", "model", "l4t", "driver", "power_mode")  # what kernels, and their timings, depend on

@@ -1,7 +1,12 @@
-"""The builder: a strongly typed graph in, engine bytes out, and why not when there are none."""
+"""The builder's timing cache on disk: how fast each kernel was, so that the next build need not try them again.
+
+TensorRT parses the file, so it gets only bytes that were written here: an HMAC stands before them, with the key that
+signs artefacts where there is one, and without a key against damage alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -12,14 +17,82 @@ from typing import cast
 import psutil
 from onnx import ModelProto
 
-from engines.backend import EngineError, Profile, Progress
+from engines.errors import EngineError
+from engines.graph.load import image_input
+from engines.graph.topology import trial_shape
+from engines.interface import BuildRequest, Profile, Progress, ShapeRange, TensorSpec
+from engines.store.files import replace_files
+from engines.store.signing import is_signed, sign
 from engines.trt.api import Builder, CrossConfig, CrossTensorRt, IBuilderConfig
 from engines.trt.dialect import Dialect
 from engines.trt.layers import LISTING, Layer, layers_from_log
 from engines.trt.log import Record, messages
 from engines.trt.network import Network, parse
 from engines.trt.progress import BuildProgress
-from engines.trt.timings import keep_timings, start_timings
+
+_PURPOSE = "timing cache"
+
+
+def start_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None:
+    """Begin with what earlier builds measured. A file that was damaged, or of another GPU, is as good as none."""
+    cache = config.create_timing_cache(_read(path, key)) or config.create_timing_cache(b"")
+    if cache is not None:
+        config.set_timing_cache(cache, False)
+
+
+def keep_timings(config: IBuilderConfig, path: Path, key: bytes | None) -> None:
+    """Write what is known after a build; a disk that refuses costs the next build its time, and no more."""
+    cache = config.get_timing_cache()
+    if cache is None:
+        return
+    content = bytes(cache.serialize())
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_files({path: sign(key or b"", _PURPOSE, content).encode() + b"\n" + content})
+
+
+def _read(path: Path, key: bytes | None) -> bytes:
+    try:
+        signature, _, content = path.read_bytes().partition(b"\n")
+    except OSError:
+        return b""
+    return content if is_signed(key or b"", _PURPOSE, content, signature.decode(errors="replace")) else b""
+
+
+def profiles_for(graph: ModelProto, request: BuildRequest) -> tuple[Profile, ...]:
+    """The profiles of a graph: none where nothing is open, those of the request, or one of its input shape alone.
+
+    Raises EngineError (`engine.profile`) for a profile of another input, of another rank, or that moves a dimension
+    which the model fixes.
+    """
+    image = image_input(graph)
+    for profile in request.profiles:
+        _check(profile, image)
+    if None not in image.shape:
+        return ()
+    shape = request.input_shape or trial_shape(image.shape)
+    return request.profiles or ({image.name: ShapeRange(shape, shape, shape)},)
+
+
+def _check(profile: Profile, image: TensorSpec) -> None:
+    if set(profile) != {image.name}:
+        raise _wrong(f"a profile for {', '.join(map(repr, profile)) or 'no input'}", f"one for input '{image.name}'")
+    shapes = profile[image.name]
+    for bound in ("min", "opt", "max"):
+        shape: tuple[int, ...] = getattr(shapes, bound)
+        fixed = [size if size is not None else "any" for size in image.shape]
+        fits = len(shape) == len(image.shape) and all(
+            size > 0 and expected in (None, size) for size, expected in zip(shape, image.shape, strict=True)
+        )
+        if not fits:
+            raise _wrong(f"{bound} {list(shape)}", f"{fixed}, as the model has '{image.name}'")
+    if not all(a <= b <= c for a, b, c in zip(shapes.min, shapes.opt, shapes.max, strict=True)):
+        raise _wrong(f"{shapes}", "min <= opt <= max in every dimension")
+
+
+def _wrong(found: str, expected: str) -> EngineError:
+    return EngineError("engine.profile", found, expected, "correct `profiles` in the model spec")
+
 
 _LEAST_WORKSPACE_BYTES = 64 << 20
 _MOST_LEVEL, _MOST_TIMINGS = 5, 8  # builder optimisation level (3 by default), and runs averaged per kernel (1)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from engines.backend import EngineError
+from engines.errors import EngineError
 from engines.trt.api import TensorRt
 
 Version = tuple[int, ...]

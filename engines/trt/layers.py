@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from engines.backend import EngineError
+from engines.errors import EngineError
 
 LISTING = "Layers:"  # how the log's message begins that lists an engine's layers, given detailed profiling verbosity
 LAYERS_FILE = "layers.json"

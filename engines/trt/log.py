@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from engines.backend import EngineError
+from engines.errors import EngineError
 from engines.trt.dialect import Dialect
 
 Made = TypeVar("Made")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, TensorProto
 
-from engines.backend import EngineError
-from engines.topology import value_type
+from engines.errors import EngineError
+from engines.graph.topology import value_type
 from engines.trt.api import Builder, INetworkDefinition, ITensor, OnnxParser
 from engines.trt.dialect import Dialect
 from engines.trt.log import messages

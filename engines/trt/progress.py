@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from engines.backend import Progress
+from engines.interface import Progress
 from engines.trt.dialect import Dialect
 
 

@@ -1,20 +1,61 @@
-"""A loaded engine with its memory: deserialised, its shapes chosen, frames queued on one stream and collected."""
+"""What one batch under way needs: memory for inputs and outputs, its end as an event, perhaps a captured graph."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from engines.backend import Array, EngineError, TensorSpec
-from engines.cuda import Gpu
-from engines.cuda_graph import faster_graph
+from engines.cuda.cuda_graph import CudaGraph, faster_graph
+from engines.cuda.gpu import DeviceMemory, Gpu, HostMemory
+from engines.errors import EngineError
+from engines.interface import Array, TensorSpec
 from engines.trt.api import ICudaEngine, IExecutionContext, Runtime
 from engines.trt.dialect import Dialect
 from engines.trt.log import messages
-from engines.trt.slot import Shape, Slot
+
+Shape = tuple[int, ...]
+
+
+class Slot:
+    """The memory of one batch under way, and the event that ends it.
+
+    sizes: bytes of each input and output. inputs: read more than once, so not mapped. hidden: only the GPU's.
+    """
+
+    def __init__(self, gpu: Gpu, sizes: Mapping[str, int], inputs: Collection[str], hidden: Collection[str]) -> None:
+        shown = {name: nbytes for name, nbytes in sizes.items() if name not in hidden}
+        self.memory = {name: HostMemory(gpu, nbytes, mapped=name not in inputs) for name, nbytes in shown.items()}
+        self._hidden = {name: DeviceMemory(gpu, sizes[name]) for name in hidden}
+        self.event: Any = gpu.driver.Event()
+        self.shapes: dict[str, Shape] = {}
+        self.pending = False
+        self.graph: CudaGraph | None = None
+
+    def drop_graph(self) -> None:
+        """The engine is queued kernel by kernel again. The context must be current."""
+        if self.graph is not None:
+            self.graph.close()
+            self.graph = None
+
+    def close(self) -> None:
+        """Give everything back now: an error under way may still hold this. The context must be current."""
+        self.memory.clear()
+        self._hidden.clear()
+        self.event = None
+
+    def address(self, name: str) -> int:
+        """Where the GPU finds an input or output."""
+        return (self._hidden[name] if name in self._hidden else self.memory[name]).address
+
+    def finish_on(self, stream: Any) -> None:
+        """The batch is done when the stream is past this point."""
+        self.event.record(stream)
+        self.pending = True
+
 
 Range = tuple[Shape, Shape, Shape]  # smallest, best and largest shape of an optimization profile
 

@@ -9,11 +9,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from agent.arguments import command, number, print_result
-from agent.cli_fleet import add_broker_options, endpoint_from, fleets_from
-from agent.cli_merge import add_merge
-from agent.cli_rollout import add_rollout
-from agent.cli_simulate import add_simulate
+from agent.cli.arguments import command, number, print_result
+from fleet.cli.merge import add_merge
+from fleet.cli.rollout import add_rollout
+from fleet.cli.send import add_broker_options, endpoint_from, fleets_from
+from fleet.cli.simulate import add_simulate
 
 _DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which (fleet.sqlite)"
 _COUNTED = ("report", "gap", "status", "birth", "result", "refused")
@@ -75,11 +75,11 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _collect(options: argparse.Namespace) -> int:
-    from agent.console import progress, set_up_logging
-    from agent.signals import handling_signals
-    from fleet.batch import Part
-    from fleet.collector import Collector, client_id_of
-    from fleet.retention import Retention
+    from agent.common.console import progress, set_up_logging
+    from agent.system.process import handling_signals
+    from fleet.collector.batch import Part
+    from fleet.collector.collector import Collector, client_id_of
+    from fleet.collector.writer import Retention
     from fleet.store import open_store
 
     set_up_logging("warning")
@@ -105,10 +105,10 @@ def _collect(options: argparse.Namespace) -> int:
 def _devices(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from fleet.devices import Devices
-    from fleet.listing import as_objects, print_devices
-    from fleet.selection import select
+    from fleet.devices.devices import Devices
+    from fleet.devices.selection import select
     from fleet.store import open_existing
+    from fleet.views.listing import as_objects, print_devices
 
     with open_existing(options.db) as store:
         selected = select(Devices(store), options.fleet, options.where, options.silent)
@@ -122,8 +122,8 @@ def _devices(options: argparse.Namespace) -> int:
 
 
 def _tag(options: argparse.Namespace) -> int:
-    from fleet.devices import Devices
-    from fleet.selection import parse_tag, select
+    from fleet.devices.devices import Devices
+    from fleet.devices.selection import parse_tag, select
     from fleet.store import open_existing
 
     tags = dict(map(parse_tag, options.tags))
@@ -137,13 +137,13 @@ def _tag(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from agent.errors import AgentError
-    from fleet.devices import Devices
-    from fleet.page import page
-    from fleet.records import audited, refused
-    from fleet.rollout.book import RolloutBook
-    from fleet.selection import select
+    from agent.common.errors import AgentError
+    from fleet.devices.devices import Devices
+    from fleet.devices.records import audited, refused
+    from fleet.devices.selection import select
+    from fleet.rollout.register import RolloutBook
     from fleet.store import open_existing
+    from fleet.views.page import page
 
     with open_existing(options.db) as store:
         selected = select(Devices(store), options.fleet, options.where, options.silent)

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent.arguments import command, number, print_result
-from agent.errors import ConfigError
+from agent.cli.arguments import command, number, print_result
+from agent.common.errors import ConfigError
 
 _DAY_S = 86_400.0
 
@@ -30,15 +30,15 @@ def add_keys(commands: Any) -> None:
 
 
 def _new(options: argparse.Namespace) -> int:
-    from agent.signing import new_key
+    from agent.contract.signing import new_key
 
     private, public, identity = new_key(options.name)
     return print_result(options, {"private": str(private), "public": str(public), "id": identity})
 
 
 def _release(options: argparse.Namespace) -> int:
-    from agent.requests import Release
-    from agent.signing import Signer
+    from agent.contract.commands import Release
+    from agent.contract.signing import Signer
     from fleet.operator import file_arguments
 
     signer, model, now = Signer(options.key), file_arguments(options.model), time.time()

@@ -9,12 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.arguments import command, number
-from agent.cli_fleet import add_broker_options, endpoint_from, fleet_from
+from agent.cli.arguments import command, number
+from fleet.cli.send import add_broker_options, endpoint_from, fleet_from
 
 if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
-    from fleet.merge_exchange import MergeExchange
-    from fleet.merged_calibration import Merged
+    from fleet.merge.calibration import Merged
+    from fleet.merge.exchange import MergeExchange
 
 
 def add_merge(actions: Any) -> None:
@@ -46,12 +46,12 @@ def add_merge(actions: Any) -> None:
 
 
 def _merge(options: argparse.Namespace) -> int:
-    from agent.console import progress, set_up_logging
-    from agent.signing import Signer
+    from agent.common.console import progress, set_up_logging
+    from agent.contract.signing import Signer
     from calibrate.threshold import parse_method
     from engines.calibration import check_destination, save_calibration
-    from fleet.merge_exchange import MergeExchange
-    from fleet.merged_calibration import merge_calibration, write_bundle
+    from fleet.merge.calibration import merge_calibration, write_bundle
+    from fleet.merge.exchange import MergeExchange
 
     set_up_logging("error")
     check_destination(options.output)
@@ -78,7 +78,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _temporary(stack: ExitStack) -> Path:
     """Until the stack ends. Raises AgentError (`merge.write`)."""
-    from agent.errors import AgentError
+    from agent.common.errors import AgentError
 
     try:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tared-merge-")))
@@ -91,8 +91,8 @@ def _chosen(options: argparse.Namespace, fleet: str) -> list[str]:
     """Those that are named, and those that the store selects. Raises CommandError as `select`."""
     if options.select is None:
         return list(options.devices)
-    from fleet.devices import Devices
-    from fleet.selection import select
+    from fleet.devices.devices import Devices
+    from fleet.devices.selection import select
     from fleet.store import open_existing
 
     with open_existing(options.db) as store:
@@ -101,7 +101,7 @@ def _chosen(options: argparse.Namespace, fleet: str) -> list[str]:
 
 
 def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: Merged) -> None:
-    from fleet.merged_calibration import BUNDLE
+    from fleet.merge.calibration import BUNDLE
 
     calibration = merged.calibration
     found = {
@@ -119,7 +119,7 @@ def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: Merged) 
     if options.json:
         print(json.dumps(found))
         return
-    from fleet.words import printable
+    from fleet.untrusted import printable
 
     print(f"{found['boards']} boards, {calibration.frames} frames: {options.output}, {calibration.id}")
     for why, devices in (("excluded", merged.excluded), ("sent nothing", exchange.failed)):

@@ -12,8 +12,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.arguments import command, number
-from agent.cli_fleet import add_broker_options, endpoint_from, fleets_from
+from agent.cli.arguments import command, number
+from fleet.cli.send import add_broker_options, endpoint_from, fleets_from
 
 if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
     from fleet.rollout.controller import Controller
@@ -97,8 +97,8 @@ def _add_database(parser: argparse.ArgumentParser) -> None:
 def _create(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from fleet.rollout.book import RolloutBook
     from fleet.rollout.listing import print_plan
+    from fleet.rollout.register import RolloutBook
     from fleet.store import open_existing
 
     spec = _spec(options)
@@ -146,8 +146,8 @@ def _spec(options: argparse.Namespace) -> Spec:
 def _list(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from fleet.rollout.book import RolloutBook
     from fleet.rollout.listing import as_object, print_rollouts
+    from fleet.rollout.register import RolloutBook
     from fleet.store import open_existing
 
     with open_existing(options.db) as store:
@@ -164,8 +164,8 @@ def _list(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from fleet.rollout.book import RolloutBook
     from fleet.rollout.listing import details, print_rollout
+    from fleet.rollout.register import RolloutBook
     from fleet.store import open_existing
 
     with open_existing(options.db) as store:
@@ -190,7 +190,7 @@ def _abort(options: argparse.Namespace) -> int:
 
 
 def _turn(options: argparse.Namespace, what: str, *arguments: object) -> int:
-    from fleet.rollout.book import RolloutBook
+    from fleet.rollout.register import RolloutBook
     from fleet.store import open_existing
 
     with open_existing(options.db) as store:
@@ -201,9 +201,9 @@ def _turn(options: argparse.Namespace, what: str, *arguments: object) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from agent.console import progress, set_up_logging
-    from agent.signals import handling_signals
-    from agent.signing import Signer
+    from agent.common.console import progress, set_up_logging
+    from agent.contract.signing import Signer
+    from agent.system.process import handling_signals
     from fleet.rollout.controller import Controller
     from fleet.store import open_existing
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.arguments import command, number
+from agent.cli.arguments import command, number
 
 if TYPE_CHECKING:  # imported when a command runs, as in cli_offline.py
-    from agent.mqtt import Endpoint
-    from agent.mqtt_config import MqttConfig
-    from agent.tls import TlsFiles
+    from agent.mqtt.client import Endpoint
+    from agent.mqtt.config import MqttConfig
+    from agent.mqtt.endpoint import TlsFiles
 
 _OPS = (
     "status, recalibrate, rollback, cancel, switch, set, log_level, restart, snapshot, model, histograms, calibration"
@@ -72,7 +72,7 @@ def endpoint_from(options: argparse.Namespace) -> Endpoint:
     configured = _mqtt_config(options).endpoint()
     endpoint = replace(configured, tls=_tls(options, configured.tls), **given)
     if endpoint.exposes_password:
-        from agent.console import say
+        from agent.common.console import say
 
         say("warning: the broker's password goes over the network as it is; use --tls, or --ca-file")
     return endpoint
@@ -83,7 +83,7 @@ def fleet_from(options: argparse.Namespace) -> str:
     (`mqtt.name`)."""
     if options.fleet is None:
         return _mqtt_config(options).fleet
-    from agent.topics import Topics
+    from agent.contract.topics import Topics
 
     return Topics(options.fleet, "any").fleet
 
@@ -94,14 +94,14 @@ def fleets_from(options: argparse.Namespace) -> str | None:
 
 
 def _mqtt_config(options: argparse.Namespace) -> MqttConfig:
-    from agent.mqtt_config import MqttConfig, read_mqtt_config
+    from agent.mqtt.config import MqttConfig, read_mqtt_config
 
     return MqttConfig() if options.config is None else read_mqtt_config(options.config)
 
 
 def _tls(options: argparse.Namespace, configured: TlsFiles | None) -> TlsFiles | None:
-    from agent.schema import validate
-    from agent.tls import TlsFiles
+    from agent.common.schema import validate
+    from agent.mqtt.endpoint import TlsFiles
 
     given = {name: getattr(options, name) for name in _TLS_FILES if getattr(options, name) is not None}
     if not given:
@@ -110,9 +110,9 @@ def _tls(options: argparse.Namespace, configured: TlsFiles | None) -> TlsFiles |
 
 
 def _send(options: argparse.Namespace) -> int:
-    from agent.console import progress, set_up_logging
-    from agent.signing import Signer
-    from agent.topics import Topics
+    from agent.common.console import progress, set_up_logging
+    from agent.contract.signing import Signer
+    from agent.contract.topics import Topics
     from fleet.operator import file_arguments, new_command, send
 
     set_up_logging("error")  # each failed attempt to connect is a warning; the last one is our error
@@ -137,8 +137,8 @@ def _send(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from agent.console import set_up_logging
-    from fleet.watch import watch
+    from agent.common.console import set_up_logging
+    from fleet.views.watch import watch
 
     set_up_logging("error")
     watch(endpoint_from(options), fleet_from(options), frozenset(options.devices), as_json=options.json)

@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent.arguments import command, number
-from agent.cli_fleet import add_broker_options, endpoint_from, fleet_from
-from agent.errors import AgentError
+from agent.cli.arguments import command, number
+from agent.common.errors import AgentError
+from fleet.cli.send import add_broker_options, endpoint_from, fleet_from
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -64,12 +64,11 @@ def pairs(defaults: T, text: str) -> T:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from agent.console import progress, set_up_logging
-    from agent.signals import handling_signals
-    from fleet.simulator.faults import Bad, Faults
+    from agent.common.console import progress, set_up_logging
+    from agent.system.process import handling_signals
+    from fleet.simulator.options import Bad, Faults, Wishes
     from fleet.simulator.scene import Drift
     from fleet.simulator.simulation import Simulation
-    from fleet.simulator.wishes import Wishes
 
     set_up_logging("error")  # of ten thousand boards each tells of its every connection
     wishes = Wishes(

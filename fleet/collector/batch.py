@@ -12,17 +12,27 @@ from zlib import crc32
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict  # pydantic asks for it before Python 3.12
 
-from agent.errors import AgentError
-from agent.intake import Arrival
-from agent.messages import NEWER_SCHEMA, SCHEMA_VERSION, Birth, Dropped, Epoch, Event, Number, Status, Telemetry
-from agent.requests import CommandResult
-from agent.topics import MAX_NAME_BYTES, Topics
-from agent.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError, read_object
-from fleet.devices import is_late_will
-from fleet.identities import Name
-from fleet.records import Refused
-from fleet.reports import Gap, Report, Stream
-from fleet.words import printable
+from agent.common.errors import AgentError
+from agent.contract.commands import CommandResult
+from agent.contract.messages import (
+    NEWER_SCHEMA,
+    SCHEMA_VERSION,
+    Birth,
+    Dropped,
+    Epoch,
+    Event,
+    Number,
+    Status,
+    Telemetry,
+)
+from agent.contract.topics import MAX_NAME_BYTES, Topics
+from agent.contract.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError, read_object
+from agent.mqtt.bulk_receive import Arrival
+from fleet.devices.devices import is_late_will
+from fleet.devices.identities import Name
+from fleet.devices.records import Refused
+from fleet.devices.reports import Gap, Report, Stream
+from fleet.untrusted import printable
 
 NUMBERED, STATES, RESULTS = ("telemetry", "event"), ("status", "birth"), ("cmd/+/result",)
 

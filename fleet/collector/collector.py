@@ -1,25 +1,132 @@
-"""Collects what boards report: stores it, and then tells each board what it may forget."""
+"""What boards are to be told of their reports: for each stream its newest word, however many there were."""
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
-from agent.backoff import Backoff
-from agent.errors import AgentError
-from agent.intake import Intake
-from agent.mqtt import Endpoint, MqttClient
-from fleet.acks import Acks
-from fleet.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
-from fleet.keeper import Keeper
-from fleet.reading import Read, Reading
-from fleet.reports import Gap
-from fleet.retention import Retention
+from agent.common.errors import AgentError
+from agent.common.timing import Backoff
+from agent.contract.messages import Ack
+from agent.contract.topics import Topics
+from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
+from fleet.collector.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
+from fleet.collector.writer import Keeper, Retention
+from fleet.devices.reports import Gap, Stream
 from fleet.store import Store
-from fleet.warnings import Warnings
+from fleet.untrusted import Warnings
+
+
+class Acks:
+    """A Source, thread-safe. What a connection did not carry is not repeated: whoever sends again is answered again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: dict[Stream, int] = {}
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._due)
+
+    def put(self, complete: Mapping[Stream, int]) -> None:
+        """Up to which number each of these streams is complete."""
+        with self._lock:
+            self._due.update(complete)
+
+    def take(self) -> Message | None:
+        with self._lock:
+            if not self._due:
+                return None
+            stream, upto = self._due.popitem()
+        payload = Ack(epoch=stream.epoch, upto=upto).to_json()
+        return Message(Topics(stream.fleet, stream.device).ack, payload)
+
+    def renew(self) -> None:
+        """Nothing is due anew."""
+
+    def delivered(self, message: Message) -> None:
+        """Nothing of it is kept."""
+
+    def refused(self, message: Message, for_good: bool) -> None:
+        """Nothing of it is kept."""
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Nothing of it is kept."""
+
+
+_READ_WAIT_S = 0.2  # until it looks whether it is to end
+
+
+class Read(NamedTuple):
+    """batch: what so many arrivals are, the next ones that this intake had."""
+
+    batch: Batch
+    intake: Intake
+    arrivals: int
+
+    def settle(self) -> None:
+        """None of it need come again."""
+        self.intake.settle(self.arrivals)
+
+
+class Reading:
+    """Batches of what each of these intakes has, in its order, made by a thread for each; a context manager. One is
+    ready at a time, and one more of each may be read already. gather_s: by intake, how long it waits for more.
+    batch_bytes: of messages, at most about so much in one."""
+
+    def __init__(self, gather_s: Mapping[Intake, float], reader: Reader, batch_bytes: int) -> None:
+        self._reader = reader
+        self._batch_bytes = batch_bytes
+        self._ready: queue.Queue[Read | BaseException] = queue.Queue(1)
+        self._ending = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=each, name="reading", daemon=True) for each in gather_s.items()
+        ]
+
+    def __enter__(self) -> Reading:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+
+    def next(self, wait_s: float) -> Read | None:
+        """The next one; None where there is none for so long. Raises what ended a thread, which is a bug."""
+        try:
+            read = self._ready.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+        if isinstance(read, BaseException):
+            raise read
+        return read
+
+    def _run(self, intake: Intake, gather_s: float) -> None:
+        try:
+            while not self._ending.is_set():
+                if arrivals := intake.take(self._batch_bytes, _READ_WAIT_S, gather_s):
+                    self._offer(Read(self._reader.read(arrivals), intake, len(arrivals)))
+        except BaseException as error:
+            self._offer(error)
+
+    def _offer(self, read: Read | BaseException) -> None:
+        """Nobody may be there any more to take it."""
+        while not self._ending.is_set():
+            with suppress(queue.Full):
+                self._ready.put(read, timeout=_READ_WAIT_S)
+                return
+
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.messages import SCHEMA_VERSION, Birth, Status
-from fleet.identities import Identities, Name
-from fleet.records import audit
+from agent.contract.messages import SCHEMA_VERSION, Birth, Status
+from fleet.devices.identities import Identities, Name
+from fleet.devices.records import audit
 from fleet.store import Row, Store, Transaction, written
-from fleet.words import printable
+from fleet.untrusted import printable
 
 _STATE = ("id", "state", "session", "boot_id", "state_ts")
 _BIRTH = ("id", "agent_version", "model", "engine", "calibration", "birth")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fleet.devices import Device
-from fleet.words import printable
+from fleet.devices.devices import Device
+from fleet.untrusted import printable
 
 SILENT_S = 600.0
 Fact = str | float | None

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.requests import CommandResult
-from fleet.identities import Identities, Name
+from agent.contract.commands import CommandResult
+from fleet.devices.identities import Identities, Name
 from fleet.operator import may_be_of_anybodys
 from fleet.store import Row, Store, Transaction
-from fleet.words import printable
+from fleet.untrusted import printable
 
 _MOST_REFUSED = 10_000  # rows
 _MOST_BYTES = 4096  # of what was refused

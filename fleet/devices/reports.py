@@ -1,4 +1,4 @@
-"""What boards have reported: each numbered document once, and up to which number nothing is missing."""
+"""Up to which number each stream of documents has no hole: what is written down, and how it goes on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,142 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from typing import NamedTuple
 
-from fleet.identities import Identities, Name
-from fleet.progress import advance
+from fleet.devices.identities import Identities, Name
 from fleet.store import ReportRow, Row, Store, Transaction, written
-from fleet.twins import Twins
 
-# Of events, those that the contract has (agent.messages.Event), for a stranger may invent any number.
+Key = tuple[int, int]  # a device's id, its epoch
+Span = tuple[int, int, float]  # numbers, from first to last; by the board's clock, 0 where nobody knows
+_KEY = ("device", "epoch")
+_COLUMNS = ("upto", "highest", "ts", "heard")
+_FIRST_LOOK, _WALKED_AT_ONCE = 16, 1000  # rows
+
+
+class _Progress(NamedTuple):
+    """upto: nothing is missing up to there. highest: number that anything is known of, ts: when that was by its board.
+    heard: when anything came. Unix time in s."""
+
+    upto: int = 0
+    highest: int = 0
+    ts: float = 0.0
+    heard: float = 0.0
+
+
+class Step(NamedTuple):
+    """Where a stream is now. went_on: whether there is a higher number than before; ts: when that was by its board."""
+
+    upto: int
+    went_on: bool
+    ts: float
+
+
+def advance(transaction: Transaction, seen: Mapping[Key, Sequence[Span]], now: float) -> dict[Key, Step]:
+    """Note, and return, up to which number each stream is complete now.
+
+    seen: what has just been stored, of each stream. What anybody else has stored counts too: who stores does so before
+    coming here, and here there is one at a time.
+    """
+    before = _locked(transaction, seen, now)
+    after = {}
+    for key, spans in seen.items():
+        known = before[key]
+        upto = through(known.upto, sorted(spans))
+        highest, ts = max([(known.highest, known.ts), *((last, ts) for _, last, ts in spans)])
+        if upto < highest:
+            upto = _walked(transaction, key, upto)
+        after[key] = _Progress(upto, highest, ts, max(now, known.heard))
+    transaction.upsert("progress", _KEY, (*_KEY, *_COLUMNS), [(*key, *each) for key, each in after.items()])
+    return {key: Step(each.upto, each.highest > before[key].highest, each.ts) for key, each in after.items()}
+
+
+def through(upto: int, spans: Iterable[Sequence[float]]) -> int:
+    """How far there is no hole after `upto`. spans: ascending by their first."""
+    for first, last, *_ in spans:
+        if first > upto + 1:
+            break
+        upto = max(upto, int(last))
+    return upto
+
+
+def _locked(transaction: Transaction, keys: Iterable[Key], now: float) -> dict[Key, _Progress]:
+    """What is written down of these streams, which is nobody else's to change now; those without are begun."""
+    found = transaction.lookup("progress", _KEY, _COLUMNS, keys, lock=True)
+    if new := [key for key in keys if key not in found]:
+        begin = "INSERT INTO progress VALUES (?, ?, 0, 0, 0.0, ?) ON CONFLICT (device, epoch) DO NOTHING"
+        transaction.execute_many(begin, [(*key, now) for key in sorted(new)])
+        newest = "UPDATE devices SET epoch = ? WHERE id = ? AND epoch < ?"
+        transaction.execute_many(newest, [(epoch, device, epoch) for device, epoch in sorted(new)])
+        found |= transaction.lookup("progress", _KEY, _COLUMNS, new, lock=True)
+    return {(key[0], key[1]): _Progress(*row) for key, row in found.items()}
+
+
+def _walked(transaction: Transaction, key: Key, upto: int) -> int:
+    """How far there is no hole after `upto`, by all that is stored."""
+    query = "SELECT first, last FROM dropped WHERE device = ? AND epoch = ? AND last > ? ORDER BY first"
+    gaps = transaction.execute(query, (*key, upto))
+    return through(upto, merge(gaps, ((seq, seq) for seq in _numbers(transaction, key, upto))))
+
+
+def _numbers(transaction: Transaction, key: Key, after: int) -> Iterator[int]:
+    """Of what is stored, in their order; few at first, for there may be a hole right there."""
+    query = "SELECT seq FROM reports WHERE device = ? AND epoch = ? AND seq > ? ORDER BY seq LIMIT ?"
+    most = _FIRST_LOOK
+    while True:
+        found = transaction.execute(query, (*key, after, most))
+        for (seq,) in found:
+            yield seq
+        if len(found) < most:
+            return
+        after, most = found[-1][0], _WALKED_AT_ONCE
+
+
+_MOST = 200_000  # remembered
+
+
+class Twins:
+    """An epoch is a start's (see agent/outbox_store.py): a board has one that goes on, and may have older ones to send
+    from the disk. What was written, by the board's own clock, after the newest epoch's newest is of another board: one
+    that was cloned, or somebody who uses its name. A clock that was set back looks the same; nothing is refused for it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._generation = 0
+        self._newest: dict[int, int] = {}  # epochs, by device
+        self._told: set[Key] = set()
+
+    def among(self, transaction: Transaction, steps: Mapping[Key, Step]) -> list[Key]:
+        """Which streams are a twin's, each told once."""
+        self._learn(transaction, steps)
+        late = {
+            key: step for key, step in steps.items() if step.went_on and key[1] < self._newest[key[0]] and step.ts > 0.0
+        }
+        if not late:
+            return []
+        newest = {(device, self._newest[device]) for device, _ in late}
+        found = transaction.lookup("progress", ("device", "epoch"), ("ts",), newest)
+        ends = {key[0]: row[0] for key, row in found.items()}
+        twins = [key for key, step in late.items() if 0.0 < ends.get(key[0], 0.0) < step.ts and key not in self._told]
+        self._told.update(twins)
+        return twins
+
+    def _learn(self, transaction: Transaction, steps: Mapping[Key, Step]) -> None:
+        if self._generation != self._store.generation or len(self._newest) > _MOST or len(self._told) > _MOST:
+            self._newest.clear()
+            self._told.clear()
+            self._generation = self._store.generation
+        unknown = {(device,) for device, _ in steps if device not in self._newest}
+        if unknown:
+            found = transaction.lookup("devices", ("id",), ("epoch",), unknown)
+            self._newest.update({int(key[0]): int(row[0]) for key, row in found.items()})
+        for device, epoch in steps:
+            if epoch > self._newest.get(device, 0):
+                self._newest[device] = epoch
+
+
+# Of events, those that the contract has (agent.contract.messages.Event), for a stranger may invent any number.
 _KINDS = frozenset(
     ["alarm", "drift", "fidelity", "view", "regime", "job", "swap", "commit", "rollback", "store", "error"]
 )

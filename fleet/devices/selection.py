@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from agent.errors import CommandError
-from fleet.devices import Device, Devices
-from fleet.facts import FACTS, SILENT_S, Fact, facts
+from agent.common.errors import CommandError
+from fleet.devices.devices import Device, Devices
+from fleet.devices.facts import FACTS, SILENT_S, Fact, facts
 
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,

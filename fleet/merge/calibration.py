@@ -1,25 +1,51 @@
-"""One calibration for a group of boards, from what each has sent: who belongs to it, who is left out and why."""
+"""Histograms of many boards merged into one for each tensor: exactly, in any order, in memory that does not grow.
+
+What comes out is, bit for bit, what a single machine would have counted that had seen all the frames. The results of
+several mergers, each of some of the boards, merge to the same.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from pydantic import JsonValue
 
-from agent.errors import AgentError
-from agent.histogram_upload import Facts, read_facts, read_upload, write_upload
-from agent.wire import MessageError
-from calibrate.histogram import AbsHistogram
+from agent.common.errors import AgentError
+from agent.contract.histograms import Facts, read_facts, read_upload, write_upload
+from agent.contract.wire import MessageError
+from calibrate.histogram import AbsHistogram, HistogramSum
 from engines.calibration import Calibration, calibrate_histograms
-from engines.files import replace_files
-from fleet.merging import Merger
-from fleet.outliers import Distance, Group, Limits, Sketch
+from engines.store.files import replace_files
+from fleet.merge.outliers import Distance, Group, Limits, Sketch
+
+
+class Merger:
+    """One sum for each tensor; no histogram that is added is kept."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, HistogramSum] = {}
+
+    @property
+    def histograms(self) -> dict[str, AbsHistogram]:
+        """A copy of the sums so far, by tensor."""
+        return {tensor: each.result() for tensor, each in self._sums.items()}
+
+    def add(self, histograms: Iterable[tuple[str, AbsHistogram]]) -> None:
+        """Of a board, as `agent.contract.histograms.read_upload` gives them, or of another merger.
+
+        Raises CalibrationError as `merge`; those before the one that does not fit have been added then.
+        """
+        for tensor, histogram in histograms:
+            if tensor not in self._sums:
+                self._sums[tensor] = HistogramSum(histogram.bits)
+            self._sums[tensor].add(histogram)
+
 
 BUNDLE = ".bundle"  # in the place of a calibration's .json: what boards get
 _AT_ONCE = 32  # boards whose scales are held against the group's histograms together

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.backoff import Backoff
-from agent.errors import AgentError
-from agent.intake import Intake
-from agent.messages import NEWER_SCHEMA, Status
-from agent.mqtt import Endpoint, MqttClient
-from agent.publishing import Message
-from agent.requests import CommandResult
-from agent.signing import Signer
-from agent.topics import Topics
-from agent.wire import MessageError
-from fleet.merge_inbox import Announced, UploadInbox
+from agent.common.errors import AgentError
+from agent.common.timing import Backoff
+from agent.contract.commands import CommandResult
+from agent.contract.messages import NEWER_SCHEMA, Status
+from agent.contract.signing import Signer
+from agent.contract.topics import Topics
+from agent.contract.wire import MessageError
+from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
+from fleet.merge.inbox import Announced, UploadInbox
 from fleet.operator import REPEAT_S, as_sent, command_message, may_be_of_anybodys, new_command
-from fleet.warnings import Warnings
+from fleet.untrusted import Warnings
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,11 @@ from urllib.parse import quote
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from agent.errors import AgentError
-from agent.histogram_upload import MAX_UPLOAD_BYTES, read_facts, read_upload
-from agent.histogram_upload_chunks import read_chunk
-from agent.messages import Document
-from agent.requests import HISTOGRAM_CHUNK_BYTES, Sha256
-from agent.wire import MessageError, problems
+from agent.common.errors import AgentError
+from agent.contract.commands import HISTOGRAM_CHUNK_BYTES, Sha256
+from agent.contract.histograms import MAX_UPLOAD_BYTES, read_chunk, read_facts, read_upload
+from agent.contract.messages import Document
+from agent.contract.wire import MessageError, problems
 
 log = logging.getLogger(__name__)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from agent.requests import Command, Reported
-from agent.signing import Signer
-from agent.topics import Topics
-from fleet.devices import Device
-from fleet.facts import facts
+from agent.contract.commands import Command, Reported
+from agent.contract.signing import Signer
+from agent.contract.topics import Topics
+from fleet.devices.devices import Device
+from fleet.devices.facts import facts
 from fleet.operator import as_sent, command_of, new_command
-from fleet.rollout.answers import MOST_ATTEMPTS, pause_s, unread
-from fleet.rollout.orders import Order
+from fleet.rollout.board_rows import Change, TargetRow
+from fleet.rollout.command_rows import Order
+from fleet.rollout.outcomes import MOST_ATTEMPTS, pause_s, unread
+from fleet.rollout.rollout_rows import Rollout
 from fleet.rollout.spec import OPS, policy
 from fleet.rollout.states import Role, Target
-from fleet.rollout.tables import Rollout
-from fleet.rollout.targets import Change, TargetRow
 
 _SETTLES_S = 60.0  # for what a board tells of its engine to arrive here
 _HELD = "held"  # of a baseline: the values that a policy replaces

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agent.requests import CommandResult
+from agent.contract.commands import CommandResult
 from fleet.rollout.states import Role
 from fleet.store import Row, Transaction
 

@@ -17,25 +17,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from agent.backoff import Backoff
-from agent.errors import AgentError, CommandError
-from agent.intake import Intake
-from agent.messages import Status
-from agent.mqtt import Endpoint, MqttClient
-from agent.requests import CommandResult, FileArgs, Reported
-from agent.signing import Signer
-from agent.topics import Topics
-from agent.wire import MessageError
+from agent.common.errors import AgentError, CommandError
+from agent.common.timing import Backoff
+from agent.contract.commands import CommandResult, FileArgs, Reported
+from agent.contract.messages import Status
+from agent.contract.signing import Signer
+from agent.contract.topics import Topics
+from agent.contract.wire import MessageError
+from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.client import Endpoint, MqttClient
+from fleet.devices.records import audit
 from fleet.operator import chunks_asked, file_arguments, may_be_of_anybodys
-from fleet.records import audit
-from fleet.rollout import tables, targets
-from fleet.rollout.answers import read_answer
-from fleet.rollout.conductor import Conductor
-from fleet.rollout.dispatch import Dispatch
-from fleet.rollout.spec import Spec
+from fleet.rollout import board_rows as targets
+from fleet.rollout import rollout_rows as tables
+from fleet.rollout.outcomes import read_answer
+from fleet.rollout.rollout_rows import Rollout
+from fleet.rollout.sender import Dispatch
+from fleet.rollout.spec import Spec, check_zone
 from fleet.rollout.states import State
-from fleet.rollout.tables import Rollout
-from fleet.rollout.windows import check_zone
+from fleet.rollout.stepper import Conductor
 from fleet.store import Store, Transaction
 
 log = logging.getLogger(__name__)

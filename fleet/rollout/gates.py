@@ -15,9 +15,9 @@ from fractions import Fraction
 from operator import ge, gt, le, lt
 from typing import Any
 
-from agent.errors import CommandError
-from fleet.facts import Fact
-from fleet.selection import FIGURES
+from agent.common.errors import CommandError
+from fleet.devices.facts import Fact
+from fleet.devices.selection import FIGURES
 
 FAILURES, UNREACHED = "failures", "unreached"
 FAILURES_GATE = "failures<=2%"

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleet.devices import Device
-from fleet.rollout.book import Overview
-from fleet.rollout.planning import told
+from fleet.devices.devices import Device
+from fleet.rollout.board_rows import TargetRow
+from fleet.rollout.planner import told
+from fleet.rollout.register import Overview
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import Target
-from fleet.rollout.targets import TargetRow
 from fleet.store import Row
 
 _WIDE = 200

@@ -6,18 +6,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.messages import NEWER_SCHEMA
-from agent.requests import CommandResult, Failure
-from agent.wire import MessageError
-from fleet.devices import newer
-from fleet.rollout import orders, targets
-from fleet.rollout.orders import Order
+from agent.contract.commands import CommandResult, Failure
+from agent.contract.messages import NEWER_SCHEMA
+from agent.contract.wire import MessageError
+from fleet.devices.devices import newer
+from fleet.rollout import board_rows as targets
+from fleet.rollout import command_rows as orders
+from fleet.rollout.board_rows import Change, TargetRow
+from fleet.rollout.command_rows import Order
+from fleet.rollout.rollout_rows import Rollout
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import Role, State, Target
-from fleet.rollout.tables import Rollout
-from fleet.rollout.targets import Change, TargetRow
 from fleet.store import Transaction
-from fleet.words import printable
+from fleet.untrusted import printable
 
 MOST_ATTEMPTS = 8
 UNREACHED, UNFINISHED, UNREAD = "rollout.unreached", "rollout.unfinished", "rollout.schema"

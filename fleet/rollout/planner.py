@@ -9,19 +9,21 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from agent.requests import CommandResult
-from agent.signing import Signer
-from fleet.records import audit
-from fleet.rollout import orders, tables, targets
+from agent.contract.commands import CommandResult
+from agent.contract.signing import Signer
+from fleet.devices.records import audit
+from fleet.rollout import board_rows as targets
+from fleet.rollout import command_rows as orders
+from fleet.rollout import rollout_rows as tables
 from fleet.rollout.actions import Actions
+from fleet.rollout.board_rows import Change, TargetRow
+from fleet.rollout.command_rows import Order
 from fleet.rollout.gates import Finding
-from fleet.rollout.orders import Order
+from fleet.rollout.rollout_rows import Rollout
+from fleet.rollout.spec import open_until
 from fleet.rollout.states import Role, State, Target
-from fleet.rollout.tables import Rollout
-from fleet.rollout.targets import Change, TargetRow
-from fleet.rollout.windows import open_until
 from fleet.store import Transaction
-from fleet.words import printable
+from fleet.untrusted import printable
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.errors import CommandError
-from fleet.devices import Device, Devices
-from fleet.records import AuditEntry, audit, audited
-from fleet.rollout import orders, tables, targets
-from fleet.rollout.spec import Spec
+from agent.common.errors import CommandError
+from fleet.devices.devices import Device, Devices
+from fleet.devices.records import AuditEntry, audit, audited
+from fleet.devices.selection import select
+from fleet.rollout import board_rows as targets
+from fleet.rollout import command_rows as orders
+from fleet.rollout import rollout_rows as tables
+from fleet.rollout.board_rows import TargetRow
+from fleet.rollout.rollout_rows import Rollout
+from fleet.rollout.spec import Spec, check_zone
 from fleet.rollout.states import State, Target
-from fleet.rollout.tables import Rollout
-from fleet.rollout.targets import TargetRow
 from fleet.rollout.waves import ordered, sizes
-from fleet.rollout.windows import check_zone
-from fleet.selection import select
 from fleet.store import Row, Store
 
 ZONE_TAG = "tz"

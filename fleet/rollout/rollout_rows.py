@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from agent.errors import CommandError
+from agent.common.errors import CommandError
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target
 from fleet.store import Row, Transaction

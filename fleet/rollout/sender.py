@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.contract.topics import Topics
+from agent.mqtt.message import Message
 from fleet.operator import REPEAT_S, command_message
-from fleet.rollout.orders import Order
+from fleet.rollout.command_rows import Order
 
 _MOST_REPEAT_S = 60.0
 

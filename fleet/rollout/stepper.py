@@ -1,8 +1,4 @@
-"""Moves rollouts on, a step at a time: what boards answered is written down, and what comes of it, in one transaction.
-
-A step that needs to know how boards are looks that up between two transactions; it holds because nobody else moves the
-rollout meanwhile, which the second one makes sure of. Commands are sent only after they are on record.
-"""
+"""How the boards of a wave stand once it has been looked at for long enough."""
 
 from __future__ import annotations
 
@@ -10,23 +6,64 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from agent.errors import AgentError, CommandError
-from agent.requests import CommandResult, Reported
-from agent.signing import Signer
-from fleet.devices import Device, Devices
-from fleet.records import Results
-from fleet.rollout import orders, tables, targets
+from agent.common.errors import AgentError, CommandError
+from agent.contract.commands import CommandResult, Reported
+from agent.contract.signing import Signer
+from fleet.devices.devices import Device, Devices
+from fleet.devices.facts import Fact, facts
+from fleet.devices.records import Results
+from fleet.rollout import board_rows as targets
+from fleet.rollout import command_rows as orders
+from fleet.rollout import rollout_rows as tables
 from fleet.rollout.actions import Actions, Step
-from fleet.rollout.answers import end_all, unsent_answer
-from fleet.rollout.dispatch import Dispatch
-from fleet.rollout.judging import judge_wave
-from fleet.rollout.orders import Order
-from fleet.rollout.planning import Plan, Planner
+from fleet.rollout.board_rows import Change, TargetRow
+from fleet.rollout.command_rows import Order
+from fleet.rollout.gates import Finding, Standing, judge
+from fleet.rollout.outcomes import end_all, unsent_answer
+from fleet.rollout.planner import Plan, Planner
+from fleet.rollout.rollout_rows import Rollout
+from fleet.rollout.sender import Dispatch
+from fleet.rollout.spec import Spec, open_until
 from fleet.rollout.states import Role, State, Target
-from fleet.rollout.tables import Rollout
-from fleet.rollout.targets import Change, TargetRow
-from fleet.rollout.windows import open_until
 from fleet.store import Store, Transaction
+
+_PATIENCE_S = 300.0  # with telemetry that is behind: its period, what an outbox gathers, a broker that was away
+
+
+def judge_wave(
+    spec: Spec, wave: Sequence[TargetRow], devices: Mapping[int, Device], now: float
+) -> list[Finding] | None:
+    """wave: all of its boards, each with what the store knows of it. None: it is too early, for some have told nothing
+    since; they have five minutes more than the soak."""
+    standings = [_standing(spec, each, devices[each.device], now) for each in wave]
+    settled = max((each.settled or 0.0 for each in wave), default=0.0)
+    waits = any(each.reached and not each.failure and each.after is None for each in standings)
+    if waits and now < settled + spec.soak_s + _PATIENCE_S and not all(gate.of_wave for gate in spec.parsed_gates):
+        return None
+    return judge(spec.parsed_gates, standings)
+
+
+def _standing(spec: Spec, target: TargetRow, device: Device, now: float) -> Standing:
+    known = facts(device, now, spec.silent_s)
+    has_told = device.telemetry_at is not None and target.settled is not None and device.telemetry_at > target.settled
+    reached = target.state is not Target.UNREACHED and not device.is_newer
+    failure = target.reason or "failed" if target.state is Target.FAILED else ""
+    if target.state is Target.DONE and reached:
+        failure = _relapse(spec, target, device, known)
+    return Standing(target.name, failure, reached, target.before, known if has_told else None)
+
+
+def _relapse(spec: Spec, target: TargetRow, device: Device, known: Mapping[str, Fact]) -> str:
+    """What has become of a board since it did what it was told, if that is no good. A board that has made itself yet
+    another engine since, as after an alarm, is no worse for it."""
+    if known["state"] in ("silent", "offline"):
+        return f"{known['state']} since"
+    if known["state"] == "degraded" and target.before.get("state") != "degraded":
+        return "degraded since"
+    if spec.is_job and target.artefact != target.before.get("engine") == device.engine:
+        return f"back at {device.engine}, which it had before"
+    return ""
+
 
 _LOOK_EVERY_S, _LOOKED_PER_S = 2.0, 500  # at a wave that cannot be judged yet; the larger the more seldom
 _ASKED_EVERY_S = 10.0  # whether a collector has an answer that nobody has heard here

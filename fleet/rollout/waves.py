@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from agent.errors import CommandError
-from fleet.devices import Device
-from fleet.selection import TAG
+from agent.common.errors import CommandError
+from fleet.devices.devices import Device
+from fleet.devices.selection import TAG
 
 RANDOM, NAME = "random", "name"
 

@@ -8,15 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from agent.clock import unix_s
-from agent.topics import Topics
+from agent.contract.topics import Topics
+from agent.system.clock import unix_s
+from fleet.simulator.context import Site
 from fleet.simulator.daemon import Daemon
 from fleet.simulator.engines import Engines
-from fleet.simulator.faults import rubbish
-from fleet.simulator.loop import Loop, Timer
+from fleet.simulator.event_loop import Loop, Timer
+from fleet.simulator.options import Plan, rubbish
 from fleet.simulator.scene import Scene
-from fleet.simulator.site import Site
-from fleet.simulator.wishes import Plan
 
 _RESTART_S = 1.0
 

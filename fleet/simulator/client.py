@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from agent.connection import Connection
-from agent.endpoint import Endpoint
-from agent.mailbox import Mailbox
-from agent.publishing import Message, Source
-from agent.session import Session
-from fleet.simulator.loop import Loop, Timer
+from agent.mqtt.client import Session
+from agent.mqtt.connection import Connection
+from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.message import Mailbox, Message, Source
+from fleet.simulator.event_loop import Loop, Timer
 
 _LOOKS = 4  # in a keepalive, that need one now and then, as does what is waited for
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from agent.topics import Topics
+from agent.contract.topics import Topics
 from fleet.simulator.engines import Engines
-from fleet.simulator.loop import Loop
+from fleet.simulator.event_loop import Loop
+from fleet.simulator.options import Plan
 from fleet.simulator.scene import Scene
-from fleet.simulator.wishes import Plan
 
 
 @dataclass

@@ -10,26 +10,25 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from agent.authority import Authority
-from agent.command_log import CommandLog
-from agent.commands import CommandDesk, Mandate
+from agent.commands.authority import Authority
+from agent.commands.dispatcher import CommandDesk, Mandate
+from agent.commands.log import CommandLog
+from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
+from agent.common.errors import AgentError
 from agent.config import Config
-from agent.errors import AgentError
-from agent.link import MqttLink
-from agent.messages import Ack, Birth
-from agent.outbox import Outbox
-from agent.publishing import Message, Reply
-from agent.remote import admit_desired, check_expiry, parse_desired
-from agent.reporting import Reporter
-from agent.requests import CommandResult
-from agent.settings import Settings
-from agent.wire import MessageError
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Ack, Birth
+from agent.contract.wire import MessageError
+from agent.mqtt.message import Message, Reply
+from agent.uplink.link import MqttLink
+from agent.uplink.outbox import Outbox
+from agent.uplink.reporter import Reporter
 from fleet.simulator.client import LightClient
+from fleet.simulator.context import Site
 from fleet.simulator.engines import Engines
-from fleet.simulator.loop import Timer
-from fleet.simulator.orders import Orders
+from fleet.simulator.event_loop import Timer
+from fleet.simulator.handlers import Orders
 from fleet.simulator.scene import CAMERA, drift_state
-from fleet.simulator.site import Site
 
 AGENT_VERSION = "simulated"
 _IN_MEMORY = Path(":memory:")

@@ -9,15 +9,14 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.commands import Report
-from agent.errors import AgentError, CommandError
-from agent.job import CANCELLED
-from agent.job_states import JobState
-from agent.messages import Birth
-from agent.reporting import Reporter
-from fleet.simulator.loop import Loop, Timer
+from agent.commands.dispatcher import CANCELLED, Report
+from agent.common.errors import AgentError, CommandError
+from agent.contract.messages import Birth
+from agent.jobs.job import JobState
+from agent.uplink.reporter import Reporter
+from fleet.simulator.event_loop import Loop, Timer
+from fleet.simulator.options import Plan
 from fleet.simulator.scene import Engine, Scene
-from fleet.simulator.wishes import Plan
 
 # The steps of a job, how far it is when each begins, and what share of its time each takes.
 _STEPS = (

@@ -7,11 +7,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from agent.commands import Handler, Report
-from agent.errors import AgentError, CommandError
-from agent.job_states import JobState
-from agent.messages import Accuracy
-from agent.requests import (
+from agent.commands.dispatcher import Handler, Report
+from agent.commands.settings import Settings
+from agent.common.errors import AgentError, CommandError
+from agent.contract.commands import (
     CalibrationArgs,
     CancelArgs,
     HistogramsArgs,
@@ -25,11 +24,12 @@ from agent.requests import (
     StatusArgs,
     SwitchArgs,
 )
-from agent.settings import Settings
+from agent.contract.messages import Accuracy
+from agent.jobs.job import JobState
 from calibrate.threshold import parse_method
+from fleet.simulator.context import Site
 from fleet.simulator.engines import cancelled
 from fleet.simulator.scene import CAMERA
-from fleet.simulator.site import Site
 
 
 class Orders:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from agent.errors import AgentError
-from agent.messages import CameraTelemetry, Fidelity, Latency, Observing
+from agent.common.errors import AgentError
+from agent.contract.messages import CameraTelemetry, Fidelity, Latency, Observing
 
 CAMERA = "camera"  # its name
 TOLERANCE_DB = 3.0  # an alarm; half of it is a warning

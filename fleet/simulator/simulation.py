@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.endpoint import Endpoint
-from agent.errors import ConfigError
+from agent.common.errors import ConfigError
+from agent.mqtt.endpoint import Endpoint
 from fleet.simulator.board import Board
-from fleet.simulator.loop import DIALLERS, Loop
-from fleet.simulator.wishes import Plan, Wishes, board_config
+from fleet.simulator.event_loop import DIALLERS, Loop
+from fleet.simulator.options import Plan, Wishes, board_config
 
 _SPARE_FILES = 64 + DIALLERS  # beside the boards': the loop's, Python's, what is being dialled
 _START_S = 0.005  # from one board's start to the next: about what a core needs for one

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.credentials import located
-from agent.errors import ConfigError
-from fleet.store.attempts import written
+from agent.common.credentials import located
+from agent.common.errors import ConfigError
 from fleet.store.sqlite import SqliteStore
-from fleet.store.transaction import ReportRow, Row, Store, Transaction
+from fleet.store.transaction import ReportRow, Row, Store, Transaction, written
 
 __all__ = ["ReportRow", "Row", "Store", "Transaction", "open_existing", "open_store", "written"]
 

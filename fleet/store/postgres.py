@@ -11,7 +11,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL
 
-from agent.errors import AgentError, ConfigError
+from agent.common.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
 from fleet.store.transaction import CONTENDED, ReportRow, Row, Store, Transaction, What
 

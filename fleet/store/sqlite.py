@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.database import Database
-from agent.errors import AgentError
+from agent.common.database import Database
+from agent.common.errors import AgentError
 from fleet.store.schema import SQLITE
 from fleet.store.transaction import CONTENDED, ReportRow, Row, Store, Transaction, What
 

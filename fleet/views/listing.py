@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent.messages import SCHEMA_VERSION
-from fleet.devices import Device
-from fleet.facts import Fact, facts
+from agent.contract.messages import SCHEMA_VERSION
+from fleet.devices.devices import Device
+from fleet.devices.facts import Fact, facts
 
 _WIDE = 240
 _MOST_NAMED = 5

@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from agent.backoff import Backoff
-from agent.errors import AgentError
-from agent.mqtt import Endpoint, MqttClient
-from agent.publishing import Message
-from agent.topics import Topics
-from agent.wire import MessageError, read_object
+from agent.common.errors import AgentError
+from agent.common.timing import Backoff
+from agent.contract.topics import Topics
+from agent.contract.wire import MessageError, read_object
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
 
 KINDS = ("status", "birth", "telemetry", "event", "reported")
 _CONNECT_S = 10.0

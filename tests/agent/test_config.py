@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 from worlds import SPEC
 
-from agent.camera_config import CameraConfig
+from agent.camera.config import CameraConfig
+from agent.common.errors import ConfigError
+from agent.common.schema import Strict, validate
 from agent.config import Config, MqttConfig, load_config
-from agent.errors import ConfigError
-from agent.model_spec import ModelSpec
-from agent.schema import Strict, validate
-from agent.tls import TlsFiles
+from agent.mqtt.endpoint import TlsFiles
+from agent.vision.spec import ModelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = re.compile(r"left out: ([^#\n]+)", re.IGNORECASE)

@@ -20,7 +20,7 @@ from benchmarks.gpu_report import Row, Search, bars, markdown, no_speed_judged
 from benchmarks.gpu_timing import Run, Speed
 from calibrate.divergence import kl_divergence
 from calibrate.histogram import abs_histogram
-from engines.kernels import Geometry
+from engines.cuda.kernels import Geometry
 
 GEOMETRY = Geometry(11, 2, 128)
 ROW = Row(

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from brokers import RealBroker
 
-from agent.camera import read_images
-from agent.mqtt import Endpoint
-from agent.source import parse_source
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.mqtt.client import Endpoint
 from benchmarks.loop_cameras import camera, fair_shares
 from benchmarks.loop_daemon import endless
 from benchmarks.loop_memory import MIB, MOST_MIB, null_daemon

@@ -14,15 +14,15 @@ import pytest
 from onnx import ModelProto
 from zoo import Net, by_name, residual_net, run
 
-from agent.images import ImageFiles
+from agent.camera.images import ImageFiles
 from benchmarks.peers import WORKERS
 from benchmarks.precision import MAX_LOSS, Comparison, bars, compare, section
 from benchmarks.precision_contest import COCO, Result, splits
 from benchmarks.precision_peers import FP32, PLANNED, Int8Part, Made, int8_part
 from calibrate.plan import PrecisionPlan
-from engines.macs import int8_macs_share
-from engines.placement import place
-from engines.qdq import insert_qdq
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.fusion import int8_macs_share
+from engines.quantise.placement import place
 
 
 def part(model: ModelProto) -> Int8Part:

@@ -12,16 +12,17 @@ import onnx
 import pytest
 from network_inputs import of_size
 
-from agent.detections import Detections, LabelledBoxes
-from agent.fidelity import MatchCounts, count_matches
-from agent.model import Model, open_model
-from agent.model_spec import load_model_spec
-from agent.preprocess import Preprocessor
-from agent.vision import VisionTask
+from agent.models.model import Model, open_model
+from agent.vision.detections import Detections, LabelledBoxes
+from agent.vision.fidelity import MatchCounts, count_matches
+from agent.vision.preprocess import Preprocessor
+from agent.vision.spec import load_model_spec
+from agent.vision.task import VisionTask
 from calibrate.histogram import merge_all
-from engines.backend import Backend, open_backend
 from engines.calibration import calibrate_histograms
-from engines.qdq import insert_qdq
+from engines.interface import Backend
+from engines.quantise.apply_plan import insert_qdq
+from engines.registry import open_backend
 from examples.street import view
 from examples.street.dataset import INPUT_HEIGHT_PX, INPUT_WIDTH_PX
 from examples.street.light import decode, light_at

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from calibrate import collect, compiled, histogram
+from calibrate import histogram
+from calibrate import native as collect
+from calibrate import native as compiled
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, abs_histogram, empty_histogram, merge, merge_all, range_exp_for
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibrate import histogram_sum
+from calibrate import histogram as histogram_sum
 from calibrate.errors import CalibrationError
-from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
-from calibrate.histogram_sum import HistogramSum
+from calibrate.histogram import AbsHistogram, HistogramSum, abs_histogram, merge_all
 
 BITS = 6
 parts = st.lists(

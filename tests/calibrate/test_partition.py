@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.cut import FLOAT, FREE, INT8, Partition, Problem
-from calibrate.partition import fastest, frontier
+from calibrate.partition import FLOAT, FREE, INT8, Partition, Problem, fastest, frontier
 
 BUDGETS = (0.1, 0.25, 0.5)
 

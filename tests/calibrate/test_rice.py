@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from calibrate import rice
+from calibrate import count_codec as rice
 
 Counts = NDArray[np.int64]
 

@@ -15,10 +15,10 @@ from network_inputs import of_size
 from numpy.typing import NDArray
 
 import engines
-from agent.input_spec import InputSpec
-from agent.preprocess import Preprocessor
-from calibrate.compiled import open_library
-from engines.host_preprocessing import HostPreprocess
+from agent.vision.preprocess import Preprocessor
+from agent.vision.spec import InputSpec
+from calibrate.native import open_library
+from engines.preprocessing import HostPreprocess
 
 SIDES = st.integers(1, 150)
 PAGE = mmap.PAGESIZE

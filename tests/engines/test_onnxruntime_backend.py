@@ -13,17 +13,10 @@ from onnx import ModelProto, TensorProto, helper
 from zoo import Net, image, residual_net
 
 from calibrate.histogram import abs_histogram, merge_all
-from engines.backend import (
-    Backend,
-    BackendOptions,
-    BuildRequest,
-    Engine,
-    EngineError,
-    Observer,
-    TensorSpec,
-    open_backend,
-)
+from engines.errors import EngineError
+from engines.interface import Backend, BackendOptions, BuildRequest, Engine, Observer, TensorSpec
 from engines.onnxruntime_backend import OnnxRuntimeBackend
+from engines.registry import open_backend
 
 OPEN = ("batch", 3, 8, 8)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engines.kernels import Array
+from engines.cuda.kernels import Array
 
 if TYPE_CHECKING:
     from fake_pycuda import FakePycuda

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fiber_executor import FiberBuffer, FiberExecutor
 
-from engines.kernels import Geometry
+from engines.cuda.kernels import Geometry
 
 if TYPE_CHECKING:
     from fake_pycuda import FakePycuda

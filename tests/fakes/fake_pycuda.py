@@ -23,7 +23,7 @@ from fake_compiler import compile_kernels
 from fake_streams import Event, Queue, Stream
 from numpy.typing import DTypeLike
 
-from engines.kernels import Array
+from engines.cuda.kernels import Array
 
 ORIN = {
     "capability": 87,

@@ -28,7 +28,7 @@ from fake_tensorrt_engine import Runtime
 from fake_tensorrt_network import OnnxParser
 from fake_tensorrt_types import Severity
 
-from engines.kernels import Array
+from engines.cuda.kernels import Array
 
 _DIFFERENT_LOGGER = (
     "The logger passed into createInfer{what} differs from one already registered for an existing builder, runtime, or "

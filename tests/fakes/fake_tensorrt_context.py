@@ -14,7 +14,7 @@ from fake_tensorrt_config import Shape
 from fake_tensorrt_inference import Inference
 from fake_tensorrt_types import NUMPY, Dims, IDebugListener, IProfiler
 
-from engines.kernels import Array
+from engines.cuda.kernels import Array
 
 if TYPE_CHECKING:
     from fake_tensorrt import FakeTensorRt

@@ -15,7 +15,7 @@ from fake_tensorrt_config import Shape
 from fake_tensorrt_plan import Program
 from fake_tensorrt_types import NUMPY, DataType, Dims, IDebugListener, IProfiler, TensorLocation
 
-from engines.kernels import Array
+from engines.cuda.kernels import Array
 
 if TYPE_CHECKING:
     from fake_tensorrt import FakeTensorRt

@@ -15,7 +15,7 @@ from fake_tensorrt_config import CrossBuilderConfig, IBuilderConfig, Shape
 from fake_tensorrt_types import NUMPY, ONNX, DataType, ProfilingVerbosity
 from onnx import ModelProto
 
-from engines.kernels import Array
+from engines.cuda.kernels import Array
 
 if TYPE_CHECKING:
     from fake_tensorrt import FakeTensorRt

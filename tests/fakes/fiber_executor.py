@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from engines.kernels import DeviceError, Geometry, kernel_source
+from engines.cuda.kernels import Geometry, kernel_source
+from engines.errors import DeviceError
 
 HEADERS = Path(__file__).parent / "cuda"
 KERNELS = ("abs_histogram", "entropy_search", "preprocess")

@@ -16,27 +16,27 @@ from databases import where as where
 from device import TOPICS
 from test_rollout_steps import Room, accepted, done, spec
 
-from agent.cli import main
-from agent.endpoint import Endpoint
-from agent.errors import CommandError
-from agent.intake import Arrival
-from agent.messages import NEWER_SCHEMA, Birth, Status, Telemetry
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.requests import CommandResult
+from agent.cli.main import main
+from agent.common.errors import CommandError
+from agent.contract.commands import CommandResult
+from agent.contract.messages import NEWER_SCHEMA, Birth, Status, Telemetry
+from agent.mqtt.bulk_receive import Arrival
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.message import Message
 from fleet import operator
-from fleet.batch import Reader
-from fleet.devices import Device, Devices
-from fleet.facts import facts
-from fleet.keeper import Keeper
-from fleet.records import Results, refused
-from fleet.reports import Reports
-from fleet.rollout.book import RolloutBook
+from fleet.collector.batch import Reader
+from fleet.collector.writer import Keeper
+from fleet.devices.devices import Device, Devices
+from fleet.devices.facts import facts
+from fleet.devices.records import Results, refused
+from fleet.devices.reports import Reports
 from fleet.rollout.controller import Controller
-from fleet.rollout.judging import judge_wave
+from fleet.rollout.register import RolloutBook
 from fleet.rollout.states import Role, State, Target
+from fleet.rollout.stepper import judge_wave
 from fleet.store import Store, open_store
-from fleet.warnings import Warnings
+from fleet.untrusted import Warnings
 
 _TOPIC = "tared/v1/fleet/board/"
 _TELEMETRY = {"epoch": 7, "seq": 1, "ts": 1.5, "cameras": {"a": {"fps": 9.0, "latency_ms": {"p50": 1.0, "p99": 2.0}}}}

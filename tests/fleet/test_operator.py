@@ -11,14 +11,14 @@ import pytest
 from brokers import RealBroker, Watcher, free_port, on_the_air
 from device import NOW, TOPICS, Device, payload
 
-from agent.commands import CommandDesk, Report
-from agent.errors import AgentError, CommandError
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.mqtt import Endpoint, MqttClient
-from agent.publishing import Message
-from agent.requests import Command, CommandResult, RecalibrateArgs
-from agent.wire import MAX_PAYLOAD_BYTES
+from agent.commands.dispatcher import CommandDesk, Report
+from agent.common.errors import AgentError, CommandError
+from agent.contract.commands import Command, CommandResult, RecalibrateArgs
+from agent.contract.messages import Birth
+from agent.contract.wire import MAX_PAYLOAD_BYTES
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
+from agent.uplink.link import MqttLink
 from fleet import operator
 
 

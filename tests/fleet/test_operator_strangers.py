@@ -14,11 +14,11 @@ from brokers import RealBroker, eventually
 from device import TOPICS
 from test_operator import quick_repeats, send
 
-from agent.errors import CommandError
-from agent.mqtt import Endpoint, MqttClient
-from agent.publishing import Message
-from agent.requests import Command, CommandResult, Failure
-from agent.signing import Signer, new_key
+from agent.common.errors import CommandError
+from agent.contract.commands import Command, CommandResult, Failure
+from agent.contract.signing import Signer, new_key
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
 from fleet import operator
 
 __all__ = ["quick_repeats"]  # the fixture

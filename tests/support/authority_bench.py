@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from device import NOW, TOPICS, Device
 
-from agent.authority import Authority
-from agent.command_log import CommandLog
-from agent.commands import CommandDesk
-from agent.commands_config import CommandsConfig
-from agent.requests import CommandResult
-from agent.signing import Signer, new_key
+from agent.commands.authority import Authority
+from agent.commands.dispatcher import CommandDesk
+from agent.commands.log import CommandLog
+from agent.config import CommandsConfig
+from agent.contract.commands import CommandResult
+from agent.contract.signing import Signer, new_key
 
 
 class Board:

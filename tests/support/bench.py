@@ -21,9 +21,9 @@ from onnx import ModelProto
 from worlds import SPEC, World, make_world
 from zoo import Net
 
-from agent.camera import source_length
-from agent.cli import main
-from agent.source import parse_source
+from agent.camera.reader import source_length
+from agent.camera.source import parse_source
+from agent.cli.main import main
 
 CLIP_FRAMES = 12  # of clip.avi
 COMMAND_LINE = [sys.executable, "-m", "agent.cli"]

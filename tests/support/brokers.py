@@ -22,17 +22,17 @@ from typing import Any
 
 import pytest
 
-from agent.backoff import Backoff
-from agent.broker import EmbeddedBroker
-from agent.endpoint import Protocol
-from agent.link import MqttLink
-from agent.messages import Birth, Event
-from agent.mqtt import Endpoint, MqttClient
-from agent.mqtt_config import OutboxConfig
-from agent.outbox import Outbox
-from agent.outbox_rows import NEWS
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.common.timing import Backoff
+from agent.contract.messages import Birth, Event
+from agent.contract.topics import Topics
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.config import OutboxConfig
+from agent.mqtt.embedded_broker import EmbeddedBroker
+from agent.mqtt.endpoint import Protocol
+from agent.mqtt.message import Message
+from agent.uplink.link import MqttLink
+from agent.uplink.outbox import Outbox
+from agent.uplink.outbox_tables import NEWS
 
 _MOSQUITTO = shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin")
 _AMQTT = importlib.util.find_spec("amqtt") is not None

@@ -8,15 +8,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.endpoint import Endpoint
+from agent.mqtt.endpoint import Endpoint
 
 _CHILD = """
 import sys, threading
 sys.path.append(sys.argv[2])
 from brokers import on_the_air
-from agent.messages import Birth
-from agent.mqtt import Endpoint
-from agent.topics import Topics
+from agent.contract.messages import Birth
+from agent.mqtt.client import Endpoint
+from agent.contract.topics import Topics
 endpoint = Endpoint("127.0.0.1", int(sys.argv[1]), protocol=sys.argv[3], will_delay_s=int(sys.argv[4]))
 with on_the_air(endpoint, Topics("fleet", "board"), Birth(agent_version="child")):
     threading.Event().wait()

@@ -14,12 +14,12 @@ from typing import Any
 from brokers import RealBroker, Watcher
 from device import TOPICS
 
-from agent.messages import Status
-from agent.mqtt import Endpoint, MqttClient
-from agent.publishing import Message
-from agent.requests import CommandResult
-from fleet.collector import Collector
-from fleet.reports import Report, Stream
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Status
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
+from fleet.collector.collector import Collector
+from fleet.devices.reports import Report, Stream
 from fleet.store import open_store
 
 STREAM = Stream("fleet", "board", 7)

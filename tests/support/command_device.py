@@ -15,11 +15,11 @@ from typing import Any
 from brokers import on_the_air
 from device import TOPICS, Device
 
-from agent.command_log import CommandLog
-from agent.commands import CommandDesk, Report
-from agent.endpoint import Endpoint
-from agent.errors import AgentError
-from agent.messages import Birth
+from agent.commands.dispatcher import CommandDesk, Report
+from agent.commands.log import CommandLog
+from agent.common.errors import AgentError
+from agent.contract.messages import Birth
+from agent.mqtt.endpoint import Endpoint
 
 
 def main(port: int, folder: Path) -> None:

@@ -11,8 +11,8 @@ import signal
 _AT_WRITE = """
 import os, signal
 
-from agent.job_journal import JobJournal
-from agent.model_watch import ModelWatch
+from agent.jobs.job import JobJournal
+from agent.models.model_watch import ModelWatch
 
 ModelWatch.__init__.__defaults__ = (0.2,)  # seconds between two looks
 record = JobJournal._record
@@ -35,7 +35,7 @@ JobJournal._record = recording
 _IN_CHILD = """
 import subprocess, types
 
-from agent import child as children
+from agent.jobs import child_process as children
 
 
 def start(command, **more):
@@ -59,7 +59,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 _KILL_CHILD = """
 import json, os, signal, types
 
-from agent import child_main
+from agent.jobs import child_protocol as child_main
 
 
 class Channel:
@@ -102,7 +102,7 @@ def setting(record):
     return recording
 
 
-from agent.job_journal import JobJournal
+from agent.jobs.job import JobJournal
 
 JobJournal._record = setting(JobJournal._record)
 """
@@ -110,7 +110,8 @@ JobJournal._record = setting(JobJournal._record)
 _REFUSED_WRITE = """
 import sqlite3, types
 
-from agent import database, job_journal
+from agent.common import database
+from agent.jobs import job as job_journal
 
 record, refused = job_journal.JobJournal._record, []
 
@@ -136,13 +137,13 @@ job_journal.JobJournal._record = recording
 _ONCE = """
 import errno, subprocess, threading, types
 
-from agent import child, recalibration
-from agent.errors import AgentError
-from agent.headroom import Headroom
-from agent.service import Service
-from engines.backend import EngineError
-from engines.store import Store
-from engines.upkeep import Upkeep
+from agent.jobs import child_process as child, recalibration
+from agent.common.errors import AgentError
+from agent.jobs.headroom import Headroom
+from agent.models.engine_service import Service
+from engines.errors import EngineError
+from engines.store.store import Store
+from engines.store.retention import Upkeep
 
 child.subprocess = types.SimpleNamespace(**vars(subprocess))
 child.threading = types.SimpleNamespace(**vars(threading))
@@ -187,7 +188,7 @@ DAEMON_FAULTS = {
 CHILD_FAULTS = {
     "traceback": "from agent import model\n\nmodel.calibrate = lambda *_: {}[0]",
     "calibration": """
-from agent import model
+from agent.models import model
 from calibrate.errors import CalibrationError
 
 
@@ -198,8 +199,8 @@ def calibrate(*_):
 model.calibrate = calibrate
 """,
     "builder": """
-from agent import build
-from engines.backend import EngineError
+from agent.models import build
+from engines.errors import EngineError
 
 
 def build_artefact(*_, **__):
@@ -209,7 +210,7 @@ def build_artefact(*_, **__):
 build.build_artefact = build_artefact
 """,
     "judge": """
-from agent.judging import Judge
+from agent.validation.verdict import Judge
 
 
 def judge(*_, **__):

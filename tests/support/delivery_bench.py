@@ -12,11 +12,10 @@ import pytest
 from brokers import eventually
 from device import NOW
 
-from agent.commands import Report
-from agent.model_delivery import ModelDelivery
-from agent.releases import Releases
-from agent.requests import MODEL_CHUNK_BYTES, CommandResult, ModelArgs
-from agent.staged_model import StagedModel
+from agent.commands.deliveries import ModelDelivery, StagedModel
+from agent.commands.dispatcher import Report
+from agent.commands.releases import Releases
+from agent.contract.commands import MODEL_CHUNK_BYTES, CommandResult, ModelArgs
 
 CONTENT = bytes(range(256)) * 400  # 3 chunks and a bit
 SHA = hashlib.sha256(CONTENT).hexdigest()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agent.commands import Report
-from agent.errors import AgentError
-from agent.requests import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
-from agent.schema import Strict
-from agent.topics import Topics
+from agent.commands.dispatcher import Report
+from agent.common.errors import AgentError
+from agent.common.schema import Strict
+from agent.contract.commands import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
+from agent.contract.topics import Topics
 
 TOPICS = Topics("fleet", "board")
 NOW = 1_700_000_000.0

@@ -8,8 +8,8 @@ import numpy as np
 from onnx import ModelProto
 from zoo import Net, image, run
 
-from engines.layer_weights import channel_counts
-from engines.topology import Topology
+from engines.graph.topology import Topology
+from engines.graph.weights import channel_counts
 
 CHANNELS = 4
 

@@ -13,24 +13,23 @@ import numpy as np
 import pytest
 from worlds import SPEC
 
-from agent.capture import Frame
-from agent.change import Cause
+from agent.camera.capture import Frame
+from agent.common.errors import AgentError
+from agent.common.schema import validate
 from agent.config import Config
-from agent.errors import AgentError
-from agent.exchange import Exchange, Witnesses
-from agent.findings import Served, States
-from agent.messages import Birth
-from agent.pipeline import Pipeline
-from agent.probation import Record
-from agent.reporting import Reporter
-from agent.schema import validate
-from agent.service import Loaded, Service
-from agent.summary import RunSummary
-from agent.trial import TrialEvents
-from agent.verdict import Verdict
+from agent.contract.messages import Birth
+from agent.control.summary import RunSummary
+from agent.control.swap import Cause, Exchange, Witnesses
+from agent.models.engine_service import Loaded, Service
+from agent.monitoring.camera_monitor import States
+from agent.serving.pipeline import Pipeline
+from agent.serving.trial import Record, TrialEvents
+from agent.uplink.reporter import Reporter
+from agent.validation.verdict import Verdict
+from agent.vision.task import Served
 from calibrate.errors import TaredError
 from calibrate.evidence import Interval
-from engines.backend import EngineError
+from engines.errors import EngineError
 
 UNKNOWN, BAD = Interval(0.0, -1.0, 1.0, 0), Interval(-0.4, -0.6, -0.2, 30)
 VERDICT = Verdict(True, "", 32, 0, 0.95, 0.9, 0.0, 0.0, 1.0, 1.0, 1.0)

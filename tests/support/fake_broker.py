@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from agent.endpoint import Endpoint, Protocol
+from agent.mqtt.endpoint import Endpoint, Protocol
 
 
 class FakeBroker:

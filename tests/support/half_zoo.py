@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from zoo import Net, Shape, by_name, residual_net, rounds_half
 
-from agent.fidelity import sqnr_db
+from agent.vision.fidelity import sqnr_db
 from benchmarks.half import run as run_batches
-from engines.graph import load_model
-from engines.half import HalfForm
-from engines.passes import PASSES
-from engines.placement import place
-from engines.qdq import insert_qdq
-from engines.taps import expose
-from engines.topology import Topology, tensor_types
+from engines.graph.load import load_model
+from engines.graph.passes import PASSES
+from engines.graph.taps import expose
+from engines.graph.topology import Topology, tensor_types
+from engines.half.convert import HalfForm
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
 
 Arrays = dict[str, NDArray[Any]]
 Batches = list[NDArray[np.float32]]

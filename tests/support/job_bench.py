@@ -16,27 +16,27 @@ from raising_world import collapsing_net, observer_state, observing
 from test_raising_operations import frame_path, stored
 from worlds import SPEC
 
-from agent import recalibration
-from agent.commands import Report
+from agent.collection.collection import Gathering
+from agent.commands.dispatcher import Report
+from agent.common.errors import AgentError
+from agent.common.schema import validate
 from agent.config import Config
-from agent.errors import AgentError
-from agent.findings import ObserverState
-from agent.gathering import Gathering
-from agent.headroom import Headroom
-from agent.job_journal import JobJournal
-from agent.messages import Birth
-from agent.model import open_model
-from agent.operations import Operations
-from agent.outcome import Outcome
-from agent.pipeline import Pipeline
-from agent.reporting import Reporter
-from agent.requests import CommandResult, RecalibrateArgs
-from agent.schema import validate
-from agent.service import Service
+from agent.contract.commands import CommandResult, RecalibrateArgs
+from agent.contract.messages import Birth
+from agent.control.operations import Operations
+from agent.jobs import recalibration
+from agent.jobs.child_protocol import Outcome
+from agent.jobs.headroom import Headroom
+from agent.jobs.job import JobJournal
+from agent.models.engine_service import Service
+from agent.models.model import open_model
+from agent.monitoring.camera_monitor import ObserverState
+from agent.serving.pipeline import Pipeline
+from agent.uplink.reporter import Reporter
 from calibrate.histogram import AbsHistogram
-from engines.artefact import Artefact
-from engines.backend import open_backend
-from engines.store import Store
+from engines.registry import open_backend
+from engines.store.artefact import Artefact
+from engines.store.store import Store
 
 
 class ScriptedChild:

@@ -21,11 +21,11 @@ from onnx import numpy_helper
 from test_memory_daemon import LIMIT_S, PLAYER, TOPICS, Life
 from worlds import World
 
-from agent.job_journal import JobJournal, JobRecord
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.requests import CommandResult
-from engines.artefact import read_artefact
+from agent.contract.commands import CommandResult
+from agent.jobs.job import JobJournal, JobRecord
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
+from engines.store.artefact import read_artefact
 from fleet import operator
 
 FIRST_COMMIT = "event=job trigger='first-start' step='COMMITTED'"

@@ -10,15 +10,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.capture import Frame
-from agent.errors import AgentError
-from agent.findings import Served
-from agent.fitting import Geometry
-from agent.loop import FrameLoop
-from agent.trial import Trial, TrialEvents
-from agent.turns import Turns
-from agent.vision import Begun, Outputs, Submit, VisionTask
-from engines.backend import Array, Engine, TensorSpec
+from agent.camera.capture import Frame
+from agent.common.errors import AgentError
+from agent.serving.inference import FrameLoop, Turns
+from agent.serving.trial import Trial, TrialEvents
+from agent.vision.preprocess import Geometry
+from agent.vision.task import Begun, Outputs, Served, Submit, VisionTask
+from engines.interface import Array, Engine, TensorSpec
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 LIMIT_S = 20.0

@@ -16,19 +16,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent import outbox as outbox_module
-from agent.backoff import Backoff
-from agent.link import MqttLink
-from agent.messages import Ack, Birth
-from agent.mqtt import Endpoint
-from agent.mqtt_config import OutboxConfig
-from agent.outbox import Outbox
-from agent.outbox_rows import ALARM, NEWS, SAMPLE
-from agent.outbox_runs import Key
-from agent.outbox_store import OutboxStore
-from agent.sending import TELEMETRY
-from agent.topics import Topics
-from fleet.collector import Collector
+from agent.common.timing import Backoff
+from agent.contract.messages import Ack, Birth
+from agent.contract.topics import Topics
+from agent.mqtt.client import Endpoint
+from agent.mqtt.config import OutboxConfig
+from agent.uplink import outbox as outbox_module
+from agent.uplink.link import MqttLink
+from agent.uplink.outbox import TELEMETRY, Outbox
+from agent.uplink.outbox_store import OutboxStore
+from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE, Key
+from fleet.collector.collector import Collector
 from fleet.store import open_store
 
 TOPICS = Topics("fleet", "board")

@@ -17,15 +17,15 @@ from brokers import on_the_air
 from device import Device
 from numpy.typing import NDArray
 
-from agent.commands import CommandDesk
-from agent.commands_config import PrivacyConfig
-from agent.endpoint import Endpoint
-from agent.histogram_upload import Facts, write_upload
-from agent.histogram_upload_orders import HistogramOrders
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.service import Service
-from agent.topics import Topics
+from agent.commands.dispatcher import CommandDesk
+from agent.config import PrivacyConfig
+from agent.contract.histograms import Facts, write_upload
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.daemon.handlers import HistogramOrders
+from agent.models.engine_service import Service
+from agent.mqtt.endpoint import Endpoint
+from agent.uplink.link import MqttLink
 from calibrate.histogram import AbsHistogram, abs_histogram
 from engines.calibration import Calibration, calibrate_histograms
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.backoff import Backoff
-from agent.endpoint import Endpoint
-from agent.mqtt import MqttClient
+from agent.common.timing import Backoff
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import Endpoint
 
 SELDOM = 3600.0  # seconds: a client that waits for its backoff fails the test
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.network_input import NetworkInput
+from agent.vision.preprocess import NetworkInput
 from engines.preprocessing import Layout, PixelType
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from brokers import eventually
 from device import TOPICS
 
-from agent.mqtt_config import OutboxConfig
-from agent.outbox import Outbox
-from agent.outbox_rows import ALARM
-from agent.publishing import Message
+from agent.mqtt.config import OutboxConfig
+from agent.mqtt.message import Message
+from agent.uplink.outbox import Outbox
+from agent.uplink.outbox_tables import ALARM
 
 AT_ONCE = {"commit_s": 0.0, "backlog_per_s": 10_000.0}
 

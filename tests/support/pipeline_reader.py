@@ -13,9 +13,9 @@ import threading
 import time
 from dataclasses import replace
 
-from agent.capture import CaptureThread, Frame, FrameSlot
-from agent.errors import CameraError
-from agent.source import Asked, parse_source
+from agent.camera.capture import CaptureThread, Frame, FrameSlot
+from agent.camera.source import Asked, parse_source
+from agent.common.errors import CameraError
 
 _PRINTING = threading.Lock()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engines.backend import Array
+from engines.interface import Array
 
 Box = tuple[float, float, float, float]
 Row = tuple[Box, int, float]  # box, class, score

@@ -8,10 +8,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.decoders import Size
-from agent.input_spec import InputSpec
-from agent.network_input import NetworkInput
-from engines.backend import Array
+from agent.vision.detections import Size
+from agent.vision.preprocess import NetworkInput
+from agent.vision.spec import InputSpec
+from engines.interface import Array
 
 
 def allowed(spec: InputSpec, taken: NetworkInput, axis: int) -> list[int]:

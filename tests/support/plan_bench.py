@@ -12,10 +12,10 @@ import yaml
 from bench import ERROR, contents
 from plan_world import MACS, RAW, journal, plan_world, planner
 
-from agent.cli import main
-from agent.planning.figures import Evidence
-from agent.planning.found import PlanOptions
+from agent.cli.main import main
+from agent.planning.report import Evidence
 from agent.planning.result import planned
+from agent.planning.search import PlanOptions
 from calibrate.plan import PrecisionPlan
 
 

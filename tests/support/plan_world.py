@@ -16,18 +16,17 @@ from onnx import ModelProto
 from worlds import FPS, SPEC, make_world
 from zoo import Net
 
-from agent.journal import Journal
-from agent.model import open_model
-from agent.model_spec import load_model_spec
-from agent.offline import run_calibrate
+from agent.camera.source import parse_source
+from agent.cli.offline import run_calibrate
+from agent.common.state_files import Journal
+from agent.models.model import open_model, read_rules
 from agent.planning.costs import Builder
-from agent.planning.found import PlanOptions
-from agent.planning.held_out import RandomFrames
-from agent.planning.search import Planner
-from agent.precision import read_rules
-from agent.source import parse_source
-from engines.backend import Backend, Progress, open_backend
+from agent.planning.frames import RandomFrames
+from agent.planning.search import Planner, PlanOptions
+from agent.vision.spec import load_model_spec
 from engines.calibration import load_calibration
+from engines.interface import Backend, Progress
+from engines.registry import open_backend
 
 LOUD, QUIET = "Conv_t0", "Conv_t2"  # layers of `two_branches`
 RAW = {**SPEC, "task": "raw", "min_sqnr_db": 65.0}  # LOUD in INT8 leaves 54, QUIET in INT8 83

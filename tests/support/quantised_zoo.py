@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from zoo import Net
 
-from engines.placement import place
-from engines.qdq import insert_qdq
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
 
 
 class QuantisedNet(Net):

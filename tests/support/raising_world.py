@@ -14,12 +14,12 @@ from onnx import ModelProto
 from worlds import FPS, SPEC, World, make_world
 from zoo import Net
 
+from agent.collection.collection import Gathering
+from agent.common.schema import validate
 from agent.config import Config
-from agent.drift import DriftMonitor, Regime
-from agent.estimates import Estimate
-from agent.findings import Findings, ObserverState, Spending
-from agent.gathering import Gathering
-from agent.schema import validate
+from agent.monitoring.camera_monitor import Findings, ObserverState, Spending
+from agent.monitoring.drift import DriftMonitor, Regime
+from agent.monitoring.estimates import Estimate
 from calibrate.evidence import Interval
 
 COLLAPSES = "Conv_t2"  # reads the tensor whose quiet channel is less than half a step

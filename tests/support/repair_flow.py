@@ -10,12 +10,11 @@ from onnx import ModelProto
 from zoo import image
 
 from calibrate.histogram import merge_all
-from engines.backend import BuildRequest
 from engines.calibration import Calibration, calibrate_histograms
-from engines.channels import LayerStatistics, observe_channels
+from engines.interface import BuildRequest
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.placement import place
-from engines.repairs import FAMILIES, Proposal, propose_repairs
+from engines.quantise.placement import place
+from engines.quantise.repairs import FAMILIES, LayerStatistics, Proposal, observe_channels, propose_repairs
 
 Frames = list[NDArray[np.float32]]
 RUNTIME = OnnxRuntimeBackend()

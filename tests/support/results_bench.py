@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from agent.camera_config import CameraConfig
-from agent.capture import Frame
+from agent.camera.capture import Frame
+from agent.camera.config import CameraConfig
 from agent.config import Config
-from agent.decode import Classification, Prediction
-from agent.detections import Detections
-from agent.findings import Served
-from agent.fitting import Geometry
-from agent.model_spec import ModelSpec
-from agent.result_line import Answered, ResultLine
+from agent.results.writer import Answered, ResultLine
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections
+from agent.vision.preprocess import Geometry
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served
 
 SPEC = ModelSpec.model_validate({"path": "model.onnx", "task": "detect", "decoder": "yolox", "labels": ["a", "b"]})
 CONFIG = Config(model=SPEC, camera=CameraConfig(name="street", source="clip.avi"))

@@ -13,13 +13,13 @@ from brokers import RealBroker, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, simulating, topics, wait_for_collector
 
-from agent.intake import Intake
-from agent.mqtt import MqttClient
-from agent.signing import Signer
-from fleet.devices import Devices
-from fleet.reports import Reports
-from fleet.rollout.book import Overview, RolloutBook
+from agent.contract.signing import Signer
+from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.client import MqttClient
+from fleet.devices.devices import Devices
+from fleet.devices.reports import Reports
 from fleet.rollout.controller import Controller
+from fleet.rollout.register import Overview, RolloutBook
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import Target
 from fleet.simulator.simulation import Simulation

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from agent.messages import Birth, Status
-from agent.requests import CommandResult, Reported
-from fleet.devices import Devices
-from fleet.rollout import tables
-from fleet.rollout.book import RolloutBook
-from fleet.rollout.conductor import Conductor
-from fleet.rollout.dispatch import Dispatch
-from fleet.rollout.orders import Order
+from agent.contract.commands import CommandResult, Reported
+from agent.contract.messages import Birth, Status
+from fleet.devices.devices import Devices
+from fleet.rollout import rollout_rows as tables
+from fleet.rollout.board_rows import TargetRow
+from fleet.rollout.command_rows import Order
+from fleet.rollout.register import RolloutBook
+from fleet.rollout.sender import Dispatch
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import Role, State, Target
-from fleet.rollout.targets import TargetRow
+from fleet.rollout.stepper import Conductor
 from fleet.store import Store
 
 PERIOD = "mqtt.telemetry_period_s"

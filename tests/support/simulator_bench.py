@@ -10,12 +10,12 @@ from typing import Any
 
 from brokers import RealBroker, Watcher, eventually
 
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.contract.topics import Topics
+from agent.mqtt.message import Message
 from fleet.operator import new_command, send
 from fleet.simulator.board import board_name
+from fleet.simulator.options import Wishes
 from fleet.simulator.simulation import Simulation
-from fleet.simulator.wishes import Wishes
 
 FLEET = "simulated"
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent.journal import Journal
-from agent.model_spec import ModelSpec
+from agent.camera.source import Source, parse_source
+from agent.common.state_files import Journal
 from agent.planning import certificate
-from agent.planning.certificate import Certifier
-from agent.planning.held_out import RandomFrames
-from agent.planning.trial import Terms, Trial
-from agent.source import Source, parse_source
-from engines.backend import Array, TensorSpec
+from agent.planning.certificate import Certifier, Terms, Trial
+from agent.planning.frames import RandomFrames
+from agent.vision.spec import ModelSpec
+from engines.interface import Array, TensorSpec
 
 CLASSES = 10
 INPUT = {"color": "bgr", "resize": "stretch", "scale": 1 / 255}

@@ -14,20 +14,20 @@ from raising_world import collapsing_net, observer_state, observing
 from test_raising_operations import frame_path, stored
 from worlds import SPEC
 
-from agent.commands import Report
+from agent.collection.collection import Gathering
+from agent.commands.dispatcher import Report
+from agent.common.schema import validate
 from agent.config import Config
-from agent.findings import Findings, ObserverState
-from agent.gathering import Gathering
-from agent.job_journal import JobJournal
-from agent.messages import Birth
-from agent.operations import Operations
-from agent.outcome import Outcome
-from agent.pipeline import Pipeline
-from agent.reporting import Reporter
-from agent.requests import CommandResult, RecalibrateArgs
-from agent.schema import validate
-from agent.view import ViewState
-from engines.artefact import Artefact
+from agent.contract.commands import CommandResult, RecalibrateArgs
+from agent.contract.messages import Birth
+from agent.control.operations import Operations
+from agent.jobs.child_protocol import Outcome
+from agent.jobs.job import JobJournal
+from agent.monitoring.camera_monitor import Findings, ObserverState
+from agent.monitoring.view import ViewState
+from agent.serving.pipeline import Pipeline
+from agent.uplink.reporter import Reporter
+from engines.store.artefact import Artefact
 
 TROUBLES = ["blind", "moved", "blurred", "frozen"]
 

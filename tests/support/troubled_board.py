@@ -19,8 +19,8 @@ from brokers import RealBroker
 from test_memory_daemon import LIMIT_S, PLAYER, TOPICS, Life
 from worlds import World, make_world, write_clip
 
-from agent.requests import CommandResult
-from engines.store import Store
+from agent.contract.commands import CommandResult
+from engines.store.store import Store
 from fleet.operator import new_command, send
 
 _CLEAR = 0.3  # a light in which no frame lies near a border between classes: no candidate is refused by chance

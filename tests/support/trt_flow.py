@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from zoo import Net
 
-from engines.kernels import Array
+from engines.cuda.kernels import Array
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 SHAPE = (1, 3, 8, 8)

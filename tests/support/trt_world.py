@@ -10,10 +10,10 @@ from fake_tensorrt import FakeTensorRt, install
 from onnx import ModelProto
 from zoo import residual_net
 
-import engines.tensorrt_backend as tensorrt_backend
-from engines.backend import BuildRequest
-from engines.placement import place
-from engines.qdq import insert_qdq
+import engines.trt.backend as tensorrt_backend
+from engines.interface import BuildRequest
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
 
 PC = {**ORIN, "INTEGRATED": 0}
 

@@ -22,7 +22,7 @@ import onnx
 import yaml
 from zoo import residual_net
 
-from agent.source import is_live
+from agent.camera.source import is_live
 
 SPEC = {
     "path": "model.onnx",

@@ -15,10 +15,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-import agent.candidate
-import agent.comparison
-from agent.child_main import run_child
-from engines.backend import Array, Backend, BuildRequest, Built, Engine, EngineError, Progress, open_backend
+import agent.jobs.candidate
+import agent.validation.comparison
+from agent.jobs.child_protocol import run_child
+from engines.errors import EngineError
+from engines.interface import Array, Backend, BuildRequest, Built, Engine, Progress
+from engines.registry import open_backend
 
 Infer = Callable[[Engine, Array], dict[str, Array]]
 
@@ -119,6 +121,6 @@ class WrongBackend:
 
 if __name__ == "__main__":
     chosen = sys.argv.pop(1)
-    agent.candidate.open_backend = lambda name, options=None: WrongBackend(open_backend(name, options), chosen)
-    agent.comparison._LEAST_DEADLINE_S = 0.5
-    raise SystemExit(run_child(agent.candidate.run_job))
+    agent.jobs.candidate.open_backend = lambda name, options=None: WrongBackend(open_backend(name, options), chosen)
+    agent.validation.comparison._LEAST_DEADLINE_S = 0.5
+    raise SystemExit(run_child(agent.jobs.candidate.run_job))

@@ -12,7 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from engines.backend import Array
+from engines.interface import Array
 from engines.onnxruntime_backend import OnnxRuntimeBackend
 
 Shape = tuple[int | str, ...]

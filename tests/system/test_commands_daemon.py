@@ -17,12 +17,12 @@ import pytest
 from brokers import RealBroker, Watcher, eventually
 from worlds import World, make_world
 
-from agent.cli import EXIT_RESTART
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.requests import CommandResult
-from agent.signing import Signer, new_key
-from agent.topics import Topics
+from agent.cli.main import EXIT_RESTART
+from agent.contract.commands import CommandResult
+from agent.contract.signing import Signer, new_key
+from agent.contract.topics import Topics
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")

@@ -16,9 +16,9 @@ import pytest
 from brokers import RealBroker, Watcher, eventually, free_port
 from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
 
-from agent.requests import CommandResult
-from agent.topics import Topics
-from engines.store import Store
+from agent.contract.commands import CommandResult
+from agent.contract.topics import Topics
+from engines.store.store import Store
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")

@@ -17,11 +17,11 @@ from bench import Bench, classifier, contents, fill, small_file_system, tared
 from brokers import RealBroker, Watcher, eventually, free_port
 from worlds import FIRST_COMMIT, World, make_world
 
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.requests import CommandResult
-from agent.topics import Topics
-from engines.store import Store
+from agent.contract.commands import CommandResult
+from agent.contract.topics import Topics
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
+from engines.store.store import Store
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")

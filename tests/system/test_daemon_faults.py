@@ -13,7 +13,7 @@ import yaml
 from brokers import RealBroker, Watcher, eventually
 from worlds import FIRST_COMMIT, SPEC, World, make_world
 
-from agent.topics import Topics
+from agent.contract.topics import Topics
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")

@@ -16,18 +16,19 @@ import yaml
 from test_observer import FAULT, FULL, Faulty
 from worlds import make_world
 
-import agent.observer as observer_module
+import agent.monitoring.observer as observer_module
+from agent.common.errors import AgentError
 from agent.config import load_config
-from agent.errors import AgentError
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.model import open_model
-from agent.mqtt import Message
-from agent.summary import RunSummary
-from agent.supervisor import Supervisor
+from agent.contract.messages import Birth
+from agent.control.summary import RunSummary
+from agent.daemon.supervisor import Supervisor
+from agent.models.model import open_model
+from agent.mqtt.client import Message
+from agent.uplink.link import MqttLink
 from calibrate.errors import TaredError
-from engines.backend import BuildRequest, Observer, Progress, open_backend, silent
+from engines.interface import BuildRequest, Observer, Progress, silent
 from engines.onnxruntime_backend import OnnxRuntimeBackend
+from engines.registry import open_backend
 from fleet.operator import new_command
 
 Change = Callable[[Observer, Progress], Observer]

@@ -15,8 +15,8 @@ from brokers import RealBroker
 from troubled_board import Board, calibrated_board, codes, copied, stop
 from worlds import FIRST_COMMIT, make_world
 
-from agent.job_journal import JobJournal
-from engines.store import Store
+from agent.jobs.job import JobJournal
+from engines.store.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]
 trial = pytest.mark.trial

@@ -17,10 +17,9 @@ from brokers import RealBroker
 from test_memory_daemon import PLAYER, TOPICS, living
 from worlds import make_world
 
-from agent.command_log import MOST_ROWS, CommandLog
-from agent.job_journal import JobJournal
-from agent.job_states import JobState
-from agent.requests import CommandResult
+from agent.commands.log import MOST_ROWS, CommandLog
+from agent.contract.commands import CommandResult
+from agent.jobs.job import JobJournal, JobState
 from fleet.operator import new_command, send
 
 JOBS = 200
@@ -42,11 +41,11 @@ STATES.append(JobState.COMMITTED)
 # Every path that pathlib sees puts its parts into Python's table of names. With what the daemon imports that is one
 # megabyte, nine tenths full: some thousand names of artefacts and jobs later it is two, and stays so.
 NAMED = """
-from agent import daemon
+from agent.daemon import run as daemon
 for number in range(100_000):
     sys.intern(f"a name that is soon gone: {number}")
 
-from agent.cli import main
+from agent.cli.main import main
 """
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.timeout(1800)]

@@ -15,9 +15,9 @@ from bench import fill, small_file_system
 from brokers import RealBroker, eventually
 from worlds import World, make_world
 
-from agent.requests import CommandResult
-from agent.topics import Topics
-from engines.store import Store
+from agent.contract.commands import CommandResult
+from agent.contract.topics import Topics
+from engines.store.store import Store
 from fleet.operator import new_command, send
 
 pytestmark = [pytest.mark.slow, pytest.mark.broker]

@@ -11,7 +11,7 @@ from daemon_drivers import clock_jumps, failing
 from job_kills import FIRST_COMMIT, copied, in_world
 from worlds import World
 
-from agent.job_states import JobState
+from agent.jobs.job import JobState
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker]
 DAY_S = 86_400.0

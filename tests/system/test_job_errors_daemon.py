@@ -6,7 +6,7 @@ import pytest
 from daemon_drivers import failing, write_refused
 from job_kills import Case
 
-from agent.job_states import JobState
+from agent.jobs.job import JobState
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.usefixtures("quick_repeats")]
 

@@ -13,8 +13,8 @@ from daemon_drivers import at_write, child_killed, other_runtime
 from job_kills import Case, copied, in_world, put_other_model
 from worlds import World
 
-from agent.job_states import JobState
-from engines.artefact import read_artefact
+from agent.jobs.job import JobState
+from engines.store.artefact import read_artefact
 
 BEFORE, AFTER = "before", "after"
 INTERRUPTED, COMMAND_INTERRUPTED = "recalibration.interrupted", "command.interrupted"

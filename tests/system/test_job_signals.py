@@ -13,7 +13,7 @@ from job_kills import Case, copied, in_world
 from test_memory_daemon import LIMIT_S, Life
 from worlds import World
 
-from agent.job_states import JobState
+from agent.jobs.job import JobState
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.usefixtures("quick_repeats")]
 

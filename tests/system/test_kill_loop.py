@@ -14,7 +14,7 @@ from brokers import RealBroker
 from troubled_board import Board, calibrated_board, check_artefacts, codes, copied, stop
 
 from calibrate.errors import TaredError
-from engines.upkeep import size
+from engines.store.retention import size
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.timeout(600)]
 

@@ -19,15 +19,15 @@ from test_daemon_observer import Listening
 from worlds import FIRST_COMMIT, FPS, SPEC, World, make_world
 
 from agent.config import load_config
-from agent.detections import Detections, LabelledBoxes
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.model import open_model
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.supervisor import Supervisor
-from agent.topics import Topics
-from engines.backend import open_backend
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.daemon.supervisor import Supervisor
+from agent.models.model import open_model
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
+from agent.uplink.link import MqttLink
+from agent.vision.detections import Detections, LabelledBoxes
+from engines.registry import open_backend
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")

@@ -23,11 +23,11 @@ import pytest
 from brokers import RealBroker
 from worlds import World, make_world
 
-from agent.estimates import FidelityRecord
-from agent.memory import Memory, Recalled
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.contract.topics import Topics
+from agent.monitoring.estimates import FidelityRecord
+from agent.monitoring.evidence_file import Memory, Recalled
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")
@@ -72,7 +72,7 @@ class Stream:
 
 cv2.VideoCapture = Stream
 
-from agent.cli import main
+from agent.cli.main import main
 
 sys.exit(main())
 """

@@ -18,13 +18,13 @@ from brokers import RealBroker, eventually
 from collector_bench import collecting
 from worlds import SPEC, World, make_world
 
-from agent.cli import main
-from agent.signing import new_key
+from agent.cli.main import main
+from agent.contract.signing import new_key
 from calibrate.histogram import AbsHistogram, merge
 from engines.calibration import Calibration, load_calibration
-from engines.store import Store
-from fleet.devices import Devices
-from fleet.merged_calibration import bundle
+from engines.store.store import Store
+from fleet.devices.devices import Devices
+from fleet.merge.calibration import bundle
 from fleet.store import open_store
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker]

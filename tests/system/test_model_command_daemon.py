@@ -15,7 +15,7 @@ from job_kills import Case, copied, put_other_model
 from test_memory_daemon import TOPICS
 from worlds import make_world
 
-from agent.job_states import JobState
+from agent.jobs.job import JobState
 
 
 def tared(*arguments: object) -> dict[str, Any]:

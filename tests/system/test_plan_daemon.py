@@ -15,8 +15,8 @@ from zoo import residual_net
 
 from agent.planning.result import planned
 from calibrate.plan import PrecisionPlan
-from engines.artefact import Artefact
-from engines.store import Store
+from engines.store.artefact import Artefact
+from engines.store.store import Store
 
 TESTS = Path(__file__).parent
 KEPT = "Conv_t2"

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from agent.service import Service
+from agent.models.engine_service import Service
 
 faults = iter(sys.argv.pop(1).split(","))
 load = Service.load
@@ -73,7 +73,7 @@ Service.load = load_case
 """
 
 MAIN = """
-from agent.cli import main
+from agent.cli.main import main
 
 sys.exit(main())
 """

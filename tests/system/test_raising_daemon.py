@@ -14,13 +14,13 @@ from raising_world import COLLAPSES, PRECISION_COMMIT, raising_world
 from worlds import ALARM_COMMIT, FIRST_COMMIT, World
 
 from agent.config import load_config
-from agent.model import Model, open_model
-from agent.service import Service
+from agent.models.engine_service import Service
+from agent.models.model import Model, open_model
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
-from engines.artefact import Artefact
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.store import Store
+from engines.store.artefact import Artefact
+from engines.store.store import Store
 
 pytestmark = pytest.mark.slow
 ACCEPTED = 0.2  # as max_loss; the INT8 engine loses about half

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from lab import ASL, CIFAR_TEST, COCO, FACES, PERSON, STREET, Lab, tared
 
-from agent.camera import read_images
-from agent.detections import Detections, LabelledBoxes, match
-from agent.fidelity import Fidelity, fidelity
-from agent.offline import open_engine
-from agent.source import parse_source
-from agent.vision import VisionTask
-from engines.backend import BackendOptions, open_backend
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.cli.offline import open_engine
+from agent.vision.detections import Detections, LabelledBoxes, match
+from agent.vision.fidelity import Fidelity, fidelity
+from agent.vision.task import VisionTask
+from engines.interface import BackendOptions
+from engines.registry import open_backend
 
 
 @pytest.mark.trial

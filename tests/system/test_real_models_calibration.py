@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from lab import CIFAR_TRAIN, PERSON, Lab
 
-from agent.camera import read_images
-from agent.model import open_model
-from agent.model_spec import load_model_spec
-from agent.source import parse_source
-from agent.vision import VisionTask
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.models.model import open_model
+from agent.vision.spec import load_model_spec
+from agent.vision.task import VisionTask
 from calibrate.histogram import AbsHistogram, merge
-from engines.backend import BackendOptions, open_backend
+from engines.interface import BackendOptions
+from engines.registry import open_backend
 
 
 @pytest.mark.trial

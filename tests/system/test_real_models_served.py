@@ -11,7 +11,7 @@ from brokers import free_port
 from lab import ASL, PERSON, Lab
 from worlds import FIRST_COMMIT, run_until
 
-from engines.artefact import read_artefact
+from engines.store.artefact import read_artefact
 
 
 @pytest.mark.trial

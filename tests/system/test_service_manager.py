@@ -23,14 +23,14 @@ from pathlib import Path
 
 import cv2
 
-import agent.capture
-import agent.daemon
-from agent.backoff import Backoff
-from engines.backend import open_backend
+import agent.camera.capture
+import agent.daemon.run
+from agent.common.timing import Backoff
+from engines.registry import open_backend
 
 switches = Path(sys.argv.pop(1))
 clip = sys.argv.pop(1)
-agent.capture.Backoff = lambda first_s, cap_s: Backoff(first_s / 10, cap_s / 10)  # as WatchdogSec is scaled, too
+agent.camera.capture.Backoff = lambda first_s, cap_s: Backoff(first_s / 10, cap_s / 10)  # as WatchdogSec is scaled, too
 opened = cv2.VideoCapture
 
 
@@ -94,9 +94,9 @@ class Slow:
 if (switches / "deaf").exists():
     signal.signal(signal.SIGABRT, signal.SIG_IGN)
 cv2.VideoCapture = Stream
-agent.daemon.open_backend = lambda name, options: Slow(open_backend(name, options))
+agent.daemon.run.open_backend = lambda name, options: Slow(open_backend(name, options))
 
-from agent.cli import main
+from agent.cli.main import main
 
 sys.exit(main())
 """

@@ -15,9 +15,9 @@ from mjpeg_server import MjpegServer
 from test_exposition import value
 from worlds import ALARM_COMMIT, World, make_world, write_clip
 
-from agent.requests import CommandResult
-from agent.topics import Topics
-from engines.artefact import fingerprint
+from agent.contract.commands import CommandResult
+from agent.contract.topics import Topics
+from engines.store.artefact import fingerprint
 from fleet.operator import new_command, send
 
 TOPICS = Topics("default", "board")

@@ -15,12 +15,12 @@ from v4l2_driver import V4l2Driver
 from worlds import make_world
 
 from agent.config import load_config
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.model import open_model
-from agent.supervisor import Supervisor
-from engines.backend import open_backend
+from agent.contract.messages import Birth
+from agent.daemon.supervisor import Supervisor
+from agent.models.model import open_model
+from agent.uplink.link import MqttLink
 from engines.onnxruntime_backend import OnnxRuntimeEngine
+from engines.registry import open_backend
 
 PERIOD_S = 0.01
 ENGINE_S = 0.05

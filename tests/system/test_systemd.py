@@ -15,15 +15,18 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from agent import capture, child, opening, pipeline
-from agent.camera_config import CameraConfig
-from agent.connection import CONNECT_TIMEOUT_S
-from agent.credentials import located
-from agent.errors import ConfigError
-from agent.installation import DROP_INS as DROP_IN_NAMES
-from agent.link import MqttLink
-from agent.reading import first_picture_s
-from engines.seal import CREDENTIAL, find_key
+from agent.camera import capture
+from agent.camera import opencv as opening
+from agent.camera.config import CameraConfig
+from agent.camera.stream_health import first_picture_s
+from agent.common.credentials import located
+from agent.common.errors import ConfigError
+from agent.jobs import child_process as child
+from agent.mqtt.connection import CONNECT_TIMEOUT_S
+from agent.serving import pipeline
+from agent.system.service_unit import DROP_INS as DROP_IN_NAMES
+from agent.uplink.link import MqttLink
+from engines.store.signing import CREDENTIAL, find_key
 
 ROOT = Path(__file__).resolve().parents[1]
 UNIT = ROOT / "systemd" / "tared.service"

@@ -21,8 +21,8 @@ from systemd_machine import Machine, sandbox_of_this_interpreter, why_not
 from test_systemd import MAX_EXPOSURE, UNIT, read_unit
 from test_systemd import systemd_analyze as systemd_analyze
 
-from agent.mqtt import MqttClient
-from agent.signing import Keyring, new_key
+from agent.contract.signing import Keyring, new_key
+from agent.mqtt.client import MqttClient
 
 ROOT = UNIT.parents[1]
 UNITS = ("tared-collector.service", "tared-controller.service")

@@ -22,7 +22,7 @@ from test_service_manager import DRIVER
 from test_systemd import DROP_IN, UNIT
 from worlds import FIRST_COMMIT, make_world
 
-from agent.topics import Topics
+from agent.contract.topics import Topics
 
 ROOT = Path(__file__).resolve().parents[1]
 WATCHDOG_S, ABORT_S, RESTART_S = 4.0, 1.0, 0.5
@@ -35,7 +35,7 @@ from pathlib import Path
 
 import psutil
 
-from engines.seal import find_key
+from engines.store.signing import find_key
 
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.adjtimex(ctypes.create_string_buffer(208)) >= 0  # whether the clock is synchronised
@@ -192,7 +192,7 @@ def test_the_journal_has_priorities(tmp_path: Path) -> None:
         pytest.skip(f"systemd cannot run here: {reason}")
     for name in ("units", "world"):
         (tmp_path / name).mkdir(mode=0o755)
-    source = "from agent.console import complain, set_up_logging; set_up_logging('info')\nimport logging\n"
+    source = "from agent.common.console import complain, set_up_logging; set_up_logging('info')\nimport logging\n"
     (tmp_path / "world/say.py").write_text(f"{source}logging.warning('hot')\nlogging.info('calm')\ncomplain('over')\n")
     unit = f"""[Service]
 Type=oneshot

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
 
-from engines.store import Store
+from engines.store.store import Store
 
 TESTS = Path(__file__).parent
 

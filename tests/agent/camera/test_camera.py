@@ -13,11 +13,11 @@ import cv2
 import numpy as np
 import pytest
 
-from agent.camera import read_images, source_length, source_seconds
-from agent.capture import CaptureThread, Frame
-from agent.errors import CameraError, ConfigError
-from agent.source import Source, parse_source
-from agent.turns import Turns
+from agent.camera.capture import CaptureThread, Frame
+from agent.camera.reader import read_images, source_length, source_seconds
+from agent.camera.source import Source, parse_source
+from agent.common.errors import CameraError, ConfigError
+from agent.serving.inference import Turns
 
 COUNT = 12
 
@@ -189,7 +189,7 @@ def test_whatever_ends_a_stream_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(*_: object) -> list[tuple[float, np.ndarray]]:
         raise cv2.error("out of memory")
 
-    monkeypatch.setattr("agent.capture.read_images", broken)
+    monkeypatch.setattr("agent.camera.capture.read_images", broken)
     frames, thread = capture(Source("rtsp", "rtsp://127.0.0.1:1/x"))
     assert frames == []
     assert isinstance(thread.error, cv2.error)
@@ -235,8 +235,8 @@ def test_a_lost_camera_is_opened_again_and_told_of_once(monkeypatch: pytest.Monk
             yield 0.0, picture(1)
         raise CameraError("camera.lost", "x stopped", "frames", "check")
 
-    monkeypatch.setattr("agent.capture.read_images", away)
-    monkeypatch.setattr("agent.backoff.Backoff.next_s", lambda _: 0.001)
+    monkeypatch.setattr("agent.camera.capture.read_images", away)
+    monkeypatch.setattr("agent.common.timing.Backoff.next_s", lambda _: 0.001)
     turns = Turns([False])
     (slot,) = turns.slots
     thread = CaptureThread(Source("rtsp", "rtsp://127.0.0.1:1/x"), slot, 0.0, 0, changes.append)
@@ -253,6 +253,6 @@ def test_a_lost_camera_is_opened_again_and_told_of_once(monkeypatch: pytest.Monk
 
 def test_an_opencv_of_jetpack_loads() -> None:
     """OpenCV 4.8 sets its log level elsewhere than OpenCV 5 does."""
-    older = "import cv2; cv2.utils.__dict__.pop('logging', None); cv2.setLogLevel = print; import agent.camera"
+    older = "import cv2; cv2.utils.__dict__.pop('logging', None); cv2.setLogLevel = print; import agent.camera.reader"
     done = subprocess.run([sys.executable, "-c", older], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -18,11 +18,11 @@ from mjpeg_server import MjpegServer
 from mqtt_clients import connected
 from worlds import make_world
 
-from agent.camera_config import CameraConfig
-from agent.errors import CameraError, ConfigError
-from agent.redaction import hidden, redacted
-from agent.schema import read_yaml, validate
-from agent.source import parse_source
+from agent.camera.config import CameraConfig
+from agent.camera.source import parse_source
+from agent.common.errors import CameraError, ConfigError
+from agent.common.redaction import hidden, redacted
+from agent.common.schema import read_yaml, validate
 
 USER, PASSWORD = "kestrel", "s3cret-w'0rd"
 HELD_BACK = re.compile(rf"{USER}|s3cret|0rd|t0ken")

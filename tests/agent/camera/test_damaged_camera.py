@@ -16,11 +16,10 @@ from brokers import eventually
 from test_live_camera import Watched
 from v4l2_driver import V4l2Driver
 
-from agent.camera import read_images
-from agent.errors import CameraError
-from agent.losses import Losses
-from agent.reading import Reading
-from agent.source import Source
+from agent.camera.reader import read_images
+from agent.camera.source import Source
+from agent.camera.stream_health import Losses, Reading
+from agent.common.errors import CameraError
 
 PERIOD_S = 0.02
 
@@ -47,7 +46,7 @@ class Driver(V4l2Driver):
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Iterator[object], Counter[str]]:
     monkeypatch.setattr(cv2, "VideoCapture", Driver)
-    monkeypatch.setattr("agent.reading.OPEN_S", 0.0)
+    monkeypatch.setattr("agent.camera.stream_health.OPEN_S", 0.0)
     dropped: Counter[str] = Counter()
     source = Source("v4l2", str(tmp_path / "video0"))
     return read_images(source, 0.4, Reading(Losses(dropped))), dropped

@@ -13,9 +13,9 @@ from brokers import eventually
 from mjpeg_server import MjpegServer, grey
 from test_live_camera import Watched
 
-from agent import presence
-from agent.errors import CameraError
-from agent.presence import Presence
+from agent.camera import stream_health as presence
+from agent.camera.stream_health import Presence
+from agent.common.errors import CameraError
 
 LOST = CameraError("camera.lost", "x stopped", "frames", "check")
 

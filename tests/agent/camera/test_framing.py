@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from test_camera import picture
 from worlds import make_world
 
-from agent.camera import framed, read_images
+from agent.camera.reader import framed, read_images
+from agent.camera.source import WHOLE, Framing
+from agent.common.errors import ConfigError
+from agent.common.schema import validate
 from agent.config import Config, load_config
-from agent.errors import ConfigError
-from agent.framing import WHOLE, Framing
-from agent.schema import validate
 
 GREY = (114, 114, 114)
 LEFT_HALF = ((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0))

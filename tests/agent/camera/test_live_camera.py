@@ -17,12 +17,12 @@ from brokers import eventually
 from mjpeg_server import MjpegServer, grey
 from worlds import make_world
 
-from agent.backoff import Backoff
-from agent.capture import CaptureThread
-from agent.errors import CameraError
-from agent.reading import SILENCE_S
-from agent.source import is_live, parse_source
-from agent.turns import Turns
+from agent.camera.capture import CaptureThread
+from agent.camera.source import is_live, parse_source
+from agent.camera.stream_health import SILENCE_S
+from agent.common.errors import CameraError
+from agent.common.timing import Backoff
+from agent.serving.inference import Turns
 
 
 class Watched:
@@ -116,7 +116,7 @@ def test_one_that_hangs_in_its_driver_is_told_of_by_another_threads_clock(monkey
             time.sleep(0.01)
             yield 1.0, grey(1)
 
-    monkeypatch.setattr("agent.capture.read_images", hangs)
+    monkeypatch.setattr("agent.camera.capture.read_images", hangs)
     with Watched("http://user:secret@camera/x?token=secret", silence_s=0.2) as watched:
         watched.frame()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.losses import Losses
+from agent.camera.stream_health import Losses
 
 PERIOD_S = 0.04
 
@@ -75,7 +75,7 @@ def test_what_came_damaged_is_not_missing_besides() -> None:
 
 def test_a_camera_that_was_away_missed_what_it_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
-    monkeypatch.setattr("agent.losses.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("agent.camera.stream_health.time.monotonic", lambda: now_s)
     dropped: Counter[str] = Counter()
     losses = Losses(dropped)
 

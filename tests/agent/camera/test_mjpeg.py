@@ -20,12 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mjpeg_server import MjpegServer, grey
 
-from agent.camera import read_images
-from agent.errors import CameraError
-from agent.losses import Losses
-from agent.mjpeg import JpegSplitter
-from agent.reading import Reading
-from agent.source import Asked, parse_source
+from agent.camera.mjpeg import JpegSplitter
+from agent.camera.reader import read_images
+from agent.camera.source import Asked, parse_source
+from agent.camera.stream_health import Losses, Reading
+from agent.common.errors import CameraError
 
 JPEGS = [
     cv2.imencode(".jpg", np.random.default_rng(number).integers(0, 255, (40 + number, 64, 3), np.uint8))[1].tobytes()
@@ -79,7 +78,7 @@ def test_a_thumbnail_in_a_header_is_no_picture() -> None:
 
 
 def test_what_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.mjpeg._MOST_BYTES", 10_000)
+    monkeypatch.setattr("agent.camera.mjpeg._MOST_BYTES", 10_000)
     splitter = JpegSplitter()
     endless = JPEGS[0][:2000]
     assert list(splitter.feed(endless)) == []

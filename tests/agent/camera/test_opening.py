@@ -14,18 +14,18 @@ import yaml
 from gstreamer import PYTHON
 from worlds import make_world
 
-from agent import opening, pipelines
-from agent.camera import read_images
-from agent.camera_config import CameraConfig
+from agent.camera import opencv as opening
+from agent.camera import source as pipelines
+from agent.camera.config import CameraConfig
+from agent.camera.opencv import open_capture
+from agent.camera.reader import read_images
+from agent.camera.source import Asked, Source, csi_pipeline, parse_source, rtsp_pipeline
+from agent.common.errors import CameraError, ConfigError
+from agent.common.schema import validate
 from agent.config import load_config
-from agent.daemon import run_daemon
+from agent.daemon.run import run_daemon
 from agent.doctor.software import examine_software
-from agent.errors import CameraError, ConfigError
-from agent.opening import open_capture
-from agent.pipelines import csi_pipeline, rtsp_pipeline
-from agent.schema import validate
-from agent.source import Asked, Source, parse_source
-from agent.view import _FROZEN_S
+from agent.monitoring.view import _FROZEN_S
 
 LOOPBACK = sorted(Path("/sys/devices/virtual/video4linux").glob("video*"))
 
@@ -71,7 +71,7 @@ def fourcc(name: str) -> float:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     only = Driver()
-    monkeypatch.setattr("agent.opening.cv2.VideoCapture", lambda *_: only)
+    monkeypatch.setattr("agent.camera.opencv.cv2.VideoCapture", lambda *_: only)
     return only
 
 
@@ -161,7 +161,7 @@ def test_who_decodes_rtsp_is_known_at_the_start(
 
 
 def test_a_turned_sensor_gives_the_other_size(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.opening.has_gstreamer", lambda: True)
+    monkeypatch.setattr("agent.camera.opencv.has_gstreamer", lambda: True)
     driver.size = (720, 1280)
     open_capture(Source("csi", "0", Asked(width=1280, height=720, flip="clockwise")), 2.0)
     with pytest.raises(CameraError, match=r"camera\.mode.*720 x 1280"):
@@ -173,7 +173,7 @@ def test_what_this_opencv_can_never_open_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     """And not tried again for ever, as a camera is that may come back."""
-    monkeypatch.setattr("agent.opening.has_gstreamer", lambda: False)
+    monkeypatch.setattr("agent.camera.opencv.has_gstreamer", lambda: False)
     world = make_world(tmp_path, lambda _: 0.5, 1.0, camera={"source": source})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(world.config))
     with pytest.raises(ConfigError, match=r"camera\.gstreamer: .* of kind (csi|gst), .*JetPack's own OpenCV") as caught:

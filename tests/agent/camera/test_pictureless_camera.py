@@ -15,13 +15,13 @@ from brokers import eventually
 from mjpeg_server import MjpegServer
 from test_live_camera import Watched
 
-from agent.camera import read_images
-from agent.camera_config import CameraConfig
-from agent.capture import CaptureThread
-from agent.errors import CameraError
-from agent.feed import Feed
-from agent.source import parse_source
-from agent.turns import Turns
+from agent.camera.capture import CaptureThread
+from agent.camera.config import CameraConfig
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.common.errors import CameraError
+from agent.serving.inference import Turns
+from agent.serving.pipeline import Feed
 
 Damage = Callable[[int, bytes], bytes]
 PNG = cv2.imencode(".png", np.zeros((48, 64, 3), np.uint8))[1].tobytes()
@@ -35,7 +35,7 @@ CHUNKED = b"Content-Type: multipart/x-mixed-replace; boundary=a\r\nTransfer-Enco
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.reading.OPEN_S", 0.2)
+    monkeypatch.setattr("agent.camera.stream_health.OPEN_S", 0.2)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_an_answer_that_comes_a_byte_at_a_time_is_cut_off(said: bytes) -> None:
 
 def test_it_does_not_hang(camera: MjpegServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the watchdog, which would restart a daemon that serves others well."""
-    monkeypatch.setattr("agent.feed._HANGS_S", 1.0)
+    monkeypatch.setattr("agent.serving.pipeline._HANGS_S", 1.0)
     camera.damage = SENT[0]
     config = CameraConfig(source=camera.url, silence_s=0.3)
     feed = Feed(config, config.opened(), Turns([False]).slots[0], "classify", 0, lambda _: None)

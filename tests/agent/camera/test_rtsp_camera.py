@@ -18,10 +18,10 @@ from brokers import eventually, free_port
 from gstreamer import FOLLOWS_SIZES, PYTHON, require_gstreamer
 from test_live_camera import Watched, assert_nothing_more, held, silent_for
 
-from agent.backoff import Backoff
-from agent.camera import read_images
-from agent.opening import open_capture
-from agent.source import Asked, Transport, parse_source
+from agent.camera.opencv import open_capture
+from agent.camera.reader import read_images
+from agent.camera.source import Asked, Transport, parse_source
+from agent.common.timing import Backoff
 
 SERVER = Path(__file__).with_name("rtsp_server.py")
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from brokers import eventually
 from mjpeg_server import MjpegServer
 from test_live_camera import Watched
 
-from agent.stillness import Stillness
+from agent.camera.stream_health import Stillness
 
 RNG = np.random.default_rng(0)
 SCENE = RNG.integers(40, 200, (48, 64, 3), np.uint8)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from worlds import World, make_world
 
-from agent.camera import read_images
-from agent.detections import LabelledBoxes
-from agent.errors import CameraError
-from agent.losses import Losses
-from agent.reading import Reading
-from agent.review import Panel as AnyPanel
-from agent.review import Period, Score, review
-from agent.source import parse_source
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.camera.stream_health import Losses, Reading
+from agent.common.errors import CameraError
+from agent.control.summary import Period, Score
+from agent.daemon.review import Panel as AnyPanel
+from agent.daemon.review import review
+from agent.vision.detections import LabelledBoxes
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from gstreamer import FOLLOWS_SIZES, make_video, require_gstreamer
 
-from agent.camera import read_images
-from agent.errors import CameraError
-from agent.losses import Losses
-from agent.reading import Reading
-from agent.source import parse_source
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.camera.stream_health import Losses, Reading
+from agent.common.errors import CameraError
 
 FRAMES = 30
 pytestmark = pytest.mark.slow

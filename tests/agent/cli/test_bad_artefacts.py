@@ -9,7 +9,7 @@ import pytest
 from bench import Bench, build, calibrate, classifier
 
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.seal import seal
+from engines.store.signing import seal
 
 
 def test_a_calibration_of_another_model_is_refused(bench: Bench) -> None:

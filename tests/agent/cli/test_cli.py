@@ -15,8 +15,8 @@ from brokers import RealBroker, eventually, free_port
 from worlds import SPEC, make_world
 from zoo import Net
 
-from engines.artefact import read_artefact
 from engines.calibration import load_calibration
+from engines.store.artefact import read_artefact
 
 
 def test_calibrate_tells_what_it_observed(bench: Bench) -> None:

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from worlds import SPEC
 
-from agent.cli import main
-from engines.artefact import Artefact, write_artefact
-from engines.store import Store
+from agent.cli.main import main
+from engines.store.artefact import Artefact, write_artefact
+from engines.store.store import Store
 
 KEY = b"sixteen bytes ok"
 

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from agent import selection_report
-from agent.contact_sheet import MOST, Thumbnail, draw_sheet
-from agent.errors import AgentError
-from agent.selection import DUPLICATE, NOTHING, OTHERS, TAKEN, SelectionCounts
-from agent.selection_report import SelectionReport
+from agent.collection import report as selection_report
+from agent.collection.report import MOST, SelectionReport, Thumbnail, draw_sheet
+from agent.collection.selection import DUPLICATE, NOTHING, OTHERS, TAKEN, SelectionCounts
+from agent.common.errors import AgentError
 
 
 def thumbnails(count: int) -> list[Thumbnail]:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent.camera import read_images
-from agent.luma_grid import COLUMNS, NEAR, ROWS, LumaGrid
-from agent.source import parse_source
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.collection.selection import COLUMNS, NEAR, ROWS, LumaGrid
 
 Image = NDArray[np.uint8]
 

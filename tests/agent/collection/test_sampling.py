@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.sampling import HELD_OUT_EVERY, Blocks, Clock, Collection, HoldOut, Rota
+from agent.collection.collection import Collection, HoldOut
+from agent.collection.selection import HELD_OUT_EVERY
+from agent.common.timing import Clock
+from agent.monitoring.drift import Blocks
+from agent.monitoring.observation_budget import Rota
 from calibrate.histogram import abs_histogram
 
 

@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.luma_grid import COLUMNS, ROWS, LumaGrid
-from agent.selection import (
+from agent.collection.selection import (
     BRIGHTNESS,
     CLASS,
+    COLUMNS,
     DUPLICATE,
     EARLY,
     NOTHING,
     OTHERS,
+    ROWS,
     TAKEN,
+    LumaGrid,
     Selection,
 )
 

@@ -10,13 +10,13 @@ import pytest
 from authority_bench import Board, board
 from device import NOW
 
-from agent.clock import is_synchronised
-from agent.command_log import CommandLog
-from agent.commands import CommandDesk
-from agent.endpoint import is_loopback
-from agent.errors import ConfigError
-from agent.publishing import Reply
-from agent.requests import CommandResult
+from agent.commands.dispatcher import CommandDesk
+from agent.commands.log import CommandLog
+from agent.common.errors import ConfigError
+from agent.contract.commands import CommandResult
+from agent.mqtt.endpoint import is_loopback
+from agent.mqtt.message import Reply
+from agent.system.clock import is_synchronised
 
 __all__ = ["board"]  # the fixture
 

@@ -16,19 +16,19 @@ from test_candidate import backend, frames, model, observed, request, run_child
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.calibration_delivery import CalibrationDelivery, StagedCalibration
-from agent.candidate import write_job
-from agent.commands import Report
-from agent.errors import AgentError, CommandError
-from agent.histogram_upload import Facts, write_upload
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
-from agent.outcome import Outcome
-from agent.requests import MODEL_CHUNK_BYTES, CalibrationArgs, CommandResult
+from agent.commands.deliveries import CalibrationDelivery, StagedCalibration
+from agent.commands.dispatcher import Report
+from agent.common.errors import AgentError, CommandError
+from agent.contract.commands import MODEL_CHUNK_BYTES, CalibrationArgs, CommandResult
+from agent.contract.histograms import Facts, write_upload
+from agent.jobs.candidate import write_job
+from agent.jobs.child_protocol import Outcome
+from agent.models.model import Model, calibrate, open_model
+from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram
 from calibrate.plan import PrecisionPlan, Repairs
-from engines.backend import Backend
 from engines.calibration import load_calibration
+from engines.interface import Backend
 
 __all__ = ["backend", "job_desk", "model", "two_engines"]  # fixtures
 

@@ -16,21 +16,21 @@ from device import NOW, TOPICS, payload
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.authority import Authority
-from agent.command_log import CommandLog
-from agent.commands import CommandDesk
-from agent.commands_config import CommandsConfig
-from agent.errors import AgentError
-from agent.messages import Ack
-from agent.mqtt_config import OutboxConfig
-from agent.outbox import Outbox
-from agent.outbox_rows import NEWS
-from agent.publishing import Reply
-from agent.remote import admit_desired, parse_desired
-from agent.requests import OPS, CommandResult
-from agent.signing import new_key
-from agent.topics import may_reply_to
-from agent.wire import MAX_PAYLOAD_BYTES
+from agent.commands.authority import Authority
+from agent.commands.dispatcher import CommandDesk
+from agent.commands.log import CommandLog
+from agent.commands.settings import admit_desired, parse_desired
+from agent.common.errors import AgentError
+from agent.config import CommandsConfig
+from agent.contract.commands import OPS, CommandResult
+from agent.contract.messages import Ack
+from agent.contract.signing import new_key
+from agent.contract.topics import may_reply_to
+from agent.contract.wire import MAX_PAYLOAD_BYTES
+from agent.mqtt.config import OutboxConfig
+from agent.mqtt.message import Reply
+from agent.uplink.outbox import Outbox
+from agent.uplink.outbox_tables import NEWS
 
 _SLOWEST_S = 2.0  # of this thread, not of the disk, for one message; the largest of them take milliseconds
 

@@ -14,7 +14,7 @@ import pytest
 from brokers import RealBroker, Watcher
 from device import TOPICS
 
-from agent.requests import CommandResult
+from agent.contract.commands import CommandResult
 from fleet import operator
 
 _DEVICE = Path(__file__).with_name("command_device.py")

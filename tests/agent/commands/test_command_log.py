@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from device import NOW, Device, payload
 
-from agent.command_log import _MIGRATIONS, MEMORY_S, CommandLog
-from agent.commands import CommandDesk
-from agent.errors import AgentError
-from agent.publishing import Reply
-from agent.requests import CommandResult
+from agent.commands.dispatcher import CommandDesk
+from agent.commands.log import _MIGRATIONS, MEMORY_S, CommandLog
+from agent.common.errors import AgentError
+from agent.contract.commands import CommandResult
+from agent.mqtt.message import Reply
 
 DAY_S = 86_400.0
 

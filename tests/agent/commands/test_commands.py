@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from device import NOW, Device, payload
 
-from agent.commands import CommandDesk
-from agent.errors import AgentError
-from agent.requests import CommandResult, RecalibrateArgs
-from agent.wire import MAX_PAYLOAD_BYTES
+from agent.commands.dispatcher import CommandDesk
+from agent.common.errors import AgentError
+from agent.contract.commands import CommandResult, RecalibrateArgs
+from agent.contract.wire import MAX_PAYLOAD_BYTES
 
 
 class Desk:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.accuracy import LiveAccuracy
-from agent.capture import Frame
-from agent.decode import Classification
-from agent.detections import Detections
-from agent.findings import Served
-from agent.labels import LabelsDesk
-from agent.model_spec import ModelSpec
+from agent.camera.capture import Frame
+from agent.commands.labels import LabelsDesk
+from agent.monitoring.accuracy import LiveAccuracy
+from agent.vision.decode import Classification
+from agent.vision.detections import Detections
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served
 from calibrate.errors import TaredError
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)

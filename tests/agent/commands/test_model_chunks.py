@@ -10,9 +10,9 @@ import pytest
 from brokers import eventually
 from delivery_bench import CONTENT, Board, board
 
-from agent import receiving
-from agent.errors import AgentError
-from agent.requests import MODEL_CHUNK_BYTES
+from agent.commands import file_transfer as receiving
+from agent.common.errors import AgentError
+from agent.contract.commands import MODEL_CHUNK_BYTES
 
 __all__ = ["board"]  # the fixture
 

@@ -16,11 +16,12 @@ import pytest
 from brokers import eventually
 from delivery_bench import CONTENT, SHA, Board, board
 
-from agent import receiving, staged_model
-from agent.commands import Report
-from agent.errors import AgentError
-from agent.receiving import Fetch, Incoming
-from agent.requests import ModelArgs
+from agent.commands import deliveries as staged_model
+from agent.commands import file_transfer as receiving
+from agent.commands.dispatcher import Report
+from agent.commands.file_transfer import Fetch, Incoming
+from agent.common.errors import AgentError
+from agent.contract.commands import ModelArgs
 
 __all__ = ["board"]  # the fixture
 

@@ -11,9 +11,9 @@ import pytest
 from authority_bench import Board, board
 from device import NOW
 
-from agent.errors import AgentError, CommandError
-from agent.releases import Releases
-from agent.requests import ModelArgs
+from agent.commands.releases import Releases
+from agent.common.errors import AgentError, CommandError
+from agent.contract.commands import ModelArgs
 
 __all__ = ["board"]  # the fixture
 

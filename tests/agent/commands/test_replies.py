@@ -9,14 +9,14 @@ import pytest
 from brokers import RealBroker, eventually, on_the_air
 from device import NOW, TOPICS, Device
 
-from agent.command_log import CommandLog
-from agent.command_results import CommandResults
-from agent.commands import CommandDesk
-from agent.messages import Birth
-from agent.mqtt import MqttClient
-from agent.publishing import Message, Reply
-from agent.requests import CommandResult
-from agent.topics import Topics
+from agent.commands.dispatcher import CommandDesk
+from agent.commands.log import CommandLog
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message, Reply
+from agent.uplink.link import CommandResults
 from fleet.operator import new_command
 
 ANSWERS = "operators/ann"

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 from device import NOW, TOPICS
 
-from agent.authority import Authority
-from agent.commands import Mandate
-from agent.commands_config import CommandsConfig
-from agent.config import Config, RecalibrationConfig
-from agent.errors import AgentError
-from agent.model_spec import ModelSpec
-from agent.remote import admit_desired, check_expiry, parse_desired
-from agent.settings import LIVE, Settings
-from agent.signing import Signer, new_key
+from agent.commands.authority import Authority
+from agent.commands.dispatcher import Mandate
+from agent.commands.settings import LIVE, Settings, admit_desired, check_expiry, parse_desired
+from agent.common.errors import AgentError
+from agent.config import CommandsConfig, Config, RecalibrationConfig
+from agent.contract.signing import Signer, new_key
+from agent.vision.spec import ModelSpec
 
 Make = Callable[..., Settings]
 

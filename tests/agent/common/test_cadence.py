@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.cadence import Cadence
+from agent.common.timing import Cadence
 
 
 def test_it_is_due_once_each_period() -> None:

@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 from worlds import World, make_world
 
-from agent import console
-from agent.console import ConsoleHandler, say
+from agent.common import console
+from agent.common.console import ConsoleHandler, say
 
-SAYING = (
-    "import logging; from agent.console import set_up_logging; set_up_logging('debug'); log = logging.getLogger('a'); "
-)
+SAYING = "import logging; from agent.common.console import set_up_logging; set_up_logging('debug'); log = logging.getLogger('a'); "
 
 
 def run(command: list[str], log: Path, connected: bool) -> str:
@@ -53,7 +51,7 @@ def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(worl
 def test_elsewhere_it_says_what_it_always_has(world: World, tmp_path: Path) -> None:
     said = run(world.command("--frames", "150"), tmp_path / "log", connected=False)
     assert re.search(r"^serving: \d+/150 ", said, re.MULTILINE)
-    assert re.search(r"^level=INFO at=agent.reporting event=swap ", said, re.MULTILINE)
+    assert re.search(r"^level=INFO at=agent.uplink.reporter event=swap ", said, re.MULTILINE)
     assert not re.search(r"^<", said, re.MULTILINE)
 
 
@@ -79,7 +77,7 @@ def test_what_ends_the_program_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_closed_stderr_is_no_journal() -> None:
-    command = f"{sys.executable} -c 'from agent.console import goes_to_journal; print(goes_to_journal())' 2>&-"
+    command = f"{sys.executable} -c 'from agent.common.console import goes_to_journal; print(goes_to_journal())' 2>&-"
     environment = {**os.environ, "JOURNAL_STREAM": "1:2"}
     done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, env=environment, check=True)
     assert done.stdout == "False\n"

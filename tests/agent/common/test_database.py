@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import outbox_rows
-from agent.command_log import CommandLog
-from agent.database import Database
-from agent.job_journal import JobJournal
+from agent.commands.log import CommandLog
+from agent.common.database import Database
+from agent.jobs.job import JobJournal
+from agent.uplink import outbox_tables as outbox_rows
 from fleet.store.sqlite import SqliteStore
 
 _FULL, _EXTRA = 2, 3  # of PRAGMA synchronous

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from agent.errors import AgentError
-from agent.journal import Journal
+from agent.common.errors import AgentError
+from agent.common.state_files import Journal
 
 VALUES: dict[str, JsonValue] = {
     "a 0": {"loss": 0.1, "answers": [[6, None]], "latencies_ms": None},

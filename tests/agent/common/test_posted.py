@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from agent.posted import Posted
+from agent.common.main_thread import Posted
 
 SIGNALS = """
 import os, signal, sys, threading, time
-from agent.posted import Posted
+from agent.common.main_thread import Posted
 
 def compute():
     while True:

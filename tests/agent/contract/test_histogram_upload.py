@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from merge_bench import FACTS, counted, frames_of
 
-from agent.histogram_upload import MAX_UPLOAD_BYTES, Facts, read_facts, read_upload, write_upload
-from agent.histogram_upload_chunks import Upload, read_chunk
-from agent.histogram_upload_source import UploadSource
-from agent.publishing import Message
-from agent.requests import HISTOGRAM_CHUNK_BYTES, MAX_HISTOGRAM_CHUNKS
-from agent.topics import Topics
-from agent.wire import MAX_PAYLOAD_BYTES, MessageError
+from agent.contract.commands import HISTOGRAM_CHUNK_BYTES, MAX_HISTOGRAM_CHUNKS
+from agent.contract.histograms import MAX_UPLOAD_BYTES, Facts, Upload, read_chunk, read_facts, read_upload, write_upload
+from agent.contract.topics import Topics
+from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError
+from agent.mqtt.message import Message
+from agent.uplink.histogram_sender import UploadSource
 from calibrate.histogram import abs_histogram
 
 HISTOGRAMS = counted(frames_of(0, values=500))

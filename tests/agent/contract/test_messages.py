@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.backoff import Backoff
-from agent.errors import ConfigError
-from agent.messages import Birth, CameraTelemetry, Document, Event, Fidelity, Latency, Status, Telemetry
-from agent.parsing import CommandRefused, parse_command
-from agent.requests import Command, CommandResult, Failure, RecalibrateArgs
-from agent.topics import Topics, check_name
-from agent.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError
+from agent.commands.parser import CommandRefused, parse_command
+from agent.common.errors import ConfigError
+from agent.common.timing import Backoff
+from agent.contract.commands import Command, CommandResult, Failure, RecalibrateArgs
+from agent.contract.messages import Birth, CameraTelemetry, Document, Event, Fidelity, Latency, Status, Telemetry
+from agent.contract.topics import Topics, check_name
+from agent.contract.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError
 
 NOW = 1_700_000_000.0
 

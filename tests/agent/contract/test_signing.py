@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import rfc8785
 
-from agent.errors import ConfigError
-from agent.signing import Keyring, Signer, canonical, new_key
-from agent.wire import MessageError, read_object
+from agent.common.errors import ConfigError
+from agent.contract.signing import Keyring, Signer, canonical, new_key
+from agent.contract.wire import MessageError, read_object
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from trouble_bench import Desk, desk
 
-from agent.commands import Report
-from agent.errors import CommandError
-from agent.model_delivery import ModelDelivery
-from agent.orders import Orders
-from agent.releases import Releases
-from agent.requests import CancelArgs, CommandResult, ModelArgs
+from agent.commands.deliveries import ModelDelivery
+from agent.commands.dispatcher import Report
+from agent.commands.releases import Releases
+from agent.common.errors import CommandError
+from agent.contract.commands import CancelArgs, CommandResult, ModelArgs
+from agent.daemon.handlers import Orders
 
 __all__ = ["desk"]  # the fixture
 

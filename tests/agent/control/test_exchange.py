@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 from exchange_bench import BAD, REFUSES, UNKNOWN, Bench, bench
 
-import agent.exchange as exchange_module
-from agent.errors import AgentError
+import agent.control.swap as exchange_module
+from agent.common.errors import AgentError
 from calibrate.evidence import Interval
 
 __all__ = ["bench"]  # the fixture

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from exchange_bench import BAD, Bench, Told, bench
 
-from agent.errors import AgentError
+from agent.common.errors import AgentError
 
 __all__ = ["bench"]  # the fixture
 

@@ -9,11 +9,11 @@ import pytest
 from test_view import camera, scene, watched
 from trouble_bench import TROUBLES, Desk, desk
 
-from agent.commands import Report
-from agent.errors import AgentError, CommandError
-from agent.job_states import JobState
-from agent.orders import Orders
-from agent.requests import CommandResult, RecalibrateArgs, RollbackArgs
+from agent.commands.dispatcher import Report
+from agent.common.errors import AgentError, CommandError
+from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
+from agent.daemon.handlers import Orders
+from agent.jobs.job import JobState
 
 __all__ = ["desk"]  # the fixture
 

@@ -16,29 +16,29 @@ import pytest
 from raising_world import COLLAPSES, collapsing_net, observer_state, observing
 from worlds import SPEC
 
-from agent.build import build_artefact
-from agent.commands import Report
+from agent.commands.dispatcher import Report
+from agent.common.errors import AgentError
+from agent.common.schema import validate
 from agent.config import Config
-from agent.errors import AgentError
-from agent.findings import ObserverState
-from agent.job_journal import JobJournal
-from agent.low_fidelity import Attempts
-from agent.messages import Birth
-from agent.model import calibrate, open_model
-from agent.operations import Operations
-from agent.orders import Orders
-from agent.outcome import Outcome
-from agent.pipeline import Pipeline
-from agent.probation import Record
-from agent.reporting import Reporter
-from agent.requests import CommandResult, RollbackArgs
-from agent.schema import validate
-from agent.service import Service
-from agent.trial import TrialEvents
+from agent.contract.commands import CommandResult, RollbackArgs
+from agent.contract.messages import Birth
+from agent.control.operations import Operations
+from agent.daemon.handlers import Orders
+from agent.jobs.child_protocol import Outcome
+from agent.jobs.job import JobJournal
+from agent.jobs.limits import Attempts
+from agent.models.build import build_artefact
+from agent.models.engine_service import Service
+from agent.models.model import calibrate, open_model
+from agent.monitoring.camera_monitor import ObserverState
+from agent.serving.pipeline import Pipeline
+from agent.serving.trial import Record, TrialEvents
+from agent.uplink.reporter import Reporter
 from calibrate.plan import PrecisionPlan
-from engines.artefact import Artefact
-from engines.backend import open_backend, silent
-from engines.store import Store
+from engines.interface import silent
+from engines.registry import open_backend
+from engines.store.artefact import Artefact
+from engines.store.store import Store
 
 
 @dataclass

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from worlds import SPEC
 
+from agent.common.errors import ConfigError
+from agent.common.schema import validate
 from agent.config import Config
-from agent.errors import ConfigError
-from agent.schedule import Schedule
-from agent.schema import validate
+from agent.control.triggers import Schedule
 
 
 @pytest.fixture(autouse=True)

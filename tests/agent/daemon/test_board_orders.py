@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent import board_orders
-from agent.board_orders import BoardOrders
-from agent.commands import Report
-from agent.errors import CommandError
-from agent.requests import CommandResult, SnapshotArgs
+from agent.commands.dispatcher import Report
+from agent.common.errors import CommandError
+from agent.contract.commands import CommandResult, SnapshotArgs
+from agent.daemon import handlers as board_orders
+from agent.daemon.handlers import BoardOrders
 
 FRAME = SimpleNamespace(id=7, ts=1.5, image=np.zeros((8, 16, 3), np.uint8))
 

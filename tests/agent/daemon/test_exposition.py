@@ -17,9 +17,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from worlds import World, make_world
 
-from agent.errors import ConfigError
-from agent.exposition import exposing
-from agent.telemetry import LatencyHistogram, LoopMeter
+from agent.common.errors import ConfigError
+from agent.common.latency import LatencyHistogram, LoopMeter
+from agent.daemon.prometheus import exposing
 
 _NO_BASE_UNIT = re.compile(r"_(milliseconds|ms|microseconds|us|minutes|hours|kilobytes|kb|mb|percent|fahrenheit)(_|$)")
 _TYPE_IN_NAME = re.compile(r"_(gauge|counter|histogram|summary)(_|$)")

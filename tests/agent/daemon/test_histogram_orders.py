@@ -10,15 +10,14 @@ from typing import cast
 import pytest
 from merge_bench import calibration_of, counted, frames_of, merged_calibration, service_with
 
-from agent.commands import Report
-from agent.commands_config import PrivacyConfig
-from agent.errors import CommandError
-from agent.histogram_upload import read_facts, read_upload
-from agent.histogram_upload_chunks import Upload
-from agent.histogram_upload_orders import HistogramOrders
-from agent.histogram_upload_source import Told
-from agent.link import MqttLink
-from agent.requests import CommandResult, HistogramsArgs
+from agent.commands.dispatcher import Report
+from agent.common.errors import CommandError
+from agent.config import PrivacyConfig
+from agent.contract.commands import CommandResult, HistogramsArgs
+from agent.contract.histograms import Upload, read_facts, read_upload
+from agent.daemon.handlers import HistogramOrders
+from agent.uplink.histogram_sender import Told
+from agent.uplink.link import MqttLink
 from engines.calibration import Calibration
 
 CALIBRATION = calibration_of(counted(frames_of(0)))

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agent.errors import ConfigError, DatasetError
-from agent.estimates import Estimate
-from agent.messages import Accuracy, CameraTelemetry, Latency
-from agent.model_spec import ModelSpec
-from agent.review import read_classes, read_labels
-from agent.schema import validate
-from agent.summary import RunSummary
-from agent.summary_table import print_summary
+from agent.common.errors import ConfigError, DatasetError
+from agent.common.schema import validate
+from agent.contract.messages import Accuracy, CameraTelemetry, Latency
+from agent.control.summary import RunSummary
+from agent.daemon.review import read_classes, read_labels
+from agent.daemon.summary_table import print_summary
+from agent.monitoring.estimates import Estimate
+from agent.vision.spec import ModelSpec
 from calibrate.evidence import Interval
 
 NAMES = ("cat", "dog")

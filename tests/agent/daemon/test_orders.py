@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from test_raising_operations import Desk, desk
 
-from agent.commands import Report
-from agent.errors import CommandError
-from agent.orders import Orders
-from agent.requests import RecalibrateArgs, SwitchArgs
+from agent.commands.dispatcher import Report
+from agent.common.errors import CommandError
+from agent.contract.commands import RecalibrateArgs, SwitchArgs
+from agent.daemon.handlers import Orders
 
 __all__ = ["desk"]  # the fixture
 

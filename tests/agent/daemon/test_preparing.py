@@ -8,8 +8,8 @@ import pytest
 from fake_tensorrt import FakeTensorRt
 from worlds import make_world
 
-from agent import console
-from agent.cli import main
+from agent.cli.main import main
+from agent.common import console
 
 
 @pytest.mark.parametrize(

@@ -12,24 +12,23 @@ import pytest
 from brokers import RealBroker, eventually, on_the_air
 from device import TOPICS, Device, payload
 
-from agent import remote
-from agent.accuracy import LiveAccuracy
-from agent.authority import Authority
-from agent.command_log import CommandLog
-from agent.commands_config import CommandsConfig
-from agent.config import Config
-from agent.labels import LabelsDesk
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.model_delivery import ModelDelivery
-from agent.model_spec import ModelSpec
-from agent.publishing import Message
-from agent.releases import Releases
-from agent.remote import Remote
-from agent.reporting import Reporter
-from agent.requests import CommandResult, Reported
-from agent.settings import Settings
-from agent.signing import Signer, new_key
+from agent.commands.authority import Authority
+from agent.commands.deliveries import ModelDelivery
+from agent.commands.labels import LabelsDesk
+from agent.commands.log import CommandLog
+from agent.commands.releases import Releases
+from agent.commands.settings import Settings
+from agent.config import CommandsConfig, Config
+from agent.contract.commands import CommandResult, Reported
+from agent.contract.messages import Birth
+from agent.contract.signing import Signer, new_key
+from agent.daemon import inbox as remote
+from agent.daemon.inbox import Remote
+from agent.monitoring.accuracy import LiveAccuracy
+from agent.mqtt.message import Message
+from agent.uplink.link import MqttLink
+from agent.uplink.reporter import Reporter
+from agent.vision.spec import ModelSpec
 
 
 def never_tried(_: object) -> None:

@@ -6,11 +6,11 @@ import io
 
 from rich.console import Console
 
-from agent.fidelity import MatchCounts
-from agent.review import REFERENCE, Score
-from agent.summary import Alarm, RunSummary, Swap
-from agent.summary_table import print_summary, sparkline
-from agent.telemetry import LoopSample
+from agent.common.latency import LoopSample
+from agent.control.summary import Alarm, RunSummary, Score, Swap
+from agent.daemon.review import REFERENCE
+from agent.daemon.summary_table import print_summary, sparkline
+from agent.vision.fidelity import MatchCounts
 from calibrate.evidence import Interval
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.doctor import Finding, as_dict, examine, healthy, machine
-from engines.backend import EngineError, open_backend
+from agent.doctor import machine
+from agent.doctor.examine import Finding, as_dict, examine, healthy
+from engines.errors import EngineError
+from engines.registry import open_backend
 
 
 def by_name() -> dict[str, Finding]:
@@ -63,7 +65,7 @@ def test_an_opencv_that_does_not_load_is_told_with_its_remedy(tmp_path: Path, mo
     (tmp_path / "cv2").mkdir()
     (tmp_path / "cv2" / "__init__.py").write_text("raise ImportError('numpy.core.multiarray failed to import')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name == "cv2" or name.startswith(("cv2.", "agent.opening"))]:
+    for name in [name for name in sys.modules if name == "cv2" or name.startswith(("cv2.", "agent.camera.opencv"))]:
         monkeypatch.delitem(sys.modules, name)
     found = by_name()
     assert found["opencv"].found.startswith("does not load: ")
@@ -73,15 +75,15 @@ def test_an_opencv_that_does_not_load_is_told_with_its_remedy(tmp_path: Path, mo
 
 
 def test_what_this_opencv_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.opening.has_gstreamer", lambda: False)
-    monkeypatch.setattr("agent.opening.opencv_version", lambda: "4.8.1")
+    monkeypatch.setattr("agent.camera.opencv.has_gstreamer", lambda: False)
+    monkeypatch.setattr("agent.camera.opencv.opencv_version", lambda: "4.8.1")
     found = by_name()
     assert found["opencv gstreamer"].found == "no, as in every OpenCV from PyPI"
     assert "csi: and gst:" in found["opencv gstreamer"].remedy
     assert found["opencv"].found.startswith("4.8.1, which repeats the last picture")
     assert not found["opencv"].needed
-    monkeypatch.setattr("agent.opening.has_gstreamer", lambda: True)
-    monkeypatch.setattr("agent.opening.opencv_version", lambda: "4.13.0-dev")
+    monkeypatch.setattr("agent.camera.opencv.has_gstreamer", lambda: True)
+    monkeypatch.setattr("agent.camera.opencv.opencv_version", lambda: "4.13.0-dev")
     found = by_name()
     assert found["opencv gstreamer"].ok
     assert found["opencv"].ok

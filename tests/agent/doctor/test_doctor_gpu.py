@@ -12,8 +12,8 @@ from fake_pycuda import ORIN
 from fake_tensorrt import FakeTensorRt
 from trt_world import PC
 
-from agent.doctor import Finding, examine
-from agent.doctor import gpu as doctor
+from agent.doctor import software as doctor
+from agent.doctor.examine import Finding, examine
 from engines import board
 
 

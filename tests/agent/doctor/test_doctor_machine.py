@@ -18,13 +18,14 @@ from brokers import RealBroker, free_port
 from mjpeg_server import MjpegServer
 from worlds import make_world
 
-from agent.cli import main
+from agent.cli.main import main
 from agent.config import load_config
-from agent.doctor import Finding, examine, healthy, machine
 from agent.doctor import configured as surroundings
+from agent.doctor import machine
 from agent.doctor.configured import examine_configured, examine_unconfigured
-from agent.doctor.gpu import _driver
+from agent.doctor.examine import Finding, examine, healthy
 from agent.doctor.machine import examine_machine
+from agent.doctor.software import _driver
 
 DPKG = """Package: nvidia-jetpack-dev
 Status: install ok installed

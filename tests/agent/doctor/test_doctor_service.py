@@ -12,18 +12,20 @@ from boards import lay_down
 from brokers import RealBroker
 from test_doctor_machine import by_name, configured
 
-from agent.doctor import Finding, as_service, examine, installed
+from agent.contract.signing import new_key
 from agent.doctor import configured as surroundings
-from agent.doctor.installed import examine_service
-from agent.installation import TARED
-from agent.signing import new_key
+from agent.doctor import service as as_service
+from agent.doctor import service as installed
+from agent.doctor.examine import Finding, examine
+from agent.doctor.service import examine_service
+from agent.system.service_unit import TARED
 
 UNIT, CONFIG = str(TARED.unit_path), str(TARED.config_path)
 
 
 @pytest.fixture
 def unit(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("agent.doctor.installed.unit_text", lambda *_: "[Service]\nas shipped\n")
+    monkeypatch.setattr("agent.doctor.service.unit_text", lambda *_: "[Service]\nas shipped\n")
     return "[Service]\nas shipped\n"
 
 
@@ -104,7 +106,7 @@ def service(tmp_path: Path, mosquitto: RealBroker, monkeypatch: pytest.MonkeyPat
     """The root of a machine whose service speaks to a broker with a password, and knows an operator."""
     lines = [f"LoadCredential=tared-{name}:/etc/tared/{name}\n" for name in CREDENTIALS]
     unit = "[Service]\n" + "".join(lines)
-    monkeypatch.setattr("agent.doctor.installed.unit_text", lambda *_: unit)
+    monkeypatch.setattr("agent.doctor.service.unit_text", lambda *_: unit)
     folder = (tmp_path / TARED.config_path).parent
     folder.mkdir(parents=True)
     configured(folder)

@@ -17,17 +17,16 @@ from model_families import CLASSES, CLASSIFIERS, DETECTORS, IMAGE, OTHERS, Famil
 from onnx import ModelProto, TensorProto, helper
 from zoo import Net, run
 
-from agent.cli import main
-from agent.decode import open_decoder
-from agent.graph_facts import read_facts
-from agent.input_spec import InputSpec
-from agent.model_guess import class_names
-from agent.model_inspection import inspect_model, write_spec
-from agent.model_spec import ModelSpec, load_model_spec
-from agent.network_input import network_input
-from agent.schema import read_yaml
-from engines.backend import TensorSpec
-from engines.graph import image_input, load_model
+from agent.cli.main import main
+from agent.common.schema import read_yaml
+from agent.inspection.graph_facts import read_facts
+from agent.inspection.inspect import inspect_model, write_spec
+from agent.inspection.spec_guess import class_names
+from agent.vision.decode import open_decoder
+from agent.vision.preprocess import network_input
+from agent.vision.spec import InputSpec, ModelSpec, load_model_spec
+from engines.graph.load import image_input, load_model
+from engines.interface import TensorSpec
 from engines.preprocessing import Layout, PixelType
 
 STREET = Path(__file__).parents[1] / "examples/street/street.onnx"

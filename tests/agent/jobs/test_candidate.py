@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.build import build_artefact
-from agent.candidate import JobRequest, write_job
-from agent.comparison import compare
-from agent.deadline import Deadline
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
-from agent.outcome import Outcome
-from agent.verdict import Limits, decide
+from agent.jobs.candidate import JobRequest, write_job
+from agent.jobs.child_protocol import Outcome
+from agent.models.build import build_artefact
+from agent.models.model import Model, calibrate, open_model
+from agent.validation.comparison import Deadline, compare
+from agent.validation.verdict import Limits, decide
+from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
-from engines.artefact import read_artefact
-from engines.backend import Array, Backend, Engine, TensorSpec, open_backend
-from engines.store import Store
+from engines.interface import Array, Backend, Engine, TensorSpec
+from engines.registry import open_backend
+from engines.store.artefact import read_artefact
+from engines.store.store import Store
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def request(model: Model, folder: Path, serving: Path | None = None, **changes: 
 
 
 def run_child(directory: Path) -> list[dict[str, object]]:
-    command = [sys.executable, "-m", "agent.candidate", str(directory)]
+    command = [sys.executable, "-m", "agent.jobs.candidate", str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from brokers import eventually
 
-from agent.child import CandidateProcess
-from agent.errors import AgentError
-from agent.outcome import Outcome
+from agent.common.errors import AgentError
+from agent.jobs.child_process import CandidateProcess
+from agent.jobs.child_protocol import Outcome
 
 _STARTED = """echo '{"step": "BUILDING", "percent": 50}'"""
 _BUSY = f"{_STARTED}; while :; do :; done"
@@ -269,7 +269,7 @@ def test_it_gives_way_before_its_module_is_imported(tmp_path: Path, monkeypatch:
 
 _DAEMON = """
 import pathlib, sys, threading
-from agent.child import CandidateProcess
+from agent.jobs.child_process import CandidateProcess
 child = CandidateProcess(pathlib.Path(sys.argv[1]), lambda *_: print("ready", flush=True), print, module="sleeper")
 threading.Event().wait()
 """

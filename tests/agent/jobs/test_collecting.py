@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from raising_world import config_of, observer_state
 
-from agent import collecting
-from agent.collecting import Collecting
-from agent.errors import AgentError
+from agent.common.errors import AgentError
+from agent.jobs import recalibration as collecting
+from agent.jobs.recalibration import Collecting
 
 STATE = observer_state(config_of())
 

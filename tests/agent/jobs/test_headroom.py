@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent.board_state import BoardReading, Rail, Zone
+from agent.common.errors import AgentError
 from agent.config import HeadroomConfig
-from agent.errors import AgentError
-from agent.headroom import Headroom
+from agent.jobs.headroom import Headroom
+from agent.system.board import BoardReading, Rail, Zone
 
 FREE = BoardReading(
     memory_available_bytes=2**30,

@@ -17,19 +17,21 @@ from typing import Any
 import pytest
 from job_bench import JobDeskBench
 
-from agent import collecting, job_journal, recalibration
-from agent.errors import AgentError
-from agent.gathering import Gathering
-from agent.headroom import Headroom
-from agent.job_journal import JobJournal
-from agent.job_states import JobState
-from agent.outcome import Outcome
-from agent.service import Service
-from agent.trial import TrialEvents
+from agent.collection.collection import Gathering
+from agent.common.errors import AgentError
+from agent.jobs import job as job_journal
+from agent.jobs import recalibration
+from agent.jobs import recalibration as collecting
+from agent.jobs.child_protocol import Outcome
+from agent.jobs.headroom import Headroom
+from agent.jobs.job import JobJournal, JobState
+from agent.models.engine_service import Service
+from agent.serving.trial import TrialEvents
 from calibrate.errors import CalibrationError
-from engines.backend import Engine, EngineError
-from engines.store import Store
-from engines.upkeep import Upkeep
+from engines.errors import EngineError
+from engines.interface import Engine
+from engines.store.retention import Upkeep
+from engines.store.store import Store
 
 ENGINE_FAILS = EngineError("engine.fails", "one that fails", "one that works", "none")
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import job_journal
-from agent.errors import AgentError
-from agent.job_journal import JobJournal
-from agent.job_states import JobState
+from agent.common.errors import AgentError
+from agent.jobs import job as job_journal
+from agent.jobs.job import JobJournal, JobState
 
 WHY = AgentError("recalibration.refused", "found", "expected", "remedy")
 

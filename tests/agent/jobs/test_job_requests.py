@@ -12,16 +12,15 @@ import pytest
 from device import NOW, Device, payload
 from test_raising_operations import Desk, desk
 
-from agent.commands import CommandDesk, Report
-from agent.errors import AgentError
-from agent.interrupted import Past
-from agent.job_journal import JobJournal
-from agent.job_states import JobState
-from agent.messages import Birth
-from agent.pipeline import Pipeline
-from agent.readings import Readings
-from agent.reporting import Reporter
-from agent.requests import CommandResult, RecalibrateArgs
+from agent.commands.dispatcher import CommandDesk, Report
+from agent.common.errors import AgentError
+from agent.contract.commands import CommandResult, RecalibrateArgs
+from agent.contract.messages import Birth
+from agent.daemon.status import Readings
+from agent.jobs.job import JobJournal, JobState
+from agent.jobs.recovery import Past
+from agent.serving.pipeline import Pipeline
+from agent.uplink.reporter import Reporter
 
 __all__ = ["desk"]  # the fixture
 

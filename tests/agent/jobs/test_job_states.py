@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from agent.job_states import JobState
+from agent.jobs.job import JobState
 
 STATES = tuple(JobState)
 PATH = STATES[: STATES.index(JobState.COMMITTED)]  # all but the ends, in order

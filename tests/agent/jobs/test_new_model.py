@@ -11,13 +11,13 @@ from test_job_requests import ask
 from test_raising_operations import Desk, desk
 from test_refused_journal import refuse_journal
 
-from agent import new_model
-from agent.commands import Report
-from agent.errors import AgentError
-from agent.job import Job
-from agent.outcome import Outcome
-from agent.requests import CommandResult
-from agent.staged_model import StagedModel
+from agent.commands.deliveries import StagedModel
+from agent.commands.dispatcher import Report
+from agent.common.errors import AgentError
+from agent.contract.commands import CommandResult
+from agent.jobs import new_model
+from agent.jobs.child_protocol import Outcome
+from agent.jobs.job import Job
 
 __all__ = ["desk"]  # the fixture
 

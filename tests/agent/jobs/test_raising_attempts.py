@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import AgentError
-from agent.job import CANCELLED
-from agent.low_fidelity import Attempts
-from agent.raising import EXHAUSTED
+from agent.commands.dispatcher import CANCELLED
+from agent.common.errors import AgentError
+from agent.jobs.limits import Attempts
+from agent.planning.precision_raise import EXHAUSTED
 
 
 def told(error: AgentError) -> None:

@@ -11,11 +11,11 @@ import pytest
 from worlds import SPEC
 from zoo import residual_net
 
-from agent import daemon
+from agent.common.errors import ConfigError
+from agent.common.schema import validate
 from agent.config import Config
-from agent.errors import ConfigError
-from agent.reference_child import build_reference, write_reference_job
-from agent.schema import validate
+from agent.daemon import run as daemon
+from agent.jobs.reference import build_reference, write_reference_job
 from calibrate.errors import TaredError
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from test_raising_operations import Desk, desk
 
-from agent.errors import AgentError
-from agent.job_journal import JobJournal
-from agent.service import Loaded
-from engines.artefact import Artefact
+from agent.common.errors import AgentError
+from agent.jobs.job import JobJournal
+from agent.models.engine_service import Loaded
+from engines.store.artefact import Artefact
 
 __all__ = ["desk"]  # the fixture
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import agent.restraint as restraint_module
-from agent.errors import AgentError
-from agent.restraint import Restraint
+import agent.jobs.limits as restraint_module
+from agent.common.errors import AgentError
+from agent.jobs.limits import Restraint
 
 HOUR, DAY = 3600.0, 86400.0
 JOB_PAUSE_S, SWITCH_PAUSE_S = 600.0, 120.0

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import AgentError
-from agent.job_journal import JobJournal
-from agent.job_states import JobState
-from agent.messages import Birth
-from agent.reporting import Reporter
-from agent.starting import RuntimeJob
+from agent.common.errors import AgentError
+from agent.contract.messages import Birth
+from agent.daemon.startup import RuntimeJob
+from agent.jobs.job import JobJournal, JobState
+from agent.uplink.reporter import Reporter
 
 
 @pytest.mark.parametrize(("refuses", "end"), [(True, JobState.FAILED), (False, JobState.COMMITTED)])

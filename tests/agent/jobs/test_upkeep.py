@@ -12,14 +12,15 @@ from typing import Any, cast
 import pytest
 
 from agent.config import StoreConfig
-from agent.housekeeping import Housekeeping
-from agent.reporting import Reporter
-from engines import staging, upkeep
-from engines.artefact import Artefact, write_artefact
-from engines.backend import EngineError
-from engines.seal import MANIFEST, SCHEMA, seal
-from engines.store import Store
-from engines.upkeep import Upkeep, size
+from agent.jobs.report import Housekeeping
+from agent.uplink.reporter import Reporter
+from engines.errors import EngineError
+from engines.store import files as staging
+from engines.store import retention as upkeep
+from engines.store.artefact import Artefact, write_artefact
+from engines.store.retention import Upkeep, size
+from engines.store.signing import MANIFEST, SCHEMA, seal
+from engines.store.store import Store
 
 BYTES = 1000  # of an engine
 

@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 from worlds import SPEC
 from zoo import residual_net
 
-import engines.tensorrt_backend as tensorrt_backend
-from agent.build import build_artefact
-from agent.candidate import JobRequest, run_job, write_job
+import engines.trt.backend as tensorrt_backend
 from agent.config import backend_options
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
-from agent.outcome import Outcome
+from agent.jobs.candidate import JobRequest, run_job, write_job
+from agent.jobs.child_protocol import Outcome
+from agent.models.build import build_artefact
+from agent.models.model import Model, calibrate, open_model
+from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
-from engines.artefact import Artefact, read_artefact
-from engines.backend import BuildRequest, Built, Progress, open_backend, silent
-from engines.store import Store
-from engines.tensorrt_backend import TensorRtBackend
+from engines.interface import BuildRequest, Built, Progress, silent
+from engines.registry import open_backend
+from engines.store.artefact import Artefact, read_artefact
+from engines.store.store import Store
+from engines.trt.backend import TensorRtBackend
 
 FIRST, SECOND = "Conv_t0", "Conv_t2"
 

@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 from zoo import residual_net
 
-from agent.model_watch import ModelWatch, content_of
+from agent.models.model_watch import ModelWatch, content_of
 
 LOOK_S = 0.02
 

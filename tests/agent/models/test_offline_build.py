@@ -9,8 +9,8 @@ import pytest
 from lab import CIFAR_TRAIN, COCO, FACES, Lab
 from worlds import make_world
 
-from agent.cli import main
-from engines.artefact import read_artefact
+from agent.cli.main import main
+from engines.store.artefact import read_artefact
 from examples.street.render import render_video
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")

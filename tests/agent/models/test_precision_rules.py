@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from zoo import Net, residual_net
 
-from agent.errors import ConfigError
-from agent.model_spec import PrecisionRules
-from agent.precision import Rules, read_rules
-from engines.placement import place
+from agent.common.errors import ConfigError
+from agent.models.model import Rules, read_rules
+from agent.vision.spec import PrecisionRules
+from engines.quantise.placement import place
 
 
 def rules(keep_float: tuple[str, ...] = (), force_int8: tuple[str, ...] = ()) -> Rules:

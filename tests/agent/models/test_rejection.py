@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from agent.interrupted import Past
-from agent.job_journal import JobJournal
-from agent.job_states import JobState
-from agent.messages import Birth
-from agent.rejection import reject
-from agent.reporting import Reporter
-from engines.artefact import Artefact, write_artefact
-from engines.backend import EngineError
-from engines.store import Store
+from agent.contract.messages import Birth
+from agent.jobs.job import JobJournal, JobState
+from agent.jobs.recovery import Past
+from agent.models.engine_service import reject
+from agent.uplink.reporter import Reporter
+from engines.errors import EngineError
+from engines.store.artefact import Artefact, write_artefact
+from engines.store.store import Store
 
 WHY = {"trigger": "alarm", "reason": "probation.error"}
 VERDICT = {"fidelity": 0.9}

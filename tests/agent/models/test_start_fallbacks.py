@@ -15,15 +15,17 @@ import pytest
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.build import build_artefact
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
-from agent.service import Service
+from agent.models.build import build_artefact
+from agent.models.engine_service import Service
+from agent.models.model import Model, calibrate, open_model
+from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
-from engines.artefact import Artefact, write_artefact
-from engines.backend import Backend, EngineError, open_backend, silent
 from engines.calibration import load_calibration
-from engines.store import Store
+from engines.errors import EngineError
+from engines.interface import Backend, silent
+from engines.registry import open_backend
+from engines.store.artefact import Artefact, write_artefact
+from engines.store.store import Store
 
 FOREIGN = {"model": "another", "calibration": {}}
 

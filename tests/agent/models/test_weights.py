@@ -11,14 +11,13 @@ import pytest
 from worlds import SPEC
 from zoo import Net
 
-from agent.model import Model
-from agent.model_spec import ModelSpec
-from agent.weights import tap_weights
+from agent.models.model import Model, tap_weights
+from agent.vision.spec import ModelSpec
 from calibrate.histogram import abs_histogram
 from calibrate.noise import tensor_noise
 from calibrate.plan import ALL_INT8, PrecisionPlan
 from engines.calibration import Calibration, calibrate_histograms
-from engines.placement import place
+from engines.quantise.placement import place
 
 RNG = np.random.default_rng(0)
 TAPS = ("image", "t1", "t3")

@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.accuracy import LiveAccuracy, accuracy_bound
-from agent.answers import Answer, Answers, LabelsError
-from agent.capture import Frame
-from agent.decode import Classification, Prediction
-from agent.detections import Detections, LabelledBoxes
-from agent.findings import Served
-from agent.fitting import Geometry
-from agent.memory import Memory
+from agent.camera.capture import Frame
+from agent.monitoring.accuracy import Answer, Answers, LabelsError, LiveAccuracy, accuracy_bound
+from agent.monitoring.evidence_file import Memory
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections, LabelledBoxes
+from agent.vision.preprocess import Geometry
+from agent.vision.task import Served
 from calibrate.evidence import Interval
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.budget import ObservationBudget
+from agent.monitoring.observation_budget import ObservationBudget
 
 FPS, INFERENCE_S, OBSERVATION_S = 30, 0.01, 0.02  # the reference takes twice as long as the engine
 HOUR = 3600 * FPS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent.config import DriftConfig
-from agent.drift import DriftMonitor, Regime
+from agent.monitoring.drift import DriftMonitor, Regime
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from engines.calibration import Calibration, calibrate_histograms

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from test_drift import CONFIG, scene
 
-from agent.drift import DriftMonitor, Regime
+from agent.monitoring.drift import DriftMonitor, Regime
 from calibrate.histogram import AbsHistogram, merge_all
 from engines.calibration import calibrate_histograms
 

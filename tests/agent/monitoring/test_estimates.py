@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import agent.estimates as estimates_module
-from agent.estimates import FidelityRecord, LastHour, SinceStart, SinceStartBySecond, mean_interval
+import agent.monitoring.estimates as estimates_module
+from agent.monitoring.estimates import FidelityRecord, LastHour, SinceStart, SinceStartBySecond, mean_interval
 from calibrate.errors import CalibrationError
 from calibrate.evidence import ConfidenceSequence
 

@@ -13,25 +13,25 @@ from test_drift import calibration, regime, scene
 from worlds import SPEC
 from zoo import Net
 
-from agent.answers import MAX_BYTES
-from agent.capture import Frame
-from agent.chosen_frames import shown_classes
+from agent.camera.capture import Frame
+from agent.collection.collection import Gathering, shown_classes
+from agent.common.schema import validate
 from agent.config import Config
-from agent.decode import Classification, Prediction
-from agent.detections import Detections
-from agent.drift import Regime
-from agent.findings import Findings, Served, Spending
-from agent.gathering import Gathering
-from agent.memory import Memory
-from agent.model import Model
-from agent.model_spec import ModelSpec
-from agent.regimes import RegimeBook, Regimes
-from agent.schema import validate
+from agent.models.model import Model
+from agent.monitoring.accuracy import MAX_BYTES
+from agent.monitoring.camera_monitor import Findings, Spending
+from agent.monitoring.drift import Regime
+from agent.monitoring.evidence_file import Memory
+from agent.monitoring.regimes import RegimeBook, Regimes
+from agent.vision.decode import Classification, Prediction
+from agent.vision.detections import Detections
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served
 from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from calibrate.plan import ALL_INT8
-from engines.backend import Observation
 from engines.calibration import calibrate_histograms
-from engines.placement import place
+from engines.interface import Observation
+from engines.quantise.placement import place
 
 RIGHT, WRONG = Classification(0, 0.9), Classification(1, 0.9)
 NOTHING = Detections(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64), scores=np.zeros(0, np.float32))

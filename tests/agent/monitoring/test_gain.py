@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.gain import GainEvidence, Recent
+from agent.monitoring.drift import GainEvidence, Recent
 from calibrate.evidence import DriftDetector
 
 TOLERANCE_DB = 3.0

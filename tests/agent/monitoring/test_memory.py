@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from test_drift import monitor_of, regime, scene
 
-from agent import memory as memory_module
+from agent.common.errors import AgentError
+from agent.common.state_files import Journal
 from agent.config import DriftConfig
-from agent.drift import DriftMonitor
-from agent.errors import AgentError
-from agent.estimates import FidelityRecord
-from agent.journal import Journal
-from agent.memory import Memory, Recalled, forget_others
+from agent.monitoring import evidence_file as memory_module
+from agent.monitoring.drift import DriftMonitor
+from agent.monitoring.estimates import FidelityRecord
+from agent.monitoring.evidence_file import Memory, Recalled, forget_others
 from calibrate.errors import CalibrationError
 
 SOURCE = "rtsp://camera"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 from test_memory import SOURCE, Process, told
 
-from agent.estimates import FidelityRecord, SinceStartBySecond
-from agent.memory import Memory
+from agent.monitoring.estimates import FidelityRecord, SinceStartBySecond
+from agent.monitoring.evidence_file import Memory
 
 
 @pytest.fixture

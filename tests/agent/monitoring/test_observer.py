@@ -14,20 +14,20 @@ import pytest
 from worlds import SPEC
 from zoo import residual_net
 
-import agent.observer as observer_module
-from agent.budget import ObservationBudget
-from agent.capture import Frame
+import agent.monitoring.observer as observer_module
+from agent.camera.capture import Frame
+from agent.collection.selection import LumaGrid, Selection
+from agent.common.schema import validate
 from agent.config import Config
-from agent.findings import Served
-from agent.luma_grid import LumaGrid
-from agent.model import Model, open_model
-from agent.model_spec import ModelSpec
-from agent.observer import PREPARING, ObserverThread, OpenObserver
-from agent.schema import validate
-from agent.selection import Selection
+from agent.models.model import Model, open_model
+from agent.monitoring.observation_budget import ObservationBudget
+from agent.monitoring.observer import PREPARING, ObserverThread, OpenObserver
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served
 from calibrate.errors import TaredError
-from engines.backend import Array, EngineError, Observation, Observer, Progress, open_backend
-from engines.kernels import DeviceError
+from engines.errors import DeviceError, EngineError
+from engines.interface import Array, Observation, Observer, Progress
+from engines.registry import open_backend
 
 FULL = DeviceError("cuda.memory", "cuMemAlloc failed: out of memory", "memory", "free some")
 FAULT = DeviceError("cuda.launch", "an illegal memory access", "a launch", "restart")

@@ -10,9 +10,9 @@ from fake_pycuda import LogicError, MemoryError_
 from fake_tensorrt import FakeTensorRt
 from test_observer import MANY, Bench
 
-import agent.observer as observer_module
-from agent.observer import ObserverThread
-from engines.tensorrt_backend import TensorRtBackend
+import agent.monitoring.observer as observer_module
+from agent.monitoring.observer import ObserverThread
+from engines.trt.backend import TensorRtBackend
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 
-from agent.drift import Regime
-from agent.errors import AgentError
-from agent.regimes import RegimeBook
+from agent.common.errors import AgentError
+from agent.monitoring.drift import Regime
+from agent.monitoring.regimes import RegimeBook
 
 
 def regime(name: str) -> Regime:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent.view import Belief, Look, View
+from agent.monitoring.view import Belief, Look, View
 
 Image = NDArray[np.uint8]
 NOISE = np.random.default_rng(0).normal(0.0, 2.0, (64, 120, 160, 3)).astype(np.float32)

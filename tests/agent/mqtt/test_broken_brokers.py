@@ -11,16 +11,16 @@ import pytest
 from brokers import eventually, on_the_air, report
 from fake_broker import FakeBroker, admit, packet_from
 
-from agent import connection as connection_module
-from agent import in_flight
-from agent import session as session_module
-from agent.backoff import Backoff
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.mqtt import Endpoint, MqttClient
-from agent.parsing import CommandRefused, parse_command
-from agent.topics import Topics
-from agent.wire import MAX_PAYLOAD_BYTES
+from agent.commands.parser import CommandRefused, parse_command
+from agent.common.timing import Backoff
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.contract.wire import MAX_PAYLOAD_BYTES
+from agent.mqtt import client as session_module
+from agent.mqtt import connection as connection_module
+from agent.mqtt import connection as in_flight
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.uplink.link import MqttLink
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 TOPICS = Topics("fleet", "board")

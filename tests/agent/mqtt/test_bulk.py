@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.bulk import BulkSocket
-from agent.errors import AgentError
-from agent.intake import Arrival, Intake
-from agent.taking_in import TakingIn
-from agent.wire import MAX_PAYLOAD_BYTES
+from agent.common.errors import AgentError
+from agent.contract.wire import MAX_PAYLOAD_BYTES
+from agent.mqtt.bulk_receive import Arrival, BulkSocket, Intake, TakingIn
 
 PINGRESP, SUBACK = b"\xd0\x00", b"\x90\x03\x00\x01\x01"
 

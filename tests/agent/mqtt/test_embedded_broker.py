@@ -11,12 +11,12 @@ import time
 import pytest
 from brokers import on_the_air
 
-from agent.broker import EmbeddedBroker
-from agent.errors import AgentError
-from agent.messages import Birth
-from agent.mqtt import Endpoint, MqttClient
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.common.errors import AgentError
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.embedded_broker import EmbeddedBroker
+from agent.mqtt.message import Message
 
 TOPICS = Topics("fleet", "board")
 BIRTH = Birth(agent_version="1.2.3")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from agent.mailbox import Mailbox
-from agent.publishing import Message
+from agent.mqtt.message import Mailbox, Message
 
 
 def test_the_mailbox_pushes_out_the_oldest_news_and_never_state() -> None:

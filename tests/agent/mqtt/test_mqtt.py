@@ -15,13 +15,13 @@ import pytest
 from brokers import RealBroker, Watcher, eventually, free_port, on_the_air, report
 from child_link import child_on_the_air
 
-from agent.backoff import Backoff
-from agent.errors import ConfigError
-from agent.link import MqttLink
-from agent.messages import Birth, DeviceState
-from agent.mqtt import INBOX_SIZE, Endpoint, MqttClient
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.common.errors import ConfigError
+from agent.common.timing import Backoff
+from agent.contract.messages import Birth, DeviceState
+from agent.contract.topics import Topics
+from agent.mqtt.client import INBOX_SIZE, Endpoint, MqttClient
+from agent.mqtt.message import Message
+from agent.uplink.link import MqttLink
 
 TOPICS = Topics("fleet", "board")
 pytestmark = pytest.mark.usefixtures("no_thread_left")

@@ -13,10 +13,10 @@ from device import TOPICS
 from fake_broker import FakeBroker, admit
 from mqtt_clients import impatient, told
 
-from agent import connection as connection_module
-from agent.endpoint import Endpoint
-from agent.messages import Birth
-from agent.mqtt5 import Negotiation
+from agent.contract.messages import Birth
+from agent.mqtt import connection as connection_module
+from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.protocol import Negotiation
 
 BIRTH = Birth(agent_version="1.2.3")
 pytestmark = pytest.mark.usefixtures("no_thread_left")

@@ -23,11 +23,10 @@ from brokers import (
 from certificates import Authority, Pair
 from fake_broker import FakeBroker, admit, publish
 
-from agent.backoff import Backoff
-from agent.endpoint import Endpoint, Protocol
-from agent.errors import ConfigError
-from agent.mqtt import MqttClient
-from agent.tls import TlsFiles
+from agent.common.errors import ConfigError
+from agent.common.timing import Backoff
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles
 
 SELDOM = 3600.0  # seconds
 pytestmark = [pytest.mark.broker, pytest.mark.usefixtures("no_thread_left")]

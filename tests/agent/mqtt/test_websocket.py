@@ -20,13 +20,12 @@ from brokers import (
 )
 from certificates import Authority
 
-from agent.backoff import Backoff
-from agent.endpoint import Endpoint, Protocol
-from agent.messages import Birth
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.tls import TlsFiles
-from agent.topics import Topics
+from agent.common.timing import Backoff
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles
+from agent.mqtt.message import Message
 
 TOPICS = Topics("fleet", "board")
 BIRTH = Birth(agent_version="1.2.3")

@@ -24,10 +24,10 @@ from trial_bench import (
     write_video,
 )
 
-from agent.model_spec import ModelSpec
-from agent.planning.trial import Measurement, Tally, Terms
+from agent.planning.certificate import Measurement, Tally, Terms
+from agent.vision.spec import ModelSpec
 from calibrate.loss_bound import frames_needed
-from engines.backend import Array
+from engines.interface import Array
 
 
 def test_a_perfect_candidate_is_accepted_on_the_fewest_frames(trial_bench: MakeTrialBench) -> None:

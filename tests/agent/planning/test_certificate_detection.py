@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from trial_bench import INPUT, USUAL, WARM_UP, Compute, MakeTrialBench
 
-from agent.model_spec import ModelSpec
-from agent.planning.trial import Terms
-from agent.source import Source, parse_source
-from engines.backend import Array
+from agent.camera.source import Source, parse_source
+from agent.planning.certificate import Terms
+from agent.vision.spec import ModelSpec
+from engines.interface import Array
 
 QUARTERS = ModelSpec(path=Path("quarters.onnx"), task="detect", decoder="end2end", input=INPUT, labels=("car", "truck"))
 DARK, CAR, TRUCK = 0, 128, 255

@@ -10,12 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from trial_bench import DIGITS, USUAL, WARM_UP, MakeTrialBench, misread, read_digits
 
-from agent.errors import AgentError
-from agent.planning import held_out
-from agent.planning.certificate import check_frames
-from agent.planning.held_out import RandomFrames
-from agent.planning.trial import Measurement, Tally, Terms
-from agent.source import Source, parse_source
+from agent.camera.source import Source, parse_source
+from agent.common.errors import AgentError
+from agent.planning import frames as held_out
+from agent.planning.certificate import Measurement, Tally, Terms, check_frames
+from agent.planning.frames import RandomFrames
 
 
 def test_too_few_frames_are_told_before_an_engine_runs(trial_bench: MakeTrialBench, digits_video: Source) -> None:

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from trial_bench import TIMED, WARM_UP, Clock, Compute, MakeTrialBench, NumpyEngine, digit, misread, read_digits
 
-from agent.planning.trial import Terms
-from engines.backend import Array
+from agent.planning.certificate import Terms
+from engines.interface import Array
 
 
 class Interrupted(Exception):

@@ -11,11 +11,11 @@ import cv2
 import numpy as np
 import pytest
 
-from agent.camera import Image, read_images, source_length
-from agent.errors import CameraError
-from agent.planning import held_out
-from agent.planning.held_out import RandomFrames
-from agent.source import Source, parse_source
+from agent.camera.reader import Image, read_images, source_length
+from agent.camera.source import Source, parse_source
+from agent.common.errors import CameraError
+from agent.planning import frames as held_out
+from agent.planning.frames import RandomFrames
 
 COUNT = 23
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from plan_evidence import all_float, by_macs, evidence, one_group, unmeasured
 
-from agent.errors import AgentError
+from agent.common.errors import AgentError
 from agent.planning.chart import draw_chart
 
 GREEN, RED, BLUE = "#117733", "#cc3311", "#4477aa"

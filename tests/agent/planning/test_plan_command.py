@@ -17,7 +17,7 @@ from zoo import Net, residual_net
 
 from agent.planning.costs import Builder
 from calibrate.plan import PrecisionPlan
-from engines.backend import Array, Engine, TensorSpec
+from engines.interface import Array, Engine, TensorSpec
 
 KEYS = {
     *("int8_macs_share", "predicted_loss", "measured_loss", "measured_loss_upper", "certified", "latency_ms"),

@@ -8,8 +8,8 @@ from plan_bench import Place
 from zoo import by_name, residual_net
 
 from calibrate.plan import PrecisionPlan
-from engines.placement import place
-from engines.qdq import insert_qdq
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
 
 
 def quantised(plan: PrecisionPlan) -> ModelProto:

@@ -17,12 +17,14 @@ import agent.planning.costs as costs
 from agent.planning.costs import Builder, GroupCosts, find_costs, labels
 from agent.planning.result import planned
 from agent.planning.search import Planner
-from calibrate.cut import FLOAT, FREE, INT8
+from calibrate.partition import FLOAT, FREE, INT8
 from calibrate.plan import Repairs
-from engines.backend import BackendOptions, EngineError, open_backend, silent
-from engines.costs import Costs, macs_costs
-from engines.fusion import FusionGroup, Grouping
-from engines.tensorrt_backend import TensorRtBackend
+from engines.errors import EngineError
+from engines.interface import BackendOptions, silent
+from engines.quantise.costs import Costs, macs_costs
+from engines.quantise.fusion import FusionGroup, Grouping
+from engines.registry import open_backend
+from engines.trt.backend import TensorRtBackend
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ import pytest
 from plan_evidence import all_float, by_macs, evidence, group, one_group, unmeasured
 from rich.console import Console
 
-from agent.errors import AgentError
-from agent.planning.explanation import explain, print_explanation
-from agent.planning.report import print_plan
+from agent.common.errors import AgentError
+from agent.planning.report import explain, print_explanation, print_plan
 
 
 def printed(found: dict[str, Any], width: int = 110, all_groups: bool = False) -> str:

@@ -16,9 +16,9 @@ from zoo import Net
 
 import agent.planning.certificate as certificate
 import agent.planning.search as search
-from agent.errors import AgentError
-from agent.planning.figures import Evidence
-from agent.planning.trial import MAX_CANDIDATES
+from agent.common.errors import AgentError
+from agent.planning.certificate import MAX_CANDIDATES
+from agent.planning.report import Evidence
 from agent.planning.what_if import WhatIf
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.planning.candidates import choose_candidates, ladder
+from agent.planning.search import choose_candidates, ladder
 from agent.planning.what_if import Answer
-from calibrate.cut import Partition
+from calibrate.partition import Partition
 
 
 def partition(noise: float, time: float, int8: int = 1) -> Partition:

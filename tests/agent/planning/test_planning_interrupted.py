@@ -12,7 +12,7 @@ from plan_bench import search_in
 from plan_world import LOUD, MACS, QUIET, journal
 
 import agent.planning.search as search
-from agent.journal import Journal
+from agent.common.state_files import Journal
 from agent.planning.certificate import Certifier
 from agent.planning.what_if import WhatIf
 

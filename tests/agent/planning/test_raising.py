@@ -15,19 +15,19 @@ from raising_world import COLLAPSES, collapsing_net, config_of, observer_state
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.build import build_artefact
-from agent.errors import AgentError
-from agent.low_fidelity import is_low
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
-from agent.raising import EXHAUSTED, RaisedPlan, Raising, Scene
-from agent.weights import tap_weights
+from agent.common.errors import AgentError
+from agent.control.triggers import is_low
+from agent.models.build import build_artefact
+from agent.models.model import Model, calibrate, open_model, tap_weights
+from agent.planning.precision_raise import EXHAUSTED, RaisedPlan, Raising, Scene
+from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.noise import noise_to_signal
 from calibrate.plan import PrecisionPlan, Repairs
-from calibrate.raising import rungs
-from engines.backend import open_backend, silent
-from engines.store import Store
+from calibrate.sensitivity import rungs
+from engines.interface import silent
+from engines.registry import open_backend
+from engines.store.store import Store
 
 ONCE = Raising(1, 0.5, 60.0)
 

@@ -8,15 +8,16 @@ from itertools import islice
 import pytest
 from lab import COCO, Lab
 
-from agent.camera import read_images
-from agent.model import calibrate, open_model
-from agent.model_spec import load_model_spec
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.models.model import calibrate, open_model
+from agent.planning.precision_raise import RaisedPlan, Raising, Scene
 from agent.planning.what_if import WhatIf
-from agent.raising import RaisedPlan, Raising, Scene
-from agent.source import parse_source
-from agent.vision import VisionTask
+from agent.vision.spec import load_model_spec
+from agent.vision.task import VisionTask
 from calibrate.histogram import AbsHistogram, merge_into
-from engines.backend import open_backend, silent
+from engines.interface import silent
+from engines.registry import open_backend
 
 
 @pytest.mark.trial

@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from plan_world import LOUD, QUIET, RAW, two_branches
 from zoo import Net
 
-from agent.detections import Detections
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
-from agent.planning.divergence import Sighting, outputs_divergence, sightings_divergence
-from agent.planning.what_if import WhatIf
+from agent.models.model import Model, calibrate, open_model
+from agent.planning.what_if import Sighting, WhatIf, outputs_divergence, sightings_divergence
+from agent.vision.detections import Detections
+from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from calibrate.plan import PrecisionPlan
-from engines.backend import open_backend
 from engines.calibration import Calibration
+from engines.registry import open_backend
 
 ALL_FLOAT = PrecisionPlan({LOUD: "", QUIET: ""})
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from results_bench import HALVED, SPEC, detections
 
-from agent.capture import Frame
-from agent.decode import Classification, Prediction
-from agent.findings import Served
-from agent.fitting import Geometry
-from agent.picture import annotated, encode_jpeg
+from agent.camera.capture import Frame
+from agent.results.snapshot import annotated, encode_jpeg
+from agent.vision.decode import Classification, Prediction
+from agent.vision.preprocess import Geometry
+from agent.vision.task import Served
 
 GREY = 128
 

@@ -7,8 +7,8 @@ import pytest
 from bench import strict
 from results_bench import HALVED, SPEC, detections, line, served
 
-from agent.decode import Prediction
-from agent.result_line import Answered, ResultLine, described
+from agent.results.writer import Answered, ResultLine
+from agent.vision.decode import Prediction, described
 
 WHO = {"frame": 7, "ts": 0.7, "camera": "street", "engine": "f00d", "latency_ms": 2.5}
 

@@ -9,7 +9,7 @@ import pytest
 from bench import fill, small_file_system
 from results_bench import detections, frames_of, line
 
-from agent.results_file import ResultsFile
+from agent.results.file_output import ResultsFile
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_lines_are_appended_over_restarts(path: Path) -> None:
 
 def test_a_line_waits_for_a_second_at_most(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr("agent.results_file.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("agent.results.file_output.time.monotonic", lambda: now_s)
     file = ResultsFile(path)
     file.add(line(0))
     file.tick()

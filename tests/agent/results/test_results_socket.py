@@ -15,10 +15,10 @@ from brokers import eventually
 from results_bench import CONFIG, detections, frames_of, line, served
 from worlds import make_world
 
-from agent.errors import ConfigError
-from agent.results_file import ResultsFile
-from agent.results_socket import MAX_READERS, ResultsSocket
-from agent.results_writer import ResultsWriter
+from agent.common.errors import ConfigError
+from agent.results.file_output import ResultsFile
+from agent.results.socket_output import MAX_READERS, ResultsSocket
+from agent.results.writer import ResultsWriter
 
 
 @pytest.fixture

@@ -16,14 +16,13 @@ from fake_broker import FakeBroker, admit, packet_from
 from results_bench import CONFIG, detections, line, served
 from worlds import make_world
 
-from agent.mailbox import Newest
-from agent.messages import Birth
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.results_topic import ResultsTopic, payload
-from agent.results_writer import ResultsWriter
-from agent.topics import Topics
-from agent.wire import MAX_PAYLOAD_BYTES, read_object
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.contract.wire import MAX_PAYLOAD_BYTES, read_object
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message, Newest
+from agent.results.mqtt_output import ResultsTopic, payload
+from agent.results.writer import ResultsWriter
 
 TOPICS = Topics("default", "board")
 
@@ -43,7 +42,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("agent.results_topic.time.monotonic", lambda: clock.now_s)
+    monkeypatch.setattr("agent.results.mqtt_output.time.monotonic", lambda: clock.now_s)
     return clock
 
 

@@ -13,15 +13,14 @@ from brokers import eventually
 from results_bench import CONFIG, frames_of, served
 from worlds import make_world
 
+from agent.common.errors import AgentError
 from agent.config import load_config
-from agent.errors import AgentError
-from agent.messages import Birth
-from agent.model import open_model
-from agent.result_line import ResultLine
-from agent.results_file import ResultsFile
-from agent.results_writer import ResultsWriter
-from agent.supervisor import Supervisor
-from engines.backend import open_backend
+from agent.contract.messages import Birth
+from agent.daemon.supervisor import Supervisor
+from agent.models.model import open_model
+from agent.results.file_output import ResultsFile
+from agent.results.writer import ResultLine, ResultsWriter
+from engines.registry import open_backend
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

@@ -14,19 +14,18 @@ from test_vision import OverlappingDeviceEngine
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.build import build_artefact
-from agent.capture import Frame
+from agent.camera.capture import Frame
+from agent.common.errors import ConfigError
 from agent.config import BatchConfig
-from agent.decode import Classification
-from agent.errors import ConfigError
-from agent.findings import Served
-from agent.loop import FrameLoop
-from agent.model import Model, open_model
-from agent.model_spec import ModelSpec
-from agent.soundness import check_batch
-from agent.turns import Turns
-from agent.vision import VisionTask
-from engines.backend import Array, Engine, open_backend, silent
+from agent.models.build import build_artefact
+from agent.models.model import Model, open_model
+from agent.serving.inference import FrameLoop, Turns
+from agent.vision.decode import Classification
+from agent.vision.output_checks import check_batch
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served, VisionTask
+from engines.interface import Array, Engine, silent
+from engines.registry import open_backend
 
 CAMERAS, FRAMES, MOST = 4, 12, 3
 RNG = np.random.default_rng(0)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from agent import feed as feed_module
-from agent.camera_config import CameraConfig
-from agent.capture import FrameSlot
-from agent.errors import CameraError
-from agent.feed import Feed, total_frames
-from agent.source import Source
+from agent.camera.capture import FrameSlot
+from agent.camera.config import CameraConfig
+from agent.camera.source import Source
+from agent.common.errors import CameraError
+from agent.serving import pipeline as feed_module
+from agent.serving.pipeline import Feed, total_frames
 
 
 class Clock:

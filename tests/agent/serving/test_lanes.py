@@ -12,13 +12,10 @@ import pytest
 from loop_bench import NamedEngine, PlainTask
 from numpy.typing import NDArray
 
-from agent.capture import Frame
-from agent.findings import Served
-from agent.lanes import Lanes
-from agent.loop import FrameLoop
-from agent.turns import Turns
-from agent.vision import Begun, OnDevice, Submit
-from engines.backend import Array, Engine, OverlappingEngine
+from agent.camera.capture import Frame
+from agent.serving.inference import FrameLoop, Lanes, Turns
+from agent.vision.task import Begun, OnDevice, Served, Submit
+from engines.interface import Array, Engine, OverlappingEngine
 from engines.preprocessing import ImageTransform
 
 LIMIT_S = 20.0

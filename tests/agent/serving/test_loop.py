@@ -7,12 +7,11 @@ import threading
 import pytest
 from loop_bench import IMAGE, LIMIT_S, RECALL, Bench, NamedEngine, PlainTask, breaks_at, until
 
-from agent.capture import Frame
-from agent.findings import Served
-from agent.loop import FrameLoop
-from agent.trial import Trial, TrialEvents
-from agent.turns import Turns
-from engines.backend import EngineError
+from agent.camera.capture import Frame
+from agent.serving.inference import FrameLoop, Turns
+from agent.serving.trial import Trial, TrialEvents
+from agent.vision.task import Served
+from engines.errors import EngineError
 
 
 def test_a_candidate_answers_once_it_has_rehearsed_and_the_old_engine_is_closed_once_it_is_kept() -> None:

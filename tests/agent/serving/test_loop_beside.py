@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from loop_bench import IMAGE, LIMIT_S, RECALL, Bench, NamedEngine, PlainTask, breaks_at, until
 
-import agent.trial as trial_module
-from agent.capture import Frame
-from agent.findings import Served
-from agent.trial import REHEARSAL_S
+import agent.serving.trial as trial_module
+from agent.camera.capture import Frame
+from agent.serving.trial import REHEARSAL_S
+from agent.vision.task import Served
 
 
 @pytest.fixture

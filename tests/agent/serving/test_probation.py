@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.beside import Beside
-from agent.capture import Frame
+from agent.camera.capture import Frame
+from agent.common.errors import AgentError
 from agent.config import ProbationConfig
-from agent.errors import AgentError
-from agent.fidelity import Fidelity
-from agent.findings import Served
-from agent.probation import Probation, Record, deadline_s, quantile_bounds
+from agent.monitoring.camera_monitor import Beside
+from agent.serving.trial import Probation, Record, deadline_s, quantile_bounds
+from agent.vision.fidelity import Fidelity
+from agent.vision.task import Served
 from calibrate.evidence import Interval
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)

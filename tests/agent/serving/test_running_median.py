@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.running_median import RunningMedian
+from agent.serving.trial import RunningMedian
 
 
 @given(st.lists(st.floats(0.0, 10.0, width=16), min_size=1, max_size=60), st.integers(1, 12))

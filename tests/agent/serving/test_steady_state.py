@@ -15,22 +15,21 @@ import onnx
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.build import build_artefact
-from agent.capture import Frame
+from agent.camera.capture import Frame
+from agent.camera.source import parse_source
+from agent.common.schema import validate
 from agent.config import Config
-from agent.findings import Served
-from agent.loop import FrameLoop
-from agent.model import open_model
-from agent.model_spec import ModelSpec
-from agent.pipeline import Pipeline
-from agent.results_file import ResultsFile
-from agent.results_socket import ResultsSocket
-from agent.results_writer import ResultsWriter
-from agent.schema import validate
-from agent.source import parse_source
-from agent.turns import Turns
-from agent.vision import VisionTask
-from engines.backend import open_backend, silent
+from agent.models.build import build_artefact
+from agent.models.model import open_model
+from agent.results.file_output import ResultsFile
+from agent.results.socket_output import ResultsSocket
+from agent.results.writer import ResultsWriter
+from agent.serving.inference import FrameLoop, Turns
+from agent.serving.pipeline import Pipeline
+from agent.vision.spec import ModelSpec
+from agent.vision.task import Served, VisionTask
+from engines.interface import silent
+from engines.registry import open_backend
 
 SIDE = 256  # of the network input, 768 KiB as float32
 WARM, FRAMES = 100, 300

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.decode import Classification
-from agent.errors import AgentError
-from agent.model_spec import ModelSpec
-from agent.schema import validate
-from agent.trial import CheckedTask, WitnessTask, as_failure, check_outputs
-from engines.backend import EngineError, TensorSpec
+from agent.common.errors import AgentError
+from agent.common.schema import validate
+from agent.serving.trial import CheckedTask, WitnessTask, as_failure, check_outputs
+from agent.vision.decode import Classification
+from agent.vision.spec import ModelSpec
+from engines.errors import EngineError
+from engines.interface import TensorSpec
 
 FLOAT = np.dtype(np.float32)
 EXPECTED = {"boxes": (1, None, 4), "scores": (1, None)}

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from agent.capture import Frame
-from agent.turns import Turns
+from agent.camera.capture import Frame
+from agent.serving.inference import Turns
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 

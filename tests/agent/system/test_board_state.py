@@ -9,8 +9,7 @@ import psutil
 import pytest
 from boards import AGX_XAVIER, LAPTOP, NANO, ORIN_NANO, lay_down
 
-from agent.board_state import BoardReading, BoardState, Rail, Zone
-from agent.health import health
+from agent.system.board import BoardReading, BoardState, Rail, Zone, health
 
 
 def _read(root: Path) -> BoardReading:

@@ -9,12 +9,12 @@ import psutil
 import pytest
 from job_bench import JobDeskBench
 
-from agent import job_desk as desks
-from agent.heap import give_back
+from agent.jobs import report as desks
+from agent.system.process import give_back
 
 ARENAS = """
 import ctypes, sys, threading
-from agent.heap import share_arenas
+from agent.system.process import share_arenas
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
 if sys.argv[1] == "shared":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from agent.leftovers import sweep
+from agent.system.state_dir import sweep
 
 WHOLE = [
     "artefacts/0123/manifest.json",

@@ -21,18 +21,18 @@ from brokers import RealBroker, eventually, free_port
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from worlds import make_world
 
-from agent.backoff import Backoff
+from agent.commands.parser import parse_command
+from agent.common.errors import ConfigError
+from agent.common.timing import Backoff
 from agent.config import load_config
-from agent.errors import ConfigError
-from agent.home_assistant import Discovery, describe, device_id
-from agent.link import MqttLink
-from agent.messages import Birth, CameraTelemetry, Fidelity, Latency, Status, Telemetry
-from agent.mqtt import Endpoint, MqttClient
-from agent.mqtt_config import OutboxConfig
-from agent.outbox import Outbox
-from agent.parsing import parse_command
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.contract.messages import Birth, CameraTelemetry, Fidelity, Latency, Status, Telemetry
+from agent.contract.topics import Topics
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.config import OutboxConfig
+from agent.mqtt.message import Message
+from agent.uplink.home_assistant import Discovery, describe, device_id
+from agent.uplink.link import MqttLink
+from agent.uplink.outbox import Outbox
 
 TOPICS = Topics("default", "board")
 BIRTH = Birth(agent_version="1.2.3", hardware={"model": "Orin", "l4t": "R36"}, engine="abc")

@@ -19,10 +19,10 @@ import pytest
 from brokers import Mosquitto, RealBroker, eventually
 from cutting_proxy import CuttingProxy
 
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.topics import Topics
-from fleet.reports import Reports
+from agent.contract.topics import Topics
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
+from fleet.devices.reports import Reports
 from fleet.store import open_store
 
 TESTS = Path(__file__).parent

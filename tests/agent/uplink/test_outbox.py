@@ -11,10 +11,10 @@ from brokers import eventually
 from device import TOPICS
 from outbox_bench import collect, numbers, opened, put, stored, taken
 
-from agent import outbox_bounds
-from agent.outbox_rows import ALARM, NEWS, SAMPLE
-from agent.publishing import Message
-from agent.sending import TELEMETRY, WINDOW
+from agent.mqtt.message import Message
+from agent.uplink import outbox_store as outbox_bounds
+from agent.uplink.outbox import TELEMETRY, WINDOW
+from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

@@ -8,9 +8,9 @@ import pytest
 from brokers import eventually
 from outbox_bench import collect, numbers, opened, put, stored, taken
 
-from agent import acknowledging
-from agent import outbox as outbox_module
-from agent.publishing import Message
+from agent.mqtt.message import Message
+from agent.uplink import outbox as acknowledging
+from agent.uplink import outbox as outbox_module
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

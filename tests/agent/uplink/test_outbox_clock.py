@@ -11,10 +11,10 @@ import pytest
 from brokers import eventually
 from outbox_bench import opened, put, stored, taken
 
-from agent import outbox as outbox_module
-from agent import outbox_bounds
-from agent.outbox_rows import SAMPLE
-from agent.sending import TELEMETRY
+from agent.uplink import outbox as outbox_module
+from agent.uplink import outbox_store as outbox_bounds
+from agent.uplink.outbox import TELEMETRY
+from agent.uplink.outbox_tables import SAMPLE
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

@@ -14,11 +14,12 @@ from bench import fill, small_file_system
 from brokers import eventually
 from outbox_bench import numbers, opened, put, stored, taken
 
-from agent import acknowledging, outbox_store
-from agent import outbox as outbox_module
-from agent.errors import AgentError
-from agent.outbox_rows import ALARM, SAMPLE
-from agent.sending import TELEMETRY
+from agent.common.errors import AgentError
+from agent.uplink import outbox as acknowledging
+from agent.uplink import outbox as outbox_module
+from agent.uplink import outbox_store
+from agent.uplink.outbox import TELEMETRY
+from agent.uplink.outbox_tables import ALARM, SAMPLE
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

@@ -12,9 +12,8 @@ import pytest
 from brokers import eventually
 from outbox_bench import collect, opened, put, taken
 
-from agent.outbox import Outbox
-from agent.publishing import Message
-from agent.sending import WINDOW
+from agent.mqtt.message import Message
+from agent.uplink.outbox import WINDOW, Outbox
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

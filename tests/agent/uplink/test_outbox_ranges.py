@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.mqtt_config import OutboxConfig
-from agent.outbox_rows import ALARM, NEWS, Row
-from agent.outbox_runs import Run
-from agent.outbox_store import OutboxStore, Work
+from agent.mqtt.config import OutboxConfig
+from agent.uplink.outbox_store import OutboxStore, Work
+from agent.uplink.outbox_tables import ALARM, NEWS, Row, Run
 
 BYTES = 100_000
 FIRST = 1000  # an epoch

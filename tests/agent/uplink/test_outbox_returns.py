@@ -11,9 +11,9 @@ import pytest
 from brokers import eventually
 from outbox_bench import numbers, opened, put, taken
 
-from agent import outbox_store
-from agent.outbox_bounds import NO_CLOCK_S
-from agent.outbox_rows import Rows, in_memory
+from agent.uplink import outbox_store
+from agent.uplink.outbox_store import NO_CLOCK_S
+from agent.uplink.outbox_tables import Rows, in_memory
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 

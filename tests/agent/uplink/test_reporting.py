@@ -13,13 +13,13 @@ import pytest
 from brokers import eventually
 from device import TOPICS
 
-from agent import outbox as outbox_module
-from agent.errors import AgentError
-from agent.link import MqttLink
-from agent.messages import Birth
-from agent.mqtt_config import OutboxConfig
-from agent.outbox import Outbox
-from agent.reporting import Reporter
+from agent.common.errors import AgentError
+from agent.contract.messages import Birth
+from agent.mqtt.config import OutboxConfig
+from agent.uplink import outbox as outbox_module
+from agent.uplink.link import MqttLink
+from agent.uplink.outbox import Outbox
+from agent.uplink.reporter import Reporter
 
 NEWS = "job"
 

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from worlds import SPEC
 from zoo import residual_net
 
-from agent.build import build_artefact
-from agent.comparison import Comparison, compare
-from agent.deadline import Deadline
-from agent.model import Model, open_model
-from agent.model_spec import ModelSpec
-from agent.soundness import largest_batch, output_faults
-from engines.backend import Array, Backend, Engine, EngineError, open_backend
+from agent.models.build import build_artefact
+from agent.models.model import Model, open_model
+from agent.validation.comparison import Comparison, Deadline, compare
+from agent.vision.output_checks import largest_batch, output_faults
+from agent.vision.spec import ModelSpec
+from engines.errors import EngineError
+from engines.interface import Array, Backend, Engine
+from engines.registry import open_backend
 
 Change = Callable[[dict[str, Array]], dict[str, Array]]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.decode import Classification
-from agent.detections import Detections, match
-from agent.planning.disagreement import Disagreement, answers
+from agent.validation.confusion import Disagreement, answers
+from agent.vision.decode import Classification
+from agent.vision.detections import Detections, match
 
 
 def detections(*rows: tuple[float, float, float, float, int, float]) -> Detections:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from agent.comparison import Comparison
-from agent.misreading import Misreading
-from agent.verdict import MIN_TELLING, RAISED_GAIN, Limits, Verdict, decide
+from agent.validation.comparison import Comparison
+from agent.validation.confusion import Misreading
+from agent.validation.verdict import MIN_TELLING, RAISED_GAIN, Limits, Verdict, decide
 
 NOISE = np.tile([0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02], 4)
 CLASSES = 10

@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 from worlds import SPEC
 from zoo import residual_net
 
-import agent.candidate
-import agent.judging
-from agent.build import build_artefact
-from agent.candidate import JobRequest, run_job, write_job
-from agent.child import CandidateProcess
-from agent.comparison import Comparison
-from agent.errors import AgentError
-from agent.model import Model, calibrate, open_model
-from agent.model_spec import ModelSpec
-from agent.outcome import Outcome
-from agent.verdict import Limits, Verdict, decide
+import agent.jobs.candidate
+import agent.validation.verdict
+from agent.common.errors import AgentError
+from agent.jobs.candidate import JobRequest, run_job, write_job
+from agent.jobs.child_process import CandidateProcess
+from agent.jobs.child_protocol import Outcome
+from agent.models.build import build_artefact
+from agent.models.model import Model, calibrate, open_model
+from agent.validation.comparison import Comparison
+from agent.validation.verdict import Limits, Verdict, decide
+from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from calibrate.plan import PrecisionPlan
-from engines.backend import open_backend
-from engines.store import Store
+from engines.registry import open_backend
+from engines.store.store import Store
 
 SIDE = 96  # pixels: an inference takes nearly half a millisecond, so that five times that is noticed
 
@@ -100,7 +100,7 @@ def run_with(fault: str, job: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     def open_wrong(name: str, options: Any = None) -> Any:
         return wrong_engines.WrongBackend(open_backend(name, options), fault)
 
-    monkeypatch.setattr(agent.candidate, "open_backend", open_wrong)
+    monkeypatch.setattr(agent.jobs.candidate, "open_backend", open_wrong)
     return run_job(job, lambda _: None)
 
 
@@ -167,7 +167,7 @@ def test_more_layers_float_may_take_more_time(
         asked.append(limits)
         return decide(comparison, limits, label)
 
-    monkeypatch.setattr(agent.judging, "decide", decide_and_tell)
+    monkeypatch.setattr(agent.validation.verdict, "decide", decide_and_tell)
     layer = next(node.name for node in board.model.master.graph.node if node.op_type == "Gemm")
     plan = PrecisionPlan({layer: "by hand"} if kept_float else {})
     request = board.request(tmp_path, plan=plan.to_json(), max_slowdown=1.5, max_loss=0.9)
@@ -182,7 +182,7 @@ def outcomes(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     steps: list[str] = []
 
     def run(fault: str) -> tuple[Outcome, str]:
-        script = tmp_path / "child.sh"  # in the interpreter's place: -m agent.background NICE PARENT MODULE JOB
+        script = tmp_path / "child.sh"  # in the interpreter's place: -m agent.jobs.background NICE PARENT MODULE JOB
         script.write_text(f'#!/bin/sh\nexec {sys.executable} {wrong_engines.__file__} {fault} "$6"\n')
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(script))

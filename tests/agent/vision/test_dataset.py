@@ -7,9 +7,9 @@ import cv2
 import numpy as np
 import pytest
 
-from agent.dataset import ClassifiedImages, DetectionImages
-from agent.errors import CameraError, DatasetError
-from agent.images import ImageFiles
+from agent.camera.images import ImageFiles
+from agent.common.errors import CameraError, DatasetError
+from agent.vision.evaluation import ClassifiedImages, DetectionImages
 
 
 def png(width: int = 20, height: int = 10, value: int = 0) -> bytes:

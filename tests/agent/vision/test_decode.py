@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.decode import Classification, Decoder, open_decoder
-from agent.detections import Detections
-from agent.errors import ConfigError
-from agent.model_spec import ModelSpec
-from engines.backend import TensorSpec
+from agent.common.errors import ConfigError
+from agent.vision.decode import Classification, Decoder, open_decoder
+from agent.vision.detections import Detections
+from agent.vision.spec import ModelSpec
+from engines.interface import TensorSpec
 
 SIZE = (64, 96)  # network input of 64 rows and 96 columns: 96 + 24 + 6 YOLOX cells
 
@@ -210,7 +210,7 @@ def test_raw_outputs_pass_through_also_without_a_batch_axis() -> None:
 def own_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     source = (
         "import numpy as np\n"
-        "from agent.detections import Detections\n"
+        "from agent.vision.detections import Detections\n"
         "BOXES = np.array([[0, 0, 8, 8], [1, 0, 8, 8], [0, 0, 4, 4]], np.float32)\n"
         "def decode(outputs, size, score_threshold):\n"
         "    assert size == (64, 96) and outputs['out'].shape == (3,) and score_threshold == 0.5\n"

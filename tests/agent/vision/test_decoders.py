@@ -15,11 +15,11 @@ from model_families import family, yunet
 from plain_decoders import around, cells
 from zoo import run
 
-from agent.decode import BUILTIN, open_decoder
-from agent.detections import Detections
-from agent.errors import ConfigError
-from agent.model_spec import ModelSpec
-from engines.backend import TensorSpec
+from agent.common.errors import ConfigError
+from agent.vision.decode import BUILTIN, open_decoder
+from agent.vision.detections import Detections
+from agent.vision.spec import ModelSpec
+from engines.interface import TensorSpec
 
 SIDES = st.integers(17, 130)  # odd ones too; below, two strides have maps of one cell
 STRIDES = (8, 16, 32, 64)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.decode import Classification
-from agent.detections import Detections, LabelledBoxes, iou_matrix, match
-from agent.fidelity import Fidelity, MatchCounts, count_matches, fidelity, sqnr_db
+from agent.vision.decode import Classification
+from agent.vision.detections import Detections, LabelledBoxes, iou_matrix, match
+from agent.vision.fidelity import Fidelity, MatchCounts, count_matches, fidelity, sqnr_db
 
 
 def detections(*rows: tuple[float, float, float, float, int, float]) -> Detections:

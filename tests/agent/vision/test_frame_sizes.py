@@ -20,21 +20,20 @@ from lab import tared
 from numpy.typing import NDArray
 from zoo import Net
 
-from agent.candidate import JobRequest, write_job
-from agent.capture import Frame
+from agent.camera.capture import Frame
+from agent.common.schema import validate
 from agent.config import Config
-from agent.decode import open_decoder
-from agent.detections import Detections
-from agent.findings import Served
-from agent.model import Model, open_model
-from agent.model_spec import load_model_spec
-from agent.observer import ObserverThread
-from agent.outcome import Outcome
-from agent.schema import validate
-from agent.vision import VisionTask
+from agent.jobs.candidate import JobRequest, write_job
+from agent.jobs.child_protocol import Outcome
+from agent.models.model import Model, open_model
+from agent.monitoring.observer import ObserverThread
+from agent.vision.decode import open_decoder
+from agent.vision.detections import Detections
+from agent.vision.spec import load_model_spec
+from agent.vision.task import Served, VisionTask
 from calibrate.histogram import AbsHistogram, merge, to_bytes
-from engines.backend import open_backend
 from engines.calibration import load_calibration
+from engines.registry import open_backend
 
 CELL = 8  # pixels; the stride of the model
 SIZES = {(16, 24): (16, 24), (24, 16): (24, 16), (40, 32): (40, 32), (12, 21): (16, 24), (80, 90): (64, 64)}
@@ -181,7 +180,7 @@ def test_a_candidate_is_judged_on_held_out_frames_of_many_sizes(model: Model, tm
     assert (frames, len(held_out)) == (24, 8)
     assert {tensor.shape[2:] for tensor in held_out} == set(SIZES.values())
     write_job(tmp_path / "job", job_of(model, tmp_path), histograms, held_out)
-    command = [sys.executable, "-m", "agent.candidate", str(tmp_path / "job")]
+    command = [sys.executable, "-m", "agent.jobs.candidate", str(tmp_path / "job")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     outcome = Outcome.from_message(json.loads(done.stdout.splitlines()[-1]))
     assert outcome.error is None, outcome.error

@@ -13,16 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.dataset import DetectionImages
-from agent.detections import Detections, LabelledBoxes, iou_matrix
-from agent.errors import DatasetError
-from agent.fidelity import MatchCounts, count_matches
-from agent.images import ImageFiles
-from agent.input_spec import InputSpec, ShapeRange
-from agent.metrics import IOU_THRESHOLDS, AveragePrecision, evaluate
-from agent.model_spec import ModelSpec
-from agent.vision import VisionTask
-from engines.backend import Array, TensorSpec
+from agent.camera.images import ImageFiles
+from agent.common.errors import DatasetError
+from agent.vision.detections import Detections, LabelledBoxes, iou_matrix
+from agent.vision.evaluation import IOU_THRESHOLDS, AveragePrecision, DetectionImages, evaluate
+from agent.vision.fidelity import MatchCounts, count_matches
+from agent.vision.spec import InputSpec, ModelSpec, ShapeRange
+from agent.vision.task import VisionTask
+from engines.interface import Array, TensorSpec
 
 CIFAR_SHAPE = (1, 3, 32, 32)
 

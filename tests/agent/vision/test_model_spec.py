@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.decode import BUILTIN
-from agent.errors import ConfigError
-from agent.model_spec import DECODERS, ModelSpec, load_model_spec
-from agent.schema import validate
+from agent.common.errors import ConfigError
+from agent.common.schema import validate
+from agent.vision.decode import BUILTIN
+from agent.vision.spec import DECODERS, ModelSpec, load_model_spec
 
 PROFILE = "profiles:\n  - {x: {min: [1,3,320,320], opt: [1,3,416,416], max: [4,3,640,640]}}\n"
 

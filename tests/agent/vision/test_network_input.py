@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.errors import ConfigError
-from agent.model_spec import ModelSpec
-from agent.network_input import NetworkInput, network_input
-from agent.schema import validate
-from engines.backend import TensorSpec
+from agent.common.errors import ConfigError
+from agent.common.schema import validate
+from agent.vision.preprocess import NetworkInput, network_input
+from agent.vision.spec import ModelSpec
+from engines.interface import TensorSpec
 from engines.preprocessing import Layout
 
 PROFILE = {"min": [1, 3, 320, 320], "opt": [1, 3, 416, 416], "max": [4, 3, 640, 640]}

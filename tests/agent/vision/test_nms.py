@@ -8,8 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from plain_decoders import Row, iou, suppressed
 
-from agent.detections import Detections
-from agent.nms import keep_best, suppress_overlaps
+from agent.vision.detections import Detections, keep_best, suppress_overlaps
 
 CORNER, SIDE = st.integers(-40, 120), st.integers(-2, 60)  # some without area, or inside out
 THRESHOLDS = st.sampled_from([0.0, 0.3003, 0.45003, 0.70003, 1.0])  # no ratio of small integers but the ends

@@ -11,16 +11,16 @@ import pytest
 from bench import CLIP_FRAMES, Bench
 from zoo import Net
 
-from agent.decode import BUILTIN, open_decoder
-from agent.detections import Detections
-from agent.errors import ConfigError
-from agent.model_spec import ModelSpec
-from agent.schema import validate
-from engines.backend import TensorSpec
+from agent.common.errors import ConfigError
+from agent.common.schema import validate
+from agent.vision.decode import BUILTIN, open_decoder
+from agent.vision.detections import Detections
+from agent.vision.spec import ModelSpec
+from engines.interface import TensorSpec
 
 SOURCE = """
 import numpy as np
-from agent.detections import Detections
+from agent.vision.detections import Detections
 
 def decode(outputs, size, score_threshold):
     (scores,) = outputs.values()

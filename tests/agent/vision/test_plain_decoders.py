@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab import CIFAR_TEST, COCO, FACES, SPECS
 
-from agent.camera import read_images
-from agent.decode import BUILTIN, Classification, Prediction, open_decoder
-from agent.detections import Detections
-from agent.model_spec import ModelSpec
-from agent.source import parse_source
-from agent.vision import VisionTask
-from engines.backend import Array, TensorSpec, open_backend
+from agent.camera.reader import read_images
+from agent.camera.source import parse_source
+from agent.vision.decode import BUILTIN, Classification, Prediction, open_decoder
+from agent.vision.detections import Detections
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
+from engines.interface import Array, TensorSpec
+from engines.registry import open_backend
 
 SIDES = st.integers(17, 130)  # odd ones too
 SEEDS = st.integers(0, 2**32 - 1)

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_inputs import of_size
 
-from agent.errors import CameraError
-from agent.input_spec import InputSpec
-from agent.network_input import NetworkInput
-from agent.preprocess import Preprocessor
+from agent.common.errors import CameraError
+from agent.vision.preprocess import NetworkInput, Preprocessor
+from agent.vision.spec import InputSpec
 
 SIDES = st.integers(1, 200)
 

@@ -14,10 +14,9 @@ from network_inputs import of_size
 from numpy.typing import NDArray
 from plain_preprocess import bilinear, inner_size, network_input_of, right_sizes
 
-from agent.decoders import Size
-from agent.input_spec import InputSpec
-from agent.network_input import NetworkInput
-from agent.preprocess import Preprocessor
+from agent.vision.detections import Size
+from agent.vision.preprocess import NetworkInput, Preprocessor
+from agent.vision.spec import InputSpec
 from engines.preprocessing import Layout, PixelType
 
 FIXED = ["letterbox", "stretch", "pad"]

@@ -13,13 +13,15 @@ from fiber_executor import COMPILER, FiberExecutor
 from numpy.typing import NDArray
 from zoo import Net
 
-from agent import vision
-from agent.errors import ConfigError
-from agent.model_spec import ModelSpec
-from agent.vision import VisionTask
-from engines.backend import Array, BuildRequest, Engine, ImageEngine, TensorSpec, open_backend
-from engines.kernels import Geometry
-from engines.preprocessing import DevicePreprocess, ImageTransform
+from agent.common.errors import ConfigError
+from agent.vision import task as vision
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
+from engines.cuda.kernels import Geometry
+from engines.cuda.preprocess import DevicePreprocess
+from engines.interface import Array, BuildRequest, Engine, ImageEngine, TensorSpec
+from engines.preprocessing import ImageTransform
+from engines.registry import open_backend
 
 SPEC: dict[str, Any] = {
     "path": Path("model.onnx"),

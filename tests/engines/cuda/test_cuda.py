@@ -13,9 +13,10 @@ from fake_pycuda import ORIN, T4, CompileError, Error, FakePycuda, MemoryError_
 from fiber_executor import COMPILER
 
 from calibrate.histogram import abs_histogram
-from engines.cuda import Gpu
-from engines.cuda_executor import CudaExecutor
-from engines.kernels import DeviceError, DeviceHistograms, Geometry, search_entropy
+from engines.cuda.executor import CudaExecutor
+from engines.cuda.gpu import Gpu
+from engines.cuda.kernels import DeviceHistograms, Geometry, search_entropy
+from engines.errors import DeviceError
 
 SMALL = Geometry(11, 2, 128)
 

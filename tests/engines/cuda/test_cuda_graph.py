@@ -11,9 +11,9 @@ from fake_cuda_graphs import FakeCudaGraphs
 from fake_tensorrt import FakeTensorRt
 from zoo import Net, image, residual_net, run
 
-from engines import cuda_graph
-from engines.backend import BuildRequest, ShapeRange
-from engines.tensorrt_backend import TensorRtBackend
+from engines.cuda import cuda_graph
+from engines.interface import BuildRequest, ShapeRange
+from engines.trt.backend import TensorRtBackend
 from engines.trt.engine import TensorRtEngine
 
 pytestmark = pytest.mark.usefixtures("fake")

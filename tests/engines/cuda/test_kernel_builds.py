@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fiber_executor import KERNELS
 
-from engines.kernels import Geometry, kernel_source
+from engines.cuda.kernels import Geometry, kernel_source
 
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 ARCHITECTURES = ["sm_75", "sm_87", "sm_90", "sm_110"]  # oldest that nvcc 13 knows; Orin; Hopper; Thor

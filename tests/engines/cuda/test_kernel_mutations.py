@@ -14,7 +14,8 @@ import pytest
 import sanitize
 from fiber_executor import COMPILER, FiberExecutor, sanitizer_runtime
 
-from engines.kernels import DeviceError, kernel_source
+from engines.cuda.kernels import kernel_source
+from engines.errors import DeviceError
 
 BARRIER = "__syncthreads();"
 BARRIERS = 7

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from calibrate.divergence import LEVELS
 from calibrate.histogram import AbsHistogram, abs_histogram
 from calibrate.threshold import entropy_window, find_amax
-from engines.cuda import Gpu
-from engines.cuda_executor import CudaExecutor
-from engines.kernels import Buffer, DeviceError, DeviceHistograms, Executor, Geometry, search_entropy
+from engines.cuda.executor import CudaExecutor
+from engines.cuda.gpu import Gpu
+from engines.cuda.kernels import Buffer, DeviceHistograms, Executor, Geometry, search_entropy
+from engines.errors import DeviceError
 
 Array = NDArray[np.generic]
 ExecutorFor = Callable[[Geometry], Executor]

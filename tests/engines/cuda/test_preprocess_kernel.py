@@ -16,10 +16,11 @@ from kernel_reference import preprocessed, transforms
 from numpy.typing import NDArray
 from test_kernels import opened_gpu
 
-from engines.cuda import Gpu
-from engines.cuda_executor import CudaExecutor
-from engines.kernels import Argument, Executor, Geometry
-from engines.preprocessing import HEADER, TAP, DevicePreprocess, ImageTransform
+from engines.cuda.executor import CudaExecutor
+from engines.cuda.gpu import Gpu
+from engines.cuda.kernels import Argument, Executor, Geometry
+from engines.cuda.preprocess import DevicePreprocess
+from engines.preprocessing import HEADER, TAP, ImageTransform
 
 GEOMETRY = Geometry(11, 2, 128)
 PLAIN = ImageTransform(9, 7, 9, 7, 0, 0, 9, 7, 0, "bgr", (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))

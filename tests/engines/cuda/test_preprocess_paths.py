@@ -14,12 +14,12 @@ from kernel_reference import preprocessed, scaled_levels
 from network_inputs import of_size
 from numpy.typing import NDArray
 
-from agent.decoders import Size
-from agent.input_spec import InputSpec
-from agent.network_input import NetworkInput
-from agent.preprocess import Preprocessor
-from engines.kernels import Geometry
-from engines.preprocessing import DevicePreprocess, Layout, PixelType
+from agent.vision.detections import Size
+from agent.vision.preprocess import NetworkInput, Preprocessor
+from agent.vision.spec import InputSpec
+from engines.cuda.kernels import Geometry
+from engines.cuda.preprocess import DevicePreprocess
+from engines.preprocessing import Layout, PixelType
 
 SIDES = st.integers(1, 60)
 RESIZES = ["letterbox", "stretch", "pad", "native", "nearest", "rect"]

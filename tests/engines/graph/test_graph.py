@@ -8,9 +8,10 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 from zoo import Net, by_name, image, residual_net, run
 
-from engines.backend import EngineError, TensorSpec
-from engines.graph import canonical_hash, image_input, load_model, trial_image
-from engines.passes import PASSES, TOLERANCE, prepare
+from engines.errors import EngineError
+from engines.graph.load import canonical_hash, image_input, load_model, trial_image
+from engines.graph.passes import PASSES, TOLERANCE, prepare
+from engines.interface import TensorSpec
 
 MODELS = ("cls_resnet20_cifar10", "det_fastestdet_352_coco80", "det_yolox_nano_416_coco80", "face_ultraface_rfb_320")
 
@@ -274,7 +275,7 @@ def test_refuses_a_pass_that_breaks_the_graph(monkeypatch: pytest.MonkeyPatch) -
         del model.graph.node[0]
         return model
 
-    monkeypatch.setattr("engines.passes.PASSES", (*PASSES, lose_a_node))
+    monkeypatch.setattr("engines.graph.passes.PASSES", (*PASSES, lose_a_node))
     with pytest.raises(EngineError, match="lose_a_node"):
         prepare(residual_net(), run)
 

@@ -22,18 +22,18 @@ from onnx import ModelProto, TensorProto
 from trt_world import fake, int8  # noqa: F401  # a fixture, which pytest finds by its name here
 from zoo import Net, residual_net, run
 
-from agent.model import open_model
-from agent.model_spec import ModelSpec
-from agent.vision import VisionTask
+from agent.models.model import open_model
+from agent.vision.spec import ModelSpec
+from agent.vision.task import VisionTask
 from calibrate.histogram import to_bytes
-from engines.backend import BackendOptions, BuildRequest, ImageEngine, open_backend
 from engines.calibration import load_calibration
-from engines.graph import trial_image
-from engines.image_cast import cast_image_first
-from engines.passes import prepare
-from engines.placement import place
+from engines.graph.load import trial_image
+from engines.graph.passes import cast_image_first, prepare
+from engines.interface import BackendOptions, BuildRequest, ImageEngine
 from engines.preprocessing import Layout, PixelType
-from engines.tensorrt_backend import TensorRtBackend
+from engines.quantise.placement import place
+from engines.registry import open_backend
+from engines.trt.backend import TensorRtBackend
 
 LAYOUTS: list[tuple[Layout, PixelType]] = [("NHWC", "float32"), ("NCHW", "uint8"), ("NHWC", "uint8")]
 FRAME = np.random.default_rng(0).integers(0, 256, (13, 21, 3), dtype=np.uint8)

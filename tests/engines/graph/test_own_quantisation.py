@@ -14,12 +14,12 @@ from quantised_zoo import net, qat_net, quantised, sqnr_db
 from zoo import by_name, image, residual_net, run
 
 from calibrate.plan import PrecisionPlan
-from engines.backend import EngineError
-from engines.graph import canonical_hash, load_model
-from engines.macs import int8_macs_share
-from engines.passes import prepare
-from engines.placement import place
-from engines.qdq import insert_qdq
+from engines.errors import EngineError
+from engines.graph.load import canonical_hash, load_model
+from engines.graph.passes import prepare
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.fusion import int8_macs_share
+from engines.quantise.placement import place
 
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 

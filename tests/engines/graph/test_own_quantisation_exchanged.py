@@ -19,19 +19,20 @@ from quantised_zoo import net, qat_net, quantised, sqnr_db
 from worlds import SPEC
 from zoo import image, residual_net, run
 
-from agent.cli import main
-from agent.model import open_model
-from agent.model_spec import load_model_spec
-from engines.backend import BackendOptions, BuildRequest, EngineError
-from engines.graph import load_model
-from engines.half import half_precision
-from engines.macs import int8_macs_share
+from agent.cli.main import main
+from agent.models.model import open_model
+from agent.vision.spec import load_model_spec
+from engines.errors import EngineError
+from engines.graph.load import load_model
+from engines.graph.passes import prepare
+from engines.graph.topology import COMPUTE_OPS, Topology
+from engines.half.convert import half_precision
+from engines.interface import BackendOptions, BuildRequest
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.passes import prepare
-from engines.placement import COMPUTE_OPS, place
-from engines.qdq import insert_qdq
-from engines.tensorrt_backend import TensorRtBackend
-from engines.topology import Topology
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.fusion import int8_macs_share
+from engines.quantise.placement import place
+from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import LAYERS_FILE, layers_from_json
 
 # ---- what other tools write

@@ -11,8 +11,8 @@ from onnx import ModelProto, TensorProto, helper
 from quantised_zoo import QuantisedNet, net
 from zoo import run
 
-from engines.backend import EngineError
-from engines.passes import prepare
+from engines.errors import EngineError
+from engines.graph.passes import prepare
 
 
 def with_zero_point(value: NDArray[np.generic] | None) -> ModelProto:

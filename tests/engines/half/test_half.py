@@ -23,9 +23,9 @@ from half_zoo import (
 from zoo import Net, by_name, residual_net
 
 from benchmarks.half import added_casts
-from engines.backend import EngineError
-from engines.half import MIN_OPSET, half_precision
-from engines.topology import tensor_types
+from engines.errors import EngineError
+from engines.graph.topology import tensor_types
+from engines.half.convert import MIN_OPSET, half_precision
 
 
 def test_every_float16_tensor_is_rounded_when_the_form_runs() -> None:

@@ -24,11 +24,11 @@ from onnx import ModelProto
 from zoo import Net, Shape, residual_net
 
 from calibrate.plan import PrecisionPlan
-from engines.backend import BackendOptions, BuildRequest, Built, Profile, ShapeRange
-from engines.placement import COMPUTE_OPS, place
-from engines.qdq import insert_qdq
-from engines.tensorrt_backend import TensorRtBackend
-from engines.topology import Topology
+from engines.graph.topology import COMPUTE_OPS, Topology
+from engines.interface import BackendOptions, BuildRequest, Built, Profile, ShapeRange
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
+from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")

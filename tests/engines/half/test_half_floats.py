@@ -23,7 +23,7 @@ from half_zoo import (
 from onnx import ModelProto, numpy_helper
 from zoo import Net, by_name, residual_net
 
-from engines.half import half_precision
+from engines.half.convert import half_precision
 
 
 def eps_net() -> ModelProto:

@@ -10,9 +10,9 @@ import pytest
 from onnx import ModelProto, numpy_helper
 from zoo import Net
 
-from engines.placement import place
-from engines.qdq import insert_qdq
-from engines.ranges import HALF_MAX, HEADROOM, beyond_half
+from engines.half.ranges import HALF_MAX, HEADROOM, beyond_half
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
 
 SHAPE = (1, 4, 6, 6)
 ONES = np.ones(4, np.float32)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 from zoo import Net
 
-from engines.placement import place
-from engines.qdq import insert_qdq
-from engines.ranges import HEADROOM, tensor_bounds
-from engines.topology import tensor_types
+from engines.graph.topology import tensor_types
+from engines.half.ranges import HEADROOM, tensor_bounds
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
 
 Images = NDArray[np.float32]
 SHAPE = (1, 4, 6, 6)

@@ -7,10 +7,10 @@ import pytest
 from equalise_cases import CENTRED, PADDED, built, flat
 from zoo import Net, by_name, image, run
 
-from engines.backend import EngineError
-from engines.bias import shift_biases, takes_bias
-from engines.layer_weights import channel_counts
-from engines.topology import Topology
+from engines.errors import EngineError
+from engines.graph.topology import Topology
+from engines.graph.weights import channel_counts
+from engines.quantise.equalise import shift_biases, takes_bias
 
 
 @pytest.mark.parametrize("case", [name for name in PADDED | CENTRED if "product of" not in name and "rank" not in name])

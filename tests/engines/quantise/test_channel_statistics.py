@@ -8,9 +8,9 @@ from half_zoo import run as run_all
 from repair_flow import frames_for, observed
 from zoo import Net, residual_net
 
-import engines.channels
-from engines.placement import place
-from engines.taps import expose
+import engines.quantise.repairs
+from engines.graph.taps import expose
+from engines.quantise.placement import place
 
 
 def test_statistics_are_those_of_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def test_statistics_are_those_of_the_tensors(monkeypatch: pytest.MonkeyPatch) ->
         assert (found.read.samples >= found.read.low[:, np.newaxis]).all()
         assert (found.read.samples <= found.read.high[:, np.newaxis]).all()
         np.testing.assert_allclose(found.read.variance, read.var(axis=1), rtol=0.3)  # of a sample
-    monkeypatch.setattr(engines.channels, "_PASS_BYTES", 1)  # a pass for each layer
+    monkeypatch.setattr(engines.quantise.repairs, "_PASS_BYTES", 1)  # a pass for each layer
     for name, again in observed(model, frames).items():
         np.testing.assert_array_equal(again.read.samples, statistics[name].read.samples)
         np.testing.assert_array_equal(again.variance, statistics[name].variance)

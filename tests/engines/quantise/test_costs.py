@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from zoo import residual_net
 
 from calibrate.plan import PrecisionPlan
-from engines.backend import Array, EngineError
-from engines.costs import layer_shares, macs_costs, measure_costs
-from engines.fusion import Grouping, fusion_groups
-from engines.placement import place
+from engines.errors import EngineError
+from engines.interface import Array
+from engines.quantise.costs import layer_shares, macs_costs, measure_costs
+from engines.quantise.fusion import Grouping, fusion_groups
+from engines.quantise.placement import place
 
 BATCH = np.zeros((1, 3, 8, 8), np.float32)
 

@@ -16,16 +16,18 @@ from onnx import ModelProto, helper
 from trt_world import int8, net
 from zoo import Net, image, residual_net
 
-from agent.model import open_model
-from agent.model_spec import load_model_spec
+from agent.models.model import open_model
+from agent.vision.spec import load_model_spec
 from calibrate.plan import ALL_INT8, PrecisionPlan
-from engines.backend import Array, BuildRequest, EngineError, ProfiledEngine, open_backend
-from engines.costs import Costs, measure_costs
-from engines.fusion import Grouping, fusion_groups
-from engines.onnxruntime_profile import kernel_times_ms, nodes_by_kernel
-from engines.placement import place
-from engines.qdq import insert_qdq
-from engines.tensorrt_backend import TensorRtBackend
+from engines.errors import EngineError
+from engines.interface import Array, BuildRequest, ProfiledEngine
+from engines.onnxruntime_backend import kernel_times_ms, nodes_by_kernel
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.costs import Costs, measure_costs
+from engines.quantise.fusion import Grouping, fusion_groups
+from engines.quantise.placement import place
+from engines.registry import open_backend
+from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import Layer, nodes_by_layer
 
 # ---- ONNX Runtime

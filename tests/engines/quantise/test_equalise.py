@@ -11,12 +11,11 @@ from equalise_cases import CENTRED, CHANNELS, PADDED, assert_close, assert_same_
 from half_zoo import MODELS, master
 from zoo import Net, by_name, residual_net
 
-from engines.backend import EngineError
-from engines.bias import shift_biases
-from engines.equalise import can_divide, can_offset, equalise, equalised_name, is_free
-from engines.layer_weights import channel_counts
-from engines.placement import place
-from engines.topology import Topology
+from engines.errors import EngineError
+from engines.graph.topology import Topology
+from engines.graph.weights import channel_counts
+from engines.quantise.equalise import can_divide, can_offset, equalise, equalised_name, is_free, shift_biases
+from engines.quantise.placement import place
 
 
 @pytest.mark.parametrize("case", [*PADDED, *CENTRED])

@@ -12,11 +12,10 @@ from half_zoo import branching_net
 from onnx import ModelProto, helper, numpy_helper
 from zoo import Net, by_name
 
-from engines.backend import EngineError
-from engines.bias import shift_biases
-from engines.equalise import can_divide, equalise, equalised_name, is_free
-from engines.placement import place
-from engines.topology import Topology
+from engines.errors import EngineError
+from engines.graph.topology import Topology
+from engines.quantise.equalise import can_divide, equalise, equalised_name, is_free, shift_biases
+from engines.quantise.placement import place
 
 POOL = {"kernel_shape": [2, 2], "strides": [1, 1]}
 BETWEEN: dict[str, Callable[[Net, str], str]] = {

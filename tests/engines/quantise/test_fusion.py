@@ -10,12 +10,11 @@ from onnx import ModelProto
 from zoo import Net, by_name, residual_net, run
 
 from calibrate.plan import PrecisionPlan
-from engines.fusion import Grouping, fusion_groups
-from engines.graph import load_model
-from engines.macs import node_macs
-from engines.passes import prepare
-from engines.placement import place
-from engines.qdq import insert_qdq
+from engines.graph.load import load_model
+from engines.graph.passes import prepare
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.fusion import Grouping, fusion_groups, node_macs
+from engines.quantise.placement import place
 
 
 def grouped(model: ModelProto) -> Grouping:

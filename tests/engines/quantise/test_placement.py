@@ -11,10 +11,10 @@ from onnx import ModelProto
 from zoo import Net, by_name, residual_net, run
 
 from calibrate.plan import PrecisionPlan
-from engines.backend import EngineError
-from engines.graph import load_model
-from engines.passes import prepare
-from engines.placement import Placement, place
+from engines.errors import EngineError
+from engines.graph.load import load_model
+from engines.graph.passes import prepare
+from engines.quantise.placement import Placement, place
 
 
 def quantised_ops(model: ModelProto, placement: Placement) -> Counter[str]:

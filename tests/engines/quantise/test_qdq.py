@@ -13,13 +13,14 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from zoo import Net, by_name, image, residual_net, run
 
 from calibrate.plan import PrecisionPlan
-from engines.backend import BuildRequest, EngineError
 from engines.calibration import calibrate_histograms
-from engines.graph import load_model
+from engines.errors import EngineError
+from engines.graph.load import load_model
+from engines.graph.passes import prepare
+from engines.interface import BuildRequest
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.passes import prepare
-from engines.placement import place
-from engines.qdq import insert_qdq
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
 
 Images = list[NDArray[np.float32]]
 

@@ -15,12 +15,13 @@ from zoo import Net, by_name, run
 
 from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.scale import QMAX, quantise, weight_scales
-from engines.backend import BackendOptions, BuildRequest, EngineError
-from engines.half import half_precision
-from engines.placement import place
-from engines.planned import observed_graph, quantised_graph
-from engines.taps import expose
-from engines.topology import Topology
+from engines.errors import EngineError
+from engines.graph.taps import expose
+from engines.graph.topology import Topology
+from engines.half.convert import half_precision
+from engines.interface import BackendOptions, BuildRequest
+from engines.quantise.apply_plan import observed_graph, quantised_graph
+from engines.quantise.placement import place
 from engines.trt.layers import LAYERS_FILE, layers_from_json
 
 
@@ -156,7 +157,7 @@ def test_the_float16_form_computes_what_the_int8_graph_does() -> None:
 @pytest.mark.parametrize("kinds", [("divisors", "offsets", "clips", "shifts"), ("divisors",), ("clips", "shifts")])
 def test_nvidias_builder_computes_every_repaired_layer_in_int8(kinds: tuple[str, ...]) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
-    from engines.tensorrt_backend import TensorRtBackend
+    from engines.trt.backend import TensorRtBackend
 
     model, repairs = planned_net()
     left_out = {name: {} for name in ("divisors", "offsets", "clips", "shifts") if name not in kinds}

@@ -14,9 +14,9 @@ from repair_flow import CLIPPING, Frames, calibrated, frames_for, observed, prop
 from zoo import Net, run
 
 from calibrate.plan import PrecisionPlan, Repairs
-from engines.placement import place
-from engines.planned import quantised_graph
-from engines.repairs import FAMILIES, propose_repairs
+from engines.quantise.apply_plan import quantised_graph
+from engines.quantise.placement import place
+from engines.quantise.repairs import FAMILIES, propose_repairs
 
 
 def quantised(model: ModelProto, repairs: Repairs, frames: Frames, method: str = "max") -> ModelProto:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from engines.artefact import check_runtime, read_artefact, write_artefact
-from engines.backend import EngineError
-from engines.seal import MANIFEST, seal
+from engines.errors import EngineError
+from engines.store.artefact import check_runtime, read_artefact, write_artefact
+from engines.store.signing import MANIFEST, seal
 
 RUNTIME = {"runtime": "tensorrt", "version": "10.3.0", "gpu": "Orin", "compute_capability": "8.7"}
 INPUTS = {"model": "abc", "backend": RUNTIME}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.backend import EngineError
-from engines.seal import CREDENTIAL, NO_KEY, find_key
+from engines.errors import EngineError
+from engines.store.signing import CREDENTIAL, NO_KEY, find_key
 
 KEY = b"sixteen bytes ok"
 OTHER_KEY = b"sixteen bytes no"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.refusals import record_refusal
+from engines.store.retention import record_refusal
 
 
 def test_the_newest_twenty_are_kept(tmp_path: Path) -> None:

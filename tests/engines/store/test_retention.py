@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.retention import Stored, retain
+from engines.store.retention import Stored, retain
 
 IDS = tuple("abcdefgh")
 PINS = st.dictionaries(st.sampled_from(("current", "previous", "regime", "loaded")), st.sets(st.sampled_from(IDS)))

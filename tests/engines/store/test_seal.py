@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.artefact import check_runtime, read_artefact, write_artefact
-from engines.backend import EngineError
-from engines.seal import MANIFEST, canonical, is_signed, read_manifest, seal, sign
+from engines.errors import EngineError
+from engines.store.artefact import check_runtime, read_artefact, write_artefact
+from engines.store.signing import MANIFEST, canonical, is_signed, read_manifest, seal, sign
 
 KEY = b"sixteen bytes ok"
 OTHER_KEY = b"sixteen bytes no"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from engines.artefact import Artefact, find_artefact, fingerprint, read_artefact, write_artefact
-from engines.backend import EngineError
-from engines.seal import MANIFEST, seal
-from engines.store import Store
+from engines.errors import EngineError
+from engines.store.artefact import Artefact, find_artefact, fingerprint, read_artefact, write_artefact
+from engines.store.signing import MANIFEST, seal
+from engines.store.store import Store
 
 INPUTS = {"model": "abc", "precision": "int8"}
 ENGINE = bytes(range(200))
@@ -102,7 +102,7 @@ def test_missing_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_manifest_of_a_newer_schema_is_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as future:
-        future.setattr("engines.artefact.SCHEMA", 2)
+        future.setattr("engines.store.artefact.SCHEMA", 2)
         write_artefact(tmp_path / "a", INPUTS, lambda folder: {**fill(folder), "inputs": "moved"})
     for key in (None, KEY):
         with pytest.raises(EngineError, match=r"artefact\.schema.*schema 2"):

@@ -27,7 +27,7 @@ WAYS_ROUND = {"getattr", "setattr", "hasattr", "vars", "eval", "exec", "__import
 
 _OPEN = """
 import json
-from engines.backend import EngineError
+from engines.errors import EngineError
 from engines.trt.dialect import open_dialect
 try:
     dialect = open_dialect()
@@ -39,7 +39,7 @@ except EngineError as error:
 
 _START = """
 import json
-from engines.backend import EngineError
+from engines.errors import EngineError
 from engines.trt.dialect import open_dialect
 from engines.trt.log import messages
 dialect, codes = open_dialect(), []

@@ -13,10 +13,12 @@ from onnx import ModelProto, TensorProto, helper
 from zoo import Net, residual_net
 
 from calibrate.plan import PrecisionPlan
-from engines.backend import BackendOptions, BuildRequest, Built, EngineError, ShapeRange, open_backend
-from engines.placement import place
-from engines.qdq import insert_qdq
-from engines.tensorrt_backend import TensorRtBackend
+from engines.errors import EngineError
+from engines.interface import BackendOptions, BuildRequest, Built, ShapeRange
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
+from engines.registry import open_backend
+from engines.trt.backend import TensorRtBackend
 from engines.trt.builder import BuilderOptions, build_engine
 from engines.trt.dialect import open_dialect
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 from zoo import Net, image, rounds_half, run
 
-import engines.tensorrt_backend as tensorrt_backend
+import engines.trt.backend as tensorrt_backend
 from calibrate.histogram import AbsHistogram
-from engines.backend import Array, BackendOptions, BuildRequest, ShapeRange
+from engines.interface import Array, BackendOptions, BuildRequest, ShapeRange
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.placement import place
 from engines.preprocessing import ImageTransform
-from engines.qdq import insert_qdq
-from engines.tensorrt_backend import TensorRtBackend
+from engines.quantise.apply_plan import insert_qdq
+from engines.quantise.placement import place
+from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import layers_from_json
 
 PROFILE = ({"image": ShapeRange((1, 16, 16, 16), (1, 16, 32, 32), (2, 16, 64, 96))},)

@@ -13,12 +13,13 @@ from onnx import ModelProto
 from trt_world import net
 from zoo import Net, image, residual_net, run
 
-import engines.tensorrt_backend as tensorrt_backend
+import engines.trt.backend as tensorrt_backend
 from calibrate.histogram import AbsHistogram, abs_histogram
-from engines.backend import Array, BackendOptions, BuildRequest, EngineError, ShapeRange
+from engines.errors import EngineError
+from engines.interface import Array, BackendOptions, BuildRequest, ShapeRange
 from engines.onnxruntime_backend import OnnxRuntimeBackend
-from engines.placement import place
-from engines.tensorrt_backend import TensorRtBackend
+from engines.quantise.placement import place
+from engines.trt.backend import TensorRtBackend
 
 pytestmark = pytest.mark.usefixtures("fake")
 

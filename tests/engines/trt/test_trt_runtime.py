@@ -16,19 +16,11 @@ from onnx import ModelProto
 from trt_world import PC, int8, net
 from zoo import Net, image, run
 
-import engines.tensorrt_backend as tensorrt_backend
-from engines.backend import (
-    BackendOptions,
-    BuildRequest,
-    EngineError,
-    ImageEngine,
-    OverlappingEngine,
-    ProfiledEngine,
-    ShapeRange,
-)
-from engines.kernels import DeviceError
+import engines.trt.backend as tensorrt_backend
+from engines.errors import DeviceError, EngineError
+from engines.interface import BackendOptions, BuildRequest, ImageEngine, OverlappingEngine, ProfiledEngine, ShapeRange
 from engines.preprocessing import ImageTransform
-from engines.tensorrt_backend import TensorRtBackend
+from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import layers_from_json
 
 pytestmark = [

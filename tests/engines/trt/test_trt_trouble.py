@@ -15,15 +15,15 @@ from trt_world import int8, net
 from worlds import SPEC
 from zoo import image
 
-from agent.model import open_model
-from agent.model_spec import ModelSpec
-from agent.service import Service
+from agent.models.engine_service import Service
+from agent.models.model import open_model
+from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
-from engines.backend import BackendOptions, BuildRequest, EngineError
-from engines.kernels import DeviceError
-from engines.placement import place
-from engines.store import Store
-from engines.tensorrt_backend import TensorRtBackend
+from engines.errors import DeviceError, EngineError
+from engines.interface import BackendOptions, BuildRequest
+from engines.quantise.placement import place
+from engines.store.store import Store
+from engines.trt.backend import TensorRtBackend
 from engines.trt.engine import TensorRtEngine
 
 pytestmark = pytest.mark.usefixtures("fake")

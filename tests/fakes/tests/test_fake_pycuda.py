@@ -12,7 +12,7 @@ from fake_cuda_graphs import FakeCudaGraphs
 from fake_pycuda import FakePycuda
 from numpy.typing import NDArray
 
-from engines.cuda_graph import CudaGraph
+from engines.cuda.cuda_graph import CudaGraph
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from onnx import ModelProto
 from trt_flow import BOUNDS, SHAPE, WIDE, Flow, int8_net, small_net
 from zoo import Net, run
 
-from engines.half import half_precision
+from engines.half.convert import half_precision
 
 BATCH = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
 OUTPUT = (1, 4, 8, 8)

@@ -12,12 +12,11 @@ from bench import COMMAND_LINE
 from brokers import RealBroker, eventually, on_the_air, report, running_mosquitto
 from certificates import Authority
 
-from agent.cli_fleet import add_broker_options, endpoint_from, fleet_from
-from agent.endpoint import Endpoint
-from agent.errors import ConfigError
-from agent.messages import Birth
-from agent.tls import TlsFiles
-from agent.topics import Topics
+from agent.common.errors import ConfigError
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.mqtt.endpoint import Endpoint, TlsFiles
+from fleet.cli.send import add_broker_options, endpoint_from, fleet_from
 
 CONFIG = """
 mqtt:

@@ -15,15 +15,15 @@ from brokers import RealBroker, free_port, on_the_air
 from device import TOPICS
 from rich.console import Console
 
-from agent import cli_fleet
-from agent.cli import main
-from agent.endpoint import Endpoint
-from agent.errors import AgentError
-from agent.messages import Birth
-from agent.requests import OPS, Release
-from agent.signing import Keyring
-from fleet import watch as watching
+from agent.cli.main import main
+from agent.common.errors import AgentError
+from agent.contract.commands import OPS, Release
+from agent.contract.messages import Birth
+from agent.contract.signing import Keyring
+from agent.mqtt.endpoint import Endpoint
+from fleet.cli import send as cli_fleet
 from fleet.operator import new_command
+from fleet.views import watch as watching
 
 
 def test_help_names_every_op() -> None:

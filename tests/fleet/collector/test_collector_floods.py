@@ -13,17 +13,17 @@ from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, alarm, online
 from device import TOPICS
 
-from agent.errors import AgentError
-from agent.intake import Arrival, Intake
-from agent.mqtt import MqttClient
-from agent.publishing import Message
+from agent.common.errors import AgentError
+from agent.mqtt.bulk_receive import Arrival, Intake
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres
-from fleet import collector as collector_module
-from fleet.batch import Reader
-from fleet.collector import Collector
-from fleet.records import refused
+from fleet.collector import collector as collector_module
+from fleet.collector.batch import Reader
+from fleet.collector.collector import Collector
+from fleet.devices.records import refused
 from fleet.store import open_store
-from fleet.warnings import Warnings
+from fleet.untrusted import Warnings
 
 
 @pytest.mark.broker
@@ -61,7 +61,7 @@ def test_an_intake_counts_topics_too() -> None:
 
 
 def test_no_topics_length_or_number_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.batch._MOST_KNOWN", 100)
+    monkeypatch.setattr("fleet.collector.batch._MOST_KNOWN", 100)
     reader = Reader()
     tracemalloc.start()
     for number in range(1000):

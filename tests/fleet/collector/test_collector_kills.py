@@ -12,13 +12,13 @@ from brokers import RealBroker, Watcher, eventually, running_mosquitto
 from collector_bench import a_process, alarm, collecting, hears, online, result, stored
 from device import TOPICS
 
-from agent.intake import Intake
-from agent.messages import Ack
-from agent.mqtt import Endpoint, MqttClient
-from agent.publishing import Message
+from agent.contract.messages import Ack
+from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres
-from fleet import collector as collector_module
-from fleet.reports import Reports
+from fleet.collector import collector as collector_module
+from fleet.devices.reports import Reports
 from fleet.store import open_store
 
 

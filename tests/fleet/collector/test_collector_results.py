@@ -12,10 +12,10 @@ from brokers import Mosquitto, RealBroker, Watcher, eventually, running_mosquitt
 from collector_bench import a_process, collecting, hears, result, stored
 from cutting_proxy import CuttingProxy
 
-from agent.endpoint import Protocol
-from agent.mqtt import MqttClient
-from fleet.batch import Part
-from fleet.collector import client_id_of
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import Protocol
+from fleet.collector.batch import Part
+from fleet.collector.collector import client_id_of
 from fleet.store import open_store
 
 _PROTOCOLS = ["5", "3.1.1"]

@@ -10,17 +10,17 @@ from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, collecting, online
 from device import TOPICS
 
-from agent.intake import Arrival
-from agent.messages import Birth, Status
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.requests import CommandResult
-from fleet import watch
-from fleet.batch import Reader
-from fleet.devices import Device, Devices
-from fleet.facts import facts
-from fleet.listing import ago
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Birth, Status
+from agent.mqtt.bulk_receive import Arrival
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
+from fleet.collector.batch import Reader
+from fleet.devices.devices import Device, Devices
+from fleet.devices.facts import facts
 from fleet.store import open_store
+from fleet.views import watch
+from fleet.views.listing import ago
 
 _TOPIC = b"tared/v1/fleet/board/"
 _BIRTH = Birth(agent_version="1")

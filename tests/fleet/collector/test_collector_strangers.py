@@ -14,22 +14,22 @@ from collector_bench import STREAM, alarm, collecting, online, report
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.endpoint import Endpoint
-from agent.home_assistant import device_id
-from agent.intake import Arrival, Intake
-from agent.messages import Birth, Status
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.requests import CommandResult
-from agent.topics import Topics
-from fleet.batch import Batch, Part, Reader
-from fleet.devices import Devices
-from fleet.keeper import Keeper
-from fleet.reading import Reading
-from fleet.records import refused
-from fleet.reports import Report, Reports, Stream
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Birth, Status
+from agent.contract.topics import Topics
+from agent.mqtt.bulk_receive import Arrival, Intake
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.message import Message
+from agent.uplink.home_assistant import device_id
+from fleet.collector.batch import Batch, Part, Reader
+from fleet.collector.collector import Reading
+from fleet.collector.writer import Keeper
+from fleet.devices.devices import Devices
+from fleet.devices.records import refused
+from fleet.devices.reports import Report, Reports, Stream
 from fleet.store import Store, open_store
-from fleet.warnings import Warnings
+from fleet.untrusted import Warnings
 
 _TOPIC = b"tared/v1/fleet/board/"
 _ACL = Path(__file__).parent.parent / "docs" / "mosquitto" / "tared.acl"

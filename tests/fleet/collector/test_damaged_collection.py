@@ -12,11 +12,11 @@ from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
 
-from agent.errors import AgentError
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from fleet import collector as collector_module
-from fleet.reports import Gap, Reports, Stream
+from agent.common.errors import AgentError
+from agent.mqtt.client import MqttClient
+from agent.mqtt.message import Message
+from fleet.collector import collector as collector_module
+from fleet.devices.reports import Gap, Reports, Stream
 from fleet.store import ReportRow, open_store
 
 OTHER = Stream("fleet", "other", 5)

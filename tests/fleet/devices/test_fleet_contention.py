@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from brokers import eventually
 
-from agent.errors import AgentError
-from agent.messages import Birth, Status
-from agent.requests import CommandResult
+from agent.common.errors import AgentError
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Birth, Status
 from benchmarks.postgres import Postgres
-from fleet.batch import Batch
-from fleet.devices import Devices
-from fleet.keeper import Keeper
-from fleet.records import Results
-from fleet.reports import Gap, Report, Reports, Stream
+from fleet.collector.batch import Batch
+from fleet.collector.writer import Keeper
+from fleet.devices.devices import Devices
+from fleet.devices.records import Results
+from fleet.devices.reports import Gap, Report, Reports, Stream
 from fleet.store import Store, Transaction, open_store, written
-from fleet.warnings import Warnings
+from fleet.untrusted import Warnings
 
 NAME = "fleet", "board"
 STREAM = Stream(*NAME, 7)
@@ -113,7 +113,7 @@ def test_a_deadlock_is_told_as_that_and_not_as_a_full_disk(database: str) -> Non
 
 def test_two_collectors_never_wait_for_each_other_in_a_circle(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has the states of all boards, and begins the streams of half of them, in another order each."""
-    monkeypatch.setattr("fleet.store.attempts._ATTEMPTS", 1)
+    monkeypatch.setattr("fleet.store.transaction._ATTEMPTS", 1)
     names = [("fleet", f"board-{number}") for number in range(40)]
     birth, together = Birth(agent_version="1"), threading.Barrier(2)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.errors import CommandError
-from agent.messages import Birth, Status
-from fleet.devices import Device, Devices
-from fleet.facts import facts
-from fleet.reports import Report, Reports, Stream
-from fleet.selection import matches, parse, parse_tag, select
+from agent.cli.main import main
+from agent.common.errors import CommandError
+from agent.contract.messages import Birth, Status
+from fleet.devices.devices import Device, Devices
+from fleet.devices.facts import facts
+from fleet.devices.reports import Report, Reports, Stream
+from fleet.devices.selection import matches, parse, parse_tag, select
 from fleet.store import Store, open_store
 
 NOW = 1_000_000.0

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from collector_bench import STREAM, report
 
-from agent.errors import AgentError, ConfigError
-from agent.messages import Birth, Status
-from agent.requests import CommandResult
+from agent.common.errors import AgentError, ConfigError
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Birth, Status
 from benchmarks.postgres import Postgres
-from fleet.devices import Devices
-from fleet.records import Refused, Results, audited, quarantine, refused
-from fleet.reports import Gap, Report, Reports, Stream
-from fleet.retention import Retention
+from fleet.collector.writer import Retention
+from fleet.devices.devices import Devices
+from fleet.devices.records import Refused, Results, audited, quarantine, refused
+from fleet.devices.reports import Gap, Report, Reports, Stream
 from fleet.store import Store, open_existing, open_store
 from fleet.store.schema import POSTGRES, SQLITE
 
@@ -171,7 +171,7 @@ def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: Store) 
 
 
 def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.records._MOST_REFUSED", 5)
+    monkeypatch.setattr("fleet.devices.records._MOST_REFUSED", 5)
     for number in range(4):
         with store.begun() as transaction:
             bad = [Refused("f\x00", "d", "event", "message.x", f"{number} \x1b[2J", bytes(9000)) for _ in range(3)]

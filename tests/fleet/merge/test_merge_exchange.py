@@ -16,19 +16,19 @@ from bench import small_file_system
 from brokers import RealBroker, free_port, on_the_air
 from merge_bench import FLEET, board, calibration_of, counted, frames_of, merged_calibration
 
-from agent import histogram_upload_source
-from agent.cli import main
-from agent.endpoint import Endpoint
-from agent.errors import AgentError
-from agent.histogram_upload_chunks import Upload
-from agent.messages import Birth
-from agent.mqtt import MqttClient
-from agent.publishing import Message
-from agent.topics import Topics
+from agent.cli.main import main
+from agent.common.errors import AgentError
+from agent.contract.histograms import Upload
+from agent.contract.messages import Birth
+from agent.contract.topics import Topics
+from agent.mqtt.client import MqttClient
+from agent.mqtt.endpoint import Endpoint
+from agent.mqtt.message import Message
+from agent.uplink import histogram_sender as histogram_upload_source
 from calibrate.histogram import AbsHistogram, abs_histogram
 from engines.calibration import load_calibration
-from fleet import merge_exchange
-from fleet.merge_exchange import MergeExchange
+from fleet.merge import exchange as merge_exchange
+from fleet.merge.exchange import MergeExchange
 from fleet.store import open_store
 
 pytestmark = pytest.mark.broker
@@ -115,7 +115,7 @@ def test_lost_chunks_are_asked_for_and_nothing_else(
     any_broker: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Lossy.lost = set()
-    monkeypatch.setattr("agent.link.UploadSource", Lossy)
+    monkeypatch.setattr("agent.uplink.link.UploadSource", Lossy)
     exchange = exchange_with(any_broker.endpoint, tmp_path)
     with board(any_broker.endpoint, "b", calibration_of(noisy(0))) as sender:
         exchange.gather(["b"], 0.0)

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from merge_bench import FACTS
 
-from agent.errors import AgentError
-from agent.histogram_upload import MAX_UPLOAD_BYTES, write_upload
-from agent.histogram_upload_chunks import Upload
-from agent.wire import MessageError
+from agent.common.errors import AgentError
+from agent.contract.histograms import MAX_UPLOAD_BYTES, Upload, write_upload
+from agent.contract.wire import MessageError
 from calibrate.histogram import AbsHistogram
-from fleet import merge_inbox
-from fleet.merge_inbox import Announced, UploadInbox
+from fleet.merge import inbox as merge_inbox
+from fleet.merge.inbox import Announced, UploadInbox
 
 
 def upload(seed: int = 0) -> Upload:

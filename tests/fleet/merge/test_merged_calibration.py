@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from merge_bench import FACTS, FRAMES, OBSERVED, calibration_of, counted, frames_of, upload
 
-from agent.errors import AgentError
-from agent.histogram_upload import read_facts, read_upload
+from agent.common.errors import AgentError
+from agent.contract.histograms import read_facts, read_upload
 from calibrate.histogram import AbsHistogram, abs_histogram
 from engines.calibration import load_calibration, save_calibration
-from fleet.merged_calibration import bundle, merge_calibration
+from fleet.merge.calibration import bundle, merge_calibration
 
 
 @pytest.fixture

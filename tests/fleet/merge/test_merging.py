@@ -12,9 +12,9 @@ from hypothesis.extra import numpy as hnp
 from merge_bench import FACTS, counted, frames_of
 from numpy.typing import NDArray
 
-from agent.histogram_upload import read_upload, write_upload
+from agent.contract.histograms import read_upload, write_upload
 from calibrate.histogram import abs_histogram
-from fleet.merging import Merger
+from fleet.merge.calibration import Merger
 
 BITS = 6
 board = hnp.arrays(np.float32, st.integers(1, 30), elements=st.floats(width=32, allow_subnormal=True))

@@ -7,8 +7,8 @@ import pytest
 from merge_bench import TENSORS, counted, frames_of
 
 from calibrate.histogram import AbsHistogram
-from fleet.merging import Merger
-from fleet.outliers import LEAST_LIMIT_DB, Distance, Group, Limits, Sketch
+from fleet.merge.calibration import Merger
+from fleet.merge.outliers import LEAST_LIMIT_DB, Distance, Group, Limits, Sketch
 
 
 def distances(boards: list[dict[str, AbsHistogram]]) -> list[Distance]:

@@ -19,12 +19,12 @@ from databases import where as where
 from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
 from simulator_bench import topics
 
-from agent.cli import main
-from agent.errors import AgentError
-from fleet.rollout import tables
+from agent.cli.main import main
+from agent.common.errors import AgentError
+from fleet.rollout import rollout_rows as tables
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target
-from fleet.simulator.faults import Bad
+from fleet.simulator.options import Bad
 from fleet.store import open_store
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import CommandError
-from fleet.devices import Device
+from agent.common.errors import CommandError
+from fleet.devices.devices import Device
 from fleet.rollout.gates import FAILURES_GATE, Standing, judge, parse_gates
-from fleet.rollout.spec import Spec
+from fleet.rollout.spec import Spec, check_zone, open_until, parse_windows
 from fleet.rollout.waves import ordered, parse_waves, sizes
-from fleet.rollout.windows import check_zone, open_until, parse_windows
 
 
 def device(name: str, **tags: str) -> Device:

@@ -12,19 +12,19 @@ from databases import store as store
 from databases import where as where
 from test_rollout_steps import Room, accepted, done, spec
 
-from agent.cli import main
-from agent.endpoint import Endpoint
-from agent.messages import Birth
-from agent.requests import CommandResult
-from agent.signing import Signer, new_key
-from fleet.devices import Devices
-from fleet.rollout import tables
-from fleet.rollout.book import RolloutBook
-from fleet.rollout.conductor import Conductor
+from agent.cli.main import main
+from agent.contract.commands import CommandResult
+from agent.contract.messages import Birth
+from agent.contract.signing import Signer, new_key
+from agent.mqtt.endpoint import Endpoint
+from fleet.devices.devices import Devices
+from fleet.rollout import rollout_rows as tables
+from fleet.rollout.command_rows import Order
 from fleet.rollout.controller import Controller
-from fleet.rollout.dispatch import Dispatch
-from fleet.rollout.orders import Order
+from fleet.rollout.register import RolloutBook
+from fleet.rollout.sender import Dispatch
 from fleet.rollout.states import Role, State, Target
+from fleet.rollout.stepper import Conductor
 from fleet.store import Store, open_store
 
 _CODES = ("command.unsigned", "command.signature")

@@ -12,17 +12,17 @@ from databases import store as store
 from databases import where as where
 from rollout_room import PERIOD, Room, accepted, done, failed, policy, reported, spec
 
-from agent.endpoint import Endpoint
-from agent.errors import AgentError
-from agent.requests import CommandResult
-from fleet.devices import Device
-from fleet.rollout.answers import MOST_ATTEMPTS, overdue
-from fleet.rollout.book import RolloutBook
+from agent.common.errors import AgentError
+from agent.contract.commands import CommandResult
+from agent.mqtt.endpoint import Endpoint
+from fleet.devices.devices import Device
+from fleet.rollout.board_rows import TargetRow
+from fleet.rollout.command_rows import Order
 from fleet.rollout.controller import Controller
-from fleet.rollout.judging import judge_wave
-from fleet.rollout.orders import Order
+from fleet.rollout.outcomes import MOST_ATTEMPTS, overdue
+from fleet.rollout.register import RolloutBook
 from fleet.rollout.states import Role, State, Target
-from fleet.rollout.targets import TargetRow
+from fleet.rollout.stepper import judge_wave
 from fleet.store import Store, Transaction, open_store
 
 

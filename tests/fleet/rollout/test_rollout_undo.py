@@ -11,11 +11,11 @@ from databases import store as store
 from databases import where as where
 from rollout_room import Room, accepted, done, failed, spec
 
-from agent.endpoint import Endpoint
-from agent.errors import CommandError
-from fleet.records import Results
-from fleet.rollout.book import RolloutBook
+from agent.common.errors import CommandError
+from agent.mqtt.endpoint import Endpoint
+from fleet.devices.records import Results
 from fleet.rollout.controller import Controller
+from fleet.rollout.register import RolloutBook
 from fleet.rollout.spec import with_file
 from fleet.rollout.states import Role, State, Target
 from fleet.store import Store, open_store

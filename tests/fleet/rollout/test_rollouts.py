@@ -13,12 +13,12 @@ from databases import where as where
 from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
 from simulator_bench import topics
 
-from agent.signing import Keyring, Signer, new_key
-from fleet.devices import Devices
-from fleet.rollout.book import RolloutBook
+from agent.contract.signing import Keyring, Signer, new_key
+from fleet.devices.devices import Devices
+from fleet.rollout.register import RolloutBook
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target
-from fleet.simulator.faults import Bad
+from fleet.simulator.options import Bad
 from fleet.store import open_store
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]

@@ -15,13 +15,13 @@ from brokers import Mosquitto, RealBroker, Watcher, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, ask, simulating, topics, wait_for_collector
 
-from agent.cli import main
-from agent.errors import ConfigError
-from agent.messages import Birth, Event, Telemetry
-from agent.outbox_bounds import NO_CLOCK_S
+from agent.cli.main import main
+from agent.common.errors import ConfigError
+from agent.contract.messages import Birth, Event, Telemetry
+from agent.uplink.outbox_store import NO_CLOCK_S
+from fleet.devices.reports import Reports
 from fleet.operator import new_command, send
-from fleet.reports import Reports
-from fleet.simulator.faults import Bad, Faults
+from fleet.simulator.options import Bad, Faults
 from fleet.simulator.scene import Drift
 from fleet.simulator.simulation import allow_files
 from fleet.store import open_store

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from agent.cli_simulate import pairs
-from agent.errors import AgentError
-from agent.topics import Topics
-from fleet.batch import numbered, read
-from fleet.simulator.faults import Bad, Faults, rubbish
-from fleet.simulator.loop import Loop
+from agent.common.errors import AgentError
+from agent.contract.topics import Topics
+from fleet.cli.simulate import pairs
+from fleet.collector.batch import numbered, read
+from fleet.simulator.event_loop import Loop
+from fleet.simulator.options import Bad, Faults, rubbish
 from fleet.simulator.scene import Drift, Engine, Scene, drift_state
 
 STILL = Drift()

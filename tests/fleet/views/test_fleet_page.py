@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from agent.cli import main
-from agent.messages import Status
-from fleet.devices import Devices
-from fleet.figures import histogram, stacked_bars, timeline
-from fleet.records import Refused, audit, quarantine
-from fleet.reports import Report, Reports, Stream
-from fleet.rollout.book import RolloutBook
+from agent.cli.main import main
+from agent.contract.messages import Status
+from fleet.devices.devices import Devices
+from fleet.devices.records import Refused, audit, quarantine
+from fleet.devices.reports import Report, Reports, Stream
+from fleet.rollout.register import RolloutBook
 from fleet.rollout.spec import Spec
 from fleet.store import Store, open_store
+from fleet.views.page import histogram, stacked_bars, timeline
 
 _VOID = {"meta"}
 

@@ -1,0 +1,13 @@
+""" """
+
+from __future__ import annotations
+
+from calibrate.errors import TaredError
+
+
+class DeviceError(TaredError):
+    """A GPU, its driver, its compiler or a launch that cannot be used."""
+
+
+class EngineError(TaredError):
+    """A model, graph, artefact or runtime that cannot be used."""
