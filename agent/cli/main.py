@@ -1,4 +1,7 @@
-"""The command line, `tared`: the same code the daemon runs, one job at a time."""
+"""The board's half of the command line, `tared`: each command runs the code that the daemon runs, one job at a time.
+
+fleet/cli/main.py is the entry point: it adds the control room's commands, which no module of a board may import.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,12 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
 from rich.console import Console
+
 from agent.cli.arguments import Parser, command, number
-from fleet.cli.send import add_fleet
-from fleet.cli.keys import add_keys
 from agent.cli.offline import add_offline
-from fleet.cli.fleet import add_room
 from agent.cli.service import add_service
 from agent.cli.store import add_store
 from agent.common.errors import ConfigError
@@ -30,12 +32,22 @@ EXIT_PIPE = 141  # 128 + SIGPIPE, as shells have it
 EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: for Restart=on-failure, which takes 0 for the end
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Errors go to stderr as one line `error: CODE: found; expected; remedy`, exit code 2."""
+CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparsers
+
+
+def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] = ()) -> int:
+    """Run one command and return its exit code.
+
+    Errors go to stderr as one line `error: CODE: found; expected; remedy`, exit code 2.
+
+    Args:
+        arguments: the command line without the program's name; None: the process's own.
+        extra: command groups beside the board's own.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which cleans up; the daemon sets its own
     hide_arguments()
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser(extra).parse_args(arguments)
         if os.environ.get("TARED_NVTX"):
             start_tracing()
         run: Callable[[argparse.Namespace], int] = options.run
@@ -69,7 +81,7 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(extra: Sequence[CommandGroup]) -> argparse.ArgumentParser:
     parser = Parser(prog="tared", description="Keeps a quantised vision model true on the board that runs it.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -81,9 +93,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add_offline(commands)
     add_store(commands)
-    add_fleet(commands)
-    add_keys(commands)
-    add_room(commands)
+    for add_group in extra:
+        add_group(commands)
     add_service(commands)
     return parser
 
@@ -92,9 +103,9 @@ def _run(options: argparse.Namespace) -> int:
     from agent.system.process import share_arenas
 
     share_arenas()  # before what follows starts any thread
-    from agent.daemon.handlers import RESTART
-    from agent.config import load_config
     from agent.common.console import set_up_logging
+    from agent.config import load_config
+    from agent.daemon.handlers import RESTART
     from agent.daemon.run import run_daemon
     from agent.daemon.summary_table import print_summary
 
@@ -109,7 +120,3 @@ def _run(options: argparse.Namespace) -> int:
     else:
         print_summary(summary, Console())
     return EXIT_RESTART if summary.stopped_by == RESTART else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
