@@ -40,7 +40,7 @@ soak: $(VENV)/.test broker
 	$(BIN)/python -m pytest -m soak
 
 sanitize: $(VENV)/.test
-	@$(BIN)/python tests/sanitize.py
+	@$(BIN)/python tests/support/sanitize.py
 
 lock:
 	uv pip compile --universal --python-version 3.10 --extra demo --extra fleet --extra test --no-header --no-annotate --upgrade \
@@ -85,7 +85,7 @@ postgres:
 
 # 4 MB from the package index, once. Without it their test is skipped, and the line that says so names the reason.
 bindings: $(VENV)/.test
-	@$(BIN)/python tests/trt_bindings.py
+	@$(BIN)/python tests/support/trt_bindings.py
 
 $(SAMPLE)/street.mp4: $(wildcard examples/street/*.py) | $(VENV)/.run
 	@$(BIN)/python -m examples.street.render -o $(SAMPLE)

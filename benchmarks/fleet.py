@@ -153,7 +153,7 @@ def relay(folder: Path, endpoint: Endpoint, rows: int, spent: Spent) -> float:
 def collect(endpoint: Endpoint, folder: Path, rows: int, store: tuple[str, str], spent: Spent) -> float:
     """Rows per second from the publishers into a database, and acknowledged. store: its name, and where it is."""
     name, database = store
-    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", database, "--port", str(endpoint.port)]
+    command = [sys.executable, "-m", "fleet.cli", "fleet", "collect", "--db", database, "--port", str(endpoint.port)]
     command += ["--share", "benchmark"] if "two" in name else []
     fleet = f"bench{time.monotonic_ns()}"
     count = 2 if "two" in name else 1

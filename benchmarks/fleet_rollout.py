@@ -112,7 +112,7 @@ def rollouts(
     broker = Broker(folder)
     process = broker.start()
     endpoint = Endpoint("127.0.0.1", broker.port)
-    tared = [sys.executable, "-m", "agent.cli", "fleet"]
+    tared = [sys.executable, "-m", "fleet.cli", "fleet"]
     at = ["--port", str(broker.port), "--db", where]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     collector = psutil.Popen([*tared, "collect", *at], **quiet)

@@ -213,7 +213,7 @@ def storm(
     """Run it; the course that it took, rows made, rows lost."""
     broker, database = Broker(folder), folder / "fleet.sqlite"
     process = broker.start()
-    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--port", str(broker.port), "--db", str(database)]
+    command = [sys.executable, "-m", "fleet.cli", "fleet", "collect", "--port", str(broker.port), "--db", str(database)]
     with psutil.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as collector:
         wait_for_collector(broker, _FLEET)
         wishes = Wishes(devices, fleet=_FLEET, period_s=period_s, settle_s=_PATIENCE_S)

@@ -68,7 +68,7 @@ class Daemon:
     """A context manager. Serves as soon as it is entered, in its own folder."""
 
     def __init__(
-        self, folder: Path, endpoint: Endpoint, config: Mapping[str, Any], program: Sequence[str] = ("agent.cli",)
+        self, folder: Path, endpoint: Endpoint, config: Mapping[str, Any], program: Sequence[str] = ("fleet.cli",)
     ) -> None:
         """config: over what stands here. program: the module to run, and what stands before `run`."""
         folder.mkdir(parents=True)

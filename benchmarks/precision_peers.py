@@ -74,7 +74,7 @@ class _Clock:
         """The object that a command of ours prints."""
         threads = str(os.cpu_count() or 1)  # as many as the peers take
         found: dict[str, Any] = json.loads(
-            self.run(sys.executable, "-m", "agent.cli", command, *arguments, "--threads", threads, "--json")
+            self.run(sys.executable, "-m", "fleet.cli", command, *arguments, "--threads", threads, "--json")
         )
         return found
 

@@ -5,7 +5,7 @@ a multiplication by a power of two, exact in floating point. Doubling the range 
 integers. Hence merging is exact, associative and commutative: over batches, days, cameras and boards, in any
 order and any grouping, the bits are the same.
 
-On the wire a histogram is a header, then the counts as `calibrate.count_codec` packs them: 4096 bins of a real tensor in under
+On the wire a histogram is a header, then the counts as count_codec.py packs them: 4096 bins of a real tensor in under
 2 KiB (benchmarks/RESULTS.md).
 """
 

@@ -187,8 +187,8 @@ def _spread(source: Source, count: int) -> Iterator[Image]:
     """At most `count` images: evenly spaced where the source knows its length, else the first ones."""
     length = source_length(source) or count
     taken = 0
-    for number, (_, image) in enumerate(read_images(source)):
-        if number * count >= taken * length:
+    for index, (_, image) in enumerate(read_images(source)):
+        if index * count >= taken * length:
             yield image
             taken += 1
         if taken == count:

@@ -51,7 +51,7 @@ class JobRequest:
     serving: directory of the artefact in service, None while the reference engine serves. plan: as its `to_json`.
     raised_from: as for `build_artefact`, of the plan or of what it is raised to. raising: a Raising as its `as_dict`.
     max_loss: largest 1 - mean fidelity at which a candidate is good whatever serves now. max_slowdown: see
-    `agent.validation.verdict.Limits`; a candidate with more layers float than what serves may always be MORE_FLOAT_SLOWDOWN.
+    `verdict.Limits`; a candidate with more layers float than what serves may always be MORE_FLOAT_SLOWDOWN.
     """
 
     spec: dict[str, Any]

@@ -47,9 +47,9 @@ _NICE = 10
 class CandidateProcess:
     """`python -m MODULE DIRECTORY`, whose job has been written there; the directory goes with it.
 
-    module: prints lines as `agent.jobs.candidate` does. nice: its priority, see `agent.jobs.background`. memory_bytes: resident
-    memory that it may take, with all that it starts; None: half of the board's. Beyond, it is killed, and the outcome
-    is the error `recalibration.memory`. No limit on its address space: CUDA reserves many times what it uses.
+    module: prints lines as candidate.py does. nice: its priority, see background.py. memory_bytes: resident memory
+    that it may take, with all that it starts; None: half of the board's. Beyond, it is killed, and the outcome is
+    the error `recalibration.memory`. No limit on its address space: CUDA reserves many times what it uses.
 
     on_progress(step, percent) and on_outcome(outcome) are called in a thread of this object's own. An outcome always
     comes, and last, also from a process that dies without a word; nothing that it started runs on then. It does not

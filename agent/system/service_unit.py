@@ -101,7 +101,7 @@ def shipped(name: str = TARED.unit) -> str:
 
     Raises AgentError (`service.files`).
     """
-    folders = (Path(__file__).resolve().parents[1] / "systemd", Path(sysconfig.get_path("data")) / _SHARE)
+    folders = (Path(__file__).resolve().parents[2] / "systemd", Path(sysconfig.get_path("data")) / _SHARE)
     for folder in folders:
         if (folder / TARED.unit).is_file():
             return (folder / name).read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ Answer = tuple[int, int | None]  # the reference's class of an object, and the s
 def answers(served: Prediction | None, reference: Prediction) -> list[Answer]:
     """What was served for each object of the reference; None serves nothing, e.g. where outputs are not finite.
 
-    classify: the frame is the one object. detect: one to one at IoU 0.5, greedy by score as `agent.vision.detections.match`,
+    classify: the frame is the one object. detect: one to one at IoU 0.5, greedy by score as `detections.match`,
     first among equal classes and then, for what is left, among all: a detector may give one object two classes, and
     that these change places in the order of scores is no confusion. raw: no objects.
     """

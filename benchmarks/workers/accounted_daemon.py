@@ -24,7 +24,7 @@ from typing import Any
 
 import cv2
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.vision.task import VisionTask
 from engines.onnxruntime_backend import OnnxRuntimeEngine
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import cv2
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.latency import LoopMeter
 from agent.serving import pipeline
 

@@ -97,7 +97,7 @@ FILES = frozenset({"model", "calibration"})
 @dataclass(frozen=True)
 class Spec:
     """op: of OPS; arguments: of that op, as they are typed; of a policy its values as they are. select: as
-    `fleet.devices.selection`. soak_s: how long a wave that is done serves before it is judged. at_once: boards that are at it
+    `devices.selection`. soak_s: how long a wave that is done serves before it is judged. at_once: boards that are at it
     at the same time. windows: of local time, by the tag `tz`, else `timezone`. order: as `ordered`. valid_s: how long a
     command waits for a board that is away; deadline_s: how long a board may be at it. silent_s: as in `facts`. file:
     whose pieces are sent to boards. signed: nothing of it is sent without an operator's signature.

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 from pydantic.fields import FieldInfo
 from worlds import SPEC
 
@@ -22,7 +23,6 @@ from agent.config import Config, MqttConfig, load_config
 from agent.mqtt.endpoint import TlsFiles
 from agent.vision.spec import ModelSpec
 
-ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = re.compile(r"left out: ([^#\n]+)", re.IGNORECASE)
 
 

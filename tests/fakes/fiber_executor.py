@@ -1,4 +1,4 @@
-"""kernels.cu on the CPU: an Executor for machines without a GPU. tests/cuda/fibers.h says what it checks."""
+"""kernels.cu on the CPU: an Executor for machines without a GPU. cuda_headers/fibers.h says what it checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from engines.cuda.kernels import Geometry, kernel_source
 from engines.errors import DeviceError
 
-HEADERS = Path(__file__).parent / "cuda"
+HEADERS = Path(__file__).parent / "cuda_headers"
 KERNELS = ("abs_histogram", "entropy_search", "preprocess")
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 _STRICT = ["-std=c++20", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror"]

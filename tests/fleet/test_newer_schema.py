@@ -16,7 +16,7 @@ from databases import where as where
 from device import TOPICS
 from test_rollout_steps import Room, accepted, done, spec
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import NEWER_SCHEMA, Birth, Status, Telemetry

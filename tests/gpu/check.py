@@ -39,7 +39,7 @@ _RUNTIMES = ("tensorrt", "tensorrt_rtx")
 PYTEST = ("-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--noconftest", "-m", "gpu")
 # Under compute-sanitizer a kernel runs up to a hundred times slower: both kernels, all geometries, but not all tests.
 _SANITIZED = "float_edges or small_tensors or last_bit or small_frames"
-_BACKEND_TESTS = ROOT / "tests/test_trt_gpu.py"
+_BACKEND_TESTS = ROOT / "tests/engines/trt/test_trt_gpu.py"
 _LIMIT_S = 570.0
 TIMED_OUT = 124  # as timeout(1) has it
 
@@ -100,7 +100,7 @@ def planned(name: str, environment: Environment) -> Step:
 
 def gpu_tests(folder: Path) -> list[str]:
     """The files with a test marked gpu; the others would be imported for nothing, with all they import."""
-    files = [path for path in sorted(folder.glob("test_*.py")) if path != _BACKEND_TESTS]
+    files = [path for path in sorted(folder.rglob("test_*.py")) if path != _BACKEND_TESTS]
     return [str(path) for path in files if "mark.gpu" in path.read_text(encoding="utf-8")]
 
 

@@ -23,10 +23,10 @@ from zoo import Net
 
 from agent.camera.reader import source_length
 from agent.camera.source import parse_source
-from agent.cli.main import main
+from fleet.cli.main import main
 
 CLIP_FRAMES = 12  # of clip.avi
-COMMAND_LINE = [sys.executable, "-m", "agent.cli"]
+COMMAND_LINE = [sys.executable, "-m", "fleet.cli"]
 ERROR = re.compile(r"error: (?P<code>[a-z_-]+\.[a-z_-]+): .+; expected .+; .+", re.DOTALL)
 
 

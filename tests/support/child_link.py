@@ -6,13 +6,14 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+
+from places import TEST_PATH
 
 from agent.mqtt.endpoint import Endpoint
 
 _CHILD = """
 import sys, threading
-sys.path.append(sys.argv[2])
+sys.path[:0] = sys.argv[2].split(":")
 from brokers import on_the_air
 from agent.contract.messages import Birth
 from agent.mqtt.client import Endpoint
@@ -26,7 +27,7 @@ with on_the_air(endpoint, Topics("fleet", "board"), Birth(agent_version="child")
 @contextlib.contextmanager
 def child_on_the_air(endpoint: Endpoint) -> Iterator[subprocess.Popen[bytes]]:
     """It dies with the context, if not before."""
-    arguments = str(endpoint.port), str(Path(__file__).parent), endpoint.protocol, str(endpoint.will_delay_s)
+    arguments = str(endpoint.port), TEST_PATH, endpoint.protocol, str(endpoint.will_delay_s)
     with subprocess.Popen([sys.executable, "-c", _CHILD, *arguments]) as child:
         try:
             yield child

@@ -62,7 +62,7 @@ def online(board: MqttClient, watcher: Watcher, times: int = 1) -> None:
 
 @contextmanager
 def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--db", where, "--port", str(broker.port)]
+    command = [sys.executable, "-m", "fleet.cli", "fleet", "collect", "--db", where, "--port", str(broker.port)]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield process

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.cli.main import main
+from fleet.cli.main import main
 
 CIFAR_TRAIN, CIFAR_TEST = "img_cifar10_train_calib_500.zip", "img_cifar10_test_A_3000.zip"
 COCO = "img_coco_train2017_first128_labelled.zip"

@@ -1,6 +1,6 @@
 """kernels.cu under ThreadSanitizer and AddressSanitizer, and in shuffled orders, on the CPU: `make sanitize`.
 
-    python tests/sanitize.py [SOURCE.cu]     exit code 1 on any report, wrong number or refused launch
+    python tests/support/sanitize.py [SOURCE.cu]     exit code 1 on any report, wrong number or refused launch
 
 `run` is one such run, in a process of its own with the sanitizer preloaded: a bug may well take it down.
 """
@@ -13,8 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # run as a file, by itself too: what follows is found through this
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "tests/fakes"),
+]  # run as a file, by itself too: what follows is found through this
 
 import numpy as np  # noqa: E402
 from fiber_executor import COMPILER, FiberExecutor, build, sanitizer_runtime  # noqa: E402
@@ -23,7 +26,7 @@ from kernel_reference import divergences, extremes, histograms, preprocessed, te
 from calibrate.histogram import abs_histogram  # noqa: E402
 from engines.cuda.kernels import DeviceHistograms, Geometry, kernel_source, search_entropy  # noqa: E402
 from engines.cuda.preprocess import DevicePreprocess  # noqa: E402
-from engines.errors import DeviceError
+from engines.errors import DeviceError  # noqa: E402
 
 GEOMETRY = Geometry(11, 2, 64)  # few threads: sanitised fibers are slow
 CHECKS = (("", 0), ("", 7), ("", 11), ("thread", 0), ("thread", 7), ("address", 0))  # sanitizer, seed of the order

@@ -82,7 +82,7 @@ class Board:
 
     def verify(self) -> subprocess.CompletedProcess[str]:
         """`tared store verify`."""
-        command = [sys.executable, "-m", "agent.cli", "store", "verify", "-c", str(self.world.folder / "config.yaml")]
+        command = [sys.executable, "-m", "fleet.cli", "store", "verify", "-c", str(self.world.folder / "config.yaml")]
         return subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
 
     def unfinished(self) -> list[Path]:

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from places import ROOT
+
 RELEASES = ("10.3.0", "10.13.3.9", "11.4.0.106")  # JetPack 6, JetPack 7, JetPack 7.2.2 and later
 FOLDER = ROOT / "var" / "bindings" / f"cp{sys.version_info.major}{sys.version_info.minor}"
 _CALLED = re.compile(r"\b(create\w+_INTERNAL|get\w*PluginRegistry|getNvOnnxParserVersion|initLibNvInferPlugins)$", re.M)

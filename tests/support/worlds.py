@@ -59,7 +59,7 @@ class World:
     def command(self, *arguments: str) -> list[str]:
         """`tared run` in this world, the daemon as users start it."""
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config))
-        return [sys.executable, "-m", "agent.cli", "run", "-c", str(self.folder / "config.yaml"), "--json", *arguments]
+        return [sys.executable, "-m", "fleet.cli", "run", "-c", str(self.folder / "config.yaml"), "--json", *arguments]
 
     def run(
         self, *arguments: str, until: str = "", before: Callable[[], None] | None = None

@@ -130,7 +130,7 @@ def test_a_daemon_with_keys_obeys_its_operators_alone(tmp_path: Path, mosquitto:
         birth = watcher.expect(TOPICS.birth)
         assert birth["commands"] == {"operator_keys": [identity], "release_keys": [], "unsigned": False}
         eventually(lambda: code(order(mosquitto, "status")) == "command.unsigned", 30.0)
-        tared = [sys.executable, "-m", "agent.cli", "send", "board", "status", "--port", str(mosquitto.port), "--json"]
+        tared = [sys.executable, "-m", "fleet.cli", "send", "board", "status", "--port", str(mosquitto.port), "--json"]
         told = subprocess.run([*tared, "--sign", str(private)], capture_output=True, text=True, check=True)
         assert json.loads(told.stdout)["result"]["degraded"] in (True, False)
         command = new_command("status", {}, time.time(), to=Topics("default", "other"))

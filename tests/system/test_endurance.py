@@ -45,7 +45,7 @@ from agent.daemon import run as daemon
 for number in range(100_000):
     sys.intern(f"a name that is soon gone: {number}")
 
-from agent.cli.main import main
+from fleet.cli.main import main
 """
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker, pytest.mark.timeout(1800)]
@@ -108,7 +108,7 @@ def fill_log(path: Path) -> None:
 def test_two_hundred_recalibrations_leave_nothing_behind(
     tmp_path: Path, any_broker: RealBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sleeps, starts = "    def read(self):\n        time.sleep(0.02)", "\nfrom agent.cli import main\n"
+    sleeps, starts = "    def read(self):\n        time.sleep(0.02)", "\nfrom fleet.cli.main import main\n"
     assert sleeps in PLAYER
     assert starts in PLAYER
     paced = PLAYER.replace(sleeps, sleeps.replace("0.02", "float(scene.with_name('pace').read_text())"))

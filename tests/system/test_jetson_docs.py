@@ -7,7 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from places import ROOT
+
 CHAINS = {1, 2}  # apt's update and install; a clone, and going there
 
 

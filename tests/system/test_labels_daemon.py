@@ -40,7 +40,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[st
     world = make_world(tmp_path_factory.mktemp("labels"), lambda _: 0.5, 200.0)
     artefact = world.run(until=FIRST_COMMIT)[0]["artefact"]
     results = world.folder / "results.jsonl"
-    command = [sys.executable, "-m", "agent.cli", "infer", artefact, "--frames", str(world.folder / "clip.avi")]
+    command = [sys.executable, "-m", "fleet.cli", "infer", artefact, "--frames", str(world.folder / "clip.avi")]
     subprocess.run([*command, "-o", str(results)], check=True, capture_output=True, timeout=60)
     return world, [json.loads(line)["label"] for line in results.read_text().splitlines()]
 

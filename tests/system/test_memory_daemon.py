@@ -72,7 +72,7 @@ class Stream:
 
 cv2.VideoCapture = Stream
 
-from agent.cli.main import main
+from fleet.cli.main import main
 
 sys.exit(main())
 """

@@ -18,7 +18,7 @@ from brokers import RealBroker, eventually
 from collector_bench import collecting
 from worlds import SPEC, World, make_world
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.contract.signing import new_key
 from calibrate.histogram import AbsHistogram, merge
 from engines.calibration import Calibration, load_calibration
@@ -52,7 +52,7 @@ class Operator:
         self._options = ["--port", str(broker.port), "--sign", str(key), "--json"]
 
     def tared(self, *words: object) -> dict[str, Any]:
-        command = [sys.executable, "-m", "agent.cli", *map(str, words), *self._options]
+        command = [sys.executable, "-m", "fleet.cli", *map(str, words), *self._options]
         told = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
         assert told.stdout, told.stderr
         result: dict[str, Any] = json.loads(told.stdout)

@@ -19,7 +19,7 @@ from agent.jobs.job import JobState
 
 
 def tared(*arguments: object) -> dict[str, Any]:
-    command = [sys.executable, "-m", "agent.cli", *map(str, arguments), "--json"]
+    command = [sys.executable, "-m", "fleet.cli", *map(str, arguments), "--json"]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert told.stdout, told.stderr
     result: dict[str, Any] = json.loads(told.stdout)

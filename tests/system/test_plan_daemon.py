@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from places import FAKE_MACHINE_PATH
 from plan_world import MACS, journal, plan_world, planner
 from worlds import ALARM_COMMIT, FIRST_COMMIT, SPEC, World, make_world
 from zoo import residual_net
@@ -18,7 +18,6 @@ from calibrate.plan import PrecisionPlan
 from engines.store.artefact import Artefact
 from engines.store.store import Store
 
-TESTS = Path(__file__).parent
 KEPT = "Conv_t2"
 
 
@@ -72,7 +71,7 @@ def test_a_plan_survives_recalibration_and_rollback(tmp_path: Path, plan: Precis
 def fake_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Processes of this test find the fakes as TensorRT and PyCUDA."""
     (tmp_path / "mistakes").mkdir()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (TESTS / "fake_machine", TESTS))))
+    monkeypatch.setenv("PYTHONPATH", FAKE_MACHINE_PATH)
     monkeypatch.setenv("FAKE_MISTAKES", str(tmp_path / "mistakes"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return monkeypatch

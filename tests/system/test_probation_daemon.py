@@ -73,7 +73,7 @@ Service.load = load_case
 """
 
 MAIN = """
-from agent.cli.main import main
+from fleet.cli.main import main
 
 sys.exit(main())
 """

@@ -29,7 +29,7 @@ def test_memory_does_not_grow_with_the_number_of_frames(lab: Lab) -> None:
         output = lab.folder / "memory.json"
         command = ["calibrate", lab.spec("resnet20"), "--frames", lab.data / PERSON, "--count", count, "-o", output]
         done = subprocess.run(
-            [sys.executable, "-m", "agent.cli", *map(str, command), "--json"],
+            [sys.executable, "-m", "fleet.cli", *map(str, command), "--json"],
             capture_output=True, text=True, timeout=120, check=True,
         )  # fmt: skip
         told = json.loads(done.stdout)

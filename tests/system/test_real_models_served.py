@@ -32,7 +32,7 @@ def test_the_daemon_serves_a_users_own_model_and_video(
         "mqtt": {"host": "127.0.0.1", "port": free_port()},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "agent.cli", "run", "-c", str(tmp_path / "config.yaml"), "--json"]
+    command = [sys.executable, "-m", "fleet.cli", "run", "-c", str(tmp_path / "config.yaml"), "--json"]
     summary, _ = run_until(command, FIRST_COMMIT)
     assert summary["dropped"] == {}
     (swap,) = summary["swaps"]

@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 import pytest
 import yaml
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 NIGHT_ENDS_S, MORNING_SURE_S = 100.0, 140.0  # dawn lies between; see examples/street
 
 
@@ -28,7 +28,7 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     config["camera"]["source"] = str(folder / Path(config["camera"]["source"]).name)
     config["camera"]["labels"] = str(folder / Path(config["camera"]["labels"]).name)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    run = [sys.executable, "-m", "agent.cli", "run", "--json", "-c", str(folder / "config.yaml")]
+    run = [sys.executable, "-m", "fleet.cli", "run", "--json", "-c", str(folder / "config.yaml")]
     done = subprocess.run(run, cwd=ROOT, check=False, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)

@@ -96,7 +96,7 @@ if (switches / "deaf").exists():
 cv2.VideoCapture = Stream
 agent.daemon.run.open_backend = lambda name, options: Slow(open_backend(name, options))
 
-from agent.cli.main import main
+from fleet.cli.main import main
 
 sys.exit(main())
 """

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from pydantic import ValidationError
 
 from agent.camera import capture
@@ -28,7 +29,6 @@ from agent.system.service_unit import DROP_INS as DROP_IN_NAMES
 from agent.uplink.link import MqttLink
 from engines.store.signing import CREDENTIAL, find_key
 
-ROOT = Path(__file__).resolve().parents[1]
 UNIT = ROOT / "systemd" / "tared.service"
 DROP_INS = ROOT / "systemd" / "tared.service.d"
 DROP_IN = DROP_INS / "jit-hardened.conf"
@@ -118,8 +118,8 @@ def test_a_lost_camera_is_tried_again_well_within_the_watchdogs_time() -> None:
 def test_nothing_but_frame_progress_pings() -> None:
     """And a model that has changed, once, for which the daemon begins anew."""
     pinging = {path.name: path.read_text().count('"WATCHDOG=1"') for path in (ROOT / "agent").rglob("*.py")}
-    assert {name: count for name, count in pinging.items() if count} == {"supervisor.py": 1, "daemon.py": 1}
-    supervisor = (ROOT / "agent/supervisor.py").read_text()
+    assert {name: count for name, count in pinging.items() if count} == {"supervisor.py": 1, "run.py": 1}
+    supervisor = (ROOT / "agent/daemon/supervisor.py").read_text()
     assert re.search(r'if self\._pipeline\.pulse != pinged:\n.*\n +notify_service_manager\("WATCHDOG=1"\)', supervisor)
 
 

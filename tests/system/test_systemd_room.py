@@ -86,7 +86,7 @@ class Room:
         (found,) = [
             each
             for each in psutil.process_iter(["cmdline", "uids"])
-            if "agent.cli" in (words := each.info["cmdline"] or [])
+            if "fleet.cli" in (words := each.info["cmdline"] or [])
             and module in words
             and each.info["uids"].real not in (0, None)
         ]
@@ -94,7 +94,7 @@ class Room:
 
     def tared(self, *words: str) -> dict[str, object]:
         """What root types there."""
-        done = self.machine.run("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "agent.cli", *words, "--json")
+        done = self.machine.run("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "fleet.cli", *words, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, object] = json.loads(done.stdout)
         return found
@@ -122,7 +122,7 @@ def room(tmp_path: Path) -> Iterator[Room]:
         added = FOR_TEST.format(sandbox=sandbox_of_this_interpreter(), root=ROOT, log=log)
         for name in UNITS:
             text = (UNIT.parent / name).read_text()
-            text = text.replace("/opt/tared/.venv/bin/tared", f"{sys.executable} -m agent.cli")
+            text = text.replace("/opt/tared/.venv/bin/tared", f"{sys.executable} -m fleet.cli")
             (units / name).write_text(text.replace("/etc/tared/", f"{world}/"))
             (units / f"{name}.d").mkdir()
             shown = f"BindReadOnlyPaths={world}/{name.removeprefix('tared-').removesuffix('.service')}.yaml\n"

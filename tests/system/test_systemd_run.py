@@ -17,6 +17,7 @@ import psutil
 import pytest
 import yaml
 from brokers import RealBroker, Watcher
+from places import ROOT
 from systemd_machine import Machine, sandbox_of_this_interpreter, why_not
 from test_service_manager import DRIVER
 from test_systemd import DROP_IN, UNIT
@@ -24,7 +25,6 @@ from worlds import FIRST_COMMIT, make_world
 
 from agent.contract.topics import Topics
 
-ROOT = Path(__file__).resolve().parents[1]
 WATCHDOG_S, ABORT_S, RESTART_S = 4.0, 1.0, 0.5
 KEY = "of the artefacts, 32 bytes long.."
 

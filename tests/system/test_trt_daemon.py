@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from places import FAKE_MACHINE_PATH
 from worlds import ALARM_COMMIT, FIRST_COMMIT, World, make_world
 
 from engines.store.store import Store
-
-TESTS = Path(__file__).parent
 
 
 @pytest.fixture
@@ -22,7 +20,7 @@ def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the processes of this test tell what they got wrong."""
     folder = tmp_path / "mistakes"
     folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (TESTS / "fake_machine", TESTS))))
+    monkeypatch.setenv("PYTHONPATH", FAKE_MACHINE_PATH)
     monkeypatch.setenv("FAKE_MISTAKES", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
@@ -86,7 +84,7 @@ def test_the_commands_without_a_daemon(tmp_path: Path, mistakes: Path) -> None:
     board(tmp_path, seconds=2.0)
 
     def tared(*arguments: object) -> dict[str, object]:
-        command = [sys.executable, "-m", "agent.cli", *map(str, arguments), "--backend", "tensorrt", "--json"]
+        command = [sys.executable, "-m", "fleet.cli", *map(str, arguments), "--backend", "tensorrt", "--json"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         told: dict[str, object] = json.loads(done.stdout)

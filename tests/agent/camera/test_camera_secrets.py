@@ -153,7 +153,7 @@ def test_on_the_command_line_it_is_overwritten(tmp_path: Path, scheme: str) -> N
         command = [
             sys.executable,
             "-m",
-            "agent.cli",
+            "fleet.cli",
             "calibrate",
             str(world.folder / "model.yaml"),
             "--frames",

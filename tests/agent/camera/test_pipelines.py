@@ -11,17 +11,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from brokers import eventually
 from gstreamer import PYTHON, require_gstreamer, require_opencv
+from places import ROOT, SUPPORT
 from test_rtsp_camera import RtspCamera
 
-READER = Path(__file__).with_name("pipeline_reader.py")
-ROOT = READER.parents[1]
+READER = SUPPORT / "pipeline_reader.py"
 BGR = "videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false"
 WIDTH, HEIGHT = 64, 48
 pytestmark = pytest.mark.slow

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from brokers import eventually, free_port
 from gstreamer import FOLLOWS_SIZES, PYTHON, require_gstreamer
+from places import SUPPORT
 from test_live_camera import Watched, assert_nothing_more, held, silent_for
 
 from agent.camera.opencv import open_capture
@@ -23,7 +23,7 @@ from agent.camera.reader import read_images
 from agent.camera.source import Asked, Transport, parse_source
 from agent.common.timing import Backoff
 
-SERVER = Path(__file__).with_name("rtsp_server.py")
+SERVER = SUPPORT / "rtsp_server.py"
 pytestmark = pytest.mark.slow
 
 

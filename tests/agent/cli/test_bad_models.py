@@ -12,7 +12,7 @@ from bench import Bench, build, calibrate, classifier, picture
 from onnx import ModelProto, TensorProto, helper
 from zoo import Net, residual_net
 
-from agent.cli.main import main
+from fleet.cli.main import main
 
 
 def test_a_missing_model_is_named(bench: Bench) -> None:

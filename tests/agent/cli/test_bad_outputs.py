@@ -26,7 +26,7 @@ from bench import (
 from brokers import eventually
 from zoo import Net
 
-from agent.cli.main import main
+from fleet.cli.main import main
 
 
 def test_an_output_that_holds_something_else_is_left_alone(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from bench import CLIP_FRAMES, COMMAND_LINE, Bench, strict
 from brokers import free_port
 from worlds import make_world
 
-from agent.cli.main import main
+from fleet.cli.main import main
 
 COMMANDS = ("run", "calibrate", "build", "infer", "evaluate", "send", "doctor")
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from worlds import SPEC
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from engines.store.artefact import Artefact, write_artefact
 from engines.store.store import Store
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from brokers import RealBroker, Watcher
 from device import TOPICS
+from places import SUPPORT
 
 from agent.contract.commands import CommandResult
 from fleet import operator
 
-_DEVICE = Path(__file__).with_name("command_device.py")
+_DEVICE = SUPPORT / "command_device.py"
 
 
 class MortalDevice:

@@ -15,7 +15,10 @@ from worlds import World, make_world
 from agent.common import console
 from agent.common.console import ConsoleHandler, say
 
-SAYING = "import logging; from agent.common.console import set_up_logging; set_up_logging('debug'); log = logging.getLogger('a'); "
+SAYING = (
+    "import logging; from agent.common.console import set_up_logging; "
+    "set_up_logging('debug'); log = logging.getLogger('a'); "
+)
 
 
 def run(command: list[str], log: Path, connected: bool) -> str:
@@ -71,7 +74,7 @@ def test_every_line_of_a_traceback_has_its_priority(tmp_path: Path) -> None:
 
 
 def test_what_ends_the_program_is_an_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agent.cli", "run", "-c", str(tmp_path / "gone.yaml")]
+    command = [sys.executable, "-m", "fleet.cli", "run", "-c", str(tmp_path / "gone.yaml")]
     assert run(command, tmp_path / "log", connected=True).startswith("<3>error: config.missing: ")
     assert run(command, tmp_path / "log", connected=False).startswith("error: config.missing: ")
 

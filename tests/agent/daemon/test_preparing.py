@@ -8,7 +8,7 @@ import pytest
 from fake_tensorrt import FakeTensorRt
 from worlds import make_world
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common import console
 
 

@@ -18,7 +18,7 @@ from brokers import RealBroker, free_port
 from mjpeg_server import MjpegServer
 from worlds import make_world
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.config import load_config
 from agent.doctor import configured as surroundings
 from agent.doctor import machine

@@ -15,9 +15,10 @@ from image_fronts import fronted
 from lab import SPECS
 from model_families import CLASSES, CLASSIFIERS, DETECTORS, IMAGE, OTHERS, Family, classifier, family, yolov8, yolox
 from onnx import ModelProto, TensorProto, helper
+from places import ROOT
 from zoo import Net, run
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.schema import read_yaml
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model, write_spec
@@ -29,7 +30,7 @@ from engines.graph.load import image_input, load_model
 from engines.interface import TensorSpec
 from engines.preprocessing import Layout, PixelType
 
-STREET = Path(__file__).parents[1] / "examples/street/street.onnx"
+STREET = ROOT / "examples/street/street.onnx"
 
 
 def saved(folder: Path, model: ModelProto) -> Path:

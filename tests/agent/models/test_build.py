@@ -10,7 +10,7 @@ import pytest
 import yaml
 from worlds import make_world
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from engines.store.artefact import read_artefact
 
 CONVS = ("Conv_t0", "Conv_t2", "Conv_t4")

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 from lab import CIFAR_TRAIN, COCO, FACES, Lab
+from places import ROOT
 from worlds import make_world
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from engines.store.artefact import read_artefact
 from examples.street.render import render_video
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
 
-ROOT = Path(__file__).resolve().parents[1]
 OFFLINE = ("--backend", "tensorrt", "--target", "sm86", "--offline")
 FRAMES = {"resnet20": CIFAR_TRAIN, "fastestdet": COCO, "ultraface": FACES, "yolox_nano": COCO}
 

@@ -15,7 +15,7 @@ import pytest
 from plan_bench import Place
 from plan_world import plan_world
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.planning import command
 
 
@@ -31,7 +31,7 @@ def test_a_budget_of_nothing_gives_a_plan_without_int8(plan_bench: Place) -> Non
 # `tared` to which a signal is sent: some CPU time after its search has remembered so many measurements.
 STOPPED = """
 import os, signal, sys
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.planning import command
 from agent.common.state_files import Journal
 number, left, cpu_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])

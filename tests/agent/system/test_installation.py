@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import yaml
 from boards import lay_down
+from places import ROOT
 from test_systemd import DROP_IN, DROP_INS, UNIT, read_unit
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.errors import AgentError
 from agent.config import load_config
 from agent.system import service_unit as installation
 from agent.system.service_unit import TARED, Service, Step, plan_install, plan_uninstall, unit_text
 
-ROOT = Path(__file__).resolve().parents[1]
 LINK = Path("etc/systemd/system/multi-user.target.wants/tared.service")
 
 
@@ -175,7 +175,7 @@ def test_without_being_root_it_says_so() -> None:
     source = """
 import locale, os, sys
 import agent.common.console, agent.installation
-from agent.cli.main import main
+from fleet.cli.main import main
 os.setuid(65534)
 sys.exit(main())
 """
@@ -235,7 +235,9 @@ def test_an_installed_wheel_brings_its_unit_along(tmp_path: Path) -> None:
     units = {"tared.service", "tared.service.d", "tared-collector.service", "tared-controller.service"}
     assert {path.name for path in shared.iterdir()} == {*units, "config.yaml"}
     # The interpreter of the tests may lie in a home, which a service could not see.
-    program = "import sys, agent.system.service_unit; agent.system.service_unit._PRIVATE = (); from agent.cli import main; main()"
+    program = (
+        "from agent.system import service_unit as unit; unit._PRIVATE = (); from fleet.cli.main import main; main()"
+    )
     root = tmp_path / "root"
     environment = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
     command = [str(python), "-c", program, "install-service", "--root", str(root), "--jit-hardened"]

@@ -18,6 +18,7 @@ import loss_processes as processes
 import pytest
 from brokers import Mosquitto, RealBroker, eventually
 from cutting_proxy import CuttingProxy
+from places import TEST_PATH
 
 from agent.contract.topics import Topics
 from agent.mqtt.client import MqttClient
@@ -25,7 +26,6 @@ from agent.mqtt.message import Message
 from fleet.devices.reports import Reports
 from fleet.store import open_store
 
-TESTS = Path(__file__).parent
 _ALL_ARRIVE_S = 60.0
 
 
@@ -39,8 +39,7 @@ class Board:
 
     def start(self, role: str) -> None:
         command = [sys.executable, "-m", "loss_processes", role, str(self._ports[role]), str(self.folder)]
-        paths = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-        self._running[role] = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths})
+        self._running[role] = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": TEST_PATH})
 
     def kill(self, role: str, by: int = signal.SIGKILL) -> None:
         process = self._running.pop(role)

@@ -267,7 +267,7 @@ def test_a_kept_wheel_is_found_again_under_a_relative_path(tmp_path: Path, monke
 
 
 def test_the_kernel_tests_are_among_those_that_run() -> None:
-    assert str(ROOT / "tests/test_kernels.py") in gpu_tests(ROOT / "tests")
+    assert str(ROOT / "tests/engines/cuda/test_kernels.py") in gpu_tests(ROOT / "tests")
 
 
 def test_interpreters_are_found_by_path_and_refused_by_name() -> None:

@@ -19,7 +19,7 @@ from quantised_zoo import net, qat_net, quantised, sqnr_db
 from worlds import SPEC
 from zoo import image, residual_net, run
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.models.model import open_model
 from agent.vision.spec import load_model_spec
 from engines.errors import EngineError

@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
+from places import ROOT
 from trt_world import int8, net
 from zoo import Net, image, residual_net
 
@@ -31,9 +32,6 @@ from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import Layer, nodes_by_layer
 
 # ---- ONNX Runtime
-
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 Sample = tuple[Grouping, Callable[[PrecisionPlan], ProfiledEngine], Costs, Array]

@@ -20,7 +20,7 @@ from engines.trt import api
 
 CROSS_ONLY = {"ComputeCapability", "CrossConfig", "CrossTensorRt"}  # tensorrt_rtx alone has them
 HOMES = {"TensorRt": "", "CrossTensorRt": "", "CrossConfig": "IBuilderConfig"}  # "" is the module
-SOURCES = [*sorted((ROOT / "engines" / "trt").glob("*.py")), ROOT / "engines" / "tensorrt_backend.py"]
+SOURCES = sorted((ROOT / "engines" / "trt").glob("*.py"))
 IMPORTER = "dialect.py"
 READ_BY_NAME = {"getattr(shapes, bound)", "vars(shapes)"}  # of objects of our own
 WAYS_ROUND = {"getattr", "setattr", "hasattr", "vars", "eval", "exec", "__import__", "import_module", "attrgetter"}

@@ -15,7 +15,7 @@ from brokers import RealBroker, free_port, on_the_air
 from device import TOPICS
 from rich.console import Console
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.errors import AgentError
 from agent.contract.commands import OPS, Release
 from agent.contract.messages import Birth

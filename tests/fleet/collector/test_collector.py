@@ -15,7 +15,7 @@ from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.errors import AgentError
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
@@ -183,7 +183,7 @@ def test_while_its_disk_is_full_nothing_is_acknowledged(
 
 @pytest.mark.broker
 def test_the_command_collects_until_it_is_ended_and_tells_what_it_has(any_broker: RealBroker, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agent.cli", "fleet", "collect", "--port", str(any_broker.port), "--json"]
+    command = [sys.executable, "-m", "fleet.cli", "fleet", "collect", "--port", str(any_broker.port), "--json"]
     with (
         Watcher(any_broker.endpoint) as watcher,
         MqttClient(any_broker.endpoint, "board") as board,

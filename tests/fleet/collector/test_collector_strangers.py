@@ -13,6 +13,7 @@ from brokers import Watcher, eventually, running_mosquitto
 from collector_bench import STREAM, alarm, collecting, online, report
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
 
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
@@ -32,7 +33,7 @@ from fleet.store import Store, open_store
 from fleet.untrusted import Warnings
 
 _TOPIC = b"tared/v1/fleet/board/"
-_ACL = Path(__file__).parent.parent / "docs" / "mosquitto" / "tared.acl"
+_ACL = ROOT / "docs" / "mosquitto" / "tared.acl"
 _HONEST = {
     b"telemetry": b'{"epoch":7,"seq":3,"ts":1.5,"cameras":{"a":{"fps":1.0,"latency_ms":{"p50":1.0,"p99":2.0}}}}',
     b"event": b'{"epoch":7,"seq":4,"ts":1.5,"kind":"alarm","gain_db":3.0}',

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.errors import CommandError
 from agent.contract.messages import Birth, Status
 from fleet.devices.devices import Device, Devices

@@ -16,7 +16,7 @@ from bench import small_file_system
 from brokers import RealBroker, free_port, on_the_air
 from merge_bench import FLEET, board, calibration_of, counted, frames_of, merged_calibration
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.errors import AgentError
 from agent.contract.histograms import Upload
 from agent.contract.messages import Birth

@@ -19,7 +19,7 @@ from databases import where as where
 from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
 from simulator_bench import topics
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.errors import AgentError
 from fleet.rollout import rollout_rows as tables
 from fleet.rollout.spec import Spec
@@ -34,7 +34,7 @@ LEASE_S = 1.0
 
 @contextlib.contextmanager
 def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "agent.cli", "fleet", "rollout", "run", "--db", where, "--port", str(broker.port)]
+    command = [sys.executable, "-m", "fleet.cli", "fleet", "rollout", "run", "--db", where, "--port", str(broker.port)]
     with subprocess.Popen(
         [*command, "--lease", str(LEASE_S), *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:

@@ -12,7 +12,7 @@ from databases import store as store
 from databases import where as where
 from test_rollout_steps import Room, accepted, done, spec
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
 from agent.contract.signing import Signer, new_key

@@ -15,7 +15,7 @@ from brokers import Mosquitto, RealBroker, Watcher, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, ask, simulating, topics, wait_for_collector
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.common.errors import ConfigError
 from agent.contract.messages import Birth, Event, Telemetry
 from agent.uplink.outbox_store import NO_CLOCK_S
@@ -256,7 +256,7 @@ def test_more_boards_than_a_process_may_have_files_are_refused_before_any_connec
 
 
 def test_the_command_simulates_and_tells(mosquitto: RealBroker) -> None:
-    command = [sys.executable, "-m", "agent.cli", "fleet", "simulate", "--devices", "5", "--seconds", "2", "--json"]
+    command = [sys.executable, "-m", "fleet.cli", "fleet", "simulate", "--devices", "5", "--seconds", "2", "--json"]
     done = subprocess.run(
         [*command, "--port", str(mosquitto.port), "--period", "0.2"], capture_output=True, text=True, timeout=60.0
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli.main import main
+from fleet.cli.main import main
 from agent.contract.messages import Status
 from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, audit, quarantine
