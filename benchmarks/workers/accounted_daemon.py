@@ -24,9 +24,9 @@ from typing import Any
 
 import cv2
 
-from fleet.cli.main import main
 from agent.vision.task import VisionTask
 from engines.onnxruntime_backend import OnnxRuntimeEngine
+from fleet.cli.main import main
 
 _opened = cv2.VideoCapture
 _TASKS = Path("/proc/self/task")

@@ -16,9 +16,9 @@ from typing import Any
 
 import cv2
 
-from fleet.cli.main import main
 from agent.common.latency import LoopMeter
 from agent.serving import pipeline
+from fleet.cli.main import main
 
 _opened = cv2.VideoCapture
 

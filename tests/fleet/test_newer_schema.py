@@ -14,9 +14,8 @@ from collector_bench import STREAM, alarm, collecting, online
 from databases import store as store
 from databases import where as where
 from device import TOPICS
-from test_rollout_steps import Room, accepted, done, spec
+from rollout_room import Room, accepted, done, spec
 
-from fleet.cli.main import main
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import NEWER_SCHEMA, Birth, Status, Telemetry
@@ -25,6 +24,7 @@ from agent.mqtt.client import MqttClient
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from fleet import operator
+from fleet.cli.main import main
 from fleet.collector.batch import Reader
 from fleet.collector.writer import Keeper
 from fleet.devices.devices import Device, Devices

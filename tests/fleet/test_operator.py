@@ -5,15 +5,15 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from brokers import RealBroker, Watcher, free_port, on_the_air
 from device import NOW, TOPICS, Device, payload
+from operator_bench import send
 
 from agent.commands.dispatcher import CommandDesk, Report
 from agent.common.errors import AgentError, CommandError
-from agent.contract.commands import Command, CommandResult, RecalibrateArgs
+from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
 from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.client import Endpoint, MqttClient
@@ -84,15 +84,6 @@ class Supervisor:
             report.progress("observing", percent + 50.0)
         else:
             report.succeed({"artefact": "abc"})
-
-
-@pytest.fixture
-def quick_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator, "REPEAT_S", 0.1)
-
-
-def send(endpoint: Endpoint, command: Command, silence_s: float = 10.0) -> Iterator[CommandResult]:
-    return operator.send(endpoint, TOPICS, command, silence_s)
 
 
 @pytest.mark.broker

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from brokers import RealBroker, eventually
 from device import TOPICS
-from test_operator import quick_repeats, send
+from operator_bench import quick_repeats, send
 
 from agent.common.errors import CommandError
 from agent.contract.commands import Command, CommandResult, Failure

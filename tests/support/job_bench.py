@@ -12,8 +12,8 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
+from operations_bench import frame_path, stored
 from raising_world import collapsing_net, observer_state, observing
-from test_raising_operations import frame_path, stored
 from worlds import SPEC
 
 from agent.collection.collection import Gathering

@@ -17,8 +17,8 @@ import onnx
 import psutil
 import yaml
 from brokers import RealBroker
+from daemon_life import LIMIT_S, PLAYER, TOPICS, Life
 from onnx import numpy_helper
-from test_memory_daemon import LIMIT_S, PLAYER, TOPICS, Life
 from worlds import World
 
 from agent.contract.commands import CommandResult

@@ -12,11 +12,11 @@ import yaml
 from bench import ERROR, contents
 from plan_world import MACS, RAW, journal, plan_world, planner
 
-from fleet.cli.main import main
 from agent.planning.report import Evidence
 from agent.planning.result import planned
 from agent.planning.search import PlanOptions
 from calibrate.plan import PrecisionPlan
+from fleet.cli.main import main
 
 
 class Place:

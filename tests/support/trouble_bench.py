@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import onnx
 import pytest
+from operations_bench import frame_path, stored
 from raising_world import collapsing_net, observer_state, observing
-from test_raising_operations import frame_path, stored
 from worlds import SPEC
 
 from agent.collection.collection import Gathering

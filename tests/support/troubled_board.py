@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 from brokers import RealBroker
-from test_memory_daemon import LIMIT_S, PLAYER, TOPICS, Life
+from daemon_life import LIMIT_S, PLAYER, TOPICS, Life
 from worlds import World, make_world, write_clip
 
 from agent.contract.commands import CommandResult

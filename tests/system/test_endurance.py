@@ -10,11 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import daemon_life
 import psutil
 import pytest
-import test_memory_daemon
 from brokers import RealBroker
-from test_memory_daemon import PLAYER, TOPICS, living
+from daemon_life import PLAYER, TOPICS, living
 from worlds import make_world
 
 from agent.commands.log import MOST_ROWS, CommandLog
@@ -112,7 +112,7 @@ def test_two_hundred_recalibrations_leave_nothing_behind(
     assert sleeps in PLAYER
     assert starts in PLAYER
     paced = PLAYER.replace(sleeps, sleeps.replace("0.02", "float(scene.with_name('pace').read_text())"))
-    monkeypatch.setattr(test_memory_daemon, "PLAYER", paced.replace(starts, NAMED))
+    monkeypatch.setattr(daemon_life, "PLAYER", paced.replace(starts, NAMED))
     pace = tmp_path / "pace"
     pace.write_text("0.0005")
     world = make_world(

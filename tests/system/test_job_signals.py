@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from brokers import RealBroker
 from daemon_drivers import at_write
+from daemon_life import LIMIT_S, Life
 from job_kills import Case, copied, in_world
-from test_memory_daemon import LIMIT_S, Life
 from worlds import World
 
 from agent.jobs.job import JobState

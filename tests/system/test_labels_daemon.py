@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from brokers import RealBroker, Watcher, eventually
-from test_daemon_observer import Listening
+from listening import Listening
 from worlds import FIRST_COMMIT, FPS, SPEC, World, make_world
 
 from agent.config import load_config

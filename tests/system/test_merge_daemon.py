@@ -18,11 +18,11 @@ from brokers import RealBroker, eventually
 from collector_bench import collecting
 from worlds import SPEC, World, make_world
 
-from fleet.cli.main import main
 from agent.contract.signing import new_key
 from calibrate.histogram import AbsHistogram, merge
 from engines.calibration import Calibration, load_calibration
 from engines.store.store import Store
+from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.merge.calibration import bundle
 from fleet.store import open_store

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from brokers import RealBroker, Watcher
+from daemon_life import TOPICS
 from job_kills import Case, copied, put_other_model
-from test_memory_daemon import TOPICS
 from worlds import make_world
 
 from agent.jobs.job import JobState

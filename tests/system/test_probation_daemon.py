@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_memory_daemon import LIMIT_S, PLAYER
+from daemon_life import LIMIT_S, PLAYER
 from worlds import World, make_world, run_until
 
 LONG = {"frames": 100_000, "seconds": 0.0}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from brokers import RealBroker, Watcher, eventually, free_port
 from mjpeg_server import MjpegServer
-from test_exposition import value
+from prometheus_values import value
 from worlds import ALARM_COMMIT, World, make_world, write_clip
 
 from agent.contract.commands import CommandResult

@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 import yaml
-from test_daemon_observer import Listening
+from listening import Listening
 from v4l2_driver import V4l2Driver
 from worlds import make_world
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import configparser
 import inspect
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 from pydantic import ValidationError
+from systemd_unit import DROP_IN, DROP_INS, MAX_EXPOSURE, UNIT, read_unit
 
 from agent.camera import capture
 from agent.camera import opencv as opening
@@ -29,30 +28,7 @@ from agent.system.service_unit import DROP_INS as DROP_IN_NAMES
 from agent.uplink.link import MqttLink
 from engines.store.signing import CREDENTIAL, find_key
 
-UNIT = ROOT / "systemd" / "tared.service"
-DROP_INS = ROOT / "systemd" / "tared.service.d"
-DROP_IN = DROP_INS / "jit-hardened.conf"
 _LONGEST_SILENCE_S = 20.0  # that camera.silence_s may be
-MAX_EXPOSURE = 2.0  # of 10, by systemd-analyze
-
-
-def read_unit(section: str = "Service", path: Path = UNIT) -> configparser.SectionProxy:
-    """A section of the unit, or of a drop-in."""
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]  # keeps the case of keys
-    unit.read(path)
-    return unit[section]
-
-
-@pytest.fixture
-def systemd_analyze() -> str:
-    """The program. TARED_REQUIRE_SYSTEMD=1 turns its absence into a failure."""
-    program = shutil.which("systemd-analyze")
-    if program is None:
-        if os.environ.get("TARED_REQUIRE_SYSTEMD") == "1":
-            pytest.fail("systemd-analyze is not installed: apt-get install systemd")
-        pytest.skip("systemd-analyze is not installed: apt-get install systemd")
-    return program
 
 
 def installed(folder: Path, drop_ins: Sequence[str]) -> Path:

@@ -18,8 +18,8 @@ from brokers import Mosquitto, Watcher, running_mosquitto
 from collector_bench import ONLINE, alarm
 from device import TOPICS
 from systemd_machine import Machine, sandbox_of_this_interpreter, why_not
-from test_systemd import MAX_EXPOSURE, UNIT, read_unit
-from test_systemd import systemd_analyze as systemd_analyze
+from systemd_unit import MAX_EXPOSURE, UNIT, read_unit
+from systemd_unit import systemd_analyze as systemd_analyze
 
 from agent.contract.signing import Keyring, new_key
 from agent.mqtt.client import MqttClient

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from brokers import RealBroker, Watcher
 from places import ROOT
+from service_driver import DRIVER
 from systemd_machine import Machine, sandbox_of_this_interpreter, why_not
-from test_service_manager import DRIVER
-from test_systemd import DROP_IN, UNIT
+from systemd_unit import DROP_IN, UNIT
 from worlds import FIRST_COMMIT, make_world
 
 from agent.contract.topics import Topics

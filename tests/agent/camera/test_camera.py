@@ -12,6 +12,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from camera_pictures import picture
 
 from agent.camera.capture import CaptureThread, Frame
 from agent.camera.reader import read_images, source_length, source_seconds
@@ -20,10 +21,6 @@ from agent.common.errors import CameraError, ConfigError
 from agent.serving.inference import Turns
 
 COUNT = 12
-
-
-def picture(number: int) -> np.ndarray:
-    return np.full((48, 64, 3), 20 * number, np.uint8)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 from brokers import eventually
-from test_live_camera import Watched
+from live_camera_bench import Watched
 from v4l2_driver import V4l2Driver
 
 from agent.camera.reader import read_images

@@ -10,8 +10,8 @@ from threading import Thread
 import cv2
 import pytest
 from brokers import eventually
+from live_camera_bench import Watched
 from mjpeg_server import MjpegServer, grey
-from test_live_camera import Watched
 
 from agent.camera import stream_health as presence
 from agent.camera.stream_health import Presence

@@ -9,9 +9,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from camera_pictures import picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_camera import picture
 from worlds import make_world
 
 from agent.camera.reader import framed, read_images

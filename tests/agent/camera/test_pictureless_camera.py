@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 import pytest
 from brokers import eventually
+from live_camera_bench import Watched
 from mjpeg_server import MjpegServer
-from test_live_camera import Watched
 
 from agent.camera.capture import CaptureThread
 from agent.camera.config import CameraConfig

@@ -18,7 +18,7 @@ import pytest
 from brokers import eventually
 from gstreamer import PYTHON, require_gstreamer, require_opencv
 from places import ROOT, SUPPORT
-from test_rtsp_camera import RtspCamera
+from rtsp_camera import RtspCamera
 
 READER = SUPPORT / "pipeline_reader.py"
 BGR = "videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false"

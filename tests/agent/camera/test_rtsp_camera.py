@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import psutil
 import pytest
-from brokers import eventually, free_port
-from gstreamer import FOLLOWS_SIZES, PYTHON, require_gstreamer
-from places import SUPPORT
-from test_live_camera import Watched, assert_nothing_more, held, silent_for
+from brokers import eventually
+from gstreamer import FOLLOWS_SIZES, require_gstreamer
+from live_camera_bench import Watched, assert_nothing_more, held, silent_for
+from rtsp_camera import RtspCamera
 
 from agent.camera.opencv import open_capture
 from agent.camera.reader import read_images
 from agent.camera.source import Asked, Transport, parse_source
 from agent.common.timing import Backoff
 
-SERVER = SUPPORT / "rtsp_server.py"
 pytestmark = pytest.mark.slow
-
-
-class RtspCamera:
-    """`url`, while it runs. also: more arguments of the server's."""
-
-    def __init__(self, codec: str = "h264", *also: str) -> None:
-        self.port = free_port()
-        self.url = f"rtsp://127.0.0.1:{self.port}/camera"
-        self._arguments = codec, *also
-
-    @contextmanager
-    def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        with subprocess.Popen([PYTHON, str(SERVER), str(self.port), *self._arguments]) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from brokers import eventually
+from live_camera_bench import Watched
 from mjpeg_server import MjpegServer
-from test_live_camera import Watched
 
 from agent.camera.stream_health import Stillness
 

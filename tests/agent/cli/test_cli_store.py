@@ -14,9 +14,9 @@ import pytest
 import yaml
 from worlds import SPEC
 
-from fleet.cli.main import main
 from engines.store.artefact import Artefact, write_artefact
 from engines.store.store import Store
+from fleet.cli.main import main
 
 KEY = b"sixteen bytes ok"
 

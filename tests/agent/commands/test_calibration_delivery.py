@@ -11,8 +11,8 @@ from pathlib import Path
 import onnx
 import pytest
 from brokers import eventually
+from candidate_bench import backend, frames, model, observed, request, run_child
 from job_bench import JobDeskBench, ScriptedChild, job_desk, two_engines
-from test_candidate import backend, frames, model, observed, request, run_child
 from worlds import SPEC
 from zoo import residual_net
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
-from test_view import camera, scene, watched
 from trouble_bench import TROUBLES, Desk, desk
+from view_bench import camera, scene, watched
 
 from agent.commands.dispatcher import Report
 from agent.common.errors import AgentError, CommandError

@@ -7,7 +7,6 @@ https://prometheus.io/docs/practices/naming/.
 from __future__ import annotations
 
 import re
-import urllib.request
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 from brokers import RealBroker, eventually, free_port
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_values import scrape, value
 from worlds import World, make_world
 
 from agent.common.errors import ConfigError
@@ -46,20 +46,6 @@ def problems(families: list[Metric], text: str) -> list[str]:
         labels = {label for sample in family.samples for label in sample.labels}
         found += [f"{name}: label {label}" for label in labels if not re.fullmatch(r"[a-z_]+", label) and label != name]
     return found
-
-
-def scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
-        return str(answer.read().decode())
-
-
-def value(port: int, name: str, **labels: str) -> float | None:
-    """Of the sample that has these labels."""
-    for family in text_string_to_metric_families(scrape(port)):
-        for sample in family.samples:
-            if sample.name == name and labels.items() <= sample.labels.items():
-                return float(sample.value)
-    return None
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_raising_operations import Desk, desk
+from operations_bench import Desk, desk
 
 from agent.commands.dispatcher import Report
 from agent.common.errors import CommandError

@@ -8,8 +8,8 @@ import pytest
 from fake_tensorrt import FakeTensorRt
 from worlds import make_world
 
-from fleet.cli.main import main
 from agent.common import console
+from fleet.cli.main import main
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from boards import AGX_XAVIER, LAPTOP, ORIN_NANO, lay_down
 from brokers import RealBroker, free_port
+from doctor_findings import by_name, configured
 from mjpeg_server import MjpegServer
-from worlds import make_world
 
-from fleet.cli.main import main
 from agent.config import load_config
 from agent.doctor import configured as surroundings
 from agent.doctor import machine
@@ -26,6 +23,7 @@ from agent.doctor.configured import examine_configured, examine_unconfigured
 from agent.doctor.examine import Finding, examine, healthy
 from agent.doctor.machine import examine_machine
 from agent.doctor.software import _driver
+from fleet.cli.main import main
 
 DPKG = """Package: nvidia-jetpack-dev
 Status: install ok installed
@@ -44,14 +42,6 @@ JETPACK_6 = {
     "sys/devices/system/cpu/cpufreq/policy0/scaling_min_freq": "729600",
     "sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq": "1510400",
 }
-
-
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
-    found = {finding.name: finding for finding in findings}
-    assert len(found) == len(findings)
-    for finding in findings:
-        assert bool(finding.remedy) or finding.ok, f"{finding} names no remedy"
-    return found
 
 
 def on(root: Path, *trees: dict[str, str]) -> dict[str, Finding]:
@@ -115,15 +105,6 @@ def test_the_clock_by_the_kernels_word(monkeypatch: pytest.MonkeyPatch, synchron
     monkeypatch.setattr(machine, "is_synchronised", lambda: synchronised)
     clock = machine._clock()
     assert (clock.ok, bool(clock.remedy)) == (synchronised, not synchronised)
-
-
-# ---- what the configuration names
-
-
-def configured(folder: Path, **sections: Any) -> Path:
-    world = make_world(folder, lambda _: 0.5, 1.0)
-    (folder / "config.yaml").write_text(yaml.safe_dump({**world.config, **sections}))
-    return folder / "config.yaml"
 
 
 def around(path: Path) -> dict[str, Finding]:

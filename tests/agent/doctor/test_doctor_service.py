@@ -10,7 +10,7 @@ import pytest
 import yaml
 from boards import lay_down
 from brokers import RealBroker
-from test_doctor_machine import by_name, configured
+from doctor_findings import by_name, configured
 
 from agent.contract.signing import new_key
 from agent.doctor import configured as surroundings

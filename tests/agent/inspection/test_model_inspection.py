@@ -18,7 +18,6 @@ from onnx import ModelProto, TensorProto, helper
 from places import ROOT
 from zoo import Net, run
 
-from fleet.cli.main import main
 from agent.common.schema import read_yaml
 from agent.inspection.graph_facts import read_facts
 from agent.inspection.inspect import inspect_model, write_spec
@@ -29,6 +28,7 @@ from agent.vision.spec import InputSpec, ModelSpec, load_model_spec
 from engines.graph.load import image_input, load_model
 from engines.interface import TensorSpec
 from engines.preprocessing import Layout, PixelType
+from fleet.cli.main import main
 
 STREET = ROOT / "examples/street/street.onnx"
 

@@ -3,58 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import yaml
-from numpy.typing import NDArray
-from worlds import SPEC
-from zoo import residual_net
+from candidate_bench import frames, observed, request, run_child
 
 from agent.jobs.candidate import JobRequest, write_job
 from agent.jobs.child_protocol import Outcome
 from agent.models.build import build_artefact
-from agent.models.model import Model, calibrate, open_model
+from agent.models.model import Model, calibrate
 from agent.validation.comparison import Deadline, compare
 from agent.validation.verdict import Limits, decide
-from agent.vision.spec import ModelSpec
-from calibrate.histogram import AbsHistogram, merge
 from engines.interface import Array, Backend, Engine, TensorSpec
-from engines.registry import open_backend
 from engines.store.artefact import read_artefact
 from engines.store.store import Store
-
-
-@pytest.fixture
-def backend() -> Backend:
-    return open_backend("onnxruntime")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Model:
-    onnx.save(residual_net((1, 3, 8, 8)), tmp_path / "model.onnx")
-    return open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
-
-
-def frames(count: int, brightness: float = 1.0) -> list[NDArray[np.float32]]:
-    rng = np.random.default_rng(0)
-    return [(rng.uniform(size=(1, 3, 8, 8)) * brightness).astype(np.float32) for _ in range(count)]
-
-
-def observed(model: Model, backend: Backend, tensors: list[NDArray[np.float32]]) -> dict[str, AbsHistogram]:
-    merged: dict[str, AbsHistogram] = {}
-    with closing(backend.observer(model.reference, model.placement.taps)) as observer:
-        for tensor in tensors:
-            for name, histogram in observer.observe(tensor).histograms.items():
-                merged[name] = merge(merged[name], histogram) if name in merged else histogram
-    return merged
 
 
 class Blinded:
@@ -83,28 +50,6 @@ def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backe
         )
     assert (whole.accepted, whole.fidelity) == (True, 1.0)
     assert (blind.accepted, blind.fidelity, blind.failed) == (False, 0.0, ("outputs", "fidelity"))
-
-
-def request(model: Model, folder: Path, serving: Path | None = None, **changes: object) -> JobRequest:
-    keys: dict[str, object] = {
-        "spec": model.spec.model_dump(mode="json"),
-        "model_sha256": model.sha256,
-        "backend": "onnxruntime",
-        "threads": 1,
-        "method": "max",
-        "frames": 16,
-        "source": "test",
-        "state_dir": str(folder / "state"),
-        "serving": str(serving) if serving else None,
-        "max_loss": 0.5,
-    }
-    return JobRequest(**{**keys, **changes})  # type: ignore[arg-type]  # a dict of all fields
-
-
-def run_child(directory: Path) -> list[dict[str, object]]:
-    command = [sys.executable, "-m", "agent.jobs.candidate", str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 from device import NOW, Device, payload
-from test_raising_operations import Desk, desk
+from operations_bench import Desk, ask, desk
 
-from agent.commands.dispatcher import CommandDesk, Report
+from agent.commands.dispatcher import CommandDesk
 from agent.common.errors import AgentError
-from agent.contract.commands import CommandResult, RecalibrateArgs
+from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
 from agent.daemon.status import Readings
 from agent.jobs.job import JobJournal, JobState
@@ -23,10 +23,6 @@ from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 
 __all__ = ["desk"]  # the fixture
-
-
-def ask(at: Desk, command: str, frames: int | None = None) -> bool:
-    return at.operations.recalibrate(Report(command, at.results.append), RecalibrateArgs(frames=frames))
 
 
 def test_the_same_request_twice_is_one_job(desk: Callable[..., Desk]) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_job_requests import ask
-from test_raising_operations import Desk, desk
-from test_refused_journal import refuse_journal
+from operations_bench import Desk, ask, desk, refuse_journal
 
 from agent.commands.deliveries import StagedModel
 from agent.commands.dispatcher import Report

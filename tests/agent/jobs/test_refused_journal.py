@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from test_raising_operations import Desk, desk
+from operations_bench import Desk, desk, refuse_journal
 
 from agent.common.errors import AgentError
 from agent.jobs.job import JobJournal
@@ -31,15 +31,6 @@ def test_a_job_that_the_journal_does_not_take_is_none_of_the_days(
     at.cancel()
     at.tick()
     assert at.operations.job is None, "one a day"
-
-
-def refuse_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No job can be begun."""
-
-    def refuse(*_: object) -> None:
-        raise AgentError("journal.write", "a full disk", "", "")
-
-    monkeypatch.setattr(JobJournal, "begin", refuse)
 
 
 def test_a_rollback_that_the_journal_does_not_take_changes_nothing(

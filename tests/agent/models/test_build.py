@@ -10,8 +10,8 @@ import pytest
 import yaml
 from worlds import make_world
 
-from fleet.cli.main import main
 from engines.store.artefact import read_artefact
+from fleet.cli.main import main
 
 CONVS = ("Conv_t0", "Conv_t2", "Conv_t4")
 

@@ -10,9 +10,9 @@ from lab import CIFAR_TRAIN, COCO, FACES, Lab
 from places import ROOT
 from worlds import make_world
 
-from fleet.cli.main import main
 from engines.store.artefact import read_artefact
 from examples.street.render import render_video
+from fleet.cli.main import main
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
 

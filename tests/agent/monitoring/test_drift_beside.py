@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from test_drift import CONFIG, scene
+from drift_bench import CONFIG, scene
 
 from agent.monitoring.drift import DriftMonitor, Regime
 from calibrate.histogram import AbsHistogram, merge_all

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_drift import calibration, regime, scene
+from drift_bench import calibration, regime, scene
 from worlds import SPEC
 from zoo import Net
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_drift import monitor_of, regime, scene
+from drift_bench import monitor_of, regime, scene
+from evidence_bench import SOURCE, Process, told
 
 from agent.common.errors import AgentError
 from agent.common.state_files import Journal
@@ -16,37 +17,6 @@ from agent.monitoring.drift import DriftMonitor
 from agent.monitoring.estimates import FidelityRecord
 from agent.monitoring.evidence_file import Memory, Recalled, forget_others
 from calibrate.errors import CalibrationError
-
-SOURCE = "rtsp://camera"
-
-
-def told(_error: AgentError) -> None:
-    raise AssertionError("nothing was to be told")
-
-
-class Process:
-    """A daemon, as far as a memory sees one: it begins with an engine, and takes frames and blocks."""
-
-    def __init__(self, path: Path, engine: str = "day", recall: bool = True, source: str = SOURCE) -> None:
-        self.memory = Memory(path, source, told)
-        self.record = FidelityRecord()
-        self.recalled = self.memory.begin(engine, 0.0, recall, self.record)
-
-    def frame(self, ts: float, value: float | None) -> None:
-        self.record.add(ts, value)
-        self.memory.frame(ts, value)
-
-    def starts(self, since: float) -> None:
-        self.record.start(since)
-        self.memory.starts(since)
-
-    def swap(self, engine: str, since: float) -> None:
-        assert self.memory.begin(engine, since, recall=False, mean=self.record) is None
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "evidence.jsonl"
 
 
 def test_blocks_and_frames_are_recalled_by_the_next_process(path: Path) -> None:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from evidence_bench import SOURCE, Process, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
-from test_memory import SOURCE, Process, told
 
 from agent.monitoring.estimates import FidelityRecord, SinceStartBySecond
 from agent.monitoring.evidence_file import Memory

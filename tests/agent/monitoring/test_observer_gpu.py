@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_pycuda import LogicError, MemoryError_
 from fake_tensorrt import FakeTensorRt
-from test_observer import MANY, Bench
+from observer_bench import MANY, Bench
 
 import agent.monitoring.observer as observer_module
 from agent.monitoring.observer import ObserverThread

@@ -15,8 +15,8 @@ import pytest
 from plan_bench import Place
 from plan_world import plan_world
 
-from fleet.cli.main import main
 from agent.planning import command
+from fleet.cli.main import main
 
 
 def test_a_budget_of_nothing_gives_a_plan_without_int8(plan_bench: Place) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from test_vision import OverlappingDeviceEngine
+from overlapping_engine import OverlappingDeviceEngine
 from worlds import SPEC
 from zoo import residual_net
 

@@ -16,13 +16,13 @@ import pytest
 import yaml
 from boards import lay_down
 from places import ROOT
-from test_systemd import DROP_IN, DROP_INS, UNIT, read_unit
+from systemd_unit import DROP_IN, DROP_INS, UNIT, read_unit
 
-from fleet.cli.main import main
 from agent.common.errors import AgentError
 from agent.config import load_config
 from agent.system import service_unit as installation
 from agent.system.service_unit import TARED, Service, Step, plan_install, plan_uninstall, unit_text
+from fleet.cli.main import main
 
 LINK = Path("etc/systemd/system/multi-user.target.wants/tared.service")
 

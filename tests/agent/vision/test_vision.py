@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fiber_executor import COMPILER, FiberExecutor
-from numpy.typing import NDArray
-from zoo import Net
+from overlapping_engine import DeviceEngine, OverlappingDeviceEngine
 
 from agent.common.errors import ConfigError
 from agent.vision import task as vision
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from engines.cuda.kernels import Geometry
-from engines.cuda.preprocess import DevicePreprocess
-from engines.interface import Array, BuildRequest, Engine, ImageEngine, TensorSpec
-from engines.preprocessing import ImageTransform
-from engines.registry import open_backend
+from engines.interface import Engine, ImageEngine
 
 SPEC: dict[str, Any] = {
     "path": Path("model.onnx"),
@@ -31,42 +23,7 @@ SPEC: dict[str, Any] = {
 PROFILES = [{"image": {"min": [1, 3, 8, 8], "opt": [1, 3, 24, 32], "max": [1, 3, 40, 48]}}]
 
 
-class DeviceEngine:
-    """An engine that preprocesses, as one on a GPU does: here both run on the CPU."""
-
-    def __init__(self, engine: Engine) -> None:
-        if COMPILER is None:
-            pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
-        self._engine = engine
-        self._executor = FiberExecutor(Geometry(11, 2, 64))
-        self._preprocess = DevicePreprocess(self._executor)
-        self.inputs: list[TensorSpec] = list(engine.inputs)
-        self.outputs: list[TensorSpec] = list(engine.outputs)
-
-    def infer(self, batch: Array) -> dict[str, Array]:
-        raise AssertionError(f"a network input {batch.shape} for an engine that takes frames")
-
-    def infer_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> dict[str, Array]:
-        lying = self._executor.upload(frame)
-        made = self._executor.empty(transform.input_shape, transform.dtype)
-        self._preprocess.run(transform, lying.address, made.address)
-        return self._engine.infer(self._executor.download(made))
-
-    def close(self) -> None:
-        self._engine.close()
-
-
 ONE_SIZE, ANY_SIZE = (1, 3, 24, 32), (1, 3, "height", "width")
-
-
-@pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Of a model of this input shape."""
-    net = Net(request.param)
-    graph = net.model(net.node("Relu", net.conv("image", 3, 4)))
-    backend = open_backend("onnxruntime")
-    with closing(backend.load(backend.build(BuildRequest(graph, input_shape=(1, 3, 24, 32))).engine)) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(
@@ -116,34 +73,6 @@ def test_a_spec_that_does_not_fit_is_refused_before_the_first_frame(engine: Engi
     gray = ModelSpec.model_validate({**SPEC, "input": {"color": "gray"}, "profiles": PROFILES})
     with pytest.raises(ConfigError, match="for color 'gray'"):
         VisionTask(gray, engine.inputs, engine.outputs)
-
-
-class OverlappingDeviceEngine(DeviceEngine):
-    """Takes a second frame before it has finished the first, and never a third."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.under_way: dict[int, dict[str, Array]] = {}
-        self.most = 0
-
-    def start_image(self, frame: NDArray[np.uint8], transform: ImageTransform) -> int:
-        return self._begun(self.infer_image(frame, transform))
-
-    def start(self, batch: Array) -> int:
-        return self._begun(self._engine.infer(batch))
-
-    def _begun(self, outputs: dict[str, Array]) -> int:
-        ticket = max(self.under_way, default=0) + 1
-        self.under_way[ticket] = outputs
-        self.most = max(self.most, len(self.under_way))
-        return ticket
-
-    def is_done(self, ticket: int) -> bool:
-        return ticket in self.under_way
-
-    def finish(self, ticket: int) -> dict[str, Array]:
-        assert ticket == min(self.under_way), "finished out of order"
-        return self.under_way.pop(ticket)
 
 
 @pytest.mark.parametrize("engine", [ONE_SIZE], indirect=True)

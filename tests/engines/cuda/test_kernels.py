@@ -5,7 +5,6 @@ The GPU's half is skipped without one; REQUIRE_GPU=1 makes its absence a failure
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,12 +13,12 @@ import pytest
 from fiber_executor import COMPILER, FiberExecutor
 from kernel_reference import divergences, extremes, fixed_log, histograms, tensors
 from numpy.typing import NDArray
+from opened_gpu import opened_gpu
 
 from calibrate.divergence import LEVELS
 from calibrate.histogram import AbsHistogram, abs_histogram
 from calibrate.threshold import entropy_window, find_amax
 from engines.cuda.executor import CudaExecutor
-from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import Buffer, DeviceHistograms, Executor, Geometry, search_entropy
 from engines.errors import DeviceError
 
@@ -43,15 +42,6 @@ def executor_for(request: pytest.FixtureRequest) -> Iterator[ExecutorFor]:
         for executor in opened.values():
             executor.close()
         opened.clear()
-
-
-def opened_gpu() -> Gpu:
-    try:
-        return Gpu()
-    except DeviceError as error:
-        if os.environ.get("REQUIRE_GPU") == "1":
-            pytest.fail(f"REQUIRE_GPU=1, and {error}")
-        pytest.skip(str(error))
 
 
 def able(executor: Executor, kernel: str) -> Executor:

@@ -14,7 +14,7 @@ from fake_pycuda import FakePycuda
 from fiber_executor import COMPILER, FiberExecutor
 from kernel_reference import preprocessed, transforms
 from numpy.typing import NDArray
-from test_kernels import opened_gpu
+from opened_gpu import opened_gpu
 
 from engines.cuda.executor import CudaExecutor
 from engines.cuda.gpu import Gpu

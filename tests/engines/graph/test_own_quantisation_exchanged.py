@@ -19,7 +19,6 @@ from quantised_zoo import net, qat_net, quantised, sqnr_db
 from worlds import SPEC
 from zoo import image, residual_net, run
 
-from fleet.cli.main import main
 from agent.models.model import open_model
 from agent.vision.spec import load_model_spec
 from engines.errors import EngineError
@@ -34,6 +33,7 @@ from engines.quantise.fusion import int8_macs_share
 from engines.quantise.placement import place
 from engines.trt.backend import TensorRtBackend
 from engines.trt.layers import LAYERS_FILE, layers_from_json
+from fleet.cli.main import main
 
 # ---- what other tools write
 

@@ -15,13 +15,13 @@ from brokers import RealBroker, free_port, on_the_air
 from device import TOPICS
 from rich.console import Console
 
-from fleet.cli.main import main
 from agent.common.errors import AgentError
 from agent.contract.commands import OPS, Release
 from agent.contract.messages import Birth
 from agent.contract.signing import Keyring
 from agent.mqtt.endpoint import Endpoint
 from fleet.cli import send as cli_fleet
+from fleet.cli.main import main
 from fleet.operator import new_command
 from fleet.views import watch as watching
 

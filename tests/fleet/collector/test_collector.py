@@ -15,10 +15,10 @@ from brokers import RealBroker, Watcher, eventually
 from collector_bench import ONLINE, STREAM, alarm, collecting, report
 from device import TOPICS
 
-from fleet.cli.main import main
 from agent.common.errors import AgentError
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
+from fleet.cli.main import main
 from fleet.collector import collector as collector_module
 from fleet.collector.batch import read
 from fleet.devices.reports import Gap, Reports, Stream

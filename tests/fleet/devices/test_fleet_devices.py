@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fleet.cli.main import main
 from agent.common.errors import CommandError
 from agent.contract.messages import Birth, Status
+from fleet.cli.main import main
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.devices.reports import Report, Reports, Stream

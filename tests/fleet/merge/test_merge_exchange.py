@@ -16,7 +16,6 @@ from bench import small_file_system
 from brokers import RealBroker, free_port, on_the_air
 from merge_bench import FLEET, board, calibration_of, counted, frames_of, merged_calibration
 
-from fleet.cli.main import main
 from agent.common.errors import AgentError
 from agent.contract.histograms import Upload
 from agent.contract.messages import Birth
@@ -27,6 +26,7 @@ from agent.mqtt.message import Message
 from agent.uplink import histogram_sender as histogram_upload_source
 from calibrate.histogram import AbsHistogram, abs_histogram
 from engines.calibration import load_calibration
+from fleet.cli.main import main
 from fleet.merge import exchange as merge_exchange
 from fleet.merge.exchange import MergeExchange
 from fleet.store import open_store

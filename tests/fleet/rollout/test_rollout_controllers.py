@@ -19,8 +19,8 @@ from databases import where as where
 from rollout_bench import Commands, a_fleet, begin, boards, controlling, ended, overview, swaps
 from simulator_bench import topics
 
-from fleet.cli.main import main
 from agent.common.errors import AgentError
+from fleet.cli.main import main
 from fleet.rollout import rollout_rows as tables
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target

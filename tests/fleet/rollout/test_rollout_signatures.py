@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from databases import store as store
 from databases import where as where
-from test_rollout_steps import Room, accepted, done, spec
+from rollout_room import Room, accepted, done, spec
 
-from fleet.cli.main import main
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
 from agent.contract.signing import Signer, new_key
 from agent.mqtt.endpoint import Endpoint
+from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.rollout import rollout_rows as tables
 from fleet.rollout.command_rows import Order

@@ -15,10 +15,10 @@ from brokers import Mosquitto, RealBroker, Watcher, eventually
 from collector_bench import collecting
 from simulator_bench import FLEET, ask, simulating, topics, wait_for_collector
 
-from fleet.cli.main import main
 from agent.common.errors import ConfigError
 from agent.contract.messages import Birth, Event, Telemetry
 from agent.uplink.outbox_store import NO_CLOCK_S
+from fleet.cli.main import main
 from fleet.devices.reports import Reports
 from fleet.operator import new_command, send
 from fleet.simulator.options import Bad, Faults

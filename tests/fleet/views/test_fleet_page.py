@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fleet.cli.main import main
 from agent.contract.messages import Status
+from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, audit, quarantine
 from fleet.devices.reports import Report, Reports, Stream

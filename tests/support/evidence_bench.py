@@ -1,0 +1,42 @@
+"""A process that keeps its evidence in a file, and one after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.common.errors import AgentError
+from agent.monitoring.estimates import FidelityRecord
+from agent.monitoring.evidence_file import Memory
+
+SOURCE = "rtsp://camera"
+
+
+def told(_error: AgentError) -> None:
+    raise AssertionError("nothing was to be told")
+
+
+class Process:
+    """A daemon, as far as a memory sees one: it begins with an engine, and takes frames and blocks."""
+
+    def __init__(self, path: Path, engine: str = "day", recall: bool = True, source: str = SOURCE) -> None:
+        self.memory = Memory(path, source, told)
+        self.record = FidelityRecord()
+        self.recalled = self.memory.begin(engine, 0.0, recall, self.record)
+
+    def frame(self, ts: float, value: float | None) -> None:
+        self.record.add(ts, value)
+        self.memory.frame(ts, value)
+
+    def starts(self, since: float) -> None:
+        self.record.start(since)
+        self.memory.starts(since)
+
+    def swap(self, engine: str, since: float) -> None:
+        assert self.memory.begin(engine, since, recall=False, mean=self.record) is None
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "evidence.jsonl"

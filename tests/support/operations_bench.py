@@ -1,0 +1,160 @@
+"""Operations over a store and jobs without a camera or a child process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import pytest
+from raising_world import COLLAPSES, collapsing_net, observer_state, observing
+from worlds import SPEC
+
+from agent.commands.dispatcher import Report
+from agent.common.errors import AgentError
+from agent.common.schema import validate
+from agent.config import Config
+from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
+from agent.contract.messages import Birth
+from agent.control.operations import Operations
+from agent.daemon.handlers import Orders
+from agent.jobs.job import JobJournal
+from agent.models.build import build_artefact
+from agent.models.engine_service import Service
+from agent.models.model import calibrate, open_model
+from agent.monitoring.camera_monitor import ObserverState
+from agent.serving.pipeline import Pipeline
+from agent.serving.trial import Record, TrialEvents
+from agent.uplink.reporter import Reporter
+from calibrate.plan import PrecisionPlan
+from engines.interface import silent
+from engines.registry import open_backend
+from engines.store.artefact import Artefact
+from engines.store.store import Store
+
+
+@dataclass
+class Desk:
+    """Operations on a store of two engines: one all in INT8, and one that was raised from it, which serves."""
+
+    operations: Operations
+    service: Service
+    int8: Artefact
+    raised: Artefact
+    told: list[str]
+    state: ObserverState
+    results: list[CommandResult] = field(default_factory=list)
+
+    def tick(self, **changes: Any) -> None:
+        """As of a camera at which fidelity is low, but for these changes."""
+        self.operations.tick({"camera": replace(self.state, **changes)})
+
+    @property
+    def rung(self) -> int | None:
+        """Of the running job."""
+        job = self.operations._jobs.job
+        return job.raising.rung if job is not None and job.raising is not None else None
+
+    def cancel(self) -> None:
+        self.operations.stop("the test goes on")
+
+    def roll_back(self) -> None:
+        pipeline = self.operations._pipeline
+        rollback = Orders(self.operations, self.service, pipeline).handlers["rollback"]
+        rollback(RollbackArgs(), Report("c1", self.results.append))
+
+
+class Loop:
+    """A frame path on which every engine serves at once, and is kept, or taken back, as is wished."""
+
+    keeping = False
+
+    def try_out(self, _identity: str, engine: Any, events: TrialEvents) -> None:
+        engine.close()
+        self._events = events
+        events.live(1.0, 0)
+
+    def go_back(self, error: AgentError) -> bool:
+        self._events.failed(error, 2.0, False)
+        return True
+
+    def keep(self) -> bool:
+        return True
+
+
+def frame_path() -> dict[str, Any]:
+    """What a pipeline has for a change of engine."""
+    loop = Loop()
+    return {
+        "loop": loop, "try_out": loop.try_out, "record": Record(live=True), "dropped": Counter(), "error": None,
+        "stuck": False, "remember": lambda *_: None, "since": lambda ts: {"camera": ts or 0.0}
+    }  # fmt: skip
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]:
+    onnx.save(collapsing_net(), tmp_path / "model.onnx")
+
+    def make(raised_serves: bool = False, live: bool = True, **recalibration: object) -> Desk:
+        content = {
+            "model": {**SPEC, "path": tmp_path / "model.onnx"},
+            "camera": {"source": "rtsp://camera"},
+            "state_dir": tmp_path / "state",
+            "recalibration": recalibration,
+            "probation": {"frames": 1, "seconds": 0.0},
+        }
+        config = validate(Config, content, "test")
+        service, artefacts = stored(config)
+        if not raised_serves:
+            service.store.promote(artefacts[0])
+            service.start(pytest.fail).close()
+        told: list[str] = []
+        reporter = Reporter(None, Birth(agent_version="0"))
+        monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: told.append(f"{kind} {detail}"))
+        state = observer_state(config)
+        pipeline = SimpleNamespace(is_live=live, observer=observing(config, state), last_ts=0.0, **frame_path())
+        journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
+        operations = Operations(
+            config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal
+        )
+        operations.start(0)
+        return Desk(operations, service, *artefacts, told, state)
+
+    return make
+
+
+def stored(config: Config) -> tuple[Service, Sequence[Artefact]]:
+    """A store whose raised engine is current, the other one previous."""
+    model, backend, store = open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir)
+    with closing(backend.observer(model.reference, model.placement.taps)) as observer:
+        seen = observer.observe(np.random.default_rng(0).uniform(size=(1, 3, 8, 8)).astype(np.float32)).histograms
+    calibration = calibrate(model, seen, "max", 1, "test")
+    service = Service(model, backend, store)
+    raised = model.under(PrecisionPlan({COLLAPSES: "raised"}))
+    artefacts = [
+        build_artefact(under, backend, store.place, silent, calibration=calibration, raised_from=origin)
+        for under, origin in ((model, ""), (raised, service.origin))
+    ]
+    for artefact in artefacts:
+        store.promote(artefact)
+    service.start(pytest.fail).close()
+    return service, artefacts
+
+
+def ask(at: Desk, command: str, frames: int | None = None) -> bool:
+    return at.operations.recalibrate(Report(command, at.results.append), RecalibrateArgs(frames=frames))
+
+
+def refuse_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No job can be begun."""
+
+    def refuse(*_: object) -> None:
+        raise AgentError("journal.write", "a full disk", "", "")
+
+    monkeypatch.setattr(JobJournal, "begin", refuse)
