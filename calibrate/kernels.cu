@@ -4,7 +4,7 @@
 // nvcc, NVRTC and, in the tests, g++ compile this very file (tests/cuda holds what g++ lacks). Its numbers are those of
 // calibrate/histogram.py, of the objective in calibrate/divergence.py and of OpenCV's resize. Two compiler settings
 // matter and are the defaults: subnormals are not flushed to zero (-ftz=false), and wherever a contracted multiply-add
-// could change a last bit the _rn intrinsics forbid it. engines/kernels.py and, for frames, engines/preprocessing.py
+// could change a last bit the _rn intrinsics forbid it. engines/cuda/kernels.py and, for frames, engines/preprocessing.py
 // launch the kernels and mirror what is laid out below.
 #include <cuda_fp16.h>
 
@@ -51,7 +51,7 @@ constexpr unsigned ROW = COUNTERS + 3;
 static_assert(THREADS % 32 == 0 && BINS % THREADS == 0, "whole warps, and as many bins for every thread");
 static_assert(BINS < 1u << 16, "entropy_search numbers bins in 16 bits");
 
-// One tensor of a launch: DESCRIPTOR in engines/kernels.py. One more ends the table, and its first_vector is the total.
+// One tensor of a launch: DESCRIPTOR in engines/cuda/kernels.py. One more ends the table, and its first_vector is the total.
 struct Tensor {
     const void* data;  // float or __half, on a 16-byte boundary, as every CUDA allocation is: the host refuses others
     u64 elements;

@@ -6,7 +6,7 @@ large weights read needs small steps, however small its share of the tensor: yol
 looks healthy at 21 dB of tensor SQNR, and is at -11 dB behind its weights. Sources: Nagel et al., arXiv:1906.04721
 (equalisation, bias correction); Banner et al., arXiv:1810.05723 (clipping weights).
 
-Weights are (groups, outputs per group, inputs per group, taps), as engines/layer_weights.py makes them. Channel c of
+Weights are (groups, outputs per group, inputs per group, taps), as engines/graph/weights.py makes them. Channel c of
 the input is channel c % inputs of group c // inputs.
 """
 

@@ -27,7 +27,7 @@ _LINES = 5000  # after which the file is written anew: hours at the normal pace,
 
 
 class Mean(Protocol):
-    """What is remembered: one of agent/estimates.py."""
+    """What is remembered: one of agent/monitoring/estimates.py."""
 
     def start(self, since: float) -> None: ...
 

@@ -1,6 +1,6 @@
 """A client of an MQTT broker but for its waiting: one connection after the other, and what it says and hears on them.
 
-Whoever has a thread to spend on it lets that wait (agent/mqtt.py); whoever has ten thousand of them waits for all at
+Whoever has a thread to spend on it lets that wait (agent/mqtt/client.py); whoever has ten thousand of them waits for all at
 once (fleet/simulator). Whatever goes wrong in a connection ends that one, not the session.
 """
 

@@ -1,6 +1,6 @@
 """Launching calibrate/kernels.cu: histograms and entropy thresholds computed where the tensors live.
 
-Runtime-neutral: an Executor launches the kernels, on a GPU (engines/cuda.py) or, in the tests, on the CPU. What
+Runtime-neutral: an Executor launches the kernels, on a GPU (engines/cuda/gpu.py) or, in the tests, on the CPU. What
 comes back equals calibrate.histogram.abs_histogram bit for bit, so the two can be merged and compared freely.
 """
 

@@ -1,4 +1,4 @@
-"""How far one operator can take |x|: bounds on its results from bounds on what it reads, for engines/ranges.py."""
+"""How far one operator can take |x|: bounds on its results from bounds on what it reads, for engines/half/ranges.py."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TensorRT 10, TensorRT 11 and TensorRT-RTX behind one seam; engines/tensorrt_backend.py is the way in."""
+"""TensorRT 10, TensorRT 11 and TensorRT-RTX behind one seam; engines/trt/backend.py is the way in."""

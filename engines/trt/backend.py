@@ -1,6 +1,6 @@
 """TensorRT 10, TensorRT 11 and TensorRT-RTX: the backend of a Jetson, and of PCs with an NVIDIA GPU.
 
-Everything is strongly typed: precision lives in the graph (engines/half.py), never in builder flags. The reference is
+Everything is strongly typed: precision lives in the graph (engines/half/convert.py), never in builder flags. The reference is
 FP32 with TF32 products: as many bits of mantissa as FP16, without its range, so that no first frame can overflow it.
 """
 

@@ -101,7 +101,7 @@ _MOST = 200_000  # remembered
 
 
 class Twins:
-    """An epoch is a start's (see agent/outbox_store.py): a board has one that goes on, and may have older ones to send
+    """An epoch is a start's (see agent/uplink/outbox_store.py): a board has one that goes on, and may have older ones to send
     from the disk. What was written, by the board's own clock, after the newest epoch's newest is of another board: one
     that was cloned, or somebody who uses its name. A clock that was set back looks the same; nothing is refused for it.
     """

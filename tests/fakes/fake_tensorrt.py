@@ -1,4 +1,4 @@
-"""TensorRT's Python bindings as engines/trt uses them, on the CPU and on tests/fake_pycuda.py.
+"""TensorRT's Python bindings as engines/trt uses them, on the CPU and on tests/fakes/fake_pycuda.py.
 
 Graphs run for real, through ONNX Runtime, on the bytes at the addresses that were set: whole flows, from the builder
 to a swap, run with true numbers. Whatever breaks one of TensorRT's or CUDA's rules is refused as TensorRT refuses it

@@ -87,7 +87,7 @@ class Mosquitto(RealBroker):
 
 
 class Amqtt(RealBroker):
-    protocol = "3.1.1"  # it has no other; tests/test_mqtt5_fallback.py has what a client does that does not know that
+    protocol = "3.1.1"  # it has no other; tests/agent/mqtt/test_mqtt5_fallback.py has what a client does that does not know that
 
     def __init__(self) -> None:
         self.port = 0

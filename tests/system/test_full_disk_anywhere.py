@@ -35,7 +35,7 @@ SITES = {
     "commands.sqlite": "command.log",
 }
 NO_ROOM = "store.room"  # what a job is refused for that would have to build where nothing is left
-# Met by chance alone here: see below, tests/test_restraint.py and tests/test_refusals.py.
+# Met by chance alone here: see below, tests/agent/jobs/test_restraint.py and tests/engines/store/test_refusals.py.
 ELSEWHERE = {"store.write", "restraint.write", "refusal_not_kept"}
 BYTES = (0, 8192, 16384, 24576, 40960, 57344, 81920, 131072)
 FILES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12)

@@ -1,4 +1,4 @@
-"""engines/cuda.py without a GPU: what it asks of PyCUDA, and what it says when something is missing."""
+"""engines/cuda/gpu.py without a GPU: what it asks of PyCUDA, and what it says when something is missing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The kernel `preprocess` against its plain reference, to the last bit: in fibers on the CPU, and on a GPU.
 
-That the reference is what OpenCV answers, tests/test_preprocess_paths.py shows.
+That the reference is what OpenCV answers, tests/engines/cuda/test_preprocess_paths.py shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PyCUDA of a machine that has none: tests/fake_pycuda.py."""
+"""PyCUDA of a machine that has none: tests/fakes/fake_pycuda.py."""
 
 import sys
 

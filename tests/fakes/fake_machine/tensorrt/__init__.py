@@ -1,4 +1,4 @@
-"""TensorRT of a machine that has none: tests/fake_tensorrt.py."""
+"""TensorRT of a machine that has none: tests/fakes/fake_tensorrt.py."""
 
 from fake_process import TENSORRT
 
