@@ -4,7 +4,8 @@
 
 All look at the predicted gain of a recalibration in dB, of streams that benchmarks/drift_streams.py makes: ours once a
 second, and at the pace that the observation budget leaves it; the others once a second, in the same blocks. Ours is the
-daemon's own judge (agent/monitoring/drift.py): it counts what a recalibration on earlier frames would gain on later ones. Each of
+daemon's own judge (agent/monitoring/drift.py): it counts what a recalibration on earlier frames would gain on later
+ones. Each of
 the others has one parameter, tuned beforehand on other seeds: the quickest on a step of 6 dB among the values that
 raised the fewest alarms in six months of S4. Delays count from the change to the alarm; on the ramp, from where the
 gain crosses the tolerance.

@@ -9,7 +9,7 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.monitoring.drift import Blocks, GainEvidence
+from agent.monitoring.drift import Blocks, RecalibrationEvidence
 from agent.monitoring.observation_budget import ObservationBudget
 from benchmarks.drift_streams import Floats, gains_db, noises_db
 from benchmarks.peers import Worker
@@ -44,7 +44,9 @@ class Watched:
 
     def __init__(self, stream: Stream) -> None:
         detector = DriftDetector(FALSE_ALARMS, TOLERANCE_DB, BLOCK_S)
-        self.evidence: GainEvidence[Power, float] = GainEvidence(detector, TOLERANCE_DB, _together, _level)
+        self.evidence: RecalibrationEvidence[Power, float] = RecalibrationEvidence(
+            detector, TOLERANCE_DB, _together, _level
+        )
         self._curve = _Curve(stream.method)
         self._regimes = stream.regimes
 

@@ -16,7 +16,8 @@ classes in proportion to FP32's objectness, and each of the three relative to it
 would notice stands beside it: F1 against FP32 at the score threshold, over all frames of a condition.
 
 The predicted gain is calibrate.noise's, less what the calibration leaves on the table on its own frames, as in
-agent/monitoring/drift.py; here it may be negative. Its tensors are weighted by *sensitivity*: the noise that a tensor makes in the
+agent/monitoring/drift.py; here it may be negative. Its tensors are weighted by *sensitivity*: the noise that a tensor
+makes in the
 outputs when it alone is quantised, over its own noise to signal, on a few calibrating frames. Beside it stand two
 weightings that need no inference, and PSI and the Jensen-Shannon distance (benchmarks/drift_signals.py).
 """

@@ -27,7 +27,7 @@ from queue import Empty
 
 import psutil
 
-from agent.contract.messages import Ack, CameraTelemetry, Fidelity, Latency, Status, Telemetry
+from agent.contract.messages import Ack, CameraTelemetry, FidelityReport, Latency, Status, Telemetry
 from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient
 from agent.mqtt.message import Message
@@ -126,7 +126,7 @@ def write_rows(folder: Path, rows: int) -> int:
         dropped={"late": 2},
         latency_ms=Latency(p50=4.02, p99=10.71),
         drift={"state": "calm", "gain_db": 0.21},
-        fidelity=Fidelity(estimate=0.989, low=0.918, high=1.0, n=98),
+        fidelity=FidelityReport(estimate=0.989, low=0.918, high=1.0, n=98),
     )
     size = 0
     for number in range(_PUBLISHERS):

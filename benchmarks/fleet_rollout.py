@@ -24,16 +24,16 @@ from pathlib import Path
 import psutil
 
 from agent.common.console import set_up_logging
-from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import MqttClient
 from agent.mqtt.endpoint import Endpoint
 from benchmarks.fleet_storm import Broker, wait_for_collector
 from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
 from fleet.devices.devices import Devices
-from fleet.rollout.register import RolloutBook
+from fleet.rollout.register import RolloutRegister
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target
-from fleet.simulator.options import Bad, Wishes
+from fleet.simulator.options import BadEngines, SimulationOptions
 from fleet.simulator.simulation import Simulation, allow_files
 from fleet.store import open_existing
 
@@ -59,7 +59,7 @@ class Listener:
     """Commands as they pass the broker."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._intake = Intake(256 << 20)
+        self._intake = ReceiveQueue(256 << 20)
         self._client = MqttClient(endpoint, "listener", subscriptions=["tared/v1/+/+/cmd"], intake=self._intake)
 
     def __enter__(self) -> Listener:
@@ -84,7 +84,7 @@ def carried_out(where: str, spec: Spec, listener: Listener) -> Course:
     """A rollout from its creation to its end, by a controller that runs."""
     began_s = time.monotonic()
     with open_existing(where) as store:
-        book = RolloutBook(store, "benchmark")
+        book = RolloutRegister(store, "benchmark")
         identity = book.create(_FLEET, spec, book.plan(_FLEET, spec, "benchmark"), "")
         while True:
             overview, _, _ = book.show(identity)
@@ -119,8 +119,8 @@ def rollouts(
     wait_for_collector(broker, _FLEET)
     controller = psutil.Popen([*tared, "rollout", "run", *at], **quiet)
     first, last = round(0.05 * devices), round(0.25 * devices) - 1
-    bad = Bad(_BAD_METHOD, first, last)
-    wishes = Wishes(
+    bad = BadEngines(_BAD_METHOD, first, last)
+    wishes = SimulationOptions(
         devices, fleet=_FLEET, period_s=period_s, commit_s=5.0, bad=bad, job_s=job_s, failures=failures, settle_s=60.0
     )
     simulation, found = Simulation(endpoint, wishes), list[Course]()

@@ -33,8 +33,8 @@ from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
 from fleet.devices.reports import Reports
-from fleet.simulator.options import Wishes
-from fleet.simulator.simulation import Outcome, Simulation, allow_files
+from fleet.simulator.options import SimulationOptions
+from fleet.simulator.simulation import Simulation, SimulationOutcome, allow_files
 from fleet.store import open_store
 
 _FLEET = "storm"
@@ -89,7 +89,7 @@ class Course:
     """Start, a steady while, the kill, the return, half as long again; the simulation's loop asks whether it is over.
 
     came_s: until all were connected; back_s: from the new broker's start until all were again. None: they were not.
-    dials, arrivals: in s after the new broker's start, as of Outcome.
+    dials, arrivals: in s after the new broker's start, as of SimulationOutcome.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Course:
         broker: Broker,
         process: psutil.Popen,
         collector: psutil.Process,
-        outcome: Outcome,
+        outcome: SimulationOutcome,
         steady_s: float,
         down_s: float,
     ) -> None:
@@ -216,7 +216,7 @@ def storm(
     command = [sys.executable, "-m", "fleet.cli", "fleet", "collect", "--port", str(broker.port), "--db", str(database)]
     with psutil.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as collector:
         wait_for_collector(broker, _FLEET)
-        wishes = Wishes(devices, fleet=_FLEET, period_s=period_s, settle_s=_PATIENCE_S)
+        wishes = SimulationOptions(devices, fleet=_FLEET, period_s=period_s, settle_s=_PATIENCE_S)
         simulation = Simulation(Endpoint("127.0.0.1", broker.port), wishes)
         course = Course(broker, process, collector, simulation.outcome, steady_s, down_s)
         try:

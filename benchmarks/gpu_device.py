@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu_timing import Run
 from engines.cuda.executor import CudaExecutor
 from engines.cuda.gpu import Gpu
-from engines.cuda.kernels import Geometry
+from engines.cuda.kernels import KernelGeometry
 
 _GATE_BYTES = 2 << 30
 _FAST_DOUBLES = 2  # float32 operations to one of float64: 2 on a V100, A100, H200; 32 and more on others
@@ -49,7 +49,7 @@ class CudaDevice:
         self.data_centre = ratio <= _FAST_DOUBLES  # the search computes in float64
 
     def executor(self, bits: int) -> CudaExecutor:
-        return CudaExecutor(self._gpu, Geometry(bits))
+        return CudaExecutor(self._gpu, KernelGeometry(bits))
 
     def allocate(self, nbytes: int) -> Any:
         """Memory, freed with its last reference; int() of it is the address."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
-from agent.collection.collection import Collection
+from agent.collection.collection import CalibrationSet
 from agent.models.model import Model, open_model
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
@@ -85,7 +85,7 @@ def observe(name: str, backend: Backend) -> Observed:
     keys, images = MODELS[name]
     spec = ModelSpec.model_validate({**keys, "path": DATA / str(keys["path"])})
     model = open_model(spec)
-    collection, held_out = Collection(held_out_size=0), list[NDArray[np.float32]]()
+    collection, held_out = CalibrationSet(held_out_size=0), list[NDArray[np.float32]]()
     with closing(backend.observer(model.reference, model.placement.taps)) as observer:
         task = VisionTask(spec, observer.inputs, observer.outputs)
         for number, (_, image) in enumerate(islice(read_images(parse_source(str(DATA / images))), 2 * IMAGES)):

@@ -28,7 +28,7 @@ from calibrate.histogram import AbsHistogram, merge_into
 from engines.interface import Backend
 from engines.registry import open_backend
 from fleet.merge.calibration import Merger
-from fleet.merge.outliers import Distance, Group, Limits, Sketch
+from fleet.merge.outliers import Distance, Group, OutlierLimits, Sketch
 
 BOARDS = 12
 Image = NDArray[np.uint8]
@@ -80,7 +80,7 @@ def table(name: str, boards: list[Histograms], spoilt: dict[str, Histograms]) ->
     found = Section(name, columns)
     for words, each in spoilt.items():
         *others, odd = distances([*boards, each])
-        limits = Limits.of([*others, odd])
+        limits = OutlierLimits.of([*others, odd])
         wrongly = sum(bool(limits.reason(other)) for other in others)
         told = "yes" if limits.reason(odd) else "no"
         bounds = f"{limits.to_board_db:.1f}, {limits.to_group_db:.1f}"

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
-from agent.collection.collection import Collection, shown_classes
-from agent.collection.selection import TAKEN, LumaGrid, Selection
+from agent.collection.collection import CalibrationSet, shown_classes
+from agent.collection.selection import TAKEN, FrameSelector, LumaGrid
 from agent.models.model import Model, calibrate, open_model
 from agent.vision.fidelity import fidelity, sqnr_db
 from agent.vision.spec import ModelSpec
@@ -51,7 +51,7 @@ class Contender:
     name: str
     frames: int
     takes: Callable[[int], bool]
-    collection: Collection = field(default_factory=lambda: Collection(held_out_size=0))
+    collection: CalibrationSet = field(default_factory=lambda: CalibrationSet(held_out_size=0))
     sqnr_db: list[float] = field(default_factory=list)
     fidelity: list[float] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ def contenders(offered: Sequence[Image], sizes: Sequence[int], classes: Sequence
     """All of them, for each number of frames. classes: what the reference sees on each offered frame."""
     made = []
     for size in sizes:
-        selection = Selection(round(size * _HELD_OUT), len(offered) / OFFERED_PER_S)
+        selection = FrameSelector(round(size * _HELD_OUT), len(offered) / OFFERED_PER_S)
         chosen = [
             number
             for number, image in enumerate(offered)

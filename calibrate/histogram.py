@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from calibrate.count_codec import exact_sum, pack, unpack
 from calibrate.errors import CalibrationError
-from calibrate.native import address, count, load, survey
+from calibrate.native import address, count, load, scan
 
 DEFAULT_BITS = 12
 MIN_BITS, MAX_BITS = 2, 16  # within them 2**(bits - range_exp) is a normal float32, and foreign bytes stay small
@@ -120,11 +120,11 @@ def abs_histogram(x: NDArray[np.floating], bits: int = DEFAULT_BITS) -> AbsHisto
 
 def _piece(values: NDArray[np.float32], bits: int) -> AbsHistogram:
     """Two passes: the range, then the counts."""
-    amax, zeros = survey(values)
+    amax, zeros = scan(values)
     size = values.size
     if not np.isfinite(amax):
         values = values[np.isfinite(values)]
-        amax, _ = survey(values)
+        amax, _ = scan(values)
     range_exp = range_exp_for(amax)
     counts = count(values, 2.0 ** (bits - range_exp), 1 << bits)
     return AbsHistogram(counts, range_exp, amax, zeros, size - values.size)

@@ -57,10 +57,10 @@ _LIBRARY = load()
 COMPILED = _LIBRARY is not None
 
 
-def survey(values: Values) -> tuple[float, int]:
+def scan(values: Values) -> tuple[float, int]:
     """The largest |x| of values (n,), contiguous, n < 2**31, and the number of zeros; inf for any value not finite."""
     if _LIBRARY is None:
-        return survey_numpy(values)
+        return scan_numpy(values)
     found = np.empty(2, np.int32)
     _LIBRARY.tared_survey(values.ctypes.data, values.size, found.ctypes.data)
     return _float_of(int(found[0])), int(found[1])
@@ -87,8 +87,8 @@ def _float_of(bits: int) -> float:
     return math.ldexp(significand | (1 << 23), exponent - 150) if exponent else math.ldexp(significand, -149)
 
 
-def survey_numpy(values: Values) -> tuple[float, int]:
-    """`survey` without the compiled pass."""
+def scan_numpy(values: Values) -> tuple[float, int]:
+    """`scan` without the compiled pass."""
     bits, largest, zeros = values.view(np.int32), np.int32(0), 0
     for start in range(0, bits.size, _CHUNK):
         magnitude = bits[start : start + _CHUNK] & _MAGNITUDE

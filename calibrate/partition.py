@@ -79,7 +79,7 @@ class Partition:
     noise: float
 
 
-class Network:
+class FlowNetwork:
     """The free groups as nodes of a flow network, its source side INT8; fixed neighbours count as preferences."""
 
     def __init__(self, problem: Problem) -> None:
@@ -174,7 +174,7 @@ def fastest(problem: Problem, budget: float) -> Partition:
     """
     if math.isnan(budget):
         raise ValueError("budget must be a number, got NaN")
-    network = Network(problem)
+    network = FlowNetwork(problem)
     hull = _hull(network, budget)
     if hull[0].noise <= budget:
         return hull[0]
@@ -189,7 +189,7 @@ def frontier(problem: Problem) -> tuple[Partition, ...]:
     Holds the vertices of the hull (of at most 64 cuts) and what was found between them, for 16 budgets along the hull
     that lie equally far apart in time. Time strictly rises and noise strictly falls.
     """
-    network = Network(problem)
+    network = FlowNetwork(problem)
     hull = _hull(network)
     times, noises = [plan.time for plan in hull], [plan.noise for plan in hull]
     budgets = np.interp(np.linspace(times[0], times[-1], _POINTS), times, noises)[1:-1]
@@ -202,7 +202,7 @@ def frontier(problem: Problem) -> tuple[Partition, ...]:
     return tuple(front)
 
 
-def _hull(network: Network, budget: float | None = None) -> list[Partition]:
+def _hull(network: FlowNetwork, budget: float | None = None) -> list[Partition]:
     """Vertices from the fastest plan to that of least noise; with a budget, only what leads to the two around it."""
     hull = [network.cut(1.0, 0.0), network.least_noise()]
     gaps = [(hull[0], hull[1])]
@@ -227,7 +227,7 @@ def _weights(fast: Partition, quiet: Partition) -> tuple[float, float]:
 class _Search:
     """Of plans within a budget that at least one plan keeps and the fastest plan exceeds."""
 
-    def __init__(self, network: Network, budget: float) -> None:
+    def __init__(self, network: FlowNetwork, budget: float) -> None:
         self.network = network
         self.budget = budget
         self.rounding = _ROUNDING * float(network.problem.noise.sum())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def rungs(noise: NDArray[np.float64]) -> list[tuple[int, ...]]:
+def float_levels(noise: NDArray[np.float64]) -> list[tuple[int, ...]]:
     """Ever more of the loudest groups, by index, the loudest first; noise (n,) >= 0.
 
     Without the first tuple's groups at most half of the noise is left (3 dB less), without the next one's at most half

@@ -1,6 +1,7 @@
 """What preprocessing is, in numbers, and preprocessing on the device: one launch from a frame to the network input.
 
-Runtime-neutral as engines/cuda/kernels.py is. The levels are those of OpenCV's resize and cvtColor, the products and sums
+Runtime-neutral as engines/cuda/kernels.py is. The levels are those of OpenCV's resize and cvtColor, the products and
+sums
 those of NumPy: what comes out equals agent.vision.preprocess bit for bit, so it does not matter to a calibration, or to
 whoever compares two engines, which of the two made a network input.
 """

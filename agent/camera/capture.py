@@ -15,7 +15,15 @@ from dataclasses import dataclass
 
 from agent.camera.reader import Image, read_images
 from agent.camera.source import Source
-from agent.camera.stream_health import SILENCE_S, Losses, Presence, Reading, Stillness, first_picture_s, silent
+from agent.camera.stream_health import (
+    SILENCE_S,
+    CameraPresence,
+    FrameLossCounter,
+    FreezeDetector,
+    StreamState,
+    first_picture_s,
+    silent,
+)
 from agent.common.errors import CameraError
 from agent.common.timing import Backoff
 from engines.trace import spanned
@@ -111,7 +119,7 @@ class CaptureThread(threading.Thread):
     (`source.frozen_s`). It is reopened with jittered backoff, for ever; `on_change` hears of it once, with the error,
     and once with None when new frames have come again for as long. Whatever else ends the stream early is kept in
     `error`.
-    What the camera made and nobody got is counted in `slot.dropped`, as Losses and FrameSlot say.
+    What the camera made and nobody got is counted in `slot.dropped`, as FrameLossCounter and FrameSlot say.
     """
 
     def __init__(
@@ -130,14 +138,14 @@ class CaptureThread(threading.Thread):
         self._slot = slot
         self._speed = speed
         self._limit = limit
-        self._presence = Presence(on_change, silence_s)
+        self._presence = CameraPresence(on_change, silence_s)
         self._silence_s = silence_s
         self._waits_since_s: float | None = None  # monotonic, for the next frame
         self._patience_s = first_picture_s(silence_s)  # with that
         self._halt = threading.Event()
         self._count = 0
-        self._reading = Reading(Losses(slot.dropped))
-        self._stillness = Stillness(source.frozen_s if source.live else None)
+        self._reading = StreamState(FrameLossCounter(slot.dropped))
+        self._stillness = FreezeDetector(source.frozen_s if source.live else None)
         self._reopening_s = source.frozen_s or 0.0
         self.pulse = 0  # changes while the camera is away, as long as the thread does not hang
         self.error: BaseException | None = None

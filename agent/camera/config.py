@@ -8,7 +8,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from agent.camera.source import Asked, Decoder, Flip, Framing, PixelFormat, Source, Transport, is_live, parse_source
+from agent.camera.source import (
+    CaptureSettings,
+    Decoder,
+    Flip,
+    Framing,
+    PixelFormat,
+    Source,
+    Transport,
+    is_live,
+    parse_source,
+)
 from agent.camera.stream_health import SILENCE_S
 from agent.common.errors import CameraError
 from agent.common.schema import Finite, Strict
@@ -37,7 +47,7 @@ Polygon = Annotated[tuple[tuple[Share, Share], ...], Field(min_length=3)]
 Repeats = Annotated[float | Literal["auto"] | None, BeforeValidator(_repeats)]
 
 
-_OF_THE_KIND = ("speed", "silence_s", "frozen_s", "labels")  # beside what `Asked` has
+_OF_THE_KIND = ("speed", "silence_s", "frozen_s", "labels")  # beside what `CaptureSettings` has
 
 
 class CameraConfig(Strict):
@@ -71,7 +81,9 @@ class CameraConfig(Strict):
         for key in _OF_THE_KIND:
             if getattr(self, key) != type(self).model_fields[key].default:
                 source.check_takes(key, getattr(self, key))
-        source = replace(source, asked=Asked(**{each.name: getattr(self, each.name) for each in fields(Asked)}))
+        source = replace(
+            source, asked=CaptureSettings(**{each.name: getattr(self, each.name) for each in fields(CaptureSettings)})
+        )
         frozen_s = source.usual_frozen_s if self.frozen_s == "auto" else self.frozen_s
         return replace(source, frozen_s=frozen_s, framing=Framing(self.region, self.masks))
 

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from agent.camera.source import Source
-from agent.camera.stream_health import OPEN_S, Line
+from agent.camera.stream_health import OPEN_S, StreamConnection
 from agent.common.errors import CameraError
 
 _CHUNK_BYTES = 1 << 16
@@ -35,7 +35,7 @@ class MjpegStream:
     Raises CameraError (`camera.lost`) when the camera ends it, or the line is cut.
     """
 
-    def __init__(self, source: Source, answer: Any, line: Line) -> None:
+    def __init__(self, source: Source, answer: Any, line: StreamConnection) -> None:
         self._source = source
         self._answer = answer
         self._line = line
@@ -61,7 +61,7 @@ class MjpegStream:
         raise CameraError("camera.lost", f"{self._source.shown} stopped", "frames", "check the camera and its network")
 
 
-def open_mjpeg(source: Source, line: Line) -> MjpegStream | None:
+def open_mjpeg(source: Source, line: StreamConnection) -> MjpegStream | None:
     """Ask the camera; None where what it answers is no MJPEG, but perhaps something else that FFmpeg reads.
 
     line: is given the connection. The certificate of an https camera is not checked, as FFmpeg does not: cameras sign
@@ -168,7 +168,7 @@ class _Hangup(urllib.request.BaseHandler):
 class _Held(http.client.HTTPConnection):
     """Its line has it from when it is connected."""
 
-    line: Line
+    line: StreamConnection
 
     def connect(self) -> None:
         super().connect()
@@ -182,7 +182,7 @@ class _HeldTls(_Held, http.client.HTTPSConnection):
 class _Connecting(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """Connects as urllib does, by connections that can be cut."""
 
-    def __init__(self, line: Line, context: ssl.SSLContext) -> None:
+    def __init__(self, line: StreamConnection, context: ssl.SSLContext) -> None:
         super().__init__()
         self._line = line
         self._tls = context
@@ -199,7 +199,7 @@ class _Connecting(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
         return connection
 
 
-def _opener(source: Source, line: Line) -> urllib.request.OpenerDirector:
+def _opener(source: Source, line: StreamConnection) -> urllib.request.OpenerDirector:
     """With what the address says of its user, by either way of HTTP (RFC 7617, RFC 7616)."""
     parts = urlsplit(source.location)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -16,7 +16,7 @@ from agent.camera.images import ImageFiles, decode_image
 from agent.camera.mjpeg import MjpegStream, open_mjpeg
 from agent.camera.opencv import open_capture
 from agent.camera.source import Framing, Source
-from agent.camera.stream_health import SILENCE_S, Patience, Reading, silent
+from agent.camera.stream_health import SILENCE_S, PictureTimeout, StreamState, silent
 from agent.common.errors import CameraError
 
 _AT_ONCE_S = 0.001  # no camera makes a frame in it
@@ -25,12 +25,12 @@ _LIVE_FAILED_AT_END = 8  # reads in a row that fail at once; a driver may have s
 Picture = tuple[float, NDArray[np.uint8]]  # Unix time, BGR uint8 (H, W, 3)
 
 
-def read_live(source: Source, silence_s: float, reading: Reading) -> Iterator[Picture]:
+def read_live(source: Source, silence_s: float, reading: StreamState) -> Iterator[Picture]:
     """Open the camera and yield its pictures, until `reading.line` has ended.
 
     Raises CameraError as `read_images`.
     """
-    patience = Patience(source, silence_s)
+    patience = PictureTimeout(source, silence_s)
     stream = open_mjpeg(source, reading.line) if source.kind == "http" else None
     if stream is not None:
         with stream:
@@ -44,7 +44,9 @@ def read_live(source: Source, silence_s: float, reading: Reading) -> Iterator[Pi
         capture.release()
 
 
-def _read_mjpeg(stream: MjpegStream, silence_s: float, patience: Patience, reading: Reading) -> Iterator[Picture]:
+def _read_mjpeg(
+    stream: MjpegStream, silence_s: float, patience: PictureTimeout, reading: StreamState
+) -> Iterator[Picture]:
     """Whatever comes that is no picture uses up the patience: bytes, parts that are empty, damaged pictures."""
     reading.losses.begin()
     for parts in stream:
@@ -59,7 +61,7 @@ def _read_mjpeg(stream: MjpegStream, silence_s: float, patience: Patience, readi
         patience.check()
 
 
-def _read_capture(capture: Any, source: Source, silence_s: float, reading: Reading) -> Iterator[Picture]:
+def _read_capture(capture: Any, source: Source, silence_s: float, reading: StreamState) -> Iterator[Picture]:
     """A read that fails is a damaged picture, where the camera took its time for it; an end fails at once, each time.
 
     A read that took as long as silence is no frame of now: at a timeout FFmpeg gives what its decoder still held, one
@@ -67,7 +69,7 @@ def _read_capture(capture: Any, source: Source, silence_s: float, reading: Readi
     """
     claimed_fps = capture.get(cv2.CAP_PROP_FPS) if source.kind in ("v4l2", "csi") else 0.0  # a stream's may be any
     reading.losses.begin(claimed_fps, silence_s)
-    patience = Patience(source, silence_s)
+    patience = PictureTimeout(source, silence_s)
     started = False
     failed = at_once = 0
     kept_s = 0.0  # waiting, by who takes the pictures
@@ -105,7 +107,7 @@ log = logging.getLogger(__name__)
 
 
 def read_images(
-    source: Source, silence_s: float = SILENCE_S, reading: Reading | None = None
+    source: Source, silence_s: float = SILENCE_S, reading: StreamState | None = None
 ) -> Iterator[tuple[float, Image]]:
     """Yield (capture time, image) until the source ends, each as the source's framing has it.
 
@@ -118,10 +120,10 @@ def read_images(
     `images.*` for a bad folder or zip.
     """
     for ts, image in _read(source, silence_s, reading):
-        yield ts, framed(image, source.framing)
+        yield ts, apply_mask_and_crop(image, source.framing)
 
 
-def framed(image: Image, framing: Framing) -> Image:
+def apply_mask_and_crop(image: Image, framing: Framing) -> Image:
     """The frame, BGR uint8 (H, W, 3), that a picture becomes.
 
     Masks are filled in the picture itself: nobody else has it, and nobody is to.
@@ -137,11 +139,11 @@ def framed(image: Image, framing: Framing) -> Image:
     return np.ascontiguousarray(region)  # as runtimes want it
 
 
-def _read(source: Source, silence_s: float, reading: Reading | None) -> Iterator[tuple[float, Image]]:
+def _read(source: Source, silence_s: float, reading: StreamState | None) -> Iterator[tuple[float, Image]]:
     if source.kind == "images":
         yield from _read_images(source, reading)
         return
-    reading = reading or Reading()
+    reading = reading or StreamState()
     if source.live:
         yield from read_live(source, silence_s, reading)
         return
@@ -152,7 +154,7 @@ def _read(source: Source, silence_s: float, reading: Reading | None) -> Iterator
         capture.release()
 
 
-def _read_images(source: Source, reading: Reading | None) -> Iterator[tuple[float, Image]]:
+def _read_images(source: Source, reading: StreamState | None) -> Iterator[tuple[float, Image]]:
     files = ImageFiles(Path(source.location), CameraError)
     unreadable: CameraError | None = None
     frames = 0
@@ -174,7 +176,7 @@ def _read_images(source: Source, reading: Reading | None) -> Iterator[tuple[floa
         raise unreadable
 
 
-def _read_file(capture: Any, source: Source, reading: Reading) -> Iterator[tuple[float, Image]]:
+def _read_file(capture: Any, source: Source, reading: StreamState) -> Iterator[tuple[float, Image]]:
     """A read that fails is a picture that is none, unless none follows: to OpenCV damage and the end look alike."""
     fps = capture.get(cv2.CAP_PROP_FPS)
     claimed_s = capture.get(cv2.CAP_PROP_FRAME_COUNT) / fps if fps > 0.0 else 0.0

@@ -67,7 +67,7 @@ _FROZEN_KINDS = ("v4l2", "csi")  # of a pipeline nobody tells us how its frames 
 
 
 @dataclass(frozen=True)
-class Asked:
+class CaptureSettings:
     """What is asked of a camera and its driver; None: what they do by themselves.
 
     transport, decoder: of rtsp. decode_threads: of a stream's decoder, which holds back a frame for each but the first;
@@ -95,16 +95,16 @@ class Source:
 
     kind: str
     location: str = field(repr=False)
-    asked: Asked = Asked()
+    asked: CaptureSettings = CaptureSettings()
     frozen_s: float | None = None
     framing: Framing = WHOLE
 
     def __post_init__(self) -> None:
         """Raises CameraError (`camera.option`) for what nobody can ask of such a source."""
-        for each in fields(Asked):
+        for each in fields(CaptureSettings):
             if getattr(self.asked, each.name) != each.default:
                 self.check_takes(each.name, getattr(self.asked, each.name))
-        if self.asked.decoder == "gstreamer" and self.asked.decode_threads != Asked.decode_threads:
+        if self.asked.decoder == "gstreamer" and self.asked.decode_threads != CaptureSettings.decode_threads:
             found = f"camera.decode_threads: {self.asked.decode_threads} beside camera.decoder: gstreamer"
             raise CameraError("camera.option", found, "one of them: they are FFmpeg's threads", "leave one of them out")
 
@@ -117,7 +117,7 @@ class Source:
 
     def check_undecoded(self) -> None:
         """Raises CameraError (`camera.option`) for what is asked of a decoder, where pictures come one by one."""
-        if self.asked.decode_threads != Asked.decode_threads:
+        if self.asked.decode_threads != CaptureSettings.decode_threads:
             found = f"camera.decode_threads: {self.asked.decode_threads} for {self.shown}, which sends MJPEG"
             raise CameraError("camera.option", found, "a stream that FFmpeg decodes", "leave the key out")
 
@@ -211,7 +211,7 @@ _BGR = "videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 
 _OUT_OF_NVMM = "nvvidconv ! video/x-raw,format=BGRx ! "  # where a Jetson's decoders leave frames
 
 
-def csi_pipeline(sensor: str, asked: Asked) -> str:
+def csi_pipeline(sensor: str, asked: CaptureSettings) -> str:
     """Argus picks the sensor's mode by the size and rate that it is asked for."""
     mode = [f"{name}={value}" for name, value in (("width", asked.width), ("height", asked.height)) if value]
     if asked.fps:
@@ -223,7 +223,7 @@ def csi_pipeline(sensor: str, asked: Asked) -> str:
     )
 
 
-def rtsp_pipeline(address: str, asked: Asked) -> str:
+def rtsp_pipeline(address: str, asked: CaptureSettings) -> str:
     """decodebin takes the decoder of the highest rank, which on a Jetson is nvv4l2decoder, the hardware's. latency: by
     itself rtspsrc holds frames back for two seconds. A camera's certificate is its own: it is not checked."""
     parts = urlsplit(address)

@@ -21,7 +21,7 @@ _LONGEST_STEADY_S = 60.0
 _AGAIN_S = 60.0  # lost again so soon after it was told to be back, a camera is flapping
 
 
-class Presence:
+class CameraPresence:
     """Tells of changes only, and ever fewer of a camera that flaps: it would fill every log and queue.
 
     steady_s: for which it has to deliver before it is back; doubled, up to a minute, each time it was lost again within
@@ -70,7 +70,7 @@ _STEP = 16  # every so manieth row is compared with each frame; all of them befo
 _FLAT = 3.0  # of 255: standard deviation of a picture in which no noise can show, as of a covered lens
 
 
-class Stillness:
+class FreezeDetector:
     """Watches one camera's frames, BGR uint8 (H, W, 3). limit_s: how long one may be repeated; None: for ever.
 
     A sensor's noise is in every picture of it, so that no two are the same; a screen's, a test pattern's may be. A dark
@@ -119,7 +119,7 @@ _DOUBTED = 4  # gaps in a row, after which it is the rate that has changed
 _LONGEST_S = 10.0  # beyond it is the camera's clock that was set
 
 
-class Losses:
+class FrameLossCounter:
     """Adds to `dropped`, where the slot counts `stale`, the frames that were overwritten because a newer one came:
 
     decode: came damaged, or are missing between two others by the stream's own times: lost on the way, or beyond
@@ -234,7 +234,7 @@ def silent(source: Source, seconds: float) -> CameraError:
     return CameraError("camera.silent", found, "pictures", "check the camera, its cable and its network")
 
 
-class Line:
+class StreamConnection:
     """The connection by which a camera is read, where we hold it ourselves: another thread may cut it, and whoever
     reads it finds its end at once. `was_cut`: whether this one was. `ended`: whether nothing is to be read any more, by
     whatever way."""
@@ -276,7 +276,7 @@ class Line:
 
 
 @dataclass
-class Reading:
+class StreamState:
     """What is known of a camera's stream beside its frames.
 
     coded_anew: whether the newest frame was coded without the others, so that it has the sensor's noise of its moment.
@@ -284,13 +284,13 @@ class Reading:
     recording could not be read; labels count them.
     """
 
-    losses: Losses = field(default_factory=lambda: Losses(Counter()))
+    losses: FrameLossCounter = field(default_factory=lambda: FrameLossCounter(Counter()))
     coded_anew: bool = True
     passed: int = 0
-    line: Line = field(default_factory=Line)
+    line: StreamConnection = field(default_factory=StreamConnection)
 
 
-class Patience:
+class PictureTimeout:
     """With a camera that sends, but no good picture. It begins when the camera is opened."""
 
     def __init__(self, source: Source, silence_s: float) -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 from agent.camera.reader import Image, read_images, source_length
 from agent.camera.source import Source, parse_source
 from agent.cli.arguments import command, number, print_result
-from agent.collection.collection import Collection
+from agent.collection.collection import CalibrationSet
 from agent.common.console import Task, progress, say
 from agent.common.errors import AgentError
 from agent.common.latency import LatencyHistogram
@@ -53,7 +53,7 @@ def run_calibrate(
     started = time.monotonic()
     source = parse_source(frames)
     model = open_model(load_model_spec(spec_path))
-    collection = Collection(held_out_size=0)
+    collection = CalibrationSet(held_out_size=0)
     with progress("preparing", 100) as bar:
         observer = backend.observer(model.reference, model.placement.taps, _percent(bar))
     with closing(observer), progress("calibrating", min(count, source_length(source) or count)) as bar:

@@ -35,9 +35,17 @@ def add_service(commands: Any) -> None:
 
 
 def _install(options: argparse.Namespace) -> int:
-    from agent.system.service_unit import DROP_INS, TARED, Service, carry_out, need_root, plan_install, plan_uninstall
+    from agent.system.service_unit import (
+        DROP_INS,
+        TARED,
+        SystemdService,
+        carry_out,
+        need_root,
+        plan_install,
+        plan_uninstall,
+    )
 
-    service = TARED if options.name is None else Service.named(options.name)
+    service = TARED if options.name is None else SystemdService.named(options.name)
     if not options.dry_run:
         need_root(options.root)
     if options.uninstall:

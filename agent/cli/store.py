@@ -20,7 +20,7 @@ from calibrate.errors import TaredError
 
 if TYPE_CHECKING:  # imported when a command runs, as in cli_offline.py
     from agent.config import Config
-    from engines.store.retention import Pins, Stored, Upkeep
+    from engines.store.retention import Pins, StoreCleaner, Stored
     from engines.store.store import Store
 
 EXIT_FOUND = 1
@@ -107,11 +107,11 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from agent.system.state_dir import owning
+    from agent.system.state_dir import lock_state_dir
 
     config, store = _open(options)
     upkeep = _upkeep(config, store)
-    with owning(config.state_dir):
+    with lock_state_dir(config.state_dir):
         freed = upkeep.tidy(_pins(config), options.dry_run)
     removed = [*freed.artefacts, *freed.cached]
     if options.json:
@@ -137,10 +137,10 @@ def _open(options: argparse.Namespace) -> tuple[Config, Store]:
     return config, Store(config.state_dir, find_key(options.key))
 
 
-def _upkeep(config: Config, store: Store) -> Upkeep:
-    from engines.store.retention import Upkeep
+def _upkeep(config: Config, store: Store) -> StoreCleaner:
+    from engines.store.retention import StoreCleaner
 
-    return Upkeep(store, config.store.keep, config.store.reserve_bytes)
+    return StoreCleaner(store, config.store.keep, config.store.reserve_bytes)
 
 
 def _pins(config: Config) -> Pins:

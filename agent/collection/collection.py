@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from agent.camera.capture import Frame
 from agent.collection.report import MOST, SelectionReport, Thumbnail
-from agent.collection.selection import HELD_OUT_EVERY, TAKEN, LumaGrid, Selection
+from agent.collection.selection import HELD_OUT_EVERY, TAKEN, FrameSelector, LumaGrid
 from agent.config import Config
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
@@ -65,7 +65,7 @@ class HoldOut:
         return self._seen > self._stretch_at
 
 
-class Collection:
+class CalibrationSet:
     """What the observer has seen in one regime: histograms of many frames, and a few held-out network inputs.
 
     Held-out frames never enter the histograms: a candidate is not judged on the very frames that it was calibrated
@@ -106,7 +106,7 @@ class Collection:
         merge_into(self.histograms, histograms)
 
 
-class ChosenFrames:
+class FrameCollection:
     """A collection, and the selection that decides what enters it.
 
     hurried: whether its frames are wanted at once from the beginning, by an operator.
@@ -114,9 +114,9 @@ class ChosenFrames:
 
     def __init__(self, config: Config, hurried: bool) -> None:
         calibration = config.calibration
-        self.collection = Collection(config.observe.held_out)
+        self.collection = CalibrationSet(config.observe.held_out)
         self._hurried = hurried
-        self._selection = Selection(calibration.frames, calibration.within_s)
+        self._selection = FrameSelector(calibration.frames, calibration.within_s)
         self._thumbnails = Reservoir[Thumbnail](MOST) if calibration.contact_sheet else None
 
     @property
@@ -153,7 +153,7 @@ def shown_classes(reference: Prediction) -> frozenset[int]:
     return frozenset((reference.class_id,)) if isinstance(reference, Classification) else frozenset()
 
 
-class Gathering:
+class SharedCollection:
     """One collection at a time; any thread may use it."""
 
     def __init__(
@@ -164,7 +164,7 @@ class Gathering:
         self._config = config
         self._clock = clock
         self._lock = threading.Lock()
-        self._chosen = ChosenFrames(config, hurried=False)
+        self._chosen = FrameCollection(config, hurried=False)
         self._alerted: set[str] = set()
         self._in_use = False
 
@@ -177,7 +177,7 @@ class Gathering:
         """Drop the collection and start a new one. hurried: somebody waits for it, and no frame is passed over for a
         better one."""
         with self._lock:
-            self._chosen = ChosenFrames(self._config, hurried)
+            self._chosen = FrameCollection(self._config, hurried)
 
     def calm(self, camera: str) -> None:
         """This camera's scene is what the calibration was made for."""
@@ -188,7 +188,7 @@ class Gathering:
         """This camera's scene has left the calibration: what was gathered before is not what the cure is for."""
         with self._lock:
             if camera not in self._alerted and not self._in_use:
-                self._chosen = ChosenFrames(self._config, hurried=False)
+                self._chosen = FrameCollection(self._config, hurried=False)
             self._alerted.add(camera)
 
     def add(self, frame: Frame, tensor: Array, seen: Observation, reference: Prediction) -> None:

@@ -13,7 +13,8 @@ ROWS, COLUMNS = 24, 32
 _SAMPLES = 4  # pixels a side that a cell is the mean of, however large the frame
 # Luma steps of 255 by which a cell may differ in two frames that show the same. White noise of a standard deviation of
 # 10, a camera at night, moves the worst of all cells by less in 99 of 100 pairs; an object as large as a cell that is
-# 60 brighter or darker than what is behind it moves one by 15 wherever it stands. Clips: tests/agent/collection/test_luma_grid.py.
+# 60 brighter or darker than what is behind it moves one by 15 wherever it stands. Clips:
+# tests/agent/collection/test_luma_grid.py.
 NEAR = 12
 
 Luma = NDArray[np.uint8]
@@ -83,7 +84,7 @@ class SelectionCounts:
         return self.outcomes.get(TAKEN, 0)
 
 
-class Selection:
+class FrameSelector:
     """Takes frames on a schedule that gathers what is needed within `within_s`, and better ones ahead of it.
 
     A frame that the schedule waits for is taken whatever it shows: a scene in which nothing happens fills a calibration

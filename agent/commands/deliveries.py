@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.commands.dispatcher import Report
-from agent.commands.file_transfer import Arrivals, Delivery, Incoming, check_room, refused
+from agent.commands.dispatcher import CommandProgress
+from agent.commands.file_transfer import FileReceiver, PartialFile, Transfer, check_room, refused
 from agent.commands.releases import Releases
 from agent.common.errors import AgentError, CommandError
-from agent.common.main_thread import Post
+from agent.common.main_thread import RunInMainThread
 from agent.contract.commands import CalibrationArgs, ModelArgs
 from agent.contract.histograms import Facts, read_facts, read_upload
 from agent.models.model import Model
@@ -32,7 +32,7 @@ class StagedCalibration:
 
     path: Path
     model: Model
-    report: Report
+    report: CommandProgress
 
     def stage(self, reserve_bytes: int) -> None:  # noqa: ARG002  (it takes no room: it stays where it came)
         """Raises AgentError (`calibration.model` for another model's, or another plan's; `histograms.unreadable`,
@@ -57,7 +57,7 @@ class StagedCalibration:
         """The next delivery removes it, or is spared the transfer."""
 
 
-class CalibrationDelivery(Arrivals):
+class CalibrationDelivery(FileReceiver):
     """Called in the supervisor's thread. model: as it serves now. try_out: hears of what is whole and fits, and takes
     over the command."""
 
@@ -66,7 +66,7 @@ class CalibrationDelivery(Arrivals):
         folder: Path,
         reserve_bytes: int,
         model: Callable[[], Model],
-        post: Post,
+        post: RunInMainThread,
         try_out: Callable[[StagedCalibration], None],
     ) -> None:
         super().__init__(folder)
@@ -75,14 +75,14 @@ class CalibrationDelivery(Arrivals):
         self._post = post
         self._try_out = try_out
 
-    def on_calibration(self, args: CalibrationArgs, report: Report) -> None:
+    def on_calibration(self, args: CalibrationArgs, report: CommandProgress) -> None:
         """Have it brought here. Raises CommandError, AgentError."""
         self.check_idle()
         try:
             part = self.part(args, self._reserve_bytes)
             staged = StagedCalibration(part, self._model(), report)
-            incoming = Incoming(part, args, report)
-            self._delivery = Delivery(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
+            incoming = PartialFile(part, args, report)
+            self._delivery = Transfer(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
         except OSError as error:
             raise refused(args.what, f"{error.filename}: {error.strerror}", "a folder to write in") from error
 
@@ -97,7 +97,7 @@ class StagedModel:
     costs no second transfer. report: of the command that brought it. take_up: called before it is put in its place.
     """
 
-    def __init__(self, part: Path, destination: Path, report: Report, take_up: Callable[[], None]) -> None:
+    def __init__(self, part: Path, destination: Path, report: CommandProgress, take_up: Callable[[], None]) -> None:
         self.report = report
         self.content = ""  # as `content_of` has it, once it is staged
         self._part = part
@@ -167,7 +167,7 @@ class StagedModel:
 TryOut = Callable[[StagedModel], None]  # takes over the command: what becomes of the trial is its result
 
 
-class ModelDelivery(Arrivals):
+class ModelDelivery(FileReceiver):
     """Called in the supervisor's thread.
 
     destination: the file that is served. watched: whether another one would be taken up. reserve_bytes: what must stay
@@ -181,7 +181,7 @@ class ModelDelivery(Arrivals):
         watched: bool,
         reserve_bytes: int,
         releases: Releases,
-        post: Post,
+        post: RunInMainThread,
         try_out: TryOut,
     ) -> None:
         super().__init__(folder)
@@ -192,7 +192,7 @@ class ModelDelivery(Arrivals):
         self._post = post
         self._try_out = try_out
 
-    def begin(self, args: ModelArgs, report: Report, now: float) -> None:
+    def begin(self, args: ModelArgs, report: CommandProgress, now: float) -> None:
         """Have this model brought here; now: Unix time in seconds. Raises CommandError, AgentError for one that may not
         come, or cannot."""
         self.check_idle()
@@ -210,9 +210,9 @@ class ModelDelivery(Arrivals):
             beside = self._destination.parent
             if beside.stat().st_dev != part.parent.stat().st_dev:  # on one disk it is the same file under two names
                 check_room(beside, args.size, self._reserve_bytes, args.what)
-            incoming = Incoming(part, args, report)
+            incoming = PartialFile(part, args, report)
             staged = StagedModel(part, self._destination, report, take_up)
-            self._delivery = Delivery(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
+            self._delivery = Transfer(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
         except OSError as error:
             found = f"{error.filename or self._destination}: {error.strerror}"
             raise refused(args.what, found, "folders to write in") from error

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from agent.commands.authority import Authority
 from agent.commands.log import CommandLog
-from agent.commands.parser import CommandRefused, Received, parse_command
+from agent.commands.parser import CommandRefused, ReceivedCommand, parse_command
 from agent.common.errors import AgentError
 from agent.contract.commands import OPS, READS, CommandResult, Failure
 from agent.mqtt.message import Reply
@@ -27,28 +27,28 @@ Publish = Callable[[CommandResult], None]
 
 
 @dataclass(frozen=True)
-class Mandate:
+class Authorisation:
     """Under which version something was said, and by whose key; empty where it was not signed."""
 
     version: int = 1
     key: str = ""
 
 
-class Report:
+class CommandProgress:
     """One command's voice: a job calls it as it advances, until it has succeeded or failed.
 
     Not thread-safe: it belongs to the thread of its desk. After the end it is silent, so that a late
     progress line does not un-end the job for its sender.
     """
 
-    def __init__(self, command_id: str, publish: Publish, mandate: Mandate | None = None) -> None:
+    def __init__(self, command_id: str, publish: Publish, mandate: Authorisation | None = None) -> None:
         self.latest = CommandResult(id=command_id, status="ACCEPTED")
-        self.mandate = mandate or Mandate()
+        self.mandate = mandate or Authorisation()
         self._publish = publish
         publish(self.latest)
 
     @classmethod
-    def ended(cls, result: CommandResult, publish: Publish) -> Report:
+    def ended(cls, result: CommandResult, publish: Publish) -> CommandProgress:
         """Of a command that came to its end in another process; nothing is published."""
         report = cls(result.id, lambda _: None)
         report.latest, report._publish = result, publish
@@ -71,13 +71,14 @@ class Report:
 
 
 # Carries out one op. A long job returns at once and reports later; a TaredError raised here is a FAILED.
-Handler = Callable[[Any, Report], None]
+Handler = Callable[[Any, CommandProgress], None]
 
 
-class CommandDesk:
+class CommandDispatcher:
     """Hands each new command to the handler of its op, and answers a repeated one with its latest result.
 
-    `handlers` has one entry for every op of OPS, called with the op's arguments and a Report. The newest `memory` are
+    `handlers` has one entry for every op of OPS, called with the op's arguments and a CommandProgress. The newest
+    `memory` are
     kept in memory, and in `journal` all that change something, each before it is carried out; without one only the
     memory counts. authority: whose commands count, None for everybody's. reply: takes each result of a command whose
     sender named a topic for it. One thread uses the desk, the supervisor's.
@@ -100,7 +101,9 @@ class CommandDesk:
         self._journal = journal
         self._authority = authority
         self._reply = reply
-        self._reports: OrderedDict[str, tuple[str, Report]] = OrderedDict()  # with the digest, where it is known
+        self._reports: OrderedDict[str, tuple[str, CommandProgress]] = (
+            OrderedDict()
+        )  # with the digest, where it is known
         self._replies: OrderedDict[str, Reply] = OrderedDict()
 
     def recall(self, known: Iterable[CommandResult], news: Iterable[CommandResult] = ()) -> None:
@@ -112,7 +115,7 @@ class CommandDesk:
         told = {result.id: result for result in news}
         ends = {result.id: result for result in known} | told
         for result in ends.values():
-            self._remember("", Report.ended(result, self._send))
+            self._remember("", CommandProgress.ended(result, self._send))
         if self._journal is not None:
             for command_id in self._journal.unfinished():
                 self._journal.end(ends.get(command_id) or _interrupted(command_id))
@@ -147,7 +150,7 @@ class CommandDesk:
         except TaredError as error:
             report.fail(error)
 
-    def _accept(self, received: Received, now: float, reply: Reply | None) -> Report:
+    def _accept(self, received: ReceivedCommand, now: float, reply: Reply | None) -> CommandProgress:
         """Write down that it is carried out. Raises CommandRefused as `CommandLog.accept` where it cannot."""
         command = received.command
         publish: Publish = self._send
@@ -162,7 +165,7 @@ class CommandDesk:
         log.info("command=%s id=%s key=%s status=ACCEPTED", command.op, command.id, received.key or "none")
         self._replies.pop(command.id, None)  # of another command that had this id, and is forgotten
         self._note_reply(command.id, reply)
-        report = Report(command.id, publish, Mandate(command.version, received.key))
+        report = CommandProgress(command.id, publish, Authorisation(command.version, received.key))
         self._remember(received.digest, report)
         return report
 
@@ -176,7 +179,7 @@ class CommandDesk:
             self._journal.end(result)
         self._send(result)
 
-    def _remember(self, digest: str, report: Report) -> None:
+    def _remember(self, digest: str, report: CommandProgress) -> None:
         self._reports[report.latest.id] = digest, report
         if len(self._reports) > self._memory:
             self._reports.popitem(last=False)
@@ -187,7 +190,7 @@ class CommandDesk:
             if len(self._replies) > self._memory:
                 self._replies.popitem(last=False)
 
-    def _answer_again(self, received: Received, reply: Reply | None) -> bool:
+    def _answer_again(self, received: ReceivedCommand, reply: Reply | None) -> bool:
         """Publish the latest result of a command that is known; False if it is not.
 
         Raises CommandRefused: `command.log` where nobody can know.

@@ -14,9 +14,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Protocol
 
-from agent.commands.dispatcher import CANCELLED, Report
+from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.errors import AgentError, CommandError
-from agent.common.main_thread import Post
+from agent.common.main_thread import RunInMainThread
 from agent.contract.commands import MODEL_CHUNK_BYTES, MODEL_CHUNKS_ASKED, RECEIVING, FileArgs
 from engines.store.files import remove
 
@@ -29,11 +29,11 @@ _LEAST_BYTES = 256 << 10
 _MOST_S = 6 * 3600.0  # for all of it
 
 
-class Incoming:
+class PartialFile:
     """The file that is being received, what is there of it at `part`. A thread may write it until `close`, which waits
     for no server: after it nothing is written any more."""
 
-    def __init__(self, part: Path, args: FileArgs, report: Report) -> None:
+    def __init__(self, part: Path, args: FileArgs, report: CommandProgress) -> None:
         """Raises OSError."""
         self.part = part
         self.args = args
@@ -100,10 +100,10 @@ class Incoming:
             raise self.refused("a delivery that was ended", "one that goes on")
 
 
-class Fetch:
+class HttpDownload:
     """From a server, in a thread of its own. tell: takes the percent that are there."""
 
-    def __init__(self, incoming: Incoming, tell: Callable[[int], None]) -> None:
+    def __init__(self, incoming: PartialFile, tell: Callable[[int], None]) -> None:
         self._incoming = incoming
         self._tell = tell
         self._begun_s = self._period_s = time.monotonic()
@@ -141,10 +141,10 @@ class Fetch:
             self._period_s, self._before = now_s, self._before + come
 
 
-class Chunks:
+class ChunkReceiver:
     """In their order; what is asked for next is told again while nothing comes."""
 
-    def __init__(self, incoming: Incoming) -> None:
+    def __init__(self, incoming: PartialFile) -> None:
         """Raises OSError, AgentError."""
         self._incoming = incoming
         self._begun_s = self._heard_s = self._asked_s = time.monotonic()
@@ -263,13 +263,13 @@ class Deliverers:
         return any(ended)
 
 
-class Arrivals:
+class FileReceiver:
     """Of one kind, at most one file at a time; what has come of it stays in `folder`, and is gone on with when the same
     is sent again; another's is removed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._delivery: Delivery | None = None
+        self._delivery: Transfer | None = None
 
     def check_idle(self) -> None:
         """Raises CommandError."""
@@ -304,7 +304,7 @@ class Arrivals:
         return True
 
 
-class Delivery:
+class Transfer:
     """One file, until it has been handed over or has failed. What was put together from pieces, of which somebody may
     have forged one, and is another file then, is begun anew once.
 
@@ -312,7 +312,12 @@ class Delivery:
     """
 
     def __init__(
-        self, incoming: Incoming, staged: Staged, reserve_bytes: int, post: Post, hand_over: Callable[[], None]
+        self,
+        incoming: PartialFile,
+        staged: Staged,
+        reserve_bytes: int,
+        post: RunInMainThread,
+        hand_over: Callable[[], None],
     ) -> None:
         """Raises OSError, AgentError."""
         self.incoming = incoming
@@ -322,11 +327,11 @@ class Delivery:
         self._post = post
         self._hand_over = hand_over
         self._anew = False
-        self._source: Fetch | Chunks | None = None  # None: it is being verified
+        self._source: HttpDownload | ChunkReceiver | None = None  # None: it is being verified
         self._begin()
 
     def take(self, topic: str, payload: bytes) -> None:
-        if isinstance(self._source, Chunks):
+        if isinstance(self._source, ChunkReceiver):
             try:
                 self._source.take(topic, payload)
                 self._look()
@@ -351,14 +356,14 @@ class Delivery:
         """Raises OSError, AgentError."""
         url = self.incoming.args.url
         if url is None:
-            self._source = Chunks(self.incoming)
+            self._source = ChunkReceiver(self.incoming)
             self._look()
             return
-        self._source = fetch = Fetch(self.incoming, self._tell)
+        self._source = fetch = HttpDownload(self.incoming, self._tell)
         self._work(lambda: fetch.bring(url), self._verify)
 
     def _look(self) -> None:
-        if isinstance(self._source, Chunks) and self._source.complete:
+        if isinstance(self._source, ChunkReceiver) and self._source.complete:
             self._verify()
 
     def _verify(self) -> None:

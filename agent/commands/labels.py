@@ -19,7 +19,7 @@ _SILENCE_S = 60.0  # between two errors of one code
 Tell = Callable[[TaredError, int], None]
 
 
-class LabelsDesk:
+class LabelsInbox:
     """Takes labels of the cameras' frames; one thread uses it, the supervisor's.
 
     Bad ones are refused with a LabelsError or MessageError, which `tell` hears at once, and from then on once a minute

@@ -20,7 +20,7 @@ from agent.mqtt.message import Reply
 _SCHEMA = 1
 
 
-class ReplayBound:
+class ReplayGuard:
     """What is known of the commands that a log of commands has lost or forgotten, in a file of its own beside it.
 
     The log of a new board has lost nothing, and refuses nothing: such a board has carried out no command, and its clock
@@ -99,7 +99,7 @@ class CommandLog:
     """Accepted commands and their ends, in the file at `path`, opened for each transaction; one thread uses it.
 
     A damaged file is moved aside, told of as `command.damaged`, and begun anew: what was signed before that is refused,
-    see ReplayBound, whose file has the name `path` with `.json` for its ending. What could not be written is kept in
+    see ReplayGuard, whose file has the name `path` with `.json` for its ending. What could not be written is kept in
     memory, and written with whatever is written next.
     """
 
@@ -113,7 +113,7 @@ class CommandLog:
         self._owed: dict[str, CommandResult] = {}  # ends that the disk refused
         self._delivered: set[str] = set()  # ids whose end the broker has, not yet written
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._bound = ReplayBound(path.with_suffix(".json"), not _is_missing(path), on_error)
+        self._bound = ReplayGuard(path.with_suffix(".json"), not _is_missing(path), on_error)
         try:
             self._check()
         except AgentError as error:

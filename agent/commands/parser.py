@@ -33,7 +33,7 @@ class CommandRefused(CommandError):
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedCommand:
     """A command as it came. key: the id of the operator's that signed it, empty where none did. digest: of what it
     says, whatever its spelling, without the signature."""
 
@@ -42,7 +42,7 @@ class Received:
     digest: str
 
 
-def parse_command(payload: bytes, now: float, authority: Authority | None = None) -> Received:
+def parse_command(payload: bytes, now: float, authority: Authority | None = None) -> ReceivedCommand:
     """Read a command as it came off the wire; `now` is Unix time in seconds. authority: None admits everybody.
 
     Raises CommandRefused, with the command's id where it can be read: `message.too_large`, `.malformed`,
@@ -68,7 +68,7 @@ def parse_command(payload: bytes, now: float, authority: Authority | None = None
     except CommandError as error:
         raise CommandRefused(error.code, error.found, error.expected, error.remedy, command_id) from None
     _check_times(command, now)
-    return Received(command, key, digest)
+    return ReceivedCommand(command, key, digest)
 
 
 def _command(document: dict[str, Any], command_id: str | None) -> Command:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from agent.commands.authority import Authority
-from agent.commands.dispatcher import Mandate, failure
+from agent.commands.dispatcher import Authorisation, failure
 from agent.common.errors import AgentError, CommandError
 from agent.common.state_files import StateFile
 from agent.config import Config
@@ -74,7 +74,7 @@ class Settings:
         values = {key: _value(self.config, key) for key in LIVE}
         return Reported(version=self.version, values=values, error=failure(error) if error is not None else None)
 
-    def set(self, values: Mapping[str, JsonValue], mandate: Mandate, whole: bool = False) -> None:
+    def set(self, values: Mapping[str, JsonValue], mandate: Authorisation, whole: bool = False) -> None:
         """From now on, and written down before that. None as a value: as config.yaml has it; whole: so is what is not
         named.
 

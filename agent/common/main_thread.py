@@ -6,10 +6,10 @@ import queue
 from collections.abc import Callable
 from contextlib import suppress
 
-Post = Callable[[Callable[[], None]], None]  # runs a function in the supervisor's thread
+RunInMainThread = Callable[[Callable[[], None]], None]  # runs a function in the supervisor's thread
 
 
-class Posted:
+class MainThreadQueue:
     """Any thread may `put`, but no handler of a signal: the main thread may hold the queue's lock just then."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from calibrate.errors import TaredError
 
 
-class Cadence:
+class PeriodicTimer:
     """Every `period_s` seconds from `now_s` on. What was missed is not made up for: it would come in one burst."""
 
     def __init__(self, period_s: float, now_s: float) -> None:
@@ -30,7 +30,7 @@ class Cadence:
             self._period_s, self._next_s = period_s, now_s + period_s
 
 
-class Clock:
+class RandomInterval:
     """Says when the next frame is due, in capture time; the gaps are random, so no rhythm of the scene is aliased.
 
     Gaps are uniform on [0.5, 1.5] periods. A clock that jumps backwards (a file that starts over) starts anew.
@@ -84,7 +84,7 @@ class Backoff:
 _LOST = ("cuda.device", "cuda.launch", "engine.run")  # after a fault nothing works any more on a GPU of this process
 
 
-class Outage:
+class RetryState:
     """Counts the failures and successes of one thing. One thread calls it; any may read `code`.
 
     on_change is called with the error that begins an outage, and with None at its end: after `well_after` successes in

@@ -101,7 +101,7 @@ class Latency(Document):
     p99: float
 
 
-class Fidelity(Document):
+class FidelityReport(Document):
     """The estimated fidelity, its confidence interval, and the number of frames behind it.
 
     `empty` counts apart the frames on which neither engine found anything.
@@ -125,7 +125,7 @@ class Observing(Document):
     state_bytes: int
 
 
-class Accuracy(Fidelity):
+class Accuracy(FidelityReport):
     """How often the engine in service is right, by the labels that came; `empty` had no object, and none was found."""
 
 
@@ -154,8 +154,8 @@ class CameraTelemetry(Document):
     latency_ms: Latency
     published_ms: Latency | None = None
     drift: dict[str, JsonValue] = {}
-    fidelity: Fidelity | None = None
-    fidelity_hour: Fidelity | None = None
+    fidelity: FidelityReport | None = None
+    fidelity_hour: FidelityReport | None = None
     accuracy: Accuracy | None = None
     accuracy_lower_bound_if_reference_accuracy_holds: float | None = None
     observer: str | None = None

@@ -12,12 +12,12 @@ from pydantic import JsonValue
 from agent.config import Config
 from agent.control.summary import Alarm
 from agent.control.triggers import is_low
-from agent.models.engine_service import Loaded, Service
+from agent.models.engine_service import EngineService, LoadedEngine
 from agent.models.model import Model
-from agent.monitoring.camera_monitor import ObserverState, States
+from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
 from agent.monitoring.observer import ObserverThread
-from agent.monitoring.regimes import RegimeBook, Regimes
+from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.monitoring.view import ViewState
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
@@ -26,7 +26,7 @@ from engines.store.retention import Pins
 
 
 @dataclass
-class _Told:
+class _Reported:
     """Of one camera."""
 
     drift: str = "calm"
@@ -35,26 +35,26 @@ class _Told:
     nonfinite: frozenset[str] = frozenset()
 
 
-class News:
+class StateChangeReporter:
     """Compares what the observer says with what was told before. alarms: takes every alarm that rises."""
 
     def __init__(self, reporter: Reporter, alarms: list[Alarm], config: Config) -> None:
         self._reporter = reporter
         self._alarms = alarms
         self.config = config
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _Reported] = {}
 
     def serves_anew(self) -> None:
         """Another engine serves: what drifted from the one before is old, and what that one lost."""
         for told in self._told.values():
             told.drift, told.low = "calm", False
 
-    def tell(self, states: States) -> None:
+    def tell(self, states: CameraStates) -> None:
         """Report what is new."""
         for camera, state in states.items():
-            self._tell(camera, state, self._told.setdefault(camera, _Told()))
+            self._tell(camera, state, self._told.setdefault(camera, _Reported()))
 
-    def _tell(self, camera: str, state: ObserverState, told: _Told) -> None:
+    def _tell(self, camera: str, state: CameraState, told: _Reported) -> None:
         fresh = sorted(set(state.nonfinite) - told.nonfinite)
         if fresh:
             told.nonfinite |= set(fresh)
@@ -87,7 +87,7 @@ class News:
         self._reporter.event("alarm", logging.WARNING, onset_ts=onset_ts, **detail, **trouble)
         self._alarms.append(Alarm(since, onset_ts, drift.gain_db, drift.e_value, camera))
 
-    def _tell_low_fidelity(self, camera: str, state: ObserverState) -> None:
+    def _tell_low_fidelity(self, camera: str, state: CameraState) -> None:
         """Once for each engine in service; the gain says that a recalibration would not help."""
         self._reporter.event(
             "fidelity",
@@ -112,14 +112,19 @@ def _rounded(view: ViewState) -> dict[str, float]:
     return {name: round(figure, 3) for name, figure in view.evidence.items()}
 
 
-class InService:
+class ServingWatch:
     """Errors that do not keep the daemon from going on are told. Runs in the supervisor's thread."""
 
     def __init__(
-        self, config: Config, service: Service, observer: ObserverThread, reporter: Reporter, news: News
+        self,
+        config: Config,
+        service: EngineService,
+        observer: ObserverThread,
+        reporter: Reporter,
+        news: StateChangeReporter,
     ) -> None:
         """Raises AgentError (`regimes.schema`)."""
-        book = RegimeBook(config.state_dir / "regimes.json", service.identity, config.regimes.most)
+        book = RegimeStore(config.state_dir / "regimes.json", service.identity, config.regimes.most)
         self._regimes = Regimes(config, book, observer.findings.values(), observer.gathering)
         self._service = service
         self._reporter = reporter
@@ -143,7 +148,7 @@ class InService:
         else:
             self._watch(service.serving.id, service.calibration, service.planned, {}, recall=True)
 
-    def serves(self, candidate: Loaded | None, since: Mapping[str, float]) -> None:
+    def serves(self, candidate: LoadedEngine | None, since: Mapping[str, float]) -> None:
         """A candidate serves from capture time `since` on, by camera; None: what the service has does so again."""
         service = self._service
         if candidate is not None:
@@ -155,7 +160,7 @@ class InService:
             self._reporter.serves(service.serving.id, None)
             self._regimes.unwatch()
 
-    def learn(self, states: States, now_ts: float) -> None:
+    def learn(self, states: CameraStates, now_ts: float) -> None:
         """What has served its light well becomes a regime, at capture time `now_ts`."""
         try:
             learnt = self._regimes.learns(states, now_ts)

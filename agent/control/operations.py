@@ -10,23 +10,23 @@ from functools import partial
 from pathlib import Path
 
 from agent.commands.deliveries import StagedCalibration
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError, CommandError
-from agent.common.main_thread import Post
+from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.contract.commands import RecalibrateArgs
-from agent.control.events import InService, News
+from agent.control.events import ServingWatch, StateChangeReporter
 from agent.control.summary import RunSummary
-from agent.control.swap import Cause, Exchange, Witnesses
-from agent.control.triggers import Occasion, Occasions, Schedule, answered_times
-from agent.jobs.child_protocol import Outcome
+from agent.control.swap import EngineSwap, SwapRequest, Witnesses
+from agent.control.triggers import Schedule, Trigger, Triggers, answered_times
+from agent.jobs.child_protocol import JobOutcome
 from agent.jobs.job import MODEL, Job, JobJournal
-from agent.jobs.limits import ROLLBACK_LOOP, Attempts, Restraint
+from agent.jobs.limits import ROLLBACK_LOOP, AutomationLimits, PrecisionAttempts
 from agent.jobs.new_model import NewModel
 from agent.jobs.recalibration import Recalibration
-from agent.jobs.report import Housekeeping, JobDesk, JobReport
-from agent.models.engine_service import Loaded, Service
-from agent.monitoring.camera_monitor import States
+from agent.jobs.report import Housekeeping, JobRegistry, JobTracker
+from agent.models.engine_service import EngineService, LoadedEngine
+from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
@@ -38,7 +38,13 @@ class Operations:
     """Decides and acts; `summary` is what it has done."""
 
     def __init__(
-        self, config: Config, service: Service, pipeline: Pipeline, reporter: Reporter, post: Post, journal: JobJournal
+        self,
+        config: Config,
+        service: EngineService,
+        pipeline: Pipeline,
+        reporter: Reporter,
+        post: RunInMainThread,
+        journal: JobJournal,
     ) -> None:
         self.config = config
         self._service = service
@@ -53,11 +59,11 @@ class Operations:
 
         pipeline.remember(config.state_dir, tell)
         self.summary = RunSummary(str(service.serving.path))
-        self._news = News(reporter, self.summary.alarms, config)
-        self._in_service = InService(config, service, pipeline.observer, reporter, self._news)
-        self._attempts = Attempts(kept("attempts.json"), service.origin, tell)
+        self._news = StateChangeReporter(reporter, self.summary.alarms, config)
+        self._in_service = ServingWatch(config, service, pipeline.observer, reporter, self._news)
+        self._attempts = PrecisionAttempts(kept("attempts.json"), service.origin, tell)
         jobs, probation = config.recalibration, config.probation
-        self._restraint = Restraint(
+        self._restraint = AutomationLimits(
             kept("restraint.json"),
             jobs.per_day,
             jobs.cooldown_s,
@@ -66,15 +72,15 @@ class Operations:
             tell,
         )
         self._schedule = Schedule(config.recalibration.schedule, answered_times(journal))
-        self._occasions = Occasions(
+        self._occasions = Triggers(
             config, service, self._restraint, self._attempts, self._schedule, reporter.error, self._other_view
         )
         housekeeping = Housekeeping(service.store, config.store, lambda: self._in_service.needed, reporter)
-        self._desk = JobDesk(reporter, journal, self._restraint, housekeeping)
+        self._desk = JobRegistry(reporter, journal, self._restraint, housekeeping)
         self._jobs = Recalibration(config, service, pipeline.observer, post, housekeeping.make_room, self._on_candidate)
         self.new_model = NewModel(self._jobs, self._desk)
         witnesses = Witnesses(self._in_service.serves, self._on_rolled_back)
-        self._exchange = Exchange(config, service, pipeline, reporter, self.summary, post, witnesses)
+        self._exchange = EngineSwap(config, service, pipeline, reporter, self.summary, post, witnesses)
         self._retry_s = 0.0  # monotonic; before, the journal takes no job
 
     @property
@@ -100,7 +106,7 @@ class Operations:
         return ROLLBACK_LOOP if self._restraint.loops else ""
 
     @property
-    def job(self) -> JobReport | None:
+    def job(self) -> JobTracker | None:
         """The running one, on probation too."""
         return self._desk.job
 
@@ -118,7 +124,7 @@ class Operations:
             self._restraint.pause_jobs()
         self._in_service.start()
 
-    def tick(self, states: States) -> None:
+    def tick(self, states: CameraStates) -> None:
         """Look at the observer's evidence, start what is due, move the running job on."""
         self._exchange.tick(states)
         self._news.tell(states)
@@ -133,7 +139,7 @@ class Operations:
         self._pipeline.observer.gathering.set_in_use(self._jobs.collecting)
         self._jobs.tick()
 
-    def _start_what_is_due(self, states: States) -> None:
+    def _start_what_is_due(self, states: CameraStates) -> None:
         try:
             self.new_model.tick(self._idle)
             occasion = self._occasions.look(states, self._idle)
@@ -149,7 +155,7 @@ class Operations:
         self.new_model.drop(reason)
         self._exchange.stop(reason)
 
-    def _take(self, occasion: Occasion) -> None:
+    def _take(self, occasion: Trigger) -> None:
         """Raises AgentError (`journal.write`)."""
         trigger, request = occasion.trigger, occasion.request
         if trigger == "switch":
@@ -182,9 +188,9 @@ class Operations:
             return
         report = self._desk.begin_with(loaded.engine, "switch", {"artefact": identity})
         self._restraint.pause_switches()
-        self._exchange.start(loaded, Cause("switch", since_s, report))
+        self._exchange.start(loaded, SwapRequest("switch", since_s, report))
 
-    def _on_candidate(self, job: Job, outcome: Outcome) -> None:
+    def _on_candidate(self, job: Job, outcome: JobOutcome) -> None:
         """The child has built an engine that passed: put it in service. A new model's takes a new run, whose start
         finds the job and ends it."""
         if job.trigger == MODEL:
@@ -195,7 +201,7 @@ class Operations:
         except TaredError as error:
             job.report.fail(error)
             return
-        self._exchange.start(loaded, Cause(job.trigger, job.started_s, job.report, outcome.verdict, job.max_loss))
+        self._exchange.start(loaded, SwapRequest(job.trigger, job.started_s, job.report, outcome.verdict, job.max_loss))
         if job.trigger == "command":  # the operator's word that the cameras show what they are meant to show
             for findings in self._pipeline.observer.findings.values():
                 findings.renew_view()
@@ -210,7 +216,7 @@ class Operations:
         for each in (self, self._occasions, self._jobs, self._exchange, self._news):
             each.config = config
 
-    def recalibrate(self, command: Report, args: RecalibrateArgs) -> bool:
+    def recalibrate(self, command: CommandProgress, args: RecalibrateArgs) -> bool:
         """Do so with fresh frames, because the operator says so; False while another job runs. One that collects
         frames for just that carries out this command too. Raises AgentError (`journal.write`)."""
         request = {"op": "recalibrate", **args.model_dump()}
@@ -241,15 +247,15 @@ class Operations:
         self._restraint.pause_jobs()  # what gave occasion to it may hold on
         return True
 
-    def switch(self, loaded: Loaded, command: Report) -> None:
+    def switch(self, loaded: LoadedEngine, command: CommandProgress) -> None:
         """To this regime's engine, because the operator says so. Raises AgentError (`journal.write`)."""
         self._jobs.abandon("the operator switches")
         request = {"op": "switch", "artefact": loaded.artefact.id}
         report = self._desk.begin_with(loaded.engine, "switch", request, command)
         self._restraint.pause_switches()
-        self._exchange.start(loaded, Cause("switch", time.monotonic(), report))
+        self._exchange.start(loaded, SwapRequest("switch", time.monotonic(), report))
 
-    def recall(self, command: Report) -> bool:
+    def recall(self, command: CommandProgress) -> bool:
         """Take a candidate on probation back, because the operator says so; False where there is none.
 
         Raises AgentError (`journal.write`).
@@ -260,7 +266,7 @@ class Operations:
         self._restraint.pause_jobs()
         return True
 
-    def go_back(self, loaded: Loaded, command: Report) -> None:
+    def go_back(self, loaded: LoadedEngine, command: CommandProgress) -> None:
         """To this engine; what the operator took back must not return by itself at once, nor be switched to later.
 
         Raises AgentError (`journal.write`).
@@ -271,4 +277,4 @@ class Operations:
         if self._service.raised and self._service.plan.floats.keys() - loaded.model.plan.floats.keys():
             self._attempts.forbid(loaded.artefact.id)
         self._in_service.forget(self._service.serving.id)
-        self._exchange.start(loaded, Cause("rollback", time.monotonic(), report))
+        self._exchange.start(loaded, SwapRequest("rollback", time.monotonic(), report))

@@ -10,12 +10,12 @@ from typing import Any
 
 from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
-from agent.common.main_thread import Post
+from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.control.summary import Rollback, RunSummary, Swap
 from agent.jobs.job import PROVEN, JobObserver
-from agent.models.engine_service import Loaded, Service
-from agent.monitoring.camera_monitor import States
+from agent.models.engine_service import EngineService, LoadedEngine
+from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
 from agent.serving.trial import Probation, TrialEvents
 from agent.uplink.reporter import Reporter
@@ -24,7 +24,7 @@ from calibrate.errors import TaredError
 
 
 @dataclass(frozen=True)
-class Cause:
+class SwapRequest:
     """Why an engine is put in service, since when (monotonic s) that is wanted, and who hears of it.
 
     max_loss: what the operator accepts, None as configured.
@@ -38,11 +38,11 @@ class Cause:
 
 
 @dataclass
-class Change:
+class SwapInProgress:
     """An engine on trial. swap: since its first answer. recall: the operator's, who wants it taken back."""
 
-    loaded: Loaded
-    cause: Cause
+    loaded: LoadedEngine
+    cause: SwapRequest
     probation: Probation
     dropped_before: int
     swap: Swap | None = None
@@ -54,7 +54,7 @@ class Change:
         """Whether the engine has served before: its first answer is enough, and it stays in the store in any case."""
         return self.cause.trigger in PROVEN
 
-    def complaint(self, states: States) -> AgentError | None:
+    def complaint(self, states: CameraStates) -> AgentError | None:
         """What speaks against the engine.
 
         While a camera's scene drifts, its fidelity there does not: it was made for another light.
@@ -76,7 +76,7 @@ class Change:
         )
         return _told(self.swap)
 
-    def is_kept(self, states: States) -> dict[str, Any]:
+    def is_kept(self, states: CameraStates) -> dict[str, Any]:
         """It is current; what to tell of that."""
         return {
             "artefact": self.loaded.artefact.id,
@@ -123,11 +123,11 @@ class Witnesses:
     rolled_back(artefact) hears of a candidate that was taken back for what it did, and not because somebody wanted it.
     """
 
-    serves: Callable[[Loaded | None, Mapping[str, float]], None]
+    serves: Callable[[LoadedEngine | None, Mapping[str, float]], None]
     rolled_back: Callable[[str], None]
 
 
-class Exchange:
+class EngineSwap:
     """At most one at a time. Everything in here runs in the supervisor's thread.
 
     `current` moves when the engine is kept, and not before: whatever ends the process during a probation, the engine
@@ -137,11 +137,11 @@ class Exchange:
     def __init__(
         self,
         config: Config,
-        service: Service,
+        service: EngineService,
         pipeline: Pipeline,
         reporter: Reporter,
         summary: RunSummary,
-        post: Post,
+        post: RunInMainThread,
         witnesses: Witnesses,
     ) -> None:
         self.config = config
@@ -151,8 +151,8 @@ class Exchange:
         self._summary = summary
         self._post = post
         self._witnesses = witnesses
-        self._change: Change | None = None
-        self._unsaved: Change | None = None  # its engine serves, and the disk has refused to make it current
+        self._change: SwapInProgress | None = None
+        self._unsaved: SwapInProgress | None = None  # its engine serves, and the disk has refused to make it current
         self._save_at_s = 0.0
 
     @property
@@ -160,7 +160,7 @@ class Exchange:
         """Whether an engine is on trial, or about to be, or the frame path has yet to part with the one before."""
         return self._change is not None or self._pipeline.loop.keeping
 
-    def start(self, loaded: Loaded, cause: Cause) -> None:
+    def start(self, loaded: LoadedEngine, cause: SwapRequest) -> None:
         """Hand the engine to the frame path, once it is written down that it may serve."""
         identity = loaded.artefact.id
         probation = Probation(
@@ -171,7 +171,7 @@ class Exchange:
             self.config.recalibration.max_loss if cause.max_loss is None else cause.max_loss,
             first=self._service.degraded,
         )
-        change = Change(loaded, cause, probation, self._pipeline.dropped.total())
+        change = SwapInProgress(loaded, cause, probation, self._pipeline.dropped.total())
         try:
             cause.report.probation(identity)
         except AgentError as error:
@@ -190,7 +190,7 @@ class Exchange:
             self._change = None
             self._fail(change, error)
 
-    def tick(self, states: States) -> None:
+    def tick(self, states: CameraStates) -> None:
         """Look at the candidate, and once more at a disk that has refused."""
         change = self._change
         if change is not None and change.swap is not None and not change.is_going:
@@ -223,7 +223,7 @@ class Exchange:
             self._fail(change, AgentError(CANCELLED, reason, "a probation to its end", "start it again"))
             self._answer_recall(change)
 
-    def _on_live(self, change: Change, ts: float, skipped: int) -> None:
+    def _on_live(self, change: SwapInProgress, ts: float, skipped: int) -> None:
         """The candidate has answered the frame of capture time `ts`."""
         if change is not self._change:
             return
@@ -231,7 +231,7 @@ class Exchange:
         if change.proven or change.probation.is_over:
             self._keep(change)
 
-    def _on_end(self, change: Change) -> None:
+    def _on_end(self, change: SwapInProgress) -> None:
         """Frames have ended: what they have shown has to do, and without any the verdict."""
         if change is not self._change:
             return
@@ -250,7 +250,7 @@ class Exchange:
             return
         self._commit(change)
 
-    def _on_failed(self, change: Change, error: AgentError, ts: float | None, asked: bool) -> None:
+    def _on_failed(self, change: SwapInProgress, error: AgentError, ts: float | None, asked: bool) -> None:
         """The engine before serves again, as TrialEvents has it."""
         if change is not self._change:
             return
@@ -267,12 +267,12 @@ class Exchange:
         if error.code != "probation.recalled":
             self._witnesses.rolled_back(rollback.artefact)
 
-    def _fail(self, change: Change, error: AgentError) -> None:
+    def _fail(self, change: SwapInProgress, error: AgentError) -> None:
         """It came to nothing without having done anything wrong."""
         self._reject(change, {"trigger": change.cause.trigger, "reason": error.code, "found": error.found})
         change.cause.report.fail(error)
 
-    def _reject(self, change: Change, why: dict[str, Any]) -> None:
+    def _reject(self, change: SwapInProgress, why: dict[str, Any]) -> None:
         """Before the journal has the end: a process that is killed between would never come back to it."""
         if change.proven:
             return
@@ -281,34 +281,34 @@ class Exchange:
         except TaredError as error:
             self._reporter.error(error)
 
-    def _answer_recall(self, change: Change) -> None:
+    def _answer_recall(self, change: SwapInProgress) -> None:
         """What is current has not moved."""
         if change.recall is not None:
             change.recall.succeed({"artefact": self._service.serving.id})
 
-    def _announce(self, change: Change, ts: float | None, skipped: int) -> None:
+    def _announce(self, change: SwapInProgress, ts: float | None, skipped: int) -> None:
         """It serves, though it is not kept yet."""
         self._witnesses.serves(change.loaded, self._pipeline.since(ts))
         detail = change.goes_live(ts, skipped)
         self._reporter.event("rollback" if change.cause.trigger == "rollback" else "swap", **detail)
 
-    def _judge(self, change: Change, states: States) -> None:
+    def _judge(self, change: SwapInProgress, states: CameraStates) -> None:
         complaint = change.complaint(states)
         if complaint is not None:
             self._go_back(change, complaint)
         elif change.probation.is_over:
             self._keep(change)
 
-    def _go_back(self, change: Change, error: AgentError) -> None:
+    def _go_back(self, change: SwapInProgress, error: AgentError) -> None:
         """Unless the frame path has done so already, or has ended: it tells."""
         change.is_going = self._pipeline.loop.go_back(error)
 
-    def _keep(self, change: Change) -> None:
+    def _keep(self, change: SwapInProgress) -> None:
         """Unless the frame path has just taken it back, or has ended: it tells."""
         if self._pipeline.loop.keep():
             self._commit(change)
 
-    def _commit(self, change: Change) -> None:
+    def _commit(self, change: SwapInProgress) -> None:
         """It stays in service, whatever the disk says, and becomes current."""
         self._change = None
         assert change.swap is not None, "an engine is kept once it serves"
@@ -320,7 +320,7 @@ class Exchange:
         else:
             change.cause.report.fail(error)
 
-    def _save(self, change: Change) -> TaredError | None:
+    def _save(self, change: SwapInProgress) -> TaredError | None:
         """Make it current, and tell so; what a disk refuses is tried again later, unless another engine comes first."""
         self._unsaved = None
         try:

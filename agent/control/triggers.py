@@ -10,17 +10,17 @@ from typing import Any
 from agent.common.errors import AgentError
 from agent.config import Config
 from agent.jobs.job import JobJournal
-from agent.jobs.limits import Attempts, Restraint
-from agent.models.engine_service import Service
-from agent.monitoring.camera_monitor import ObserverState, States
+from agent.jobs.limits import AutomationLimits, PrecisionAttempts
+from agent.models.engine_service import EngineService
+from agent.monitoring.camera_monitor import CameraState, CameraStates
 from agent.monitoring.drift import DriftState
 from agent.monitoring.view import BLIND, FROZEN
-from agent.planning.precision_raise import Raising
+from agent.planning.precision_raise import PrecisionRaise
 
 _ENOUGH = 128  # frames: two minutes at the usual pace
 
 
-def is_low(state: ObserverState, config: Config) -> bool:
+def is_low(state: CameraState, config: Config) -> bool:
     """Whether what serves loses more than `recalibration.max_loss`, with 95 % confidence, and no recalibration helps.
 
     As many frames have to say so as make a calibration, or 128: neighbours are right and wrong together.
@@ -87,7 +87,7 @@ _RANKED_WITHIN = 1.0 / 3.0  # of the time that a job may take: the build and the
 
 
 @dataclass(frozen=True)
-class Occasion:
+class Trigger:
     """To start a job by this trigger, or with trigger switch to put the artefact `switch_to` in service.
 
     request: what the journal keeps of it.
@@ -96,18 +96,18 @@ class Occasion:
     trigger: str
     request: Mapping[str, Any] = field(default_factory=dict)
     switch_to: str = ""
-    raising: Raising | None = None
+    raising: PrecisionRaise | None = None
 
 
-class Occasions:
+class Triggers:
     """Looks at what the observer found; on_error hears of jobs that are too many, on_view of another view."""
 
     def __init__(
         self,
         config: Config,
-        service: Service,
-        restraint: Restraint,
-        attempts: Attempts,
+        service: EngineService,
+        restraint: AutomationLimits,
+        attempts: PrecisionAttempts,
         schedule: Schedule,
         on_error: Callable[[AgentError], None],
         on_view: Callable[[], None],
@@ -122,7 +122,7 @@ class Occasions:
         self._capped = False  # and told so
         self._troubles: dict[str, str] = {}  # with each camera's view, when it was last looked at
 
-    def look(self, states: States, idle: bool) -> Occasion | None:
+    def look(self, states: CameraStates, idle: bool) -> Trigger | None:
         """What there is to do now; None where nothing is, or where something is being done."""
         same_view = self._are_same_views(states)
         # Else there is nothing to collect.
@@ -130,24 +130,24 @@ class Occasions:
         if not (idle and sees and same_view and self._restraint.may_start):
             return None
         if self._service.degraded:
-            return Occasion("first-start")
+            return Trigger("first-start")
         if not self.config.recalibration.automatic:
             return None
         present = (state for state in states.values() if not state.absent)
         judged = [state for state in present if state.drift is not None and self._shows_the_scene(state)]
         return self._answer(judged) if judged else None
 
-    def _answer(self, states: Sequence[ObserverState]) -> Occasion | None:
+    def _answer(self, states: Sequence[CameraState]) -> Trigger | None:
         """Do about the scenes what can be done, the quickest first."""
         drifts = [state.drift for state in states if state.drift is not None]
         switch_to = self._switch_to(drifts)
         if switch_to and self._restraint.may_switch:
-            return Occasion("switch", {"artefact": switch_to}, switch_to=switch_to)
+            return Trigger("switch", {"artefact": switch_to}, switch_to=switch_to)
         if any(drift.state == "alarm" for drift in drifts):
-            return Occasion("alarm") if self._may_start_job("an alarm") else None
+            return Trigger("alarm") if self._may_start_job("an alarm") else None
         due = self._schedule.due(time.time())
         if due:
-            return Occasion("schedule", {"due": due}) if self._may_start_job("a time of the schedule") else None
+            return Trigger("schedule", {"due": due}) if self._may_start_job("a time of the schedule") else None
         return self._low_fidelity(states)
 
     def _switch_to(self, drifts: Sequence[DriftState]) -> str:
@@ -158,7 +158,7 @@ class Occasions:
                 return wanted
         return ""
 
-    def _low_fidelity(self, states: Sequence[ObserverState]) -> Occasion | None:
+    def _low_fidelity(self, states: Sequence[CameraState]) -> Trigger | None:
         recalibration, serving = self.config.recalibration, self._service.serving.id
         state = next((state for state in states if is_low(state, self.config)), None)
         if not recalibration.raise_precision or state is None:
@@ -167,9 +167,9 @@ class Occasions:
         if not rung or not self._may_start_job("low fidelity"):
             return None
         fidelity, budget_s = state.settled.interval.estimate, _RANKED_WITHIN * recalibration.timeout_s
-        return Occasion("precision", {"rung": rung, "for": serving}, raising=Raising(rung, fidelity, budget_s))
+        return Trigger("precision", {"rung": rung, "for": serving}, raising=PrecisionRaise(rung, fidelity, budget_s))
 
-    def _shows_the_scene(self, state: ObserverState) -> bool:
+    def _shows_the_scene(self, state: CameraState) -> bool:
         """No scales cure the view's trouble: whoever is at the camera does, or the operator says that it is meant so.
 
         A covered lens shows nothing, whatever a classifier calls it; a dark street with cars is something to go by.
@@ -177,7 +177,7 @@ class Occasions:
         found = self.config.model.task == "detect" and state.telling > 0
         return not state.view.trouble or (state.view.trouble == BLIND and found)
 
-    def _are_same_views(self, states: States) -> bool:
+    def _are_same_views(self, states: CameraStates) -> bool:
         """Else what was collected is of other ones, and no cure for these, nor a sign that something is seen now."""
         troubles = {camera: state.view.trouble for camera, state in states.items()}
         changed = {

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pydantic import JsonValue
 
 from agent.commands.deliveries import ModelDelivery
-from agent.commands.dispatcher import Handler, Report
+from agent.commands.dispatcher import CommandProgress, Handler
 from agent.commands.file_transfer import Deliverer
 from agent.commands.settings import Settings
 from agent.common.errors import AgentError, CommandError
@@ -30,8 +30,8 @@ from agent.contract.commands import (
 )
 from agent.contract.histograms import MAX_UPLOAD_BYTES, Facts, Upload, write_upload
 from agent.control.operations import Operations
-from agent.models.engine_service import Service
-from agent.monitoring.camera_monitor import ObserverState, least_faithful
+from agent.models.engine_service import EngineService
+from agent.monitoring.camera_monitor import CameraState, least_faithful
 from agent.results.snapshot import annotated, encode_jpeg
 from agent.serving.pipeline import Pipeline
 from agent.uplink.link import MqttLink
@@ -41,13 +41,13 @@ from engines.calibration import Calibration
 SENDING = "SENDING"  # the step at which chunks are on their way
 
 
-class HistogramOrders:
+class HistogramHandlers:
     """`handlers` has the one. In the supervisor's thread, where `post` has a function run."""
 
     def __init__(
         self,
         privacy: PrivacyConfig,
-        service: Service,
+        service: EngineService,
         link: MqttLink,
         post: Callable[[Callable[[], None]], None],
     ) -> None:
@@ -55,12 +55,12 @@ class HistogramOrders:
         self._service = service
         self._link = link
         self._post = post
-        self._report: Report | None = None
+        self._report: CommandProgress | None = None
         self._upload: Upload | None = None
         self._of = ""  # the artefact that it is of
         self.handlers: Mapping[str, Handler] = {"histograms": self._on_histograms}
 
-    def _on_histograms(self, args: HistogramsArgs, report: Report) -> None:
+    def _on_histograms(self, args: HistogramsArgs, report: CommandProgress) -> None:
         """Raises CommandError."""
         if not self._privacy.histograms:
             found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
@@ -131,7 +131,7 @@ _SNAPSHOT_PERIOD_S = 1.0
 log = logging.getLogger(__name__)
 
 
-class BoardOrders:
+class BoardHandlers:
     """`handlers` has one for each. stop: ends the run for this reason. link: None where nobody could give orders."""
 
     def __init__(
@@ -156,21 +156,21 @@ class BoardOrders:
             "model": self._on_model,
         }
 
-    def _on_set(self, args: SetArgs, report: Report) -> None:
+    def _on_set(self, args: SetArgs, report: CommandProgress) -> None:
         self._settings.set(args.values, report.mandate)
         reported = self._settings.reported()
         report.succeed({"version": reported.version, "values": reported.values})
 
-    def _on_log_level(self, args: LogLevelArgs, report: Report) -> None:
+    def _on_log_level(self, args: LogLevelArgs, report: CommandProgress) -> None:
         set_log_level(args.level)
         report.succeed({"level": args.level})
 
-    def _on_restart(self, _args: RestartArgs, report: Report) -> None:
+    def _on_restart(self, _args: RestartArgs, report: CommandProgress) -> None:
         """The result is on its way before the link closes, and published again by the next process if it was lost."""
         report.succeed()
         self._stop(RESTART)
 
-    def _on_snapshot(self, args: SnapshotArgs, report: Report) -> None:
+    def _on_snapshot(self, args: SnapshotArgs, report: CommandProgress) -> None:
         config = self._settings.config
         if not config.privacy.snapshot:
             found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
@@ -200,7 +200,7 @@ class BoardOrders:
             }
         )
 
-    def _on_model(self, args: ModelArgs, report: Report) -> None:
+    def _on_model(self, args: ModelArgs, report: CommandProgress) -> None:
         self._delivery.begin(args, report, time.time())
 
 
@@ -210,11 +210,11 @@ def set_log_level(level: str) -> None:
     logging.getLogger().setLevel(level.upper())
 
 
-class Orders:
+class EngineHandlers:
     """`handlers` has one for each of them."""
 
     def __init__(
-        self, operations: Operations, service: Service, pipeline: Pipeline, delivery: Deliverer | None = None
+        self, operations: Operations, service: EngineService, pipeline: Pipeline, delivery: Deliverer | None = None
     ) -> None:
         self._operations = operations
         self._service = service
@@ -228,7 +228,7 @@ class Orders:
             "switch": self._on_switch,
         }
 
-    def _on_status(self, _args: StatusArgs, report: Report) -> None:
+    def _on_status(self, _args: StatusArgs, report: CommandProgress) -> None:
         """Of several cameras, the least faithful one's state beside that of all."""
         states, service, job = self._pipeline.observer.states(), self._service, self._operations.job
         camera = least_faithful(states)
@@ -250,7 +250,7 @@ class Orders:
             }
         )
 
-    def _camera_status(self, camera: str, state: ObserverState) -> dict[str, JsonValue]:
+    def _camera_status(self, camera: str, state: CameraState) -> dict[str, JsonValue]:
         feed = self._pipeline.feeds[camera]
         return {
             "camera": camera,
@@ -263,7 +263,7 @@ class Orders:
             "view": (state.view.trouble or "good") if feed.up else None,  # what nobody sees now is not known now
         }
 
-    def _on_recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
+    def _on_recalibrate(self, args: RecalibrateArgs, report: CommandProgress) -> None:
         if args.method is not None:
             parse_method(args.method)
         outage = next(iter(self._pipeline.observer.states().values())).outage
@@ -275,7 +275,7 @@ class Orders:
             found = f"a job at {job.words}" if (job := self._operations.job) is not None else "a swap under way"
             raise CommandError("command.busy", found, "no running job", "wait for it to end, then send it again")
 
-    def _on_rollback(self, _args: RollbackArgs, report: Report) -> None:
+    def _on_rollback(self, _args: RollbackArgs, report: CommandProgress) -> None:
         if self._operations.recall(report):
             return
         if self._operations.exchanging:
@@ -286,7 +286,7 @@ class Orders:
             raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
         self._operations.go_back(self._service.load(previous), report)
 
-    def _on_cancel(self, _args: CancelArgs, report: Report) -> None:
+    def _on_cancel(self, _args: CancelArgs, report: CommandProgress) -> None:
         delivery = self._delivery is not None and self._delivery.end("the operator cancels it")
         if self._operations.cancel() or delivery:
             report.succeed()
@@ -297,7 +297,7 @@ class Orders:
             raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
         raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
 
-    def _on_switch(self, args: SwitchArgs, report: Report) -> None:
+    def _on_switch(self, args: SwitchArgs, report: CommandProgress) -> None:
         if self._operations.exchanging:
             raise CommandError("command.busy", "a swap under way", "none", "send it again in a moment")
         self._refuse_while_stuck()

@@ -12,20 +12,20 @@ from typing import TypeVar
 
 from agent.commands.authority import Authority
 from agent.commands.deliveries import CalibrationDelivery, ModelDelivery
-from agent.commands.dispatcher import CommandDesk, Handler, Mandate
+from agent.commands.dispatcher import Authorisation, CommandDispatcher, Handler
 from agent.commands.file_transfer import Deliverer, Deliverers
-from agent.commands.labels import LabelsDesk
+from agent.commands.labels import LabelsInbox
 from agent.commands.log import CommandLog
 from agent.commands.releases import Releases
 from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
 from agent.common.errors import AgentError
-from agent.common.main_thread import Post
+from agent.common.main_thread import RunInMainThread
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Ack
 from agent.contract.wire import MessageError
 from agent.control.operations import Operations
-from agent.daemon.handlers import BoardOrders, HistogramOrders, Orders
-from agent.models.engine_service import Service
+from agent.daemon.handlers import BoardHandlers, EngineHandlers, HistogramHandlers
+from agent.models.engine_service import EngineService
 from agent.mqtt.message import Reply
 from agent.serving.pipeline import Pipeline
 from agent.uplink.link import MqttLink
@@ -43,7 +43,7 @@ _AGAIN_S = 5.0  # and else would come with the next connection only
 T = TypeVar("T")
 
 
-class Remote:
+class CommandInbox:
     """Drains the link's inboxes in `tick`; one thread uses it.
 
     handlers: of all commands. authority: None admits everybody. Raises AgentError (`command.schema`) for the log of a
@@ -57,7 +57,7 @@ class Remote:
         handlers: Mapping[str, Handler],
         settings: Settings,
         delivery: Deliverer,
-        labels: LabelsDesk,
+        labels: LabelsInbox,
         authority: Authority | None,
         reporter: Reporter,
     ) -> None:
@@ -70,7 +70,9 @@ class Remote:
         self._authority = authority
         self._reporter = reporter
         self._journal = CommandLog(state_dir / "commands.sqlite", reporter.error)
-        self._desk = CommandDesk(handlers, link.send, journal=self._journal, authority=authority, reply=link.reply)
+        self._desk = CommandDispatcher(
+            handlers, link.send, journal=self._journal, authority=authority, reply=link.reply
+        )
 
     def recall(self, known: list[CommandResult], news: list[CommandResult]) -> None:
         """Begin with what a process that is gone left: the results of its jobs, and of those that end only now."""
@@ -132,7 +134,7 @@ class Remote:
             if desired.version == self._settings.version:  # it is retained, and comes with every connection
                 return
             check_expiry(desired, time.time(), self._authority)
-            self._settings.set(desired.values, Mandate(desired.version, key), whole=True)
+            self._settings.set(desired.values, Authorisation(desired.version, key), whole=True)
         except AgentError as error:
             if error.code in _PASSING:
                 self._postponed, self._postponed_until = payload, time.monotonic() + _AGAIN_S
@@ -150,16 +152,16 @@ def _up_to(most: int, inbox: queue.Queue[T] | queue.SimpleQueue[T]) -> Iterator[
 def open_remote(
     link: MqttLink,
     settings: Settings,
-    service: Service,
+    service: EngineService,
     pipeline: Pipeline,
     operations: Operations,
-    labels: LabelsDesk,
+    labels: LabelsInbox,
     authority: Authority | None,
     reporter: Reporter,
     watched: bool,
-    post: Post,
+    post: RunInMainThread,
     stop: Callable[[str], None],
-) -> Remote:
+) -> CommandInbox:
     """watched: whether the model's file is, so that a delivered one is seen. post: runs a function in the supervisor's
     thread. stop: ends the daemon, for a reason."""
     config = settings.config
@@ -184,9 +186,9 @@ def open_remote(
     )
     deliveries = Deliverers((models, calibrations))
     handlers = {
-        **Orders(operations, service, pipeline, deliveries).handlers,
-        **BoardOrders(settings, pipeline, models, link, stop).handlers,
-        **HistogramOrders(config.privacy, service, link, post).handlers,
+        **EngineHandlers(operations, service, pipeline, deliveries).handlers,
+        **BoardHandlers(settings, pipeline, models, link, stop).handlers,
+        **HistogramHandlers(config.privacy, service, link, post).handlers,
         "calibration": calibrations.on_calibration,
     }
-    return Remote(link, config.state_dir, handlers, settings, deliveries, labels, authority, reporter)
+    return CommandInbox(link, config.state_dir, handlers, settings, deliveries, labels, authority, reporter)

@@ -21,22 +21,22 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from agent.common.errors import ConfigError
-from agent.daemon.status import Moment
+from agent.daemon.status import DaemonSnapshot
 from agent.jobs.job import JobState
 
 _DRIFT = ("calm", "warning", "alarm")
 
 
-class Exposition(Collector):
+class PrometheusExporter(Collector):
     """The daemon's metrics; `follow` says whom to ask, and until then there are none.
 
     A scrape runs in a thread of its own, and nothing is counted for it: it reads what the daemon counts anyway.
     """
 
     def __init__(self) -> None:
-        self._ask: Callable[[], Moment] | None = None
+        self._ask: Callable[[], DaemonSnapshot] | None = None
 
-    def follow(self, ask: Callable[[], Moment]) -> None:
+    def follow(self, ask: Callable[[], DaemonSnapshot]) -> None:
         """From now on scrapes tell what this answers."""
         self._ask = ask
 
@@ -52,9 +52,9 @@ class Exposition(Collector):
 
 
 @contextmanager
-def exposing(host: str, port: int) -> Iterator[Exposition]:
+def exposing(host: str, port: int) -> Iterator[PrometheusExporter]:
     """Serve `/metrics` while the block runs. Raises ConfigError (`metrics.port`)."""
-    exposition = Exposition()
+    exposition = PrometheusExporter()
     registry = CollectorRegistry()
     registry.register(exposition)
     ProcessCollector(registry=registry)
@@ -71,7 +71,7 @@ def exposing(host: str, port: int) -> Iterator[Exposition]:
         thread.join()
 
 
-def _frames(now: Moment) -> Iterator[Metric]:
+def _frames(now: DaemonSnapshot) -> Iterator[Metric]:
     there = GaugeMetricFamily("tared_camera_up", "Whether the camera gives frames now.", labels=["camera"])
     for camera in now.cameras:
         there.add_metric([camera.name], float(camera.up))
@@ -96,7 +96,7 @@ def _frames(now: Moment) -> Iterator[Metric]:
     yield latency
 
 
-def _quality(now: Moment) -> Iterator[Metric]:
+def _quality(now: DaemonSnapshot) -> Iterator[Metric]:
     """Of what nobody observes now there is no sample."""
     fidelity = GaugeMetricFamily(
         "tared_fidelity_ratio", "Estimated agreement with the float reference.", labels=["camera", "bound"]
@@ -117,7 +117,7 @@ def _quality(now: Moment) -> Iterator[Metric]:
     yield drift
 
 
-def _work(now: Moment) -> Iterator[Metric]:
+def _work(now: DaemonSnapshot) -> Iterator[Metric]:
     engine = InfoMetricFamily("tared_engine", "The engine in service.")
     engine.add_metric([], {"artefact": now.engine, "degraded": str(now.degraded).lower()})
     yield engine
@@ -141,7 +141,7 @@ def _work(now: Moment) -> Iterator[Metric]:
     yield connected
 
 
-def _board(now: Moment) -> Iterator[Metric]:
+def _board(now: DaemonSnapshot) -> Iterator[Metric]:
     heat = GaugeMetricFamily("tared_board_temperature_celsius", "Of a sensor of the board.", labels=["sensor"])
     for name, value in sorted(now.health.items()):
         if name.startswith("temperature_"):

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.camera.reader import Image, read_images
 from agent.camera.source import Source
-from agent.camera.stream_health import Reading
+from agent.camera.stream_health import StreamState
 from agent.common.console import progress
 from agent.common.errors import DatasetError
 from agent.control.summary import Period, Score
@@ -118,7 +118,7 @@ def review(
     due = {period.name: period.start_s for period in periods}
     with progress("review", FRAMES_PER_PERIOD * len(periods)) as bar:
         done = 0
-        reading = Reading()
+        reading = StreamState()
         for number, (ts, image) in enumerate(read_images(source, reading=reading)):
             for period in periods:
                 if not due[period.name] <= ts < period.end_s:

@@ -17,7 +17,7 @@ from agent.contract.messages import Birth
 from agent.contract.topics import Topics
 from agent.control.summary import RunSummary
 from agent.daemon.review import Panel, read_classes, read_labels, review
-from agent.daemon.status import Moment
+from agent.daemon.status import DaemonSnapshot
 from agent.daemon.supervisor import Supervisor
 from agent.jobs.job import MODEL
 from agent.models.model import Model, open_model, read_plan, slower_here
@@ -30,7 +30,7 @@ from agent.results.mqtt_output import ResultsTopic
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
 from agent.system.process import handling_signals, interrupt, notify_service_manager
-from agent.system.state_dir import owning
+from agent.system.state_dir import lock_state_dir
 from agent.uplink.home_assistant import Discovery
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
@@ -54,7 +54,7 @@ def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
     labels = _labels(config)
     for camera in config.every_camera:
         check_readable(camera.opened())
-    with owning(config.state_dir):
+    with lock_state_dir(config.state_dir):
         return _run(config, frame_limit, labels)
 
 
@@ -189,7 +189,7 @@ def _link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLi
 
 
 @contextmanager
-def _scraped(config: Config) -> Iterator[Callable[[Callable[[], Moment]], None]]:
+def _scraped(config: Config) -> Iterator[Callable[[Callable[[], DaemonSnapshot]], None]]:
     """Takes whom a scrape is to ask. What nobody scrapes is not loaded."""
     if config.metrics.port is None:
         yield lambda _: None

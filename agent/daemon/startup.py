@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from agent.common.errors import AgentError
 from agent.jobs.job import RUNTIME, JobJournal, JobState
-from agent.jobs.report import JobReport
+from agent.jobs.report import JobTracker
 from agent.system.process import notify_service_manager
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
@@ -16,7 +16,7 @@ _QUIET_S = 2.0  # an engine that is there by then was only loaded, and that is n
 _PATIENCE_S = 300  # a builder may think this long about one step; after that it hangs
 
 
-class Starting:
+class StartupProgress:
     """Progress of one engine of the start. `title` says which; show(percent, doing) is called at every step.
 
     post: for an engine that is built in another thread, beside the video; it runs a function in the reporter's thread.
@@ -56,7 +56,7 @@ class Starting:
         self._reporter.event("job", trigger="start", step="BUILDING", percent=percent, engine=self._title)
 
 
-class RuntimeJob:
+class RuntimeRebuildJob:
     """The job that a change of the runtime makes of a start: what serves is built anew from its own calibration."""
 
     def __init__(self, journal: JobJournal, reporter: Reporter, current: str) -> None:
@@ -64,7 +64,7 @@ class RuntimeJob:
         self._journal = journal
         self._reporter = reporter
         self._request = {"instead_of": current}
-        self._report: JobReport | None = None
+        self._report: JobTracker | None = None
         self._error: TaredError | None = None
         self._refusal: AgentError | None = None  # of the journal, at the job's first step
 
@@ -74,7 +74,7 @@ class RuntimeJob:
         self._error = error
         if error.code == "artefact.runtime" and self._report is None:
             try:
-                self._report = JobReport(RUNTIME, self._reporter, lambda _: None, None, self._journal, self._request)
+                self._report = JobTracker(RUNTIME, self._reporter, lambda _: None, None, self._journal, self._request)
                 self._report.progress(JobState.BUILDING.value, 0)
             except AgentError as refusal:  # the engine is wanted all the same
                 self._reporter.error(refusal)

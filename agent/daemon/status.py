@@ -9,12 +9,12 @@ from pydantic import JsonValue
 
 from agent.common.latency import LoopTotals
 from agent.config import Config
-from agent.contract.messages import Accuracy, CameraTelemetry, Fidelity, Latency, Observing
+from agent.contract.messages import Accuracy, CameraTelemetry, FidelityReport, Latency, Observing
 from agent.jobs.job import JobState
-from agent.jobs.report import JobReport
-from agent.models.engine_service import Service
+from agent.jobs.report import JobTracker
+from agent.models.engine_service import EngineService
 from agent.monitoring.accuracy import accuracy_bound
-from agent.monitoring.camera_monitor import ObserverState, States, least_faithful
+from agent.monitoring.camera_monitor import CameraState, CameraStates, least_faithful
 from agent.monitoring.drift import DriftState
 from agent.monitoring.observer import PREPARING
 from agent.results.writer import ResultsWriter
@@ -25,7 +25,7 @@ from calibrate.evidence import Interval
 
 
 @dataclass(frozen=True)
-class CameraMoment:
+class CameraSnapshot:
     """One camera at one moment; None is unknown: what nobody observes now."""
 
     name: str
@@ -37,10 +37,10 @@ class CameraMoment:
 
 
 @dataclass(frozen=True)
-class Moment:
+class DaemonSnapshot:
     """The daemon at one moment, as a scrape tells it."""
 
-    cameras: Sequence[CameraMoment]
+    cameras: Sequence[CameraSnapshot]
     engine: str
     degraded: bool
     job: JobState | None
@@ -49,16 +49,18 @@ class Moment:
     health: Mapping[str, float | str | bool]
 
 
-class Readings:
+class StatusReporter:
     """The supervisor's thread asks, and for a `moment` any."""
 
-    def __init__(self, config: Config, service: Service, pipeline: Pipeline, results: ResultsWriter | None) -> None:
+    def __init__(
+        self, config: Config, service: EngineService, pipeline: Pipeline, results: ResultsWriter | None
+    ) -> None:
         self._config = config
         self._service = service
         self._pipeline = pipeline
         self._published = results.latency if results is not None else {}
 
-    def note(self, states: States, job: JobReport | None, built_percent: int) -> str:
+    def note(self, states: CameraStates, job: JobTracker | None, built_percent: int) -> str:
         """The state in a few words, for the progress display; of several cameras, that of the least faithful.
 
         built_percent: of the reference, where that is built.
@@ -83,11 +85,11 @@ class Readings:
             words.append(job.words)
         return "  ".join(words)
 
-    def samples(self, states: States) -> dict[str, CameraTelemetry]:
+    def samples(self, states: CameraStates) -> dict[str, CameraTelemetry]:
         """What telemetry tells of each camera."""
         return {camera: self._sample(self._pipeline.feeds[camera], state) for camera, state in states.items()}
 
-    def _sample(self, feed: Feed, state: ObserverState) -> CameraTelemetry:
+    def _sample(self, feed: Feed, state: CameraState) -> CameraTelemetry:
         loop = feed.meter.sample()
         drift = state.drift if not state.outage else None  # what nobody observes now is not known now
         fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, feed.accuracy.estimate
@@ -100,8 +102,8 @@ class Readings:
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
             published_ms=self._published_ms(feed.name),
             drift=_drift(drift) if drift else {},
-            fidelity=Fidelity(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
-            fidelity_hour=Fidelity(**hour.as_dict()) if hour.interval.n and observed else None,
+            fidelity=FidelityReport(**asdict(fidelity), empty=state.empty_frames) if fidelity.n and observed else None,
+            fidelity_hour=FidelityReport(**hour.as_dict()) if hour.interval.n and observed else None,
             accuracy=Accuracy(**accuracy.as_dict()) if accuracy.interval.n else None,
             accuracy_lower_bound_if_reference_accuracy_holds=self._accuracy_bound(fidelity) if observed else None,
             observer=state.outage or None,
@@ -113,10 +115,10 @@ class Readings:
         found = meter.sample() if meter is not None else None
         return Latency(p50=found[0], p99=found[1]) if found is not None else None
 
-    def moment(self, job: JobReport | None, link: MqttLink | None) -> Moment:
+    def moment(self, job: JobTracker | None, link: MqttLink | None) -> DaemonSnapshot:
         """What there is to tell to a scrape; any thread may ask, and nothing begins anew by it."""
         states = self._pipeline.observer.states()
-        return Moment(
+        return DaemonSnapshot(
             cameras=[_camera_moment(self._pipeline.feeds[camera], state) for camera, state in states.items()],
             engine=self._service.serving.id,
             degraded=self._service.degraded,
@@ -132,9 +134,9 @@ class Readings:
         return accuracy_bound(reference, fidelity) if reference is not None and fidelity.n else None
 
 
-def _camera_moment(feed: Feed, state: ObserverState) -> CameraMoment:
+def _camera_moment(feed: Feed, state: CameraState) -> CameraSnapshot:
     observed = not state.outage
-    return CameraMoment(
+    return CameraSnapshot(
         name=feed.name,
         up=feed.up,
         loop=feed.run_meter.totals(),

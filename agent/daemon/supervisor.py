@@ -6,23 +6,23 @@ import time
 from collections.abc import Mapping
 
 from agent.commands.authority import Authority
-from agent.commands.labels import LabelsDesk
+from agent.commands.labels import LabelsInbox
 from agent.commands.settings import Settings
 from agent.common.console import Task, progress
 from agent.common.errors import AgentError, CameraError
-from agent.common.main_thread import Posted
-from agent.common.timing import Cadence
+from agent.common.main_thread import MainThreadQueue
+from agent.common.timing import PeriodicTimer
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
 from agent.control.summary import CameraSummary, RunSummary
 from agent.daemon.handlers import set_log_level
-from agent.daemon.inbox import Remote, open_remote
-from agent.daemon.startup import RuntimeJob, Starting
-from agent.daemon.status import Moment, Readings
+from agent.daemon.inbox import CommandInbox, open_remote
+from agent.daemon.startup import RuntimeRebuildJob, StartupProgress
+from agent.daemon.status import DaemonSnapshot, StatusReporter
 from agent.jobs.job import MODEL
-from agent.jobs.recovery import Past
-from agent.models.engine_service import Service
+from agent.jobs.recovery import CrashRecovery
+from agent.models.engine_service import EngineService
 from agent.models.model import Model
 from agent.models.model_watch import ModelWatch
 from agent.monitoring.accuracy import Truth
@@ -82,7 +82,7 @@ class Supervisor:
         Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
         """
         self._link = link
-        self._posted = Posted()
+        self._posted = MainThreadQueue()
         self._stop_reason = ""
         sources = [camera.opened() for camera in config.every_camera]
         reporter = self._reporter = Reporter(link, birth)
@@ -91,12 +91,12 @@ class Supervisor:
         if settings.config.log_level != config.log_level:
             set_log_level(settings.config.log_level)
         self._config = config = settings.config
-        self._telemetry = Cadence(config.mqtt.telemetry_period_s, time.monotonic())
-        past = Past(config.state_dir, reporter)
-        self._service = Service(model, backend, Store(config.state_dir, find_key()))
-        runtime = RuntimeJob(past.journal, reporter, past.current)
+        self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, time.monotonic())
+        past = CrashRecovery(config.state_dir, reporter)
+        self._service = EngineService(model, backend, Store(config.state_dir, find_key()))
+        runtime = RuntimeRebuildJob(past.journal, reporter, past.current)
         with progress("preparing", 100) as bar:
-            starting = Starting("engine", reporter, bar.update)
+            starting = StartupProgress("engine", reporter, bar.update)
             engine = self._service.start(runtime.on_error, starting, past.proven, not past.rebuild_interrupted)
         runtime.serves(self._service.serving.id, self._service.degraded)
         self._built_percent = 0  # of the reference; the observer's thread counts it up
@@ -109,22 +109,22 @@ class Supervisor:
             frame_limit,
             lambda name, error: self._posted.put(lambda: self._on_camera(name, error)),
             lambda error: self._posted.put(lambda: self._on_observer(error)),
-            Starting("reference", reporter, self._on_building, self._posted.put),
+            StartupProgress("reference", reporter, self._on_building, self._posted.put),
             [results.offer] if results is not None else [],
         )
         self._results = results
         if results is not None:
             results.follow(lambda name, error: self._posted.put(lambda: self._on_results(name, error)))
-        self._readings = Readings(config, self._service, self._pipeline, results)
+        self._readings = StatusReporter(config, self._service, self._pipeline, results)
         self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put, past.journal)
         watched = self._pipeline.is_live and bool(content)
         self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
         concluded = past.conclude(content)
         self._rolled_back = concluded.rolled_back
         accuracies = {camera: feed.accuracy for camera, feed in self._pipeline.feeds.items()}
-        self._labels_desk = LabelsDesk(accuracies, model.spec, self._on_bad_labels)
+        self._labels_desk = LabelsInbox(accuracies, model.spec, self._on_bad_labels)
         self._recorded_labels = labels or {}
-        self._remote: Remote | None = None
+        self._remote: CommandInbox | None = None
         if link is not None:
             self._remote = open_remote(
                 link,
@@ -183,7 +183,7 @@ class Supervisor:
         summary.results_dropped = self._results_dropped
         return summary
 
-    def moment(self) -> Moment:
+    def moment(self) -> DaemonSnapshot:
         """The daemon now, for who scrapes it; any thread may ask."""
         return self._readings.moment(self._operations.job, self._link)
 

@@ -13,7 +13,7 @@ from agent.doctor.finding import Finding
 from agent.doctor.machine import examine_machine
 from agent.doctor.service import as_the_service, examine_service
 from agent.doctor.software import examine_gpu, examine_software
-from agent.system.service_unit import TARED, Service
+from agent.system.service_unit import TARED, SystemdService
 from calibrate.errors import TaredError
 
 __all__ = ["Finding", "as_dict", "examine", "healthy"]
@@ -25,12 +25,12 @@ def examine(config_path: Path | None = None, root: Path = Path("/")) -> list[Fin
     The configuration of an installed service is looked at as the service sees it. root: where the machine's file
     system starts.
     """
-    service = Service.of_config(config_path, root) if config_path is not None else None
+    service = SystemdService.of_config(config_path, root) if config_path is not None else None
     with as_the_service(root, service) if service is not None else nullcontext():
         return _examine(config_path, root, service)
 
 
-def _examine(config_path: Path | None, root: Path, service: Service | None) -> list[Finding]:
+def _examine(config_path: Path | None, root: Path, service: SystemdService | None) -> list[Finding]:
     findings: list[Finding] = []
     config: Config | None = None
     if config_path is not None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from agent.common.errors import AgentError
 from agent.doctor.finding import Finding, read
-from agent.system.service_unit import TARED, Service, unit_text
+from agent.system.service_unit import TARED, SystemdService, unit_text
 from engines.store.signing import NO_KEY
 
 _ASK_S = 10.0
 
 
-def examine_service(root: Path, service: Service = TARED, csi: bool = False) -> list[Finding]:
+def examine_service(root: Path, service: SystemdService = TARED, csi: bool = False) -> list[Finding]:
     """The unit under `root`, and where its systemd runs, what that says of it. csi: whether a camera of its is one."""
     installed = _unit(root, service, csi)
     if not installed.ok and not (root / service.unit_path).exists():
@@ -27,7 +27,7 @@ def examine_service(root: Path, service: Service = TARED, csi: bool = False) -> 
     return [installed, _state(root, service)]
 
 
-def _unit(root: Path, service: Service, csi: bool) -> Finding:
+def _unit(root: Path, service: SystemdService, csi: bool) -> Finding:
     path, config = root / service.unit_path, root / service.config_path
     own = "" if service == TARED else f" --name {service.name.removeprefix(f'{TARED.name}-')}"
     remedy = f"sudo tared install-service{own}"
@@ -66,7 +66,7 @@ def _known_groups(root: Path) -> set[str]:
     return {line.partition(":")[0] for line in read(root / "etc/group").splitlines()}
 
 
-def _state(root: Path, service: Service) -> Finding:
+def _state(root: Path, service: SystemdService) -> Finding:
     systemctl = shutil.which("systemctl")
     if systemctl is None or not (root / "run/systemd/system").is_dir():
         return Finding("service state", "no systemd runs here", False, False, "tared run -c config.yaml, under another")
@@ -85,7 +85,7 @@ _LOADED = re.compile(r"^LoadCredential=([^:\n]+):(.+)$", re.MULTILINE)
 
 
 @contextmanager
-def as_the_service(root: Path, service: Service) -> Iterator[None]:
+def as_the_service(root: Path, service: SystemdService) -> Iterator[None]:
     """Inside it the environment says what systemd says to the service (systemd.exec(5)).
 
     Of the credentials those that this user may read are there; root may read all.

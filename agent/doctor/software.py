@@ -16,7 +16,7 @@ from calibrate.native import COMPILED
 from engines.cuda.gpu import DRIVER, Gpu, nvcc_path
 from engines.errors import DeviceError
 from engines.preprocessing import is_compiled
-from engines.trt.dialect import open_dialect
+from engines.trt.dialect import open_release
 
 _FOLLOWS_SIZES = (4, 13)  # measured: 4.8, 4.10 and 4.12 do not, 4.13 and 5.0 do
 
@@ -85,13 +85,13 @@ def _gstreamer() -> Finding:
 
 def examine_gpu(root: Path, needed: bool) -> list[Finding]:
     """Look at them; needed: whether the configuration asks for the backend."""
-    runtime = tried("tensorrt", lambda: open_dialect().name)
+    runtime = tried("tensorrt", lambda: open_release().name)
     pycuda = package("pycuda", needed=False, remedy="pip install 'tared[jetson]', with nvcc in PATH")
     gpu = tried("gpu", _gpu)
     compiler = nvcc_path()
     remedy = "install the CUDA toolkit's nvcc (JetPack: sudo apt install nvidia-jetpack)"
     nvcc = Finding("nvcc", compiler or "not found", compiler is not None, False, "" if compiler else remedy)
-    crossing = tried("builder", lambda: open_dialect(crossing=True).name)
+    crossing = tried("builder", lambda: open_release(crossing=True).name)
     if runtime.ok and gpu.ok and nvcc.ok:
         amount = Finding("backend tensorrt", "ready", True, needed)
     elif crossing.ok:

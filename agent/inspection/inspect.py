@@ -142,7 +142,13 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-_OURS = (".int8", ".dequantised", ".cast", ".half", ".float")  # nodes that engines/quantise/apply_plan.py and half.py put in
+_OURS = (
+    ".int8",
+    ".dequantised",
+    ".cast",
+    ".half",
+    ".float",
+)  # nodes that engines/quantise/apply_plan.py and half.py put in
 _FACTS = ("model_name", "int8_macs_share", "engine_bytes")
 
 

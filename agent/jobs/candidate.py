@@ -1,7 +1,7 @@
 """The recalibration child: calibrate, build and judge one candidate in a process of its own.
 
 `python -m agent.jobs.candidate JOB_DIRECTORY` reads what the daemon collected and prints one JSON object per line:
-progress `{"step", "percent"}`, and last an Outcome: `{"artefact", "verdict"}` or `{"error": {"code", "found",
+progress `{"step", "percent"}`, and last a JobOutcome: `{"artefact", "verdict"}` or `{"error": {"code", "found",
 "expected", "remedy"}}`. A builder that crashes or eats the memory takes this
 process down, never the video.
 """
@@ -22,12 +22,12 @@ import numpy as np
 from agent.common.errors import AgentError
 from agent.config import backend_options
 from agent.contract.histograms import read_facts, read_upload
-from agent.jobs.child_protocol import Emit, Outcome, run_child
+from agent.jobs.child_protocol import Emit, JobOutcome, run_child
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
-from agent.planning.precision_raise import RaisedPlan, Raising, Scene
+from agent.planning.precision_raise import ObservedScene, PrecisionRaise, PrecisionRaiser
 from agent.validation.comparison import HeldOut
-from agent.validation.verdict import MIN_TELLING, NO_WORSE, RAISED_GAIN, Judge, Limits
+from agent.validation.verdict import MIN_TELLING, NO_WORSE, RAISED_GAIN, Judge, VerdictLimits
 from agent.vision.spec import ModelSpec
 from calibrate.errors import CalibrationError
 from calibrate.histogram import AbsHistogram
@@ -49,9 +49,9 @@ class JobRequest:
     """What the daemon asks of the child; the collected data lies beside it.
 
     serving: directory of the artefact in service, None while the reference engine serves. plan: as its `to_json`.
-    raised_from: as for `build_artefact`, of the plan or of what it is raised to. raising: a Raising as its `as_dict`.
-    max_loss: largest 1 - mean fidelity at which a candidate is good whatever serves now. max_slowdown: see
-    `verdict.Limits`; a candidate with more layers float than what serves may always be MORE_FLOAT_SLOWDOWN.
+    raised_from: as for `build_artefact`, of the plan or of what it is raised to. raising: a PrecisionRaise as its
+    `as_dict`. max_loss: largest 1 - mean fidelity at which a candidate is good whatever serves now. max_slowdown: see
+    `VerdictLimits`; a candidate with more layers float than what serves may always be MORE_FLOAT_SLOWDOWN.
     """
 
     spec: dict[str, Any]
@@ -100,7 +100,7 @@ def _read_held_out(path: Path) -> list[Array]:
         return tensors
 
 
-def run_job(directory: Path, emit: Emit) -> Outcome:
+def run_job(directory: Path, emit: Emit) -> JobOutcome:
     """Do the job. Raises TaredError; `recalibration.refused` for a candidate that is not good enough."""
     request = JobRequest(**json.loads((directory / "job.json").read_text(encoding="utf-8")))
     emit({"step": "CALIBRATING", "percent": 40})
@@ -119,15 +119,15 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
     held_out = _read_held_out(directory / "held_out.npy")
     without_int8 = _without_int8(model, backend, request.serving, key)
     if request.raising is not None:
-        scene = Scene(histograms, calibration, held_out[MIN_TELLING::_TRIED_EVERY])
+        scene = ObservedScene(histograms, calibration, held_out[MIN_TELLING::_TRIED_EVERY])
         del held_out[MIN_TELLING::_TRIED_EVERY]
-        model = _raised(model, Raising(**request.raising), scene, without_int8, request.threads, emit)
+        model = _raised(model, PrecisionRaise(**request.raising), scene, without_int8, request.threads, emit)
     judge = Judge(
         model,
         backend,
         request.serving,
         held_out,
-        Limits(request.max_loss, request.max_slowdown, -NO_WORSE if request.raising is None else RAISED_GAIN),
+        VerdictLimits(request.max_loss, request.max_slowdown, -NO_WORSE if request.raising is None else RAISED_GAIN),
         state,
         {"calibration": calibration.id, "source": request.source},
         lambda error: _end(emit, error),
@@ -150,7 +150,7 @@ def run_job(directory: Path, emit: Emit) -> Outcome:
         without_int8=without_int8,
         raised_from=request.raised_from,
     )
-    return Outcome(artefact.path, judge.verdict)
+    return JobOutcome(artefact.path, judge.verdict)
 
 
 def _calibration(
@@ -172,12 +172,17 @@ def _calibration(
 
 def _end(emit: Emit, error: AgentError) -> NoReturn:
     """End this process with an outcome, though its main thread does not come back."""
-    emit(Outcome(error=error).message())
+    emit(JobOutcome(error=error).message())
     os._exit(0)
 
 
 def _raised(
-    model: Model, raising: Raising, scene: Scene, without_int8: Mapping[str, str], threads: int, emit: Emit
+    model: Model,
+    raising: PrecisionRaise,
+    scene: ObservedScene,
+    without_int8: Mapping[str, str],
+    threads: int,
+    emit: Emit,
 ) -> Model:
     """The model under a plan with more layers float."""
 
@@ -185,7 +190,7 @@ def _raised(
         emit({"step": "PLANNING", "percent": 40 + round(10 * fraction)})
 
     embedded = open_backend("onnxruntime", BackendOptions(threads))
-    plan = RaisedPlan(model, scene, without_int8, embedded, planning).find(raising)
+    plan = PrecisionRaiser(model, scene, without_int8, embedded, planning).find(raising)
     return model.under(plan)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from agent.common.errors import AgentError
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_protocol import JobOutcome
 
 _FREE_MEMORY = "free memory, add swap, or build with smaller profiles; what serves goes on"
 # By the signal that ended it. SIGKILL comes from the kernel when memory is short, or from a person.
@@ -44,7 +44,7 @@ _WEIGH_EVERY = 4  # looks: going through all descendants takes time
 _NICE = 10
 
 
-class CandidateProcess:
+class JobProcess:
     """`python -m MODULE DIRECTORY`, whose job has been written there; the directory goes with it.
 
     module: prints lines as candidate.py does. nice: its priority, see background.py. memory_bytes: resident memory
@@ -60,7 +60,7 @@ class CandidateProcess:
         self,
         directory: Path,
         on_progress: Callable[[str, int], None],
-        on_outcome: Callable[[Outcome], None],
+        on_outcome: Callable[[JobOutcome], None],
         module: str = "agent.jobs.candidate",
         nice: int = _NICE,
         memory_bytes: int | None = None,
@@ -144,22 +144,22 @@ class CandidateProcess:
             return self._reaped or bool(os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
 
     def _follow(self) -> None:
-        outcome: Outcome | None = None
+        outcome: JobOutcome | None = None
         try:
             outcome = self._listen()
         except _NONSENSE as error:
             self._signal(signal.SIGKILL)
             found = f"a line of the candidate process that cannot be understood: {error!r}"
-            outcome = Outcome(error=AgentError("recalibration.child", found, "progress, or an outcome", _TRY_AGAIN))
+            outcome = JobOutcome(error=AgentError("recalibration.child", found, "progress, or an outcome", _TRY_AGAIN))
         finally:
             status = self._reap()
-            outcome = outcome or Outcome(error=self._over_limit or self._death(status))
+            outcome = outcome or JobOutcome(error=self._over_limit or self._death(status))
             shutil.rmtree(self._directory, ignore_errors=True)
             self._on_outcome(outcome)
 
-    def _listen(self) -> Outcome | None:
+    def _listen(self) -> JobOutcome | None:
         """What the process says last, if anything. Raises one of _NONSENSE."""
-        outcome: Outcome | None = None
+        outcome: JobOutcome | None = None
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
@@ -170,7 +170,7 @@ class CandidateProcess:
                         raise ValueError(f"{percent} percent")
                     self._on_progress(str(message["step"]), percent)
                 elif message:
-                    outcome = Outcome.from_message(message)
+                    outcome = JobOutcome.from_message(message)
         return outcome
 
     def _reap(self) -> int:

@@ -18,7 +18,7 @@ Emit = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended: with an accepted artefact and its verdict, or with an error."""
 
     artefact: Path | None = None
@@ -32,7 +32,7 @@ class Outcome:
         return {"artefact": str(self.artefact), "verdict": self.verdict.as_dict() if self.verdict else None}
 
     @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Outcome:
+    def from_message(cls, message: Mapping[str, Any]) -> JobOutcome:
         """What `message` gave, on the other side of the pipe.
 
         Raises AttributeError, KeyError, TypeError or ValueError for anything else.
@@ -45,7 +45,7 @@ class Outcome:
         return cls(Path(message["artefact"]), verdict)
 
 
-def run_child(work: Callable[[Path, Emit], Outcome]) -> int:
+def run_child(work: Callable[[Path, Emit], JobOutcome]) -> int:
     """Do the job in the directory that the command line names; the exit code."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints must not tear the channel
@@ -57,6 +57,6 @@ def run_child(work: Callable[[Path, Emit], Outcome]) -> int:
     try:
         outcome = work(Path(sys.argv[1]), emit)
     except TaredError as error:
-        outcome = Outcome(error=error)
+        outcome = JobOutcome(error=error)
     emit(outcome.message())
     return 0

@@ -15,7 +15,7 @@ from agent.collection.report import SelectionReport
 from agent.common.database import Database
 from agent.common.errors import AgentError
 from agent.common.state_files import understood
-from agent.planning.precision_raise import Raising
+from agent.planning.precision_raise import PrecisionRaise
 from calibrate.errors import TaredError
 
 
@@ -258,7 +258,7 @@ class Job:
     frames: int
     method: str
     report: WorkObserver
-    raising: Raising | None = None
+    raising: PrecisionRaise | None = None
     max_loss: float | None = None
     started_s: float = field(default_factory=time.monotonic)
     step: str = JobState.REQUESTED.value

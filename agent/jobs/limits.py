@@ -24,7 +24,7 @@ _REFUSED = (
 _RECALLED = "probation.recalled"
 
 
-class Attempts:
+class PrecisionAttempts:
     """What was tried in vain, by the artefact whose fidelity it was for, and what is not to be tried.
 
     It holds as long as the owner's word is the same, in the file at `path` over restarts too, for the last hundred
@@ -84,7 +84,7 @@ _DAY_S = 86_400.0
 _STEP_S = 1.0  # by which a clock has been set, and not only slewed
 
 
-class Restraint:
+class AutomationLimits:
     """At most `per_day` jobs in any 24 hours; a pause after a job that failed, and one after a switch of regimes. After
     `rollbacks_per_day` candidates that were taken out of service again, neither until a day is over.
 

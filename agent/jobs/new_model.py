@@ -9,7 +9,7 @@ from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
 from agent.jobs.job import MODEL, Job
 from agent.jobs.recalibration import CHANGED, Recalibration
-from agent.jobs.report import JobDesk, JobReport
+from agent.jobs.report import JobRegistry, JobTracker
 from calibrate.errors import TaredError
 
 _AGAIN_S = 60.0  # after what says nothing of the model: no headroom, a full disk, a rollback that came between
@@ -21,13 +21,13 @@ class NewModel:
     takes its place once the job has passed it. What becomes of a delivered one is told to who sent it, and it is tried
     once: the next try is the sender's."""
 
-    def __init__(self, jobs: Recalibration, desk: JobDesk) -> None:
+    def __init__(self, jobs: Recalibration, desk: JobRegistry) -> None:
         self._jobs = jobs
         self._desk = desk
         self._content = ""
         self._staged: StagedModel | None = None
         self._untried = False
-        self._trial: JobReport | None = None
+        self._trial: JobTracker | None = None
         self._try_at_s = 0.0
         self.usable = False  # it has been built, and waits for this run to end
 

@@ -12,27 +12,27 @@ from pathlib import Path
 from agent.collection.selection import HELD_OUT_EVERY
 from agent.commands.dispatcher import CANCELLED
 from agent.common.errors import AgentError
-from agent.common.main_thread import Post
+from agent.common.main_thread import RunInMainThread
 from agent.config import Config
 from agent.jobs.candidate import JobRequest, write_job
-from agent.jobs.child_process import CandidateProcess
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_process import JobProcess
+from agent.jobs.child_protocol import JobOutcome
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import MODEL, Job, JobState, WorkObserver
 from agent.jobs.reference import write_reference_job
-from agent.models.engine_service import Service
+from agent.models.engine_service import EngineService
 from agent.monitoring.observer import ObserverThread
-from agent.planning.precision_raise import Raising
+from agent.planning.precision_raise import PrecisionRaise
 from agent.system.board import BoardState
 from agent.system.state_dir import sweep_builds
 from agent.validation.verdict import MIN_TELLING
 from calibrate.errors import TaredError
 
 
-class ChildWork:
+class SupervisedChild:
     """`child` may work for timeout_s; the time in which it stands still does not count."""
 
-    def __init__(self, child: CandidateProcess, headroom: Headroom, timeout_s: float) -> None:
+    def __init__(self, child: JobProcess, headroom: Headroom, timeout_s: float) -> None:
         self._child = child
         self._headroom = headroom
         self._timeout_s = timeout_s
@@ -65,7 +65,7 @@ def timed_out(what: str, timeout_s: float, remedy: str) -> AgentError:
     return AgentError("recalibration.timeout", found, "an end in time", f"{remedy}, or raise recalibration.timeout_s")
 
 
-class Collecting:
+class CollectionWait:
     """Until there are `frames`, and telling ones among the held-out; each that counts restarts the clock: a slow camera
     needs its time."""
 
@@ -118,11 +118,11 @@ class Recalibration:
     def __init__(
         self,
         config: Config,
-        service: Service,
+        service: EngineService,
         observer: ObserverThread,
-        post: Post,
+        post: RunInMainThread,
         make_room: Callable[[], None],
-        on_candidate: Callable[[Job, Outcome], None],
+        on_candidate: Callable[[Job, JobOutcome], None],
     ) -> None:
         self.config = config
         self._service = service
@@ -132,8 +132,8 @@ class Recalibration:
         self._on_candidate = on_candidate
         self._board = BoardState()
         self._headroom = Headroom(config.recalibration.headroom, self._board)  # of the job
-        self._work: ChildWork | None = None
-        self._collecting = Collecting(0, 0.0)  # of the job
+        self._work: SupervisedChild | None = None
+        self._collecting = CollectionWait(0, 0.0)  # of the job
         self.job: Job | None = None
 
     @property
@@ -151,7 +151,7 @@ class Recalibration:
         report: WorkObserver,
         frames: int | None = None,
         method: str | None = None,
-        raising: Raising | None = None,
+        raising: PrecisionRaise | None = None,
         max_loss: float | None = None,
         merged: Path | None = None,
     ) -> None:
@@ -197,7 +197,7 @@ class Recalibration:
     def _begin(self, job: Job) -> None:
         self.job = job
         self._headroom = Headroom(self.config.recalibration.headroom, self._board)
-        self._collecting = Collecting(job.frames, self.config.recalibration.timeout_s)
+        self._collecting = CollectionWait(job.frames, self.config.recalibration.timeout_s)
         try:
             self._make_room()  # minutes of collecting for a disk that is full anyway help nobody
         except TaredError as error:
@@ -280,7 +280,7 @@ class Recalibration:
             self._give_up(AgentError("recalibration.disk", found, "room for the held-out frames", "free disk space"))
             return
         try:
-            child = CandidateProcess(
+            child = JobProcess(
                 directory,
                 lambda step, percent: self._post(lambda: self._advanced(job, step, percent)),
                 lambda outcome: self._post(lambda: self._finish(job, outcome)),
@@ -296,12 +296,12 @@ class Recalibration:
             code = "recalibration.disk" if full else "recalibration.child"
             self._give_up(AgentError(code, found, "one more process, with a file for its words", remedy))
             return
-        self._work = ChildWork(child, self._headroom, recalibration.timeout_s)
+        self._work = SupervisedChild(child, self._headroom, recalibration.timeout_s)
 
     def _advanced(self, job: Job, step: str, percent: int) -> None:
         self._advance(job, step, percent)
 
-    def _finish(self, job: Job, outcome: Outcome) -> None:
+    def _finish(self, job: Job, outcome: JobOutcome) -> None:
         """The child's outcome; of a job that was given up meanwhile it is no news any more."""
         if job is not self.job:
             return

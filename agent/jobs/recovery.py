@@ -12,7 +12,7 @@ from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.jobs.job import MODEL, PROVEN, RUNTIME, JobJournal, JobRecord, JobState
 from agent.models.engine_service import reject
-from agent.system.state_dir import sweep
+from agent.system.state_dir import remove_leftovers
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 from engines.store.store import Store
@@ -21,7 +21,7 @@ INTERRUPTED = "recalibration.interrupted"
 
 
 @dataclass
-class Concluded:
+class RecoveryResult:
     """What the commands of jobs are answered that end only now; rolled_back: how many candidates were on probation."""
 
     news: list[CommandResult] = field(default_factory=list)
@@ -37,7 +37,7 @@ def results(
     return [CommandResult(id=each, status="FAILED", error=failure(error)) for each in command_ids]
 
 
-class Past:
+class CrashRecovery:
     """What a process that is gone left in the state directory, as it was before this one changes anything."""
 
     def __init__(self, state_dir: Path, reporter: Reporter) -> None:
@@ -46,7 +46,7 @@ class Past:
 
         Holding the directory's lock is the caller's part. Raises AgentError (`journal.schema`).
         """
-        sweep(state_dir)
+        remove_leftovers(state_dir)
         self._reporter = reporter
         self.current = _current_artefact(state_dir)
         self.journal = JobJournal(state_dir / "jobs.sqlite", reporter.error)
@@ -80,13 +80,13 @@ class Past:
         last = next((record for record in reversed(self._records) if record.trigger == RUNTIME), None)
         return last is not None and (not last.state.over or (last.why is not None and last.why.code == INTERRUPTED))
 
-    def conclude(self, content: str) -> Concluded:
+    def conclude(self, content: str) -> RecoveryResult:
         """End the jobs that have not ended. content: of the model's file that is served, as `content_of` has it.
 
         A candidate that became current was committed, whatever the journal came to say of it; another one was not. So
         was what has taken the place of an engine for another runtime.
         """
-        concluded = Concluded()
+        concluded = RecoveryResult()
         for record in self._records:
             if not record.state.over:
                 self._end(record, self._end_of(record, content), concluded)
@@ -100,7 +100,7 @@ class Past:
         except TaredError as refusal:
             self._reporter.error(refusal)
 
-    def _end(self, record: JobRecord, state: JobState, concluded: Concluded) -> None:
+    def _end(self, record: JobRecord, state: JobState, concluded: RecoveryResult) -> None:
         committed = state is JobState.COMMITTED
         error = None if committed else _interrupted(record)
         result = {"artefact": record.artefact, "fidelity": None} if committed else None

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.config import Config, backend_options
-from agent.jobs.child_protocol import Emit, Outcome, run_child
+from agent.jobs.child_protocol import Emit, JobOutcome, run_child
 from agent.models.build import build_artefact
 from agent.models.model import open_model, read_plan
 from agent.vision.output_checks import check_batch
@@ -40,7 +40,7 @@ def write_reference_job(directory: Path, config: Config, model: Path) -> None:
     (directory / "job.json").write_text(json.dumps(request), encoding="utf-8")
 
 
-def build_reference(directory: Path, emit: Emit) -> Outcome:
+def build_reference(directory: Path, emit: Emit) -> JobOutcome:
     """Do the job, and infer one frame. Raises TaredError for a file that is no model, or none that this daemon could
     serve."""
     request = json.loads((directory / "job.json").read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def build_reference(directory: Path, emit: Emit) -> Outcome:
         height, width = network_input(spec, engine.inputs[0]).least
         task = VisionTask(spec, engine.inputs, engine.outputs)
         task.infer(engine, np.zeros((height, width, 3), np.uint8))
-    return Outcome(artefact.path)
+    return JobOutcome(artefact.path)
 
 
 if __name__ == "__main__":

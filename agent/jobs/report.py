@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from agent.collection.report import SelectionReport
-from agent.commands.dispatcher import CANCELLED, Report
+from agent.commands.dispatcher import CANCELLED, CommandProgress
 from agent.common.errors import AgentError
 from agent.config import StoreConfig
 from agent.jobs.job import MODEL, WORK, JobJournal, JobState
-from agent.jobs.limits import Restraint
+from agent.jobs.limits import AutomationLimits
 from agent.system.process import give_back
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 from engines.errors import EngineError
 from engines.interface import Engine
-from engines.store.retention import Freed, Pins, Upkeep
+from engines.store.retention import Freed, Pins, StoreCleaner
 from engines.store.store import Store
 
 
@@ -27,7 +27,7 @@ class Housekeeping:
     """needed: what must stay, by role, at the time of each call."""
 
     def __init__(self, store: Store, config: StoreConfig, needed: Callable[[], Pins], reporter: Reporter) -> None:
-        self._upkeep = Upkeep(store, config.keep, config.reserve_bytes)
+        self._upkeep = StoreCleaner(store, config.keep, config.reserve_bytes)
         self._needed = needed
         self._reporter = reporter
 
@@ -41,7 +41,7 @@ class Housekeeping:
         self._tell(freed)
 
     def make_room(self) -> None:
-        """For one more engine. Raises EngineError as `Upkeep.ensure_room`."""
+        """For one more engine. Raises EngineError as `StoreCleaner.ensure_room`."""
         self._tell(self._upkeep.ensure_room(self._upkeep.largest_bytes(), self._needed()))
 
     def _tell(self, freed: Freed) -> None:
@@ -50,7 +50,7 @@ class Housekeeping:
             self._reporter.event("store", state="tidied", removed=list(removed), freed_bytes=freed.nbytes)
 
 
-class JobReport:
+class JobTracker:
     """A JobObserver. Each state is in the journal before anybody hears of it, or anything of it is begun."""
 
     def __init__(
@@ -58,7 +58,7 @@ class JobReport:
         trigger: str,
         reporter: Reporter,
         on_failure: Callable[[TaredError], None],
-        command: Report | None,
+        command: CommandProgress | None,
         journal: JobJournal,
         request: Mapping[str, Any] | None = None,
     ) -> None:
@@ -94,7 +94,7 @@ class JobReport:
         told = {"id": self.id, "trigger": self.trigger, "state": self.state.value, "percent": self._percent}
         return {**told, "waits": self._reason} if self._reason else told
 
-    def join(self, command: Report) -> None:
+    def join(self, command: CommandProgress) -> None:
         """One more command that asks for the same. Raises AgentError (`journal.write`)."""
         self._commands.append(command)
         try:
@@ -185,21 +185,21 @@ class JobReport:
 _JOINABLE = (JobState.REQUESTED, JobState.COLLECTING)
 
 
-class JobDesk:
+class JobRegistry:
     """What a job leaves in the store, and in memory, is tidied up when it is over."""
 
     def __init__(
-        self, reporter: Reporter, journal: JobJournal, restraint: Restraint, housekeeping: Housekeeping
+        self, reporter: Reporter, journal: JobJournal, restraint: AutomationLimits, housekeeping: Housekeeping
     ) -> None:
         self._reporter = reporter
         self._journal = journal
         self._restraint = restraint
         self._housekeeping = housekeeping
-        self._latest: JobReport | None = None
+        self._latest: JobTracker | None = None
         self._untidy = True  # the start may have left something, and so may the process before
 
     @property
-    def job(self) -> JobReport | None:
+    def job(self) -> JobTracker | None:
         """The running one, on probation too."""
         return self._latest if self._latest is not None and not self._latest.over else None
 
@@ -207,9 +207,9 @@ class JobDesk:
         self,
         trigger: str,
         request: Mapping[str, Any],
-        command: Report | None = None,
+        command: CommandProgress | None = None,
         on_failure: Callable[[TaredError], None] | None = None,
-    ) -> JobReport:
+    ) -> JobTracker:
         """A job, of which none runs. on_failure hears why it came to nothing, unless it was just cancelled.
 
         What failed by itself may pass, but is not tried again at once. Raises AgentError (`journal.write`).
@@ -221,13 +221,13 @@ class JobDesk:
             if on_failure is not None:
                 on_failure(error)
 
-        self._latest = JobReport(trigger, self._reporter, failed, command, self._journal, request)
+        self._latest = JobTracker(trigger, self._reporter, failed, command, self._journal, request)
         self._untidy = True
         return self._latest
 
     def begin_with(
-        self, engine: Engine, trigger: str, request: Mapping[str, Any], command: Report | None = None
-    ) -> JobReport:
+        self, engine: Engine, trigger: str, request: Mapping[str, Any], command: CommandProgress | None = None
+    ) -> JobTracker:
         """As `begin`, for an engine that is loaded already, and closed where there is no job."""
         try:
             return self.begin(trigger, request, command)
@@ -235,17 +235,17 @@ class JobDesk:
             engine.close()
             raise
 
-    def recall(self, serving: str, command: Report) -> JobReport:
+    def recall(self, serving: str, command: CommandProgress) -> JobTracker:
         """The operator's rollback of what is on probation, journaled beside the job that it ends.
 
         It is done as soon as `serving`, the artefact that is current, serves again: also by another process, which must
         not take the repeated command for one to go back further. Raises AgentError (`journal.write`).
         """
-        report = JobReport("rollback", self._reporter, lambda _: None, command, self._journal, {"op": "rollback"})
+        report = JobTracker("rollback", self._reporter, lambda _: None, command, self._journal, {"op": "rollback"})
         report.probation(serving)
         return report
 
-    def joins(self, request: Mapping[str, Any], command: Report) -> bool:
+    def joins(self, request: Mapping[str, Any], command: CommandProgress) -> bool:
         """Whether the running job is to do just that, with frames of now; it then carries out this command, too. Raises
         AgentError (`journal.write`)."""
         if self.job is None or self.job.request != request or self.job.state not in _JOINABLE:

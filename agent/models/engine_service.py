@@ -33,7 +33,7 @@ CURRENT = "current"
 Way = Callable[[], "Artefact | None"]
 
 
-class FirstEngine:
+class StartEngine:
     """Finds an artefact that loads. on_error hears of each that cannot serve.
 
     proven: ids of artefacts that were once kept. Others may lie in the store that nobody came to try.
@@ -42,7 +42,7 @@ class FirstEngine:
 
     def __init__(
         self,
-        service: Service,
+        service: EngineService,
         backend: Backend,
         store: Store,
         on_error: Callable[[TaredError], None],
@@ -59,7 +59,7 @@ class FirstEngine:
         self._may_build = may_build
         self._failed: dict[str, str] = {}  # by link, the code of what was wrong with what it leads to
 
-    def find(self) -> Loaded | None:
+    def find(self) -> LoadedEngine | None:
         """`current`, or else `previous`; one of them built anew from its calibration; the newest other one.
 
         One that was built for another runtime, board or GPU is built anew from its own calibration. Another one serves
@@ -82,7 +82,7 @@ class FirstEngine:
                 return loaded
         return None
 
-    def _try(self, link: str, way: Way) -> Loaded | None:
+    def _try(self, link: str, way: Way) -> LoadedEngine | None:
         """What this way leads to, loaded, and linked to; None where it leads nowhere."""
         try:
             artefact = way()
@@ -202,7 +202,7 @@ def _verdict(path: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedEngine:
     """An artefact that can serve: its engine, its calibration, and the model under its plan."""
 
     artefact: Artefact
@@ -211,7 +211,7 @@ class Loaded:
     model: Model
 
 
-class Service:
+class EngineService:
     """The artefacts of one model on one backend, and the one in service.
 
     Without a calibrated artefact the float reference serves: the camera is never blind, the state is degraded.
@@ -259,12 +259,12 @@ class Service:
         proven: Collection[str] = (),
         may_build: bool = True,
     ) -> Engine:
-        """Load the first engine that can serve, as FirstEngine finds it, or else the reference.
+        """Load the first engine that can serve, as StartEngine finds it, or else the reference.
 
-        Each that cannot serve goes to on_error. may_build: as for FirstEngine; the reference is built all the same.
+        Each that cannot serve goes to on_error. may_build: as for StartEngine; the reference is built all the same.
         Raises TaredError where not even the reference can.
         """
-        loaded = FirstEngine(self, self._backend, self.store, on_error, progress, proven, may_build).find()
+        loaded = StartEngine(self, self._backend, self.store, on_error, progress, proven, may_build).find()
         if loaded is not None:
             self.serving, self.calibration, self.planned = loaded.artefact, loaded.calibration, loaded.model
             return loaded.engine
@@ -306,7 +306,7 @@ class Service:
         """An artefact of the store, verified. Raises EngineError as read_artefact."""
         return read_artefact(path, self.store.key)
 
-    def load(self, artefact: Artefact) -> Loaded:
+    def load(self, artefact: Artefact) -> LoadedEngine:
         """Make an artefact ready to serve, under its own plan.
 
         Raises EngineError, of `check_runtime` too, and CalibrationError for another model's.
@@ -315,7 +315,7 @@ class Service:
         calibration = load_calibration(artefact.path / "calibration.json")
         model = self.under_its_plan(artefact)
         check_calibration(model, calibration)
-        return Loaded(artefact, self._backend.load(artefact.read_engine()), calibration, model)
+        return LoadedEngine(artefact, self._backend.load(artefact.read_engine()), calibration, model)
 
     def under_its_plan(self, artefact: Artefact) -> Model:
         """The model under the plan that the artefact was built under. Raises as `Artefact.read_file`."""
@@ -345,7 +345,7 @@ class Service:
         """The artefact before the current one."""
         return self.store.read("previous")
 
-    def commit(self, loaded: Loaded) -> None:
+    def commit(self, loaded: LoadedEngine) -> None:
         """The artefact has stood its probation: it is what serves, and becomes current in the store.
 
         Raises EngineError (`store.write`) when the store cannot be changed; it serves all the same, and this may be

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from agent.common.errors import AgentError
 from agent.monitoring.estimates import Estimate, SinceStartBySecond
-from agent.monitoring.evidence_file import Memory
+from agent.monitoring.evidence_file import EvidenceFile
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import NOTHING, Detections, LabelledBoxes
 from agent.vision.fidelity import count_matches
 from agent.vision.preprocess import Geometry
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from calibrate.evidence import Interval
 
 MAX_BYTES = 4 * 2**20  # three minutes at 30 frames per second with ten detections each, nearly five with none
@@ -33,7 +33,7 @@ class LabelsError(AgentError):
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class RecentAnswer:
     """What one frame got from one engine. labelled: whether that has been compared with the truth already."""
 
     frame: int
@@ -44,7 +44,7 @@ class Answer:
     labelled: bool = False
 
     @classmethod
-    def of(cls, frame: int, ts: float, engine_id: str, result: Prediction, geometry: Geometry | None) -> Answer:
+    def of(cls, frame: int, ts: float, engine_id: str, result: Prediction, geometry: Geometry | None) -> RecentAnswer:
         """From a classification, or from detections in network pixels; in frame pixels where there is no geometry."""
         if isinstance(result, Classification):
             return cls(frame, ts, engine_id, result.class_id)
@@ -69,21 +69,21 @@ class Answer:
         return _BASE_BYTES + (0 if isinstance(self._found, int) else self._found.nbytes)
 
 
-class Answers:
+class RecentAnswers:
     """The newest answers, of ascending frame ids, in about `max_bytes`. Not thread-safe."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.nbytes = 0
         self._max_bytes = max_bytes
-        self._by_frame: OrderedDict[int, Answer] = OrderedDict()
+        self._by_frame: OrderedDict[int, RecentAnswer] = OrderedDict()
         self._by_ts: list[tuple[float, int]] = []  # sorted, which frame ids alone are not: a clock may be set back
         self._intervals_s: deque[float] = deque(maxlen=_INTERVALS)
-        self._newest: Answer | None = None
+        self._newest: RecentAnswer | None = None
 
     def __len__(self) -> int:
         return len(self._by_frame)
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: RecentAnswer) -> None:
         """Keep an answer, and forget the oldest where there is no room for both."""
         if self._newest is not None and answer.ts > self._newest.ts:
             self._intervals_s.append((answer.ts - self._newest.ts) / (answer.frame - self._newest.frame))
@@ -96,21 +96,21 @@ class Answers:
             del self._by_ts[bisect.bisect_left(self._by_ts, (oldest.ts, oldest.frame))]
             self.nbytes -= oldest.nbytes
 
-    def after(self, frame: int) -> Iterator[Answer]:
+    def after(self, frame: int) -> Iterator[RecentAnswer]:
         """The answers to frames of higher ids, the newest first."""
         for known in reversed(self._by_frame):
             if known <= frame:
                 return
             yield self._by_frame[known]
 
-    def at_frame(self, frame: int) -> Answer:
+    def at_frame(self, frame: int) -> RecentAnswer:
         """The answer to a frame. Raises LabelsError: `labels.late`, `labels.unknown`."""
         answer = self._by_frame.get(frame)
         if answer is None:
             _refuse(f"labels of frame {frame}", bool(self) and frame < next(iter(self._by_frame)), self._span)
         return answer
 
-    def at_ts(self, ts: float) -> Answer:
+    def at_ts(self, ts: float) -> RecentAnswer:
         """The answer to the frame captured nearest to `ts`, within half the time between frames, dropped ones included.
 
         Raises LabelsError: `labels.late`, `labels.unknown`.
@@ -157,24 +157,24 @@ class LiveAccuracy:
     The frame path calls `answered`, which neither waits nor computes; any other thread does the rest.
     """
 
-    def __init__(self, task: str, answers: Answers | None = None) -> None:
+    def __init__(self, task: str, answers: RecentAnswers | None = None) -> None:
         """task: of the model spec; raw outputs have no labels, and are not kept."""
         self._keeps = task != "raw"
         self._unnamed = NOTHING if task == "detect" else None  # what a recording's labels say by saying nothing
         self._arriving: deque[tuple[int, float, str, Prediction, Geometry | None]] = deque(maxlen=_ARRIVING)
         self._lock = threading.Lock()  # guards all below; the frame path never takes it
-        self._answers = answers if answers is not None else Answers()
+        self._answers = answers if answers is not None else RecentAnswers()
         self._mean = SinceStartBySecond()
-        self._memory: Memory | None = None
+        self._memory: EvidenceFile | None = None
         self._engine_id: str | None = None
         self._first_frame = 0  # that this engine answered
         self._recorded_to = -1  # the last frame that `label_recorded` has seen
 
-    def remember(self, memory: Memory) -> None:
+    def remember(self, memory: EvidenceFile) -> None:
         """Keep what is counted from now on, and go on with what an earlier process counted of the same engine."""
         self._memory = memory
 
-    def answered(self, served: Served) -> None:
+    def answered(self, served: ServedFrame) -> None:
         """Remember what a frame got; a sink of the frame path."""
         if self._keeps:
             frame = served.frame  # not kept: its image takes MB
@@ -219,7 +219,7 @@ class LiveAccuracy:
 
     def _take_in(self) -> None:
         while self._arriving:
-            answer = Answer.of(*self._arriving.popleft())
+            answer = RecentAnswer.of(*self._arriving.popleft())
             if answer.engine_id != self._engine_id:
                 recall = self._engine_id is None
                 self._engine_id, self._first_frame = answer.engine_id, answer.frame
@@ -229,7 +229,7 @@ class LiveAccuracy:
                     self._memory.begin(answer.engine_id, answer.ts, recall, self._mean)
             self._answers.add(answer)
 
-    def _score(self, answer: Answer, truth: Truth) -> None:
+    def _score(self, answer: RecentAnswer, truth: Truth) -> None:
         if answer.labelled:
             return
         answer.labelled = True
@@ -250,7 +250,7 @@ def accuracy_bound(reference_accuracy: float, fidelity: Interval) -> float:
     return max(0.0, reference_accuracy - (1.0 - fidelity.low))
 
 
-def _value(answer: Answer, truth: Truth) -> float | None:
+def _value(answer: RecentAnswer, truth: Truth) -> float | None:
     """How right an answer is, in [0, 1]; None where there was nothing to find and nothing was found."""
     found = answer.found
     if isinstance(found, int):

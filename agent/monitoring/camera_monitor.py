@@ -8,23 +8,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.collection.collection import Gathering
+from agent.collection.collection import SharedCollection
 from agent.config import Config
 from agent.monitoring.drift import DriftMonitor, DriftState, Regime
 from agent.monitoring.estimates import Estimate, FidelityRecord, SinceStart, SinceStartBySecond
-from agent.monitoring.evidence_file import Memory, Recalled
-from agent.monitoring.view import FROZEN, View, ViewState
+from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence
+from agent.monitoring.view import FROZEN, ViewMonitor, ViewState
 from agent.vision.decode import Prediction
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from calibrate.errors import CalibrationError
 from calibrate.evidence import Interval
 from calibrate.histogram import AbsHistogram
 from engines.interface import Array, Observation
 
 
-class Beside:
+class PairedFidelityGain:
     """What it gains in fidelity. A scene that is hard for both tells nothing of either, so that only their difference
     on the same frame counts; and neighbours in a video are right and wrong together, so that a second is one value."""
 
@@ -54,7 +54,7 @@ class Spending:
 
 
 @dataclass(frozen=True)
-class ObserverState:
+class CameraState:
     """A consistent picture of what is known of one camera, for telemetry and for whoever starts a job.
 
     collected: chosen frames, of all cameras, in the histograms of the current collection; telling: held-out ones beside
@@ -65,7 +65,7 @@ class ObserverState:
     outage: why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
     gain: of what serves, while it is on probation, over the engine before; in [-1, 1].
     spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms
-    of this camera, and of the collection. absent: as `Findings.absent`.
+    of this camera, and of the collection. absent: as `CameraMonitor.absent`.
     """
 
     collected: int
@@ -88,22 +88,22 @@ class ObserverState:
 
 _ABSENT_S = 600.0
 
-States = Mapping[str, ObserverState]  # by camera
+CameraStates = Mapping[str, CameraState]  # by camera
 
 
-def least_faithful(states: States) -> str:
+def least_faithful(states: CameraStates) -> str:
     """The camera whose fidelity is lowest, by its estimate; of those on which nothing was judged, the first."""
     return min(states, key=lambda camera: states[camera].fidelity.estimate if states[camera].fidelity.n else math.inf)
 
 
-class Findings:
+class CameraMonitor:
     """Of one camera. Any thread may ask; one adds."""
 
     def __init__(
         self,
         spec: ModelSpec,
         config: Config,
-        gathering: Gathering,
+        gathering: SharedCollection,
         camera: str = "camera",
         beside: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple,
     ) -> None:
@@ -115,17 +115,17 @@ class Findings:
         self._beside_us = beside
         self._lock = threading.Lock()  # guards everything below
         self._monitor: DriftMonitor | None = None
-        self._view = View()
+        self._view = ViewMonitor()
         self._watched = ""
         self._drift_name, self._drift_since = "calm", 0.0
         self._fidelity = FidelityRecord()
         self._settled = SinceStart()
-        self._beside = Beside()
-        self._memory: Memory | None = None
+        self._beside = PairedFidelityGain()
+        self._memory: EvidenceFile | None = None
         self._nonfinite: set[str] = set()
         self._observed_s: float | None = None  # monotonic, the newest frame
 
-    def remember(self, memory: Memory) -> None:
+    def remember(self, memory: EvidenceFile) -> None:
         """Keep what is found from now on, and recall what `watch` asks for."""
         self._memory = memory
 
@@ -139,7 +139,7 @@ class Findings:
             self._drift_since = since
             self._drift_name = "calm"
             self._settled.start(since)
-            self._beside = Beside()
+            self._beside = PairedFidelityGain()
             if self._memory is None:
                 self._fidelity.start(since)
             else:
@@ -166,9 +166,9 @@ class Findings:
     def renew_view(self) -> None:
         """What the camera shows is how it is meant to be: the operator says so."""
         with self._lock:
-            self._view = View()
+            self._view = ViewMonitor()
 
-    def _recall(self, recalled: Recalled, monitor: DriftMonitor, since: float) -> None:
+    def _recall(self, recalled: RecalledEvidence, monitor: DriftMonitor, since: float) -> None:
         """What cannot be gone on with, as evidence weighed under other settings, begins anew, and fidelity with it."""
         self._drift_since = recalled.since  # fidelity was started with the state of drift that lasts
         try:
@@ -196,11 +196,11 @@ class Findings:
         """Whether nothing has been observed for so long that what is known of it may be of another light."""
         return self._observed_s is not None and time.monotonic() - self._observed_s > _ABSENT_S
 
-    def state(self, outage: str, spending: Spending) -> ObserverState:
+    def state(self, outage: str, spending: Spending) -> CameraState:
         """What is known, with why nothing is observed now, if so."""
         with self._lock:
             since_start = self._fidelity.since_start
-            return ObserverState(
+            return CameraState(
                 *self._gathering.counts,
                 self._monitor.state if self._monitor else None,
                 self._drift_since,
@@ -225,7 +225,7 @@ class Findings:
 
     def add(
         self,
-        served: Served,
+        served: ServedFrame,
         tensor: Array,
         observation: Observation,
         reference: Prediction,

@@ -53,7 +53,7 @@ Seen = TypeVar("Seen")
 Scales = TypeVar("Scales")
 
 
-class Recent(Generic[Seen, Scales]):
+class RecentScales(Generic[Seen, Scales]):
     """The scales that the newest frames would be given: of 8 to 24 of them, until the newest 8 are together."""
 
     def __init__(self, merge: Callable[[Seen, Seen], Seen], best: Callable[[Seen], Scales]) -> None:
@@ -75,7 +75,7 @@ class Recent(Generic[Seen, Scales]):
         self.seen, self.scales, self._frames = None, None, 0
 
 
-class GainEvidence(Generic[Seen, Scales]):
+class RecalibrationEvidence(Generic[Seen, Scales]):
     """Evidence from blocks of frames, one at a time, for a drift detector.
 
     The best scales of a block flatter it: of one frame, by half a dB in the mean, and by more than 2 now and then. So a
@@ -95,7 +95,7 @@ class GainEvidence(Generic[Seen, Scales]):
         best: Callable[[Seen], Scales],
     ) -> None:
         self.detector = detector
-        self.recent = Recent(merge, best)
+        self.recent = RecentScales(merge, best)
         self.warns = False
         self._tolerance_db = tolerance_db
         self._suspicious = 0  # blocks in a row
@@ -206,7 +206,8 @@ class DriftMonitor:
 
     Frames of `block_s` seconds of capture time form a block, or a single frame where they are rarer; their merged
     histograms give the predicted gain of a recalibration in dB, under scales as a recalibration on the newest frames
-    would choose them (see `GainEvidence`). What a calibration method itself leaves on the table, measured on the
+    would choose them (see `RecalibrationEvidence`). What a calibration method itself leaves on the table, measured on
+    the
     calibration's own histograms, is no drift and is taken off. The gain over the best of the regimes feeds a drift
     detector with the configured tolerance and false-alarm budget. Another hears how much less noise than the one in
     service the quietest would have, but no more than that one would gain: what fits is not left.
@@ -227,7 +228,7 @@ class DriftMonitor:
         self._detector = DriftDetector(config.false_alarms_per_30d, config.tolerance_db, config.block_s)
         # No method of this object: in a circle with its evidence, old histograms would stay for a hundred engines.
         self._best_scales = partial(_scales_beside, beside)
-        self._evidence = GainEvidence(self._detector, config.tolerance_db, merged, self._best_scales)
+        self._evidence = RecalibrationEvidence(self._detector, config.tolerance_db, merged, self._best_scales)
         self._ahead = DriftDetector(_SWITCHES_PER_30D, switch_db, config.block_s)
         self._block: dict[str, AbsHistogram] = {}
         self._frames = 0  # of the block

@@ -39,7 +39,7 @@ class Mean(Protocol):
 
 
 @dataclass(frozen=True)
-class Recalled:
+class RecalledEvidence:
     """drift: what `DriftMonitor.memory` gave, None before the first block. since: capture time of the latest start."""
 
     drift: Mapping[str, Any] | None
@@ -49,7 +49,7 @@ class Recalled:
 def forget_others(
     state_dir: Path, names: Sequence[str], kept: Collection[Path], on_error: Callable[[AgentError], None]
 ) -> None:
-    """Remove the files that Memory has kept in `state_dir` under these names, with any suffix, but for `kept`."""
+    """Remove the files that EvidenceFile has kept in `state_dir` under these names, with any suffix, but for `kept`."""
     for path in (path for name in names for path in state_dir.glob(f"{name}*.jsonl")):
         if path in kept or not re.fullmatch(r"[a-z]+(-[0-9a-f]{12})?", path.stem):
             continue
@@ -60,7 +60,7 @@ def forget_others(
             on_error(AgentError("memory.write", found, "a writable state directory", "remove it, or set its rights"))
 
 
-class Memory:
+class EvidenceFile:
     """One engine at a time. A disk that refuses is told of once, and nothing is remembered until the next engine."""
 
     def __init__(self, path: Path, source: str, on_error: Callable[[AgentError], None]) -> None:
@@ -74,7 +74,7 @@ class Memory:
         self._next = 0  # number of the next row
         self._lines = 0
 
-    def begin(self, engine: str, since: float, recall: bool, mean: Mean) -> Recalled | None:
+    def begin(self, engine: str, since: float, recall: bool, mean: Mean) -> RecalledEvidence | None:
         """Remember what `mean` takes while `engine` serves, which it does from capture time `since` on.
 
         The first call puts `mean` where another process left it. Where that was of the same engine, and is to be
@@ -112,7 +112,7 @@ class Memory:
         self._since = since
         self._put_row([since])
 
-    def _take_up(self, mean: Mean) -> Recalled | None:
+    def _take_up(self, mean: Mean) -> RecalledEvidence | None:
         """What begins with another schema, or cannot be understood, is none."""
         journal = self._journal
         if journal is None:
@@ -125,7 +125,7 @@ class Memory:
                 journal.forget(key)
         return recalled
 
-    def _replay_all(self, journal: Journal, mean: Mean) -> Recalled:
+    def _replay_all(self, journal: Journal, mean: Mean) -> RecalledEvidence:
         """Raises what `understood` takes for a file that no process has left."""
         kept = cast("Any", journal.get("mean"))
         rows = {_number(key.removeprefix(_ROW)): row for key, row in journal.items() if key.startswith(_ROW)}
@@ -135,7 +135,7 @@ class Memory:
             if number >= first:
                 self._replay(mean, cast("list[Any]", row))
         self._engine, self._next = engine, max([first, *(number + 1 for number in rows)])
-        return Recalled(cast("Any", journal.get("drift")), self._since)
+        return RecalledEvidence(cast("Any", journal.get("drift")), self._since)
 
     def _replay(self, mean: Mean, row: list[Any]) -> None:
         ts, *values = _time(row[0]), *row[1:]

@@ -7,12 +7,12 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from agent.common.timing import Clock
+from agent.common.timing import RandomInterval
 
 _SILENT_S, _GAPS = 2.0, 3.0  # after which a camera is passed over, or so many times what it took last
 
 
-class Rota:
+class CameraRota:
     """Whose frame is observed next: cameras take turns, and one that delivers nothing keeps nobody waiting.
 
     `now_ts` is the capture time that they have in common. Of recordings each has a time of its own, so that it goes on
@@ -70,7 +70,7 @@ class ObservationBudget:
         self._share = share
         self._period_s, self._alert_period_s = period_s, alert_period_s
         self._most_at_once = most_at_once
-        self._clock = Clock(period_s)
+        self._clock = RandomInterval(period_s)
         self._random = random.Random(0)
         self._alert = self._on_credit = False
         self._balance_s = self._wanted_s = 0.0  # an observation is due when the first reaches the second

@@ -17,16 +17,16 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from agent.camera.capture import Frame
-from agent.collection.collection import Gathering
+from agent.collection.collection import SharedCollection
 from agent.collection.report import remove_sheet
 from agent.collection.selection import HELD_OUT_EVERY
-from agent.common.timing import Backoff, Outage, is_final
+from agent.common.timing import Backoff, RetryState, is_final
 from agent.config import Config
-from agent.monitoring.camera_monitor import Findings, ObserverState, Spending
-from agent.monitoring.observation_budget import ObservationBudget, Rota
+from agent.monitoring.camera_monitor import CameraMonitor, CameraState, Spending
+from agent.monitoring.observation_budget import CameraRota, ObservationBudget
 from agent.vision.decode import Prediction
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served, VisionTask
+from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
 from calibrate.histogram import AbsHistogram
 from engines.interface import Observer, Progress, silent
@@ -79,7 +79,7 @@ class ObserverThread(threading.Thread):
         config: Config,
         on_change: Callable[[TaredError | None], None],
         preparing: Progress = silent,
-        before: Callable[[Served], Prediction | None] = lambda _: None,
+        before: Callable[[ServedFrame], Prediction | None] = lambda _: None,
     ) -> None:
         """before: what the engine says whose place another one has taken on probation; None where none is."""
         super().__init__(name="observer", daemon=True)
@@ -88,11 +88,11 @@ class ObserverThread(threading.Thread):
         self._config = config
         self._preparing = preparing
         self._before = before
-        self._opening = Outage(on_change, Backoff(*_OPENING_S), well_after=1)
-        self._observing = Outage(on_change, Backoff(*_OBSERVING_S), _WELL_AFTER)
+        self._opening = RetryState(on_change, Backoff(*_OPENING_S), well_after=1)
+        self._observing = RetryState(on_change, Backoff(*_OBSERVING_S), _WELL_AFTER)
         self._tried, self._opened = threading.Event(), threading.Event()
         self._handover = threading.Condition()
-        self._offered: Served | None = None
+        self._offered: ServedFrame | None = None
         self._busy = True
         self._stopped = False
         observe = config.observe
@@ -103,10 +103,11 @@ class ObserverThread(threading.Thread):
         )
         self._unearned_s = 0.0  # inference that the budget has not been told of; the frame path's alone
         cameras = [camera.name for camera in config.every_camera]
-        self._rota = Rota(cameras) if len(cameras) > 1 else None
-        self.gathering = Gathering(spec, config, self._now_ts)
-        self.findings: Mapping[str, Findings] = {
-            camera: Findings(spec, config, self.gathering, camera, partial(self._beside, camera)) for camera in cameras
+        self._rota = CameraRota(cameras) if len(cameras) > 1 else None
+        self.gathering = SharedCollection(spec, config, self._now_ts)
+        self.findings: Mapping[str, CameraMonitor] = {
+            camera: CameraMonitor(spec, config, self.gathering, camera, partial(self._beside, camera))
+            for camera in cameras
         }
         self.error: BaseException | None = None
 
@@ -119,7 +120,7 @@ class ObserverThread(threading.Thread):
         """Whether the reference engine is still to come."""
         return not self._opened.is_set()
 
-    def offer(self, served: Served) -> None:
+    def offer(self, served: ServedFrame) -> None:
         """Called by the frame path; takes the frame if one is due and the observer is idle. Never waits."""
         self._unearned_s += served.inferred_s
         frame, now_ts = served.frame, served.frame.ts
@@ -154,7 +155,7 @@ class ObserverThread(threading.Thread):
         with self._handover:
             self._budget.set_pace(alert)
 
-    def states(self) -> dict[str, ObserverState]:
+    def states(self) -> dict[str, CameraState]:
         """What is known now, by camera."""
         outage = self._observing.code if self._opened.is_set() else self._opening.code or PREPARING
         with self._handover:
@@ -214,7 +215,7 @@ class ObserverThread(threading.Thread):
             raise _Stopped
         self._preparing(fraction, doing)
 
-    def _survive(self, error: TaredError, outage: Outage) -> None:
+    def _survive(self, error: TaredError, outage: RetryState) -> None:
         """Pause after an error; raises one that is final, and _Stopped."""
         if self._stopped:
             raise _Stopped
@@ -226,7 +227,7 @@ class ObserverThread(threading.Thread):
             if self._handover.wait_for(lambda: self._stopped, pause_s):
                 raise _Stopped
 
-    def _take(self) -> Served | None:
+    def _take(self) -> ServedFrame | None:
         with self._handover:
             self._busy = False
             self._handover.wait_for(lambda: self._offered is not None or self._stopped)
@@ -234,7 +235,7 @@ class ObserverThread(threading.Thread):
             self._busy = True
             return None if self._stopped else served
 
-    def _try(self, observer: Observer, task: VisionTask, served: Served) -> None:
+    def _try(self, observer: Observer, task: VisionTask, served: ServedFrame) -> None:
         try:
             with self._billed(), span("observe"):
                 self._observe(observer, task, served)
@@ -254,7 +255,7 @@ class ObserverThread(threading.Thread):
             with self._handover:
                 self._budget.spend(time.monotonic() - started, failed)
 
-    def _observe(self, observer: Observer, task: VisionTask, served: Served) -> None:
+    def _observe(self, observer: Observer, task: VisionTask, served: ServedFrame) -> None:
         tensor, _ = task.preprocess(served.frame.image)
         observation = observer.observe(tensor)
         reference = task.decode(observation.outputs, tensor.shape)

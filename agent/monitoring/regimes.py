@@ -14,12 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agent.collection.collection import Gathering
+from agent.collection.collection import SharedCollection
 from agent.common.errors import AgentError
 from agent.common.state_files import parse_state, understood
 from agent.config import Config
 from agent.models.model import Model, tap_weights
-from agent.monitoring.camera_monitor import Findings, States
+from agent.monitoring.camera_monitor import CameraMonitor, CameraStates
 from agent.monitoring.drift import Regime
 from engines.calibration import Calibration
 from engines.store.files import replace_files
@@ -28,7 +28,7 @@ _SCHEMA = 2  # 1 had no weights; the regimes of such a book are learnt anew
 _STEP_S = 30.0  # between two looks, of which there are ten a second
 
 
-class RegimeBook:
+class RegimeStore:
     """The known regimes, in the file at `path`; the one that served last is the last.
 
     identity: of what an artefact has to be of to serve at all: those of another model, plan, spec or runtime are not
@@ -123,7 +123,9 @@ def _positive(row: Any) -> dict[str, float]:
 class Regimes:
     """What serves, and what else is known, for the drift monitor; learns what serves once that has proved sound."""
 
-    def __init__(self, config: Config, book: RegimeBook, findings: Collection[Findings], gathering: Gathering) -> None:
+    def __init__(
+        self, config: Config, book: RegimeStore, findings: Collection[CameraMonitor], gathering: SharedCollection
+    ) -> None:
         """findings: of each camera."""
         self._config = config
         self._book = book
@@ -166,7 +168,7 @@ class Regimes:
         for findings in self._findings:
             findings.unwatch()
 
-    def learns(self, states: States, now_ts: float) -> str:
+    def learns(self, states: CameraStates, now_ts: float) -> str:
         """The artefact that serves, at the moment when it has become a regime; else nothing.
 
         It has served its own light for long, without drift, with views that show something, and with good fidelity.
@@ -195,12 +197,12 @@ class Regimes:
             regime for regime in self._book.known if self._serving is None or regime.artefact != self._serving.artefact
         ]
 
-    def _is_faithful(self, states: States) -> bool:
+    def _is_faithful(self, states: CameraStates) -> bool:
         """Proved on one camera at least, and refuted on none: some cameras see something once a week."""
         least, fidelities = self._config.regimes.fidelity, [state.fidelity for state in states.values()]
         return any(known.low >= least for known in fidelities) and all(known.high >= least for known in fidelities)
 
-    def _dwell(self, states: States, now_ts: float) -> None:
+    def _dwell(self, states: CameraStates, now_ts: float) -> None:
         """Count capture time as long as all is well; a gap, or what a clock was set by, is not time that was seen."""
         tolerance_db = self._config.drift.tolerance_db
         judged = [

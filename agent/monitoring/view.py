@@ -37,7 +37,7 @@ Layout = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Look:
+class FrameFeatures:
     """One frame: mean luminance in [0, 255], its means over a coarse grid (9, 16), and its sharpness.
 
     sharpness: mean absolute Laplacian of the middle of the frame, over the standard deviation there: light cancels.
@@ -48,7 +48,7 @@ class Look:
     sharpness: float
 
     @classmethod
-    def at(cls, image: NDArray[np.uint8]) -> Look:
+    def at(cls, image: NDArray[np.uint8]) -> FrameFeatures:
         """A frame, BGR uint8 (H, W, 3)."""
         layout = _grid(image)
         middle = _middle(image)
@@ -71,7 +71,7 @@ class ViewState:
     evidence: dict[str, float]
 
 
-class Belief:
+class TroubleDetector:
     """Whether a view is in a trouble: from when more than a quarter of its frames have it, until fewer have.
 
     An e-detector says either. As long as the chance of the next frame to have it, given the past, stays at or under a
@@ -98,40 +98,40 @@ class Belief:
             self._ends.reset()
 
 
-class _Usual:
+class _Baseline:
     """How a view is: the median of its first frames; from then on the layout follows, for light comes and goes."""
 
     def __init__(self) -> None:
-        self._first: list[Look] = []
-        self.look: Look | None = None
+        self._first: list[FrameFeatures] = []
+        self.look: FrameFeatures | None = None
         self.is_steady = True
 
-    def learn(self, look: Look) -> None:
+    def learn(self, look: FrameFeatures) -> None:
         """Take one of the first frames; `look` is known after the last of them."""
         self._first.append(look)
         if len(self._first) == _LEARNING:
             layout = np.median([each.layout for each in self._first], axis=0)
             sharpness = float(np.median([each.sharpness for each in self._first]))
             self.is_steady = float(np.median([_alike(each.layout, layout) for each in self._first])) > _STEADY
-            self.look, self._first = Look(float(layout.mean()), layout, sharpness), []
+            self.look, self._first = FrameFeatures(float(layout.mean()), layout, sharpness), []
 
-    def follow(self, look: Look, usual: Look) -> None:
+    def follow(self, look: FrameFeatures, usual: FrameFeatures) -> None:
         layout = usual.layout + _FOLLOWED * (look.layout - usual.layout)
-        self.look = Look(float(layout.mean()), layout, usual.sharpness)
+        self.look = FrameFeatures(float(layout.mean()), layout, usual.sharpness)
 
 
-class _Settling:
+class _NewViewpoint:
     """Whether a moved camera has come to stand: its layouts agree with each other, frame after frame."""
 
     def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
-        self._usual = _Usual()
-        self._wanders = Belief()
+        self._usual = _Baseline()
+        self._wanders = TroubleDetector()
         self._stood = 0
 
-    def take(self, look: Look) -> _Usual | None:
+    def take(self, look: FrameFeatures) -> _Baseline | None:
         """The next frame of another view than the usual one. How that view is, once it may be called usual.
 
         A lamp that goes on begins it anew: what moves as the light changes is not to be taken for what stands.
@@ -150,7 +150,7 @@ class _Settling:
         return self._usual if self._stood == _SETTLED else None
 
 
-class View:
+class ViewMonitor:
     """Watches one camera's view, whose first frames tell how it usually is; each trouble needs evidence of its own.
 
     Where things are is compared with what was usual of late, since light comes and goes; sharpness with what it was at
@@ -162,9 +162,9 @@ class View:
     """
 
     def __init__(self) -> None:
-        self._usual = _Usual()
-        self._settling = _Settling()
-        self._beliefs = {name: Belief() for name in (BLIND, MOVED, BLURRED)}
+        self._usual = _Baseline()
+        self._settling = _NewViewpoint()
+        self._beliefs = {name: TroubleDetector() for name in (BLIND, MOVED, BLURRED)}
         self._figures: dict[str, dict[str, float]] = {}
         self._same, self._checksum, self._since_ts = 0, -1, 0.0
         self._last_ts = 0.0
@@ -184,7 +184,7 @@ class View:
             self._same += 1
             return False
         self._same, self._checksum, self._since_ts = 0, checksum, ts
-        look = Look.at(image)
+        look = FrameFeatures.at(image)
         self._count(BLIND, look.is_blind, luminance=look.luminance, contrast=float(look.layout.std()))
         if not look.is_blind:
             if self._usual.look is None:
@@ -193,7 +193,7 @@ class View:
                 self._compare(look, self._usual.look)
         return True
 
-    def _compare(self, look: Look, usual: Look) -> None:
+    def _compare(self, look: FrameFeatures, usual: FrameFeatures) -> None:
         alike = _alike(look.layout, usual.layout) if self._usual.is_steady else 1.0
         sharpness = look.sharpness / max(usual.sharpness, 1e-6)
         relit = abs(np.log2(max(look.luminance, 1.0) / max(usual.luminance, 1.0))) > _RELIT
@@ -206,13 +206,13 @@ class View:
         elif self._beliefs[MOVED].holds:
             self._settle(look)
         if not self._beliefs[MOVED].holds:
-            self._settling = _Settling()
+            self._settling = _NewViewpoint()
 
-    def _settle(self, look: Look) -> None:
+    def _settle(self, look: FrameFeatures) -> None:
         settled = self._settling.take(look)
         if settled is not None:
             self._usual = settled
-            self._beliefs.update({MOVED: Belief(), BLURRED: Belief()})
+            self._beliefs.update({MOVED: TroubleDetector(), BLURRED: TroubleDetector()})
 
     def _count(self, trouble: str, found: bool, **figures: float) -> None:
         self._beliefs[trouble].take(found)

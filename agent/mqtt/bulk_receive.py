@@ -27,7 +27,7 @@ class Arrival(NamedTuple):
     retained: bool = False
 
 
-class Intake:
+class ReceiveQueue:
     """Thread-safe; for one that fills it and one that empties it. most_bytes: from which on there is no room.
 
     A broker whose messages nobody acknowledges sends a few more and no others, so that what waits here stays bounded,
@@ -282,7 +282,7 @@ def _variable(data: bytes, at: int) -> tuple[int, int]:
 log = logging.getLogger(__name__)
 
 
-class TakingIn:
+class PubackPolicy:
     """Made as the connection begins: what the one before has put into the intake is acknowledged on no other, where
     packet ids mean something else.
 
@@ -290,7 +290,7 @@ class TakingIn:
     so much under way, and sends it again on the next connection of a session that lasts. Else PUBACK waits for room.
     """
 
-    def __init__(self, intake: Intake, holds: bool) -> None:
+    def __init__(self, intake: ReceiveQueue, holds: bool) -> None:
         self._intake = intake
         self._holds = holds
         if holds and not intake.has_room:  # else each connection that is lost would leave as much as is under way

@@ -1,7 +1,7 @@
 """A client of an MQTT broker but for its waiting: one connection after the other, and what it says and hears on them.
 
-Whoever has a thread to spend on it lets that wait (agent/mqtt/client.py); whoever has ten thousand of them waits for all at
-once (fleet/simulator). Whatever goes wrong in a connection ends that one, not the session.
+Whoever has a thread to spend on it lets that wait (agent/mqtt/client.py); whoever has ten thousand of them waits for
+all at once (fleet/simulator). Whatever goes wrong in a connection ends that one, not the session.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TypeVar
 
 from agent.common.errors import AgentError
 from agent.common.timing import Backoff
-from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.connection import CONNECT_TIMEOUT_S, Connection
 from agent.mqtt.endpoint import Endpoint
-from agent.mqtt.message import Mailbox, Message, Source
+from agent.mqtt.message import Mailbox, Message, MessageSource
 from agent.mqtt.protocol import Negotiation
 
 log = logging.getLogger(__name__)
@@ -31,10 +31,10 @@ log = logging.getLogger(__name__)
 STABLE_S = 10.0  # a connection that lasted this long was a success, and the backoff starts over
 INBOX_SIZE = 100
 
-SessionT = TypeVar("SessionT", bound="Session")
+SessionT = TypeVar("SessionT", bound="MqttSession")
 
 
-class Session(abc.ABC):
+class MqttSession(abc.ABC):
     """Publishes and receives while it is open; a context manager.
 
     Each of the `subscriptions` has an inbox of its own, for one reader: a flood on one pushes nothing out of another.
@@ -59,8 +59,8 @@ class Session(abc.ABC):
         will: Callable[[], Message] | None = None,
         greet: Callable[[], None] | None = None,
         backoff: Backoff | None = None,
-        sources: Sequence[Source] = (),
-        intake: Intake | None = None,
+        sources: Sequence[MessageSource] = (),
+        intake: ReceiveQueue | None = None,
         session_s: int = 0,
     ) -> None:
         self.inboxes: dict[str, queue.Queue[Message]] = {topic: queue.Queue(INBOX_SIZE) for topic in subscriptions}
@@ -78,7 +78,7 @@ class Session(abc.ABC):
         self._backoff = backoff or Backoff()
         self._mailbox = Mailbox()
         self._last_words = Mailbox()
-        self._sources: tuple[Source, ...] = (self._mailbox, *sources)
+        self._sources: tuple[MessageSource, ...] = (self._mailbox, *sources)
         self._dropped_incoming = dict.fromkeys(subscriptions, 0)
         self._connection: Connection | None = None
         self._begun = False  # the connection has been greeted
@@ -211,12 +211,12 @@ class Session(abc.ABC):
         if self._leaving and not self._waiting:
             self._send_from(self._last_words)
 
-    def _send_from(self, source: Source) -> None:
+    def _send_from(self, source: MessageSource) -> None:
         connection = self._connection
         while connection is not None and connection.in_flight.has_room and (message := source.take()) is not None:
             self._hand_over(connection, message, source)
 
-    def _hand_over(self, connection: Connection, message: Message, source: Source) -> None:
+    def _hand_over(self, connection: Connection, message: Message, source: MessageSource) -> None:
         connection.send(message, source)
 
     @property
@@ -252,7 +252,7 @@ __all__ = ["INBOX_SIZE", "Endpoint", "MqttClient"]
 ClientT = TypeVar("ClientT", bound="MqttClient")
 
 
-class MqttClient(Session):
+class MqttClient(MqttSession):
     """A session with a thread of its own, that does everything in the background."""
 
     def __init__(
@@ -264,8 +264,8 @@ class MqttClient(Session):
         will: Callable[[], Message] | None = None,
         greet: Callable[[], None] | None = None,
         backoff: Backoff | None = None,
-        sources: Sequence[Source] = (),
-        intake: Intake | None = None,
+        sources: Sequence[MessageSource] = (),
+        intake: ReceiveQueue | None = None,
         session_s: int = 0,
     ) -> None:
         super().__init__(
@@ -299,7 +299,7 @@ class MqttClient(Session):
             self._waker.send(b"\0")
 
     def close(self, *last_words: Message, timeout_s: float = 2.0) -> None:
-        """As Session; an attempt to connect that is under way is waited for: CONNECT_TIMEOUT_S more."""
+        """As MqttSession; an attempt to connect that is under way is waited for: CONNECT_TIMEOUT_S more."""
         if self._closing.is_set():
             return
         self._leave(timeout_s, last_words)

@@ -27,13 +27,13 @@ from paho.mqtt.reasoncodes import ReasonCode
 from agent.common.errors import AgentError, ConfigError
 from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt import endpoint as tls
-from agent.mqtt.bulk_receive import BulkSocket, Intake, TakingIn
+from agent.mqtt.bulk_receive import BulkSocket, PubackPolicy, ReceiveQueue
 from agent.mqtt.endpoint import Endpoint
-from agent.mqtt.message import Message, Source
+from agent.mqtt.message import Message, MessageSource
 from agent.mqtt.protocol import (
     Answer,
+    BrokerLimits,
     LastError,
-    Limits,
     Version,
     extras,
     no_websocket,
@@ -57,7 +57,7 @@ class InFlight:
     def __init__(self, most: int) -> None:
         self.most = most
         self.answer_by = math.inf
-        self._sent: dict[int, tuple[Message, Source]] = {}
+        self._sent: dict[int, tuple[Message, MessageSource]] = {}
         self._denied: set[str] = set()  # topics
 
     def __len__(self) -> int:
@@ -68,11 +68,11 @@ class InFlight:
         """Whether one more may be on its way."""
         return len(self._sent) < self.most
 
-    def of(self, source: Source) -> list[Message]:
+    def of(self, source: MessageSource) -> list[Message]:
         """What was taken from this source, the oldest first."""
         return [message for message, its_source in self._sent.values() if its_source is source]
 
-    def add(self, packet_id: int, message: Message, source: Source) -> None:
+    def add(self, packet_id: int, message: Message, source: MessageSource) -> None:
         """It is on its way; `source` hears of its delivery."""
         if not self._sent:
             self.answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S
@@ -101,7 +101,7 @@ _PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQ
 class Hearer(Protocol):
     """Whom the client tells what comes, while it is called. A refusal is in words; None: there is none."""
 
-    def on_connack(self, refusal: str | None, speaks_version: bool, limits: Limits) -> None:
+    def on_connack(self, refusal: str | None, speaks_version: bool, limits: BrokerLimits) -> None:
         """speaks_version: false where the version is why the broker refuses."""
 
     def on_suback(self, packet_id: int, refusals: Sequence[str | None]) -> None:
@@ -292,7 +292,7 @@ def _on_connect(
     _client: Client, hearer: Hearer, _flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
 ) -> None:
     refusal = said(reason, properties) if reason.is_failure else None
-    hearer.on_connack(refusal, str(reason) != "Unsupported protocol version", Limits.of(properties))
+    hearer.on_connack(refusal, str(reason) != "Unsupported protocol version", BrokerLimits.of(properties))
 
 
 def _on_subscribe(
@@ -334,7 +334,7 @@ class Connection:
         will: Message | None,
         hear: Callable[[str, Message], None],
         wakee: socket.socket | None,
-        intake: Intake | None = None,
+        intake: ReceiveQueue | None = None,
         session_s: int = 0,
     ) -> None:
         self.outcome = "not tried yet"
@@ -346,13 +346,13 @@ class Connection:
         will_delay_s = endpoint.will_delay_s if version == "5" and will is not None else 0
         self._session_ends = bool(will_delay_s) and not session_s  # with a goodbye
         self._is_board = will is not None
-        self._limits = Limits()
+        self._limits = BrokerLimits()
         self._subscriptions = subscriptions
         self._subscribing: int | None = None  # the message id of the SUBSCRIBE that waits for its answer
         self._answer_by = math.inf
         self._hear = hear
         self._wakee = wakee
-        self._taking_in = TakingIn(intake, holds=session_s > 0) if intake is not None else None
+        self._taking_in = PubackPolicy(intake, holds=session_s > 0) if intake is not None else None
         self._selector = selectors.DefaultSelector() if wakee is not None else None
         self._client = PahoClient(
             endpoint,
@@ -440,7 +440,7 @@ class Connection:
             found = self.outcome if self.admitted_at is None else f"{len(self.in_flight)} messages unacknowledged"
             raise AgentError("broker.silent", found, "answers in time", "see the broker's log, or restart it")
 
-    def send(self, message: Message, source: Source) -> None:
+    def send(self, message: Message, source: MessageSource) -> None:
         """Publish what was taken from `source`, which hears of its delivery.
 
         What the broker takes from nobody, for its length, is left out, and the source hears of that; so is a message of
@@ -478,7 +478,7 @@ class Connection:
                     raise other
         self._client.read()
 
-    def on_connack(self, refusal: str | None, speaks_version: bool, limits: Limits) -> None:
+    def on_connack(self, refusal: str | None, speaks_version: bool, limits: BrokerLimits) -> None:
         """As PahoClient tells it; so are all `on_`."""
         self.answer = "spoken" if speaks_version else "refused"
         if refusal is not None:

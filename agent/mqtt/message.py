@@ -43,7 +43,7 @@ class Reply:
         return len(self.topic.encode()) <= MAX_TOPIC_BYTES and len(self.correlation or b"") <= _MAX_CORRELATION_BYTES
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """Messages that wait to be published, in their order. Whoever takes one tells what became of it.
 
     All methods return at once; the MQTT thread calls all but what fills the source.
@@ -69,7 +69,7 @@ class Source(Protocol):
 
 
 class Mailbox:
-    """A Source, thread-safe. For what is repeated if it is lost; what must not be lost goes into the Outbox.
+    """A MessageSource, thread-safe. For what is repeated if it is lost; what must not be lost goes into the Outbox.
 
     Retained messages are state, not news: the newest of a topic replaces the one before, none is dropped, and
     all are due again with each connection. News beyond `size` push out the oldest, which is counted.

@@ -53,7 +53,7 @@ class Negotiation:
 
 
 @dataclass(frozen=True)
-class Limits:
+class BrokerLimits:
     """What a broker takes (section 3.2.2.3); by MQTT 3.1.1 it says nothing of that."""
 
     packet_bytes: float = math.inf
@@ -62,7 +62,7 @@ class Limits:
     retains: bool = True
 
     @classmethod
-    def of(cls, properties: object) -> Limits:
+    def of(cls, properties: object) -> BrokerLimits:
         """As in the properties of a CONNACK, each an attribute by its name in the specification."""
         return cls(
             getattr(properties, "MaximumPacketSize", math.inf),

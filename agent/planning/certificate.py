@@ -56,7 +56,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialResult:
     """How a candidate did beside the reference and the float engine.
 
     loss: mean over `frames` frames; on empty_frames others neither engine nor reference found anything, so they agree
@@ -136,7 +136,7 @@ class Tally:
         draws = self.bound.n + self._empty_frames
         return draws >= (_LIMIT if self.bound.n else 1) * self._terms.needed
 
-    def trial(self, spec: ModelSpec, ended: str) -> Trial:
+    def trial(self, spec: ModelSpec, ended: str) -> TrialResult:
         """The result; `ended` says why there were no more frames where the measurements decide nothing.
 
         A trial that ended early for a small loss has no pair that looks worse than max_confusion. So the pairs that
@@ -146,7 +146,7 @@ class Tally:
         pairs = self._disagreement.confused(spec.label, tolerance, self._terms.error)
         worst = pairs[0] if pairs and pairs[0].low > self._terms.max_confusion else None
         latency_ms, latency_float_ms = (median(column) for column in zip(*self._latencies_ms, strict=True))
-        return Trial(
+        return TrialResult(
             loss=self.bound.mean,
             upper=self.bound.upper,
             lower=self.bound.lower,
@@ -243,7 +243,7 @@ class Certifier:
         self._truths: dict[int, Prediction] = {}  # by index of the frame
         self._tried: set[str] = set()
 
-    def trial(self, name: str, plan: str, engine: Engine) -> Trial:
+    def trial(self, name: str, plan: str, engine: Engine) -> TrialResult:
         """Measure a candidate until its loss is known well enough, the frames or the time end, or nothing more helps.
 
         It is accepted for its loss and its confusions only: whether it is faster is for the caller to judge. name: of

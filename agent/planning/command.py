@@ -16,10 +16,10 @@ from agent.common.console import progress, say
 from agent.common.errors import AgentError, DatasetError
 from agent.common.state_files import Journal
 from agent.models.model import Model, check_calibration, open_model, read_plan, read_rules
-from agent.planning.costs import Builder
+from agent.planning.costs import PlanBuilder
 from agent.planning.frames import RandomFrames
 from agent.planning.result import planned, summary
-from agent.planning.search import Planner, PlanOptions
+from agent.planning.search import PlanOptions, PlanSearch
 from agent.vision.evaluation import evaluate, labelled_images
 from agent.vision.spec import load_model_spec
 from calibrate.errors import CalibrationError
@@ -59,8 +59,8 @@ def run_plan(
         labelled_images(model.spec, dataset)
     calibration = _calibration(model, calibration_path)
     rules = read_rules(model.spec.precision, model.master, model.placement)
-    builder = Builder(model, calibration, backend)
-    planner = Planner(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
+    builder = PlanBuilder(model, calibration, backend)
+    planner = PlanSearch(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
     held_out = calibration.source != Path(source.shown).name
     if not planner.is_decided:
         say(planner.split.told)
@@ -82,7 +82,7 @@ def run_plan(
     return plan, {**summary(plan), "seconds": plan.evidence["seconds"], "output": str(output)}
 
 
-def _identity(builder: Builder, plan: PrecisionPlan) -> dict[str, Any]:
+def _identity(builder: PlanBuilder, plan: PrecisionPlan) -> dict[str, Any]:
     """What the plan is of, and its certificate."""
     model = builder.model
     return {
@@ -99,7 +99,7 @@ def _identity(builder: Builder, plan: PrecisionPlan) -> dict[str, Any]:
 
 
 @contextmanager
-def _spent(journal: Journal, builder: Builder) -> Iterator[Callable[[], float]]:
+def _spent(journal: Journal, builder: PlanBuilder) -> Iterator[Callable[[], float]]:
     """Counts builds and seconds on from those of an interrupted search; gives the seconds so far."""
     before = cast("dict[str, Any]", journal.get(_SPENT) or {"builds": 0, "seconds": 0.0})
     builder.builds = before["builds"]
@@ -136,7 +136,7 @@ def _calibration(model: Model, path: Path | None) -> Calibration:
 
 
 @contextmanager
-def _journal(output: Path, builder: Builder, source: Source, options: PlanOptions) -> Iterator[Journal]:
+def _journal(output: Path, builder: PlanBuilder, source: Source, options: PlanOptions) -> Iterator[Journal]:
     """Beside the output; of the same search, whatever its budget. One in which nothing is does not stay."""
     identity = {
         "tared": version("tared"),
@@ -180,7 +180,7 @@ def _stage(name: str) -> Iterator[Progress]:
         yield lambda fraction, doing: bar.update(round(100 * fraction), doing)
 
 
-def _labels(planner: Planner, dataset: Path) -> dict[str, Any] | None:
+def _labels(planner: PlanSearch, dataset: Path) -> dict[str, Any] | None:
     """The task's own scores on labelled images, of the float engine and of the plan; None if the time is up."""
     if planner.out_of_time():
         say(f"{dataset.name} was not looked at: the time is up")
@@ -197,7 +197,7 @@ def _labels(planner: Planner, dataset: Path) -> dict[str, Any] | None:
     return {"dataset": dataset.name, "float": of_float, "plan": of_plan}
 
 
-def _score(builder: Builder, floats: Mapping[str, str] | None, dataset: Path) -> dict[str, float]:
+def _score(builder: PlanBuilder, floats: Mapping[str, str] | None, dataset: Path) -> dict[str, float]:
     engine = builder.load_float() if floats is None else builder.load(floats)
     with closing(engine), _stage(f"{'float' if floats is None else 'the plan'} on labels"):
         return dict(evaluate(engine, builder.model.spec, dataset).scores)

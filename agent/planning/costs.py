@@ -23,7 +23,7 @@ from engines.quantise.fusion import Grouping
 _WORTH_IT = 0.99  # of the float engine's time: a plan that saves less saves nothing
 
 
-class Builder:
+class PlanBuilder:
     """Builds engines of one model under plans, and counts them. The all-float one and the last are built once.
 
     repairs: of every plan. without_int8: layers that the runtime has turned out to have no INT8 kernel for, with the
@@ -92,7 +92,7 @@ class GroupCosts:
 def find_costs(
     grouping: Grouping,
     floats: Mapping[str, str],
-    builder: Builder,
+    builder: PlanBuilder,
     batch: Array,
     journal: Journal,
     progress: Progress,
@@ -121,7 +121,7 @@ def find_costs(
 def _measured(
     grouping: Grouping,
     floats: Mapping[str, str],
-    builder: Builder,
+    builder: PlanBuilder,
     batch: Array,
     journal: Journal,
     progress: Progress,

@@ -13,7 +13,7 @@ from agent.camera.images import ImageFiles
 from agent.camera.reader import Image, read_images
 from agent.camera.source import Source
 from agent.common.errors import CameraError
-from agent.common.timing import Clock
+from agent.common.timing import RandomInterval
 
 _LIVE_PERIOD_S = 1.0  # between the frames of a camera, as observe.period_s: neighbours in time say the same
 
@@ -79,7 +79,7 @@ class RandomFrames:
         return {index: image for index, (_, image) in enumerate(passed) if index in wanted}
 
     def _draw_live(self) -> Draws:
-        clock = Clock(_LIVE_PERIOD_S)
+        clock = RandomInterval(_LIVE_PERIOD_S)
         for ts, image in read_images(self.source):
             if clock.due(ts):
                 yield next(self._live_index), image

@@ -23,7 +23,7 @@ from agent.planning.what_if import WhatIf
 from calibrate.histogram import AbsHistogram
 from calibrate.noise import tensor_noise
 from calibrate.plan import PrecisionPlan
-from calibrate.sensitivity import measure_blocks, rungs, share_out
+from calibrate.sensitivity import float_levels, measure_blocks, share_out
 from engines.calibration import Calibration
 from engines.interface import Array, Backend, Progress
 from engines.quantise.fusion import FusionGroup, fusion_groups, tensors_read
@@ -38,8 +38,8 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Raising:
-    """What is asked for: the rung of `calibrate.sensitivity.rungs`, from 1, since what serves has this fidelity.
+class PrecisionRaise:
+    """What is asked for: the rung of `calibrate.sensitivity.float_levels`, from 1, since what serves has this fidelity.
 
     budget_s: after so many seconds of measuring, what is left is predicted.
     """
@@ -54,7 +54,7 @@ class Raising:
 
 
 @dataclass(frozen=True)
-class Scene:
+class ObservedScene:
     """What was observed: histograms by tap, the calibration made of them, and network inputs (1, C, H, W) to try on."""
 
     histograms: Mapping[str, AbsHistogram]
@@ -62,11 +62,11 @@ class Scene:
     frames: Sequence[Array]
 
 
-class RaisedPlan:
+class PrecisionRaiser:
     """The search for one. What the owner forces into INT8 stays INT8."""
 
     def __init__(
-        self, model: Model, scene: Scene, without_int8: Mapping[str, str], embedded: Backend, progress: Progress
+        self, model: Model, scene: ObservedScene, without_int8: Mapping[str, str], embedded: Backend, progress: Progress
     ) -> None:
         """model: under the plan in service. without_int8: nodes that serve in float all the same, for want of a kernel.
 
@@ -79,10 +79,10 @@ class RaisedPlan:
         self._progress = progress
         self.grouping = fusion_groups(model.observed, model.placement)
 
-    def find(self, raising: Raising) -> PrecisionPlan:
+    def find(self, raising: PrecisionRaise) -> PrecisionPlan:
         """The plan in service with its worst groups float. Raises AgentError (`precision.exhausted`) past the last."""
         noise = self._noise(raising.budget_s)
-        ladder = rungs(noise)
+        ladder = float_levels(noise)
         if raising.rung > len(ladder):
             raise AgentError(
                 EXHAUSTED,

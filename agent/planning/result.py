@@ -10,7 +10,7 @@ import numpy as np
 
 from agent.planning.certificate import ERROR, Terms
 from agent.planning.report import show_share
-from agent.planning.search import Found, Planner
+from agent.planning.search import PlanSearch, SearchResult
 from calibrate.partition import Partition
 from calibrate.plan import PrecisionPlan, Repairs
 from engines.quantise.fusion import node_macs
@@ -18,7 +18,7 @@ from engines.quantise.fusion import node_macs
 _NOT_CERTIFIED = "no plan with INT8 in it was certified"
 
 
-def planned(planner: Planner) -> PrecisionPlan:
+def planned(planner: PlanSearch) -> PrecisionPlan:
     """The certified plan, or the one in which all is float but what the owner forces into INT8.
 
     Its evidence is without what the caller knows of the run.
@@ -29,7 +29,7 @@ def planned(planner: Planner) -> PrecisionPlan:
     return PrecisionPlan(floats, PrecisionPlan(floats, repairs).effective, told.as_dict())
 
 
-def verdict(planner: Planner) -> str:
+def verdict(planner: PlanSearch) -> str:
     """The result in one sentence or two, for people."""
     found = planner.found
     if found.accepted is None:
@@ -45,7 +45,7 @@ def verdict(planner: Planner) -> str:
     return f"Certified: {told}"
 
 
-def _why_not(planner: Planner) -> str:
+def _why_not(planner: PlanSearch) -> str:
     found, options = planner.found, planner.options
     if found.interrupted and (not found.tried or len(found.trials) < len(found.candidates)):
         return "the time was up before a plan with INT8 in it was certified"
@@ -66,10 +66,10 @@ def _why_not(planner: Planner) -> str:
 class _Evidence:
     """All that a plan's evidence tells of the search."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: PlanSearch) -> None:
         found = planner.found
         self.planner = planner
-        self.found: Found = found
+        self.found: SearchResult = found
         self.groups = found.grouping.groups
         self.rules = planner.rules
         macs = sum(node_macs(planner.model.master).values())

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from agent.common.state_files import Journal
 from agent.models.model import Rules
-from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, Trial, check_frames
-from agent.planning.costs import Builder, GroupCosts, as_problem, find_costs, labels
+from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames
+from agent.planning.costs import GroupCosts, PlanBuilder, as_problem, find_costs, labels
 from agent.planning.frames import RandomFrames
-from agent.planning.what_if import Answer, Chosen, WhatIf, choose_repairs
+from agent.planning.what_if import Chosen, WhatIf, WhatIfResult, choose_repairs
 from agent.vision.task import VisionTask
 from calibrate.partition import FLOAT, Partition, frontier
 from calibrate.sensitivity import Block, measure_blocks, share_out
@@ -37,7 +37,7 @@ class Candidate:
     """A plan worth building: which groups are INT8, and what it did on the search frames."""
 
     partition: Partition
-    answer: Answer
+    answer: WhatIfResult
 
     def as_dict(self) -> dict[str, Any]:
         """In JSON's types."""
@@ -47,7 +47,7 @@ class Candidate:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Candidate:
         """What `as_dict` gave."""
-        return cls(Partition(np.array(row["int8"], np.bool_), row["time"], row["noise"]), Answer(**row["answer"]))
+        return cls(Partition(np.array(row["int8"], np.bool_), row["time"], row["noise"]), WhatIfResult(**row["answer"]))
 
 
 def ladder(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
@@ -66,7 +66,7 @@ def ladder(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
 
 def choose_candidates(
     plans: Sequence[Partition],
-    ask: Callable[[NDArray[np.bool_]], Answer],
+    ask: Callable[[NDArray[np.bool_]], WhatIfResult],
     max_loss: float,
     most: int,
     fastest: Partition | None = None,
@@ -104,7 +104,7 @@ class PlanOptions:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What a search has found so far; what it had no time for is not there.
 
     predicted: per group the noise to signal of its layers, in the sum. restored: by group, what it takes off the
@@ -122,7 +122,7 @@ class Found:
     frontier: Sequence[Partition] = ()
     tried: Sequence[Candidate] = ()
     candidates: Sequence[Candidate] = ()
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TrialResult] = field(default_factory=list)
     interrupted: str = ""
 
     @property
@@ -187,12 +187,12 @@ class _TimeIsUpError(Exception):
     """The budget is spent. It ends the search, and nobody outside of it sees it."""
 
 
-class Planner:
+class PlanSearch:
     """One search. `run` may be interrupted at any point: what was measured is in its journal."""
 
     def __init__(
         self,
-        builder: Builder,
+        builder: PlanBuilder,
         rules: Rules,
         frames: RandomFrames,
         embedded: Backend,
@@ -204,7 +204,7 @@ class Planner:
         self.builder = builder
         self.rules = rules
         self.options = options
-        self.found = Found(fusion_groups(self.model.master, self.model.placement))
+        self.found = SearchResult(fusion_groups(self.model.master, self.model.placement))
         self._frames = frames
         self._embedded = embedded
         self._journal: Journal
@@ -221,7 +221,7 @@ class Planner:
         """Whom the frames belong to. Raises as `split_frames`."""
         return split_frames(self._frames, self.options)
 
-    def run(self, journal: Journal) -> Found:
+    def run(self, journal: Journal) -> SearchResult:
         """Search, and certify. What the budget leaves no time for is not in what is found."""
         self._journal = journal
         if self.is_decided:
@@ -317,11 +317,11 @@ class Planner:
                 if everything is not None and others is not None:
                     self.found.restored[int(loud[turned])] = everything - others
 
-    def _ask(self, int8: NDArray[np.bool_], frames: int | None = None) -> Answer:
+    def _ask(self, int8: NDArray[np.bool_], frames: int | None = None) -> WhatIfResult:
         """What the network answers when these groups are INT8."""
         plan = self.builder.plan(self.plan_of(int8, _SEARCHED))
         key = f"ask {frames} {fingerprint(plan.essence)}"
-        return Answer(**self._journal.remember(key, lambda: asdict(self._what_if.ask(plan, frames))))
+        return WhatIfResult(**self._journal.remember(key, lambda: asdict(self._what_if.ask(plan, frames))))
 
     def _cost(self) -> None:
         with self._stage("costs") as progress:
@@ -344,7 +344,7 @@ class Planner:
         with self._stage("candidates") as progress:
             show = self._limited(progress)
 
-            def ask(int8: NDArray[np.bool_]) -> Answer:
+            def ask(int8: NDArray[np.bool_]) -> WhatIfResult:
                 show(0.5, "trying plans on the search frames")
                 return self._ask(int8)
 
@@ -379,7 +379,7 @@ class Planner:
                     return
                 self._check_time()
 
-    def _worth_it(self, trial: Trial) -> Trial:
+    def _worth_it(self, trial: TrialResult) -> TrialResult:
         """The trial; refused where INT8 was found to be faster here, and this candidate is not."""
         assert self.found.costs is not None
         if not trial.accepted or self.found.costs.why or trial.is_faster:

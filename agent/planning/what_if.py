@@ -103,7 +103,7 @@ Frames = Sequence[Array]
 
 
 @dataclass(frozen=True)
-class Answer:
+class WhatIfResult:
     """divergence: mean over frames, see divergence.py. loss: 1 - mean fidelity over the telling frames."""
 
     divergence: float
@@ -125,7 +125,7 @@ class WhatIf:
         self._known = sorted(answered, key=lambda known: not _is_telling(known[2]))
         self._telling = any(_is_telling(sighting) for *_, sighting in self._known)
 
-    def ask(self, plan: PrecisionPlan, frames: int | None = None) -> Answer:
+    def ask(self, plan: PrecisionPlan, frames: int | None = None) -> WhatIfResult:
         """The answers of a plan's INT8 graph on so many frames, on all by default; first those that show something."""
         graph = quantised_graph(self._model.master, plan, self._calibration).graph
         divergences, losses = list[float](), list[float]()
@@ -140,7 +140,7 @@ class WhatIf:
                 finite = all(np.isfinite(output).all() for output in outputs.values())
                 if not (agreement.is_empty and finite):
                     losses.append(1.0 - agreement.value if finite else 1.0)
-        return Answer(_mean(divergences), _mean(losses), len(losses))
+        return WhatIfResult(_mean(divergences), _mean(losses), len(losses))
 
     def _read(self, outputs: RawOutputs, frame: Array) -> Sighting | None:
         return self._detector.read(outputs, frame.shape) if self._detector is not None else None

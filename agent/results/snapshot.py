@@ -10,7 +10,7 @@ from agent.common.errors import AgentError
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 
 _QUALITY = 85
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
@@ -18,7 +18,7 @@ _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
 _COLORS = ((0, 159, 230), (233, 180, 86), (115, 158, 0), (66, 228, 240), (178, 114, 0), (0, 94, 213), (167, 121, 204))
 
 
-def annotated(served: Served, spec: ModelSpec) -> NDArray[np.uint8]:
+def annotated(served: ServedFrame, spec: ModelSpec) -> NDArray[np.uint8]:
     """A copy of the frame, BGR uint8 (H, W, 3), with its boxes or its class in it; of raw outputs nothing is drawn."""
     picture: NDArray[np.uint8] = served.frame.image.copy()
     height, width = picture.shape[:2]

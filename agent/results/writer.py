@@ -18,10 +18,10 @@ from agent.config import Config
 from agent.vision.decode import Prediction, described
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 
 
-class Answered(NamedTuple):
+class ResultRecord(NamedTuple):
     """What the frame path hands over of a frame: not its image, which takes MB, and nothing is computed for it."""
 
     camera: str
@@ -34,7 +34,7 @@ class Answered(NamedTuple):
     geometry: Geometry | None
 
     @classmethod
-    def of(cls, served: Served) -> Answered:
+    def of(cls, served: ServedFrame) -> ResultRecord:
         frame = served.frame
         times_ns = frame.captured_ns, served.done_ns
         return cls(frame.camera, frame.id, frame.ts, served.engine_id, *times_ns, served.result, served.geometry)
@@ -43,7 +43,7 @@ class Answered(NamedTuple):
 class ResultLine:
     """An answer of the daemon, put into words by whoever asks first."""
 
-    def __init__(self, answered: Answered, spec: ModelSpec) -> None:
+    def __init__(self, answered: ResultRecord, spec: ModelSpec) -> None:
         self._answered = answered
         self._spec = spec
 
@@ -116,7 +116,7 @@ class ResultsWriter(threading.Thread):
         self._spec = config.model
         self._outputs = outputs
         self._room = _WAITING_RAW if config.model.task == "raw" else _WAITING
-        self._waiting: deque[Answered] = deque()  # filled by the frame path alone
+        self._waiting: deque[ResultRecord] = deque()  # filled by the frame path alone
         self._overrun = 0
         self._called = threading.Event()
         self._settled = threading.Event()
@@ -142,13 +142,13 @@ class ResultsWriter(threading.Thread):
         """From now on this hears, in the writer's thread, by name of an output that fails, and that works again."""
         self._on_change = on_change
 
-    def offer(self, served: Served) -> None:
+    def offer(self, served: ServedFrame) -> None:
         """Give this answer away; a sink of the frame path."""
         if len(self._waiting) >= self._room:
             with suppress(IndexError):  # it has just been taken
                 self._waiting.popleft()
                 self._overrun += 1
-        self._waiting.append(Answered.of(served))
+        self._waiting.append(ResultRecord.of(served))
         self._called.set()
 
     @property

@@ -14,7 +14,7 @@ from agent.common.errors import AgentError
 from agent.config import BatchConfig
 from agent.serving.trial import Trial, as_failure
 from agent.vision.decode import Prediction
-from agent.vision.task import POLL_S, Begun, Outputs, Served, VisionTask
+from agent.vision.task import POLL_S, Outputs, PendingInference, ServedFrame, VisionTask
 from engines.interface import Engine
 
 _SLOWER, _FASTER = 0.1, 0.5  # weight of the newest frame in what a usual one takes, where it is slower and faster
@@ -28,11 +28,11 @@ class InferenceThread(threading.Thread):
     def __init__(self, on_end: Callable[[], None]) -> None:
         super().__init__(name="engine", daemon=True)
         self._on_end = on_end
-        self._work: queue.SimpleQueue[InThread | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[ThreadInference | None] = queue.SimpleQueue()
 
-    def submit(self, run: Callable[[], Outputs]) -> InThread:
+    def submit(self, run: Callable[[], Outputs]) -> ThreadInference:
         """Run this after what was submitted before."""
-        inference = InThread(run)
+        inference = ThreadInference(run)
         self._work.put(inference)
         return inference
 
@@ -47,7 +47,7 @@ class InferenceThread(threading.Thread):
         self.join(_STOP_S)
 
 
-class InThread:
+class ThreadInference:
     """An inference in another thread."""
 
     tells = True
@@ -88,10 +88,10 @@ class _UnderWay(NamedTuple):
     frames: Sequence[Frame]
     engine_id: str
     task: VisionTask
-    begun: Begun
+    begun: PendingInference
 
 
-class Lanes:
+class InFlightFrames:
     """Two frames at most, or two batches of them, answered in the order in which they came.
 
     One thread uses it, the frame path's.
@@ -148,7 +148,7 @@ class Lanes:
         self._under_way.append(_UnderWay(frames, engine_id, task, begun))
         self._making_s = _usual(self._making_s, time.monotonic() - started_s)
 
-    def end(self) -> list[Served]:
+    def end(self) -> list[ServedFrame]:
         """The answers of the first inference under way. Waits for the engine, and raises what that raises."""
         first = self._under_way.popleft()
         try:
@@ -162,7 +162,7 @@ class Lanes:
         done_ns, each_s = time.monotonic_ns(), inferred_s / len(first.frames)
         rows = zip(first.frames, results, first.begun.geometries, strict=True)
         return [
-            Served(frame, first.engine_id, result, done_ns, each_s, geometry, len(first.frames))
+            ServedFrame(frame, first.engine_id, result, done_ns, each_s, geometry, len(first.frames))
             for frame, result, geometry in rows
         ]
 
@@ -177,7 +177,7 @@ def _usual(known_s: float, newest_s: float) -> float:
     return known_s + weight * (newest_s - known_s)
 
 
-class Turns:
+class RoundRobinScheduler:
     """The slots of several cameras, from which one thread takes.
 
     Round robin over those in which a frame lies: the shares are max-min fair. A camera that delivers less than an
@@ -263,7 +263,7 @@ class Turns:
             slot.close()
 
 
-Sink = Callable[[Served], None]  # must not block
+Sink = Callable[[ServedFrame], None]  # must not block
 ALONE = BatchConfig()
 
 
@@ -282,7 +282,7 @@ class FrameLoop(threading.Thread):
 
     def __init__(
         self,
-        turns: Turns,
+        turns: RoundRobinScheduler,
         engine_id: str,
         engine: Engine,
         tasks: Sequence[VisionTask],
@@ -296,7 +296,7 @@ class FrameLoop(threading.Thread):
         self._engine_id = engine_id
         self._engine = engine
         self._task = tasks[0]
-        self._lanes = Lanes(tasks, turns.nudge)
+        self._lanes = InFlightFrames(tasks, turns.nudge)
         self._sinks = sinks
         self._batch = batch
         self._last_ids: dict[str, int] = {}  # by camera, of the last frame that was answered
@@ -350,7 +350,7 @@ class FrameLoop(threading.Thread):
             self._recall = self._recall or error
             return True
 
-    def before(self, served: Served, task: VisionTask) -> Prediction | None:
+    def before(self, served: ServedFrame, task: VisionTask) -> Prediction | None:
         """What the engine before says of a frame that the one on trial has answered; None where that is over.
 
         For another thread, with a task of its own. Where the frame path needs that engine itself meanwhile, because the
@@ -407,13 +407,13 @@ class FrameLoop(threading.Thread):
         while not self._lanes.empty:
             self._deliver(*self._lanes.end())
 
-    def _deliver(self, *answers: Served) -> None:
+    def _deliver(self, *answers: ServedFrame) -> None:
         for served in answers:
             self._last_ids[served.frame.camera] = served.frame.id
             for sink in self._sinks:
                 sink(served)
 
-    def _answer(self, frame: Frame, trial: Trial) -> Served:
+    def _answer(self, frame: Frame, trial: Trial) -> ServedFrame:
         asked = False
         try:
             asked = trial.rehearse(frame)
@@ -427,7 +427,7 @@ class FrameLoop(threading.Thread):
         # Also the frame that a candidate has failed on, and those during its rehearsal.
         with self._in_use:
             result, geometry = self._task.infer(self._engine, frame.image)
-        return Served(frame, self._engine_id, result, time.monotonic_ns(), self._task.inferred_s, geometry)
+        return ServedFrame(frame, self._engine_id, result, time.monotonic_ns(), self._task.inferred_s, geometry)
 
     def _went_live(self, trial: Trial, frame: Frame) -> None:
         if not trial.live:

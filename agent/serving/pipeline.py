@@ -18,12 +18,12 @@ from agent.config import Config
 from agent.models.model import Model
 from agent.monitoring.accuracy import LiveAccuracy
 from agent.monitoring.estimates import Estimate
-from agent.monitoring.evidence_file import Memory, forget_others
+from agent.monitoring.evidence_file import EvidenceFile, forget_others
 from agent.monitoring.observer import ObserverThread
-from agent.serving.inference import FrameLoop, Sink, Turns
-from agent.serving.trial import CheckedTask, Record, Trial, TrialEvents, WitnessTask, deadline_s
+from agent.serving.inference import FrameLoop, RoundRobinScheduler, Sink
+from agent.serving.trial import AnswerRecord, CheckedVisionTask, NonFiniteRecorder, Trial, TrialEvents, deadline_s
 from agent.vision.output_checks import check_batch
-from agent.vision.task import Served, VisionTask
+from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
 from engines.interface import Engine, Progress
 from engines.registry import open_backend
@@ -68,7 +68,7 @@ class Feed:
         self.meter = LoopMeter(lambda: slot.dropped)
         self.run_meter = LoopMeter(lambda: slot.dropped)
         self.accuracy = LiveAccuracy(task)
-        self.newest: Served | None = None
+        self.newest: ServedFrame | None = None
         self.lost = ""
         self._on_change = on_change
         self.capture = CaptureThread(
@@ -115,7 +115,7 @@ class Feed:
         self.lost = error.code if error is not None else ""
         self._on_change(error)
 
-    def answered(self, served: Served) -> None:
+    def answered(self, served: ServedFrame) -> None:
         """A sink of the frame path."""
         self.newest = served
         latency_ns = served.done_ns - served.frame.captured_ns
@@ -154,7 +154,9 @@ class Pipeline:
     ) -> None:
         """sources: of every camera, in their order. Raises ConfigError as `check_batch`."""
         cameras = config.every_camera
-        self._turns = Turns([waits(camera, source) for camera, source in zip(cameras, sources, strict=True)])
+        self._turns = RoundRobinScheduler(
+            [waits(camera, source) for camera, source in zip(cameras, sources, strict=True)]
+        )
         only_recording = len(sources) == 1 and not sources[0].live  # whose error ends the run, which tells it
         on_change = (lambda *_: None) if only_recording else on_camera
         rows = zip(cameras, sources, self._turns.slots, strict=True)
@@ -172,10 +174,10 @@ class Pipeline:
         self.observer = ObserverThread(
             reference, model.spec, config, on_observer, preparing, lambda served: self.loop.before(served, before)
         )
-        task = self._task = WitnessTask(model.spec, engine.inputs, engine.outputs)
-        self._open_trial_task = partial(CheckedTask, model.spec, engine.inputs, engine.outputs, task.not_finite)
+        task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs)
+        self._open_trial_task = partial(CheckedVisionTask, model.spec, engine.inputs, engine.outputs, task.not_finite)
         self._probation = config.probation
-        self.record = Record(self.is_live or len(cameras) > 1)
+        self.record = AnswerRecord(self.is_live or len(cameras) > 1)
         own_sinks = [self._count, self.record.add, self.observer.offer]
         tasks = [task, VisionTask(model.spec, engine.inputs, engine.outputs)]
         check_batch(config.batch.frames, engine, model.spec)
@@ -245,8 +247,8 @@ class Pipeline:
                 continue
             suffix = f"-{fingerprint({'camera': camera})[:12]}" if len(self.feeds) > 1 else ""
             evidence, accuracy = (state_dir / f"{what}{suffix}.jsonl" for what in _KEPT)
-            self.observer.findings[camera].remember(Memory(evidence, feed.location, on_error))
-            feed.accuracy.remember(Memory(accuracy, feed.location, on_error))
+            self.observer.findings[camera].remember(EvidenceFile(evidence, feed.location, on_error))
+            feed.accuracy.remember(EvidenceFile(accuracy, feed.location, on_error))
             kept |= {evidence, accuracy}
         if kept:
             forget_others(state_dir, _KEPT, kept, on_error)
@@ -301,7 +303,7 @@ class Pipeline:
         if self.error is not None:
             raise self.error
 
-    def _count(self, served: Served) -> None:
+    def _count(self, served: ServedFrame) -> None:
         self.served += 1
         self.run_meter.record(served.done_ns - served.frame.captured_ns)
         self.feeds[served.frame.camera].answered(served)

@@ -20,7 +20,7 @@ from agent.common.errors import AgentError
 from agent.config import ProbationConfig
 from agent.vision.decode import Prediction
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served, VisionTask
+from agent.vision.task import ServedFrame, VisionTask
 from calibrate.errors import TaredError
 from calibrate.evidence import Interval
 from engines.interface import Array, Engine, TensorSpec
@@ -62,7 +62,7 @@ class _Answers:
     last: dict[str, float] = field(default_factory=dict)
 
 
-class Record:
+class AnswerRecord:
     """The frames each engine has answered: how many, over what time, and how long inference took for the newest.
 
     live: time is what has passed on the machine's monotonic clock, whatever the clock of the frames is set to; else it
@@ -81,7 +81,7 @@ class Record:
             before = self._answers.get(beside, _Answers())
             self._answers = {beside: before, engine_id: _Answers()}
 
-    def add(self, served: Served) -> None:
+    def add(self, served: ServedFrame) -> None:
         now_s = served.frame.captured_ns / 1e9 if self._live else served.frame.ts
         with self._lock:
             answers = self._answers.setdefault(served.engine_id, _Answers())
@@ -118,7 +118,7 @@ class Record:
         return self._answers.get(engine_id, _Answers())
 
 
-def deadline_s(config: ProbationConfig, record: Record) -> float:
+def deadline_s(config: ProbationConfig, record: AnswerRecord) -> float:
     """After which a candidate hangs; record: of the engine before. What that needs at its slowest is no hang."""
     return max(config.deadline_s, min(_LONGEST_DEADLINE_S, config.max_slowdown * record.slowest_s()))
 
@@ -151,7 +151,7 @@ class Probation:
     def __init__(
         self,
         config: ProbationConfig,
-        record: Record,
+        record: AnswerRecord,
         candidate: str,
         before: str,
         max_loss: float,
@@ -243,7 +243,7 @@ REHEARSAL_S = 60.0
 _SERVED_ON = "what served before serves on; if it happens again, look at the model and at the runtime"
 
 
-class WitnessTask(VisionTask):
+class NonFiniteRecorder(VisionTask):
     """As VisionTask, of the engine before: it tells which of its outputs are not finite, as masked logits never are."""
 
     def __init__(self, spec: ModelSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
@@ -267,7 +267,7 @@ class WitnessTask(VisionTask):
         return super().decode(outputs, shape)
 
 
-class CheckedTask(VisionTask):
+class CheckedVisionTask(VisionTask):
     """As VisionTask, but a prediction is only made of outputs that are all there, of their shapes, and finite.
 
     An output that the engine before does not answer finitely either may be what it is: it is the model's.
@@ -372,7 +372,7 @@ class Trial(threading.Thread):
         self._deadline_s = deadline_s
         self._on_rehearsal = on_rehearsal
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Served | Exception] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[ServedFrame | Exception] = queue.SimpleQueue()
         self._left_behind = False
         self._owes = False  # an answer; for the frame path's thread, as the next
         self._rehearses_s: float | None = None  # monotonic, since when
@@ -405,7 +405,7 @@ class Trial(threading.Thread):
         if self._owes:
             self._result(self._deadline_s, self._deadline_s)
 
-    def answer(self, frame: Frame) -> Served:
+    def answer(self, frame: Frame) -> ServedFrame:
         """The candidate's answer to a frame.
 
         Raises AgentError (`probation.hang`) where none comes in time, and whatever the engine or its decoder raises.
@@ -417,7 +417,7 @@ class Trial(threading.Thread):
         self._owes = True
         self._frames.put(frame)
 
-    def _result(self, patience_s: float, limit_s: float) -> Served:
+    def _result(self, patience_s: float, limit_s: float) -> ServedFrame:
         """Of the inference under way; limit_s: what it has had when patience ends."""
         try:
             answer = self._answers.get(timeout=patience_s)
@@ -452,12 +452,12 @@ class Trial(threading.Thread):
         if self._left_behind:
             self._close_engine()
 
-    def _infer(self, frame: Frame) -> Served | Exception:
+    def _infer(self, frame: Frame) -> ServedFrame | Exception:
         try:
             result, geometry = self._task.infer(self.engine, frame.image)
         except Exception as error:  # whatever it is, the engine before can answer
             return error
-        return Served(frame, self.engine_id, result, time.monotonic_ns(), self._task.inferred_s, geometry)
+        return ServedFrame(frame, self.engine_id, result, time.monotonic_ns(), self._task.inferred_s, geometry)
 
     def _close_engine(self) -> None:
         """What cannot be closed any more must not stop the frame path, which does without it."""

@@ -22,7 +22,7 @@ _SHARE = "share/tared/systemd"  # where a wheel's data files go
 
 
 @dataclass(frozen=True)
-class Service:
+class SystemdService:
     """A daemon of this machine, by the name of its unit, and where its files lie below the root.
 
     Another than `tared` is a second one beside it, with a model, cameras, state and credentials of its own.
@@ -31,7 +31,7 @@ class Service:
     name: str = "tared"
 
     @classmethod
-    def named(cls, name: str) -> Service:
+    def named(cls, name: str) -> SystemdService:
         """The one that somebody calls so, beside the first one. Raises AgentError (`service.name`)."""
         if not _NAME.fullmatch(name):
             expected = "up to 32 small letters, digits and hyphens, with no hyphen at either end"
@@ -39,7 +39,7 @@ class Service:
         return cls(f"tared-{name}")
 
     @classmethod
-    def of_config(cls, path: Path, root: Path) -> Service | None:
+    def of_config(cls, path: Path, root: Path) -> SystemdService | None:
         """The one that starts with this configuration; None where none does."""
         service = cls(path.resolve().parent.name)
         known = service.name == "tared" or service.name.startswith("tared-")
@@ -79,11 +79,11 @@ class Service:
         return re.sub(r"^(\w+Directory)=tared$", rf"\1={self.name}", own, flags=re.MULTILINE)
 
 
-TARED = Service()
+TARED = SystemdService()
 
 
 @dataclass(frozen=True)
-class Step:
+class InstallStep:
     """One change, or why there is none: `action` is write, link, remove, keep or run; `what` a path or a command."""
 
     action: str
@@ -109,7 +109,7 @@ def shipped(name: str = TARED.unit) -> str:
     raise AgentError("service.files", found, "the files that tared comes with", "install tared again, with pip")
 
 
-def unit_text(root: Path = Path("/"), service: Service = TARED) -> str:
+def unit_text(root: Path = Path("/"), service: SystemdService = TARED) -> str:
     """A service's unit with this installation's own `tared` in ExecStart, as it is called once `root` is the root.
 
     Raises AgentError: `service.program` where there is none, `service.home` where the service could not see it.
@@ -128,7 +128,9 @@ def unit_text(root: Path = Path("/"), service: Service = TARED) -> str:
     return "".join(start if line.startswith("ExecStart=") else line for line in lines)
 
 
-def plan_install(root: Path, drop_ins: Sequence[str] = (), now: bool = False, service: Service = TARED) -> list[Step]:
+def plan_install(
+    root: Path, drop_ins: Sequence[str] = (), now: bool = False, service: SystemdService = TARED
+) -> list[InstallStep]:
     """What is still to be done until a service is installed under `root`; a second time that is nothing.
 
     drop_ins: of DROP_INS. A config.yaml that is there is the user's, and stays. Raises AgentError as `unit_text` and
@@ -142,36 +144,36 @@ def plan_install(root: Path, drop_ins: Sequence[str] = (), now: bool = False, se
         raise AgentError("service.unreadable", found, expected, remedy) from error
 
 
-def _plan_install(root: Path, drop_ins: Sequence[str], now: bool, service: Service) -> list[Step]:
+def _plan_install(root: Path, drop_ins: Sequence[str], now: bool, service: SystemdService) -> list[InstallStep]:
     steps = [_written(root / service.unit_path, unit_text(root, service))]
     for name in drop_ins:
         addition = service.as_its_own(shipped(f"{TARED.unit}.d/{name}"))
         steps.append(_written(root / service.drop_ins_path / name, addition))
     config = root / service.config_path
     first = service.as_its_own(shipped("config.yaml"))
-    steps.append(Step("keep", str(config)) if config.exists() else _written(config, first))
+    steps.append(InstallStep("keep", str(config)) if config.exists() else _written(config, first))
     link = root / service.link_path
     linked = link.is_symlink() and os.readlink(link) == f"/{service.unit_path}"
     if not _running(root):
-        return [*steps, Step("keep" if linked else "link", str(link), f"/{service.unit_path}")]
+        return [*steps, InstallStep("keep" if linked else "link", str(link), f"/{service.unit_path}")]
     if any(step.changes and step.what != str(config) for step in steps):
         steps.append(_run("daemon-reload"))
-    steps.append(Step("keep", str(link)) if linked else _run("enable", service.unit))
+    steps.append(InstallStep("keep", str(link)) if linked else _run("enable", service.unit))
     return [*steps, _run("restart", service.unit)] if now else steps
 
 
-def plan_uninstall(root: Path, service: Service = TARED) -> list[Step]:
+def plan_uninstall(root: Path, service: SystemdService = TARED) -> list[InstallStep]:
     """What is to be taken away. Configuration and state are the user's, and stay."""
     running = _running(root)
     ours = (service.link_path, *(service.drop_ins_path / name for name in DROP_INS), service.unit_path)
     there = [path for path in ours if os.path.lexists(root / path)]
-    steps = [Step("remove", str(root / path)) for path in there]
+    steps = [InstallStep("remove", str(root / path)) for path in there]
     if running and steps:
         steps = [_run("disable", "--now", service.unit), *steps, _run("daemon-reload")]
-    return [*steps, *(Step("keep", str(path)) for path in (root / service.config_path.parent,) if path.exists())]
+    return [*steps, *(InstallStep("keep", str(path)) for path in (root / service.config_path.parent,) if path.exists())]
 
 
-def carry_out(steps: Sequence[Step], root: Path) -> None:
+def carry_out(steps: Sequence[InstallStep], root: Path) -> None:
     """Do it. Raises AgentError (`service.write`, `service.systemctl`, `service.outside` for what a link in an image
     would have written outside of `root`) at the first step that fails."""
     try:
@@ -188,7 +190,7 @@ def need_root(root: Path) -> None:
         raise AgentError("service.root", f"user id {os.geteuid()}", "root", "sudo tared install-service")
 
 
-def _carry_out(step: Step, root: Path) -> None:
+def _carry_out(step: InstallStep, root: Path) -> None:
     path = Path(step.what)
     if step.action != "run" and not path.parent.resolve().is_relative_to(root):
         found = f"{path.parent}, a link to {path.parent.resolve()}"
@@ -220,14 +222,14 @@ def _make_folder(path: Path) -> None:
         path.chmod(0o755)
 
 
-def _written(path: Path, content: str) -> Step:
+def _written(path: Path, content: str) -> InstallStep:
     same = path.is_file() and not path.is_symlink() and path.read_bytes() == content.encode()
-    return Step("keep" if same else "write", str(path), content)
+    return InstallStep("keep" if same else "write", str(path), content)
 
 
-def _run(*arguments: str) -> Step:
+def _run(*arguments: str) -> InstallStep:
     command = ("systemctl", *arguments)
-    return Step("run", " ".join(command), command=command)
+    return InstallStep("run", " ".join(command), command=command)
 
 
 def _running(root: Path) -> bool:

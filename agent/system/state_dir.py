@@ -18,7 +18,7 @@ from agent.common.errors import AgentError
 
 
 @contextmanager
-def owning(state_dir: Path) -> Iterator[None]:
+def lock_state_dir(state_dir: Path) -> Iterator[None]:
     """Hold the state directory. The lock goes with the process, however it ends.
 
     A disk that has become read-only does not keep a daemon from serving what lies on it.
@@ -59,7 +59,7 @@ _GONE_S = 5.0  # within which a process that was killed is gone, unless its disk
 _UNFINISHED = re.compile(r"\.(.+\.\d+|current|previous)\.new")
 
 
-def sweep(state_dir: Path) -> None:
+def remove_leftovers(state_dir: Path) -> None:
     """End children that outlived their daemon, and remove what was half written, and the frames of their jobs.
 
     Of any process, by whatever id: ids are used again, and nobody else writes here.

@@ -16,7 +16,7 @@ from agent.contract.commands import CommandResult, Reported
 from agent.contract.histograms import Upload
 from agent.contract.messages import Birth, DeviceState, Status
 from agent.contract.topics import HOUSE, Topics, may_reply_to
-from agent.mqtt.client import Endpoint, MqttClient, Session
+from agent.mqtt.client import Endpoint, MqttClient, MqttSession
 from agent.mqtt.message import Mailbox, Message, Newest, Reply
 from agent.system.clock import unix_s
 from agent.uplink.histogram_sender import Told, UploadSource
@@ -78,7 +78,7 @@ class MqttLink:
         outbox: Outbox,
         backoff: Backoff | None = None,
         discovery: Discovery | None = None,
-        client: Callable[..., Session] = MqttClient,
+        client: Callable[..., MqttSession] = MqttClient,
         clock: Callable[[], float] = unix_s,
         boot_id: str | None = None,
     ) -> None:

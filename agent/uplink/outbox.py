@@ -20,13 +20,13 @@ from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Message
 from agent.system.clock import unix_s
 from agent.uplink.outbox_store import OutboxStore, Work
-from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE, START, Key, Row, Run
+from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE, START, DroppedRange, Key, OutboxRow
 
 _LACKING_S = 10.0  # over which a collector says the same, though it was sent again what there is
 _MOST_EPOCHS = 1000  # of which is remembered what was said
 
 
-class Heard(Enum):
+class AckResult(Enum):
     """NEWS: it has more than before. HOLE: it has heard of more, but not of what comes next. LACKING: so it goes on."""
 
     NEWS = "news"
@@ -34,14 +34,14 @@ class Heard(Enum):
     LACKING = "lacking"
 
 
-class Acknowledgements:
+class AckTracker:
     """By epoch; a number that comes late, or from a collector that is behind, takes nothing back."""
 
     def __init__(self) -> None:
         self._most: dict[int, int] = {}
         self._repeated: dict[int, tuple[int, float]] = {}  # the number that is repeated, and since when
 
-    def hear(self, epoch: int, upto: int, now_s: float) -> Heard:
+    def hear(self, epoch: int, upto: int, now_s: float) -> AckResult:
         """now_s: monotonic."""
         if len(self._most) >= _MOST_EPOCHS:
             self._most.clear()
@@ -49,13 +49,13 @@ class Acknowledgements:
         if upto > self._most.get(epoch, -1):
             self._most[epoch] = upto
             self._repeated.pop(epoch, None)
-            return Heard.NEWS
+            return AckResult.NEWS
         repeated, since_s = self._repeated.get(epoch, (-1, now_s))
         if repeated != upto:
             self._repeated[epoch] = upto, now_s
         elif now_s - since_s >= _LACKING_S:
-            return Heard.LACKING
-        return Heard.HOLE
+            return AckResult.LACKING
+        return AckResult.HOLE
 
 
 TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
@@ -66,18 +66,18 @@ WINDOW = 200  # of what is due, so many are in memory
 class _Parcel:
     """What the broker is being sent, in so many messages that it has not acknowledged yet."""
 
-    content: Row | Run
+    content: OutboxRow | DroppedRange
     messages: int
 
 
-class Sending:
+class SendWindow:
     """On one connection; one thread at a time. furthest: the greatest number that was ever taken, on any."""
 
     def __init__(self, topics: Topics) -> None:
         self.furthest = START
         self.complete = False  # nothing is due but what is here
         self._topics = topics
-        self._window: deque[Row | Run] = deque()
+        self._window: deque[OutboxRow | DroppedRange] = deque()
         self._opened: deque[Message] = deque()  # of one parcel, what is still to be taken
         self._parcels: dict[int, _Parcel] = {}  # by the id of their messages
 
@@ -102,12 +102,12 @@ class Sending:
         self._parcels.clear()
         self.complete = False
 
-    def add(self, due: Sequence[Row | Run], complete: bool) -> bool:
+    def add(self, due: Sequence[OutboxRow | DroppedRange], complete: bool) -> bool:
         """What is due next, no more than there is room for; complete: there is no more. Whether any of it is new here:
         a run may be on its way while another of them grows."""
         here = [*self._window, *(parcel.content for parcel in self._parcels.values())]
-        runs = {each.ends for each in here if isinstance(each, Run)}
-        news = [each for each in due if isinstance(each, Row) or each.ends not in runs]
+        runs = {each.ends for each in here if isinstance(each, DroppedRange)}
+        news = [each for each in due if isinstance(each, OutboxRow) or each.ends not in runs]
         self._window.extend(news)
         self.complete = complete
         return bool(news)
@@ -123,7 +123,7 @@ class Sending:
             self._open(self._window.popleft())
         return self._opened.popleft() if self._opened else None
 
-    def delivered(self, message: Message) -> Row | Run | None:
+    def delivered(self, message: Message) -> OutboxRow | DroppedRange | None:
         """The broker has it: what has arrived there by that, None while some of it has not."""
         parcel = self._parcels.pop(id(message), None)
         if parcel is None:
@@ -131,19 +131,19 @@ class Sending:
         parcel.messages -= 1
         return parcel.content if not parcel.messages else None
 
-    def refused(self, message: Message) -> Row | Run | None:
+    def refused(self, message: Message) -> OutboxRow | DroppedRange | None:
         """The broker does not take it: what that is part of, None if it is of another connection."""
         parcel = self._parcels.pop(id(message), None)
         return parcel.content if parcel is not None else None
 
     def arrived(self, epoch: int, upto: int) -> int:
         """Up to which number, of those up to `upto`, none is still on its way to the broker."""
-        rows = [parcel.content for parcel in self._parcels.values() if isinstance(parcel.content, Row)]
+        rows = [parcel.content for parcel in self._parcels.values() if isinstance(parcel.content, OutboxRow)]
         return min([upto, *(row.seq - 1 for row in rows if row.epoch == epoch)])
 
-    def _open(self, content: Row | Run) -> None:
+    def _open(self, content: OutboxRow | DroppedRange) -> None:
         """Turn it into the messages that tell it."""
-        if isinstance(content, Run):
+        if isinstance(content, DroppedRange):
             told = [Message(self._topics.event, _told(content, kind, n)) for kind, n in content.counts.items()]
         else:
             topic = self._topics.telemetry if content.kind == TELEMETRY else self._topics.event
@@ -154,12 +154,12 @@ class Sending:
         self._opened.extend(told)
 
 
-def _told(run: Run, kind: str, n: int) -> bytes:
+def _told(run: DroppedRange, kind: str, n: int) -> bytes:
     fields = {"epoch": run.epoch, "from": run.first, "to": run.last, "kind": kind, "n": n}
     return Dropped.model_validate(fields).to_json()
 
 
-class Allowance:
+class RateLimiter:
     """So many per second, and as many at once after a second without."""
 
     def __init__(self, per_s: float) -> None:
@@ -211,9 +211,9 @@ class Outbox:
         self._committed_s = time.monotonic()
         self._again = False  # what is unconfirmed is due once more, from the oldest on
         self._closing = False
-        self._sending = Sending(topics)
-        self._allowance = Allowance(config.backlog_per_s)
-        self._acknowledgements = Acknowledgements()
+        self._sending = SendWindow(topics)
+        self._allowance = RateLimiter(config.backlog_per_s)
+        self._acknowledgements = AckTracker()
         self._confirmed: dict[int, int] = {}  # by epoch: up to these numbers, some of which the broker may not have yet
         self._hole_s = _HOLE_S
         self._resent_s = time.monotonic()
@@ -261,7 +261,7 @@ class Outbox:
             if len(self._work.rows) < _MOST_PENDING:
                 payload = document(self.epoch, self._seq)
             if payload is not None and len(payload) <= MAX_PAYLOAD_BYTES:
-                self._work.rows.append(Row(self.epoch, self._seq, kind, rank, self._clock(), payload))
+                self._work.rows.append(OutboxRow(self.epoch, self._seq, kind, rank, self._clock(), payload))
             else:
                 self._work.lost.append(((self.epoch, self._seq), kind))
             since_s = time.monotonic() - self._committed_s
@@ -283,13 +283,13 @@ class Outbox:
             heard = self._acknowledgements.hear(epoch, upto, time.monotonic())
             self._confirmed[epoch] = max(upto, self._confirmed.get(epoch, 0))
             self._settle()  # also what it has said before: the disk may have refused it
-            if heard is Heard.NEWS:  # there is a collector again; what else it has, it will say soon
+            if heard is AckResult.NEWS:  # there is a collector again; what else it has, it will say soon
                 self._silence_s = self._shortest_s
                 self._again_at = min(self._again_at, time.monotonic() + self._shortest_s)
                 self._changed.notify()
                 return
             self._again_at = min(self._again_at, self._resent_s + self._hole_s)
-            if heard is Heard.LACKING:
+            if heard is AckResult.LACKING:
                 self._work.lacking[epoch] = upto
                 self._write_within(self._config.commit_s)
             self._changed.notify()
@@ -322,7 +322,7 @@ class Outbox:
         """For good: it will never arrive, and is counted among what was dropped. Else it is due again in a while."""
         with self._changed:
             refused = self._sending.refused(message)
-            if for_good and isinstance(refused, Row):
+            if for_good and isinstance(refused, OutboxRow):
                 self._work.refused.append(refused)
                 self._write_within(self._config.commit_s)
             elif refused is not None:

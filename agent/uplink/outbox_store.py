@@ -14,7 +14,7 @@ from pathlib import Path
 from agent.common.errors import AgentError
 from agent.mqtt.config import OutboxConfig
 from agent.system.clock import unix_s
-from agent.uplink.outbox_tables import START, Key, Row, Rows, Run, database, in_memory
+from agent.uplink.outbox_tables import START, DroppedRange, Key, OutboxRow, OutboxTable, database, in_memory
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _AGED_EVERY_S = 3600.0
 _CLOCK_JUMP_S = 60.0  # between two commits: somebody has set the clock
 
 
-class Bounds:
+class RetentionLimits:
     """In bytes and in days; one thread's."""
 
     def __init__(self, config: OutboxConfig, clock: Callable[[], float] = unix_s) -> None:
@@ -38,7 +38,7 @@ class Bounds:
         self._aged_s = 0.0
         self._clocks = clock(), time.monotonic()
 
-    def keep(self, rows: Rows, epoch: int) -> Counter[str]:
+    def keep(self, rows: OutboxTable, epoch: int) -> Counter[str]:
         """Drop what is too much, or too old; by kind. epoch: the one that goes on."""
         dropped: Counter[str] = Counter()
         if time.monotonic() >= self._aged_s:
@@ -50,7 +50,7 @@ class Bounds:
             dropped += self._make_room(rows, epoch)
         return dropped
 
-    def set_dates(self, rows: Rows) -> None:
+    def set_dates(self, rows: OutboxTable) -> None:
         """A board without a battery for its clock starts in 1970, and all it has would seem too old once the clock is
         set: what is dated before the jump is of as long ago as the board has known since."""
         wall, monotonic = self._clocks
@@ -60,7 +60,7 @@ class Bounds:
         if jump_s > _CLOCK_JUMP_S:
             rows.redate(wall + passed_s, jump_s)  # the latest that the clock can have said before
 
-    def _make_room(self, rows: Rows, epoch: int) -> Counter[str]:
+    def _make_room(self, rows: OutboxTable, epoch: int) -> Counter[str]:
         """Each row that goes may leave a run behind: so neither takes the place of the other."""
         dropped: Counter[str] = Counter()
         while True:
@@ -87,10 +87,10 @@ class Work:
     it was sent all there is.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[OutboxRow] = field(default_factory=list)
     lost: list[tuple[Key, str]] = field(default_factory=list)
-    delivered: list[Row | Run] = field(default_factory=list)
-    refused: list[Row] = field(default_factory=list)
+    delivered: list[OutboxRow | DroppedRange] = field(default_factory=list)
+    refused: list[OutboxRow] = field(default_factory=list)
     acks: dict[int, int] = field(default_factory=dict)
     lacking: dict[int, int] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ class OutboxStore:
         self._on_error = on_error
         self._database = database(path)
         self._clock = clock
-        self._bounds = Bounds(config, clock)
+        self._bounds = RetentionLimits(config, clock)
         self._told = ""
         self._retry_s = 0.0
         self._at = START  # up to there what is due has been handed out
@@ -130,7 +130,7 @@ class OutboxStore:
         self._is_blind = True  # the disk has not been asked yet which epochs there were
         self._collected = False
         self._on_disk = False
-        self._rows = Rows(in_memory())
+        self._rows = OutboxTable(in_memory())
         self._return_to_disk()
         self.returned = False
         if self._is_blind:
@@ -141,7 +141,7 @@ class OutboxStore:
         """Whether PUBACK is not enough."""
         return self._config.confirm == "collector" or (self._config.confirm == "auto" and self._collected)
 
-    def due(self, limit: int) -> list[Row | Run]:
+    def due(self, limit: int) -> list[OutboxRow | DroppedRange]:
         """The next of what the broker has not acknowledged, in the order of their numbers; before them runs that have
         grown among the numbers that were handed out already."""
         try:
@@ -167,10 +167,10 @@ class OutboxStore:
     def close(self) -> None:
         self._rows.db.close()
 
-    def _next(self, limit: int) -> list[Row | Run]:
+    def _next(self, limit: int) -> list[OutboxRow | DroppedRange]:
         runs = self._rows.runs
         self._behind, runs.grown = min(self._behind, runs.grown or self._at), None
-        late: list[Row | Run] = [*runs.due(self._behind, limit, self._at)]
+        late: list[OutboxRow | DroppedRange] = [*runs.due(self._behind, limit, self._at)]
         if len(late) == limit:
             self._behind = late[-1].key
             return late
@@ -197,13 +197,13 @@ class OutboxStore:
             self.oldest = self._rows.oldest_key()
         self.dropped += dropped + refused + Counter(kind for _, kind in work.lost)
 
-    def _keep_facts(self, rows: Rows) -> None:
+    def _keep_facts(self, rows: OutboxTable) -> None:
         rows.keep_fact("epoch", self.epoch)
         rows.keep_fact("collected", self._collected)
 
-    def _deliver(self, delivered: list[Row | Run]) -> None:
-        rows = [each for each in delivered if isinstance(each, Row)]
-        runs = [each for each in delivered if isinstance(each, Run)]
+    def _deliver(self, delivered: list[OutboxRow | DroppedRange]) -> None:
+        rows = [each for each in delivered if isinstance(each, OutboxRow)]
+        runs = [each for each in delivered if isinstance(each, DroppedRange)]
         if self.asks_collector:
             self._rows.sent(rows)
             self._rows.runs.sent(runs)
@@ -231,7 +231,7 @@ class OutboxStore:
         try:
             db = self._open()
             try:
-                self._take_over(Rows(db))
+                self._take_over(OutboxTable(db))
             except BaseException:
                 db.close()
                 raise
@@ -239,9 +239,9 @@ class OutboxStore:
             self._refused(error)
             return
         self._rows.db.close()
-        self._rows, self._on_disk, self.returned, self._told = Rows(db), True, True, ""
+        self._rows, self._on_disk, self.returned, self._told = OutboxTable(db), True, True, ""
 
-    def _take_over(self, file: Rows) -> None:
+    def _take_over(self, file: OutboxTable) -> None:
         """What the file and memory know holds for both from now on. An epoch that was begun without the file ends where
         that tells of a later one: what comes would else be numbered before what lies there. Raises AgentError."""
         with self._database.begun(file.db):
@@ -266,7 +266,7 @@ class OutboxStore:
     def _leave_disk(self, error: AgentError) -> None:
         """Memory stands in for it."""
         self._rows.db.close()
-        self._rows, self._on_disk = Rows(in_memory()), False
+        self._rows, self._on_disk = OutboxTable(in_memory()), False
         self._refused(error)
 
     def _refused(self, error: AgentError) -> None:

@@ -18,7 +18,7 @@ _RUN_BYTES = 30  # in the file, without its counts
 
 
 @dataclass(frozen=True)
-class Run:
+class DroppedRange:
     """Numbers of an epoch, from first to last, that will not come. counts: how many, by kind."""
 
     epoch: int
@@ -41,7 +41,7 @@ class Run:
         return self.epoch, self.first, self.last
 
 
-class Runs:
+class DroppedRanges:
     """Everything that is asked of them; the caller's transactions, and one thread's.
 
     grown: all that were added, or have grown, since somebody set it to None, come after this key.
@@ -66,21 +66,21 @@ class Runs:
         before = epoch, first - 1
         self.grown = before if self.grown is None else min(self.grown, before)
 
-    def due(self, after: Key, limit: int, upto: Key = _END) -> list[Run]:
+    def due(self, after: Key, limit: int, upto: Key = _END) -> list[DroppedRange]:
         """What the broker has not acknowledged, with keys beyond `after`, up to `upto`, in their order."""
         found = self._db.execute(
             "SELECT epoch, first, last, counts FROM runs WHERE (epoch, first) > (?, ?) AND (epoch, first) <= (?, ?) "
             "AND sent = 0 ORDER BY epoch, first LIMIT ?",
             (*after, *upto, limit),
         )
-        return [Run(epoch, first, last, json.loads(counts)) for epoch, first, last, counts in found]
+        return [DroppedRange(epoch, first, last, json.loads(counts)) for epoch, first, last, counts in found]
 
-    def sent(self, runs: Iterable[Run]) -> None:
+    def sent(self, runs: Iterable[DroppedRange]) -> None:
         """The broker has acknowledged these."""
         which = "epoch = ? AND first = ? AND last = ?"
         self._db.executemany(f"UPDATE runs SET sent = 1 WHERE {which}", [run.ends for run in runs])
 
-    def gone(self, runs: Iterable[Run]) -> None:
+    def gone(self, runs: Iterable[DroppedRange]) -> None:
         """These have arrived where they were meant to."""
         which = "epoch = ? AND first = ? AND last = ?"
         self._db.executemany(f"DELETE FROM runs WHERE {which}", [run.ends for run in runs])
@@ -139,7 +139,7 @@ _COLUMNS = {"rows": "epoch, seq, kind, rank, wall, sent, payload", "runs": "epoc
 
 
 @dataclass(frozen=True)
-class Row:
+class OutboxRow:
     """A numbered message. kind: telemetry, or the event's. rank: one of the above. wall: Unix time it is of, in s."""
 
     epoch: int
@@ -172,35 +172,35 @@ def in_memory() -> sqlite3.Connection:
     return db
 
 
-class Rows:
+class OutboxTable:
     """Everything that is asked of the rows and the `runs` among them; the caller's transactions, and one thread's."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
-        self.runs = Runs(db)
+        self.runs = DroppedRanges(db)
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[OutboxRow]) -> None:
         """New ones, which nobody has been sent."""
         values = [(row.epoch, row.seq, row.kind, row.rank, row.wall, row.payload) for row in rows]
         self.db.executemany(
             "INSERT INTO rows (epoch, seq, kind, rank, wall, sent, payload) VALUES (?, ?, ?, ?, ?, 0, ?)", values
         )
 
-    def due(self, after: Key, limit: int) -> list[Row | Run]:
+    def due(self, after: Key, limit: int) -> list[OutboxRow | DroppedRange]:
         """What the broker has not acknowledged, with numbers beyond `after`, in their order."""
         found = self.db.execute(
             "SELECT epoch, seq, kind, rank, wall, payload FROM rows "
             "WHERE (epoch, seq) > (?, ?) AND sent = 0 ORDER BY epoch, seq LIMIT ?",
             (*after, limit),
         )
-        due: list[Row | Run] = [Row(*values) for values in found]
+        due: list[OutboxRow | DroppedRange] = [OutboxRow(*values) for values in found]
         return sorted([*due, *self.runs.due(after, limit)], key=lambda each: each.key)[:limit]
 
-    def sent(self, rows: Iterable[Row]) -> None:
+    def sent(self, rows: Iterable[OutboxRow]) -> None:
         """The broker has acknowledged these."""
         self.db.executemany("UPDATE rows SET sent = 1 WHERE epoch = ? AND seq = ?", [row.key for row in rows])
 
-    def gone(self, rows: Iterable[Row]) -> None:
+    def gone(self, rows: Iterable[OutboxRow]) -> None:
         """These have arrived where they were meant to."""
         self.db.executemany("DELETE FROM rows WHERE epoch = ? AND seq = ?", [row.key for row in rows])
 
@@ -252,7 +252,7 @@ class Rows:
             dropped += self._drop(going)
         return dropped
 
-    def drop(self, rows: Iterable[Row]) -> Counter[str]:
+    def drop(self, rows: Iterable[OutboxRow]) -> Counter[str]:
         """These; what went, by kind."""
         return self._drop([(row.epoch, row.seq, row.kind) for row in rows])
 
@@ -281,7 +281,7 @@ class Rows:
         keep = "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
         self.db.execute(keep, (name, value))
 
-    def copy_to(self, other: Rows) -> None:
+    def copy_to(self, other: OutboxTable) -> None:
         """All rows and runs."""
         for table, columns in _COLUMNS.items():
             content = self.db.execute(f"SELECT {columns} FROM {table}").fetchall()

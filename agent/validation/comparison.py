@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.models.model import Model
-from agent.validation.confusion import Misreading, answers
+from agent.validation.confusion import ConfusionCounts, answers
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.output_checks import largest_batch, output_faults, row_faults
 from agent.vision.task import VisionTask
@@ -88,7 +88,7 @@ class Comparison:
     fidelities: NDArray[np.float64]
     latencies_ms: NDArray[np.float64]
     reference_ms: NDArray[np.float64]
-    misread: Sequence[Misreading]
+    misread: Sequence[ConfusionCounts]
     outputs: Mapping[str, int] = field(default_factory=dict)
     rows: Sequence[str] = ()
 
@@ -114,7 +114,7 @@ def compare(
     try:
         if serving is not None:
             engines.append(backend.load(read_artefact(Path(serving), find_key()).read_engine()))
-        return _Turns(model, reference, engines, deadline).run(held_out)
+        return _PairedRun(model, reference, engines, deadline).run(held_out)
     finally:
         reference.close()
         for engine in engines[1:]:
@@ -125,7 +125,7 @@ class _CandidateFailedError(Exception):
     """The candidate has raised an error: there is nothing more to compare."""
 
 
-class _Turns:
+class _PairedRun:
     """One comparison while it is made. engines: the candidate, and the one in service where there is one."""
 
     def __init__(self, model: Model, reference: Observer, engines: Sequence[Engine], deadline: Deadline) -> None:
@@ -136,7 +136,7 @@ class _Turns:
         self._declared = {each.name: each.shape for each in reference.outputs} if model.spec.task == "detect" else {}
         self._engines = engines
         self._deadline = deadline
-        self._misread = [Misreading() for _ in engines]
+        self._misread = [ConfusionCounts() for _ in engines]
         self._faults: Counter[str] = Counter()
         self._rows: list[str] = []
         self._scores: list[list[float]] = []

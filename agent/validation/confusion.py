@@ -123,7 +123,7 @@ class Disagreement:
 _ERROR = 0.05
 
 
-class Misreading:
+class ConfusionCounts:
     """Counts the answers of one engine, frame by frame."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Misreading:
         return self._wrong[reference]
 
 
-def newly_confused(candidate: Misreading, serving: Misreading | None, tolerance: float) -> tuple[Pair, ...]:
+def newly_confused(candidate: ConfusionCounts, serving: ConfusionCounts | None, tolerance: float) -> tuple[Pair, ...]:
     """The pairs that the candidate confuses in more than `tolerance` of the frames, and that are news.
 
     They are not where what serves confuses the same pair too, or loses that class as often in whatever way: an engine

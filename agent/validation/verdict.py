@@ -37,7 +37,7 @@ _NOTICED_MS = 0.25  # a difference that no frame at 1000 Hz would notice is none
 
 
 @dataclass(frozen=True)
-class Limits:
+class VerdictLimits:
     """max_loss: largest 1 - mean fidelity at which a candidate is good, whatever serves now. max_slowdown: its latency
     may be so many times that of the engine in service. least_gain: of mean fidelity over it, on the same frames."""
 
@@ -84,7 +84,7 @@ class Verdict:
         return cls(**{**document, **pairs})
 
 
-def decide(comparison: Comparison, limits: Limits, label: Callable[[int], str] = str) -> Verdict:
+def decide(comparison: Comparison, limits: VerdictLimits, label: Callable[[int], str] = str) -> Verdict:
     """Accept a candidate whose outputs are sound, that confuses no classes newly, is not too slow, and faithful.
 
     With no engine in service it must keep max_loss, and its latency is told and not judged. With one, it must have the
@@ -223,7 +223,7 @@ class Judge:
     backend: Backend
     serving: str | None
     held_out: HeldOut
-    limits: Limits
+    limits: VerdictLimits
     state_dir: Path
     evidence: Mapping[str, Any]
     on_hang: Callable[[AgentError], None]
@@ -251,7 +251,7 @@ class Judge:
             )
         return {"verdict": verdict.as_dict()}
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> VerdictLimits:
         """Those of the request, with more time for a candidate that has layers float which are INT8 in service."""
         if self.serving is None:
             return self.limits

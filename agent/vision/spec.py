@@ -84,7 +84,7 @@ class InputSpec(Strict):
         return values
 
 
-class ShapeRange(Strict):
+class ProfileShapes(Strict):
     """The shapes of one input in an optimization profile, each (batch, channels, height, width), or channels last."""
 
     min: Shape
@@ -139,7 +139,7 @@ class ModelSpec(Strict):
     task: Literal["classify", "detect", "raw"]
     decoder: str | None = Field(default=None, validate_default=True)
     input: InputSpec = InputSpec()
-    profiles: tuple[dict[str, ShapeRange], ...] = Field(default=(), validate_default=True)
+    profiles: tuple[dict[str, ProfileShapes], ...] = Field(default=(), validate_default=True)
     labels: tuple[str, ...] = ()
     score_threshold: Fraction = 0.3
     iou_threshold: Fraction = 0.5
@@ -179,8 +179,8 @@ class ModelSpec(Strict):
     @field_validator("profiles")
     @classmethod
     def _bounds_of_open_sizes(
-        cls, profiles: tuple[dict[str, ShapeRange], ...], info: ValidationInfo
-    ) -> tuple[dict[str, ShapeRange], ...]:
+        cls, profiles: tuple[dict[str, ProfileShapes], ...], info: ValidationInfo
+    ) -> tuple[dict[str, ProfileShapes], ...]:
         if not profiles and "input" in info.data and info.data["input"].follows_frames:
             raise ValueError(f"the least and the largest input, for input.resize '{info.data['input'].resize}'")
         return profiles

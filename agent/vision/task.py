@@ -20,7 +20,7 @@ from engines.trace import span
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedFrame:
     """A frame as it was answered: by which engine, with what, when it was done, and how long the engine took.
 
     geometry: where the frame lay in the network input, in whose pixels a detector answers; None: in the frame's own.
@@ -68,7 +68,7 @@ class Inference(Protocol):
 Submit = Callable[[Callable[[], Outputs]], Inference]
 
 
-class OnDevice:
+class DeviceInference:
     """An inference that an engine computes beside the thread that has begun it; the device is asked for its end."""
 
     tells = False
@@ -97,7 +97,7 @@ class OnDevice:
 
 
 @dataclass(frozen=True)
-class Begun:
+class PendingInference:
     """Frames whose inference has begun, at `began_s` (monotonic); shape: of the network input of each."""
 
     inference: Inference
@@ -142,7 +142,7 @@ class VisionTask:
         with span("decode"):
             return self.decode(outputs, shape), geometry
 
-    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> Begun:
+    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
         """Begin with frames as for `infer`, several at once as a batch; `decoded` makes predictions of their outputs.
 
         submit: runs what blocks beside the calling thread; not needed by an engine that computes beside it anyway.
@@ -154,9 +154,9 @@ class VisionTask:
         if self._overlapping is not None:
             return self._begin_on_device(self._overlapping, images[0])
         run, shape, geometry = self._make_ready(engine, images[0])
-        return Begun(submit(run), shape, [geometry])
+        return PendingInference(submit(run), shape, [geometry])
 
-    def decoded(self, outputs: Outputs, begun: Begun) -> list[Prediction]:
+    def decoded(self, outputs: Outputs, begun: PendingInference) -> list[Prediction]:
         """The predictions for frames that were begun, of their outputs."""
         with span("decode"):
             if len(begun) == 1:
@@ -164,7 +164,7 @@ class VisionTask:
             each = ({name: output[row : row + 1] for name, output in outputs.items()} for row in range(len(begun)))
             return [self.decode(row, begun.shape) for row in each]
 
-    def _begin_batch(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> Begun:
+    def _begin_batch(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
         """On the host, also for an engine that preprocesses single frames itself."""
         geometries = []
         with span("preprocess"):
@@ -176,15 +176,15 @@ class VisionTask:
                 geometries.append(geometry)
         batch, overlapping = self._batch[: len(images)], self._overlapping
         if overlapping is not None:
-            return Begun(OnDevice(overlapping, overlapping.start(batch)), tensor.shape, geometries)
-        return Begun(submit(lambda: _inferred(lambda: engine.infer(batch))), tensor.shape, geometries)
+            return PendingInference(DeviceInference(overlapping, overlapping.start(batch)), tensor.shape, geometries)
+        return PendingInference(submit(lambda: _inferred(lambda: engine.infer(batch))), tensor.shape, geometries)
 
     def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Prediction, Geometry]]:
         """As `infer`, for one after the other. While an engine that can computes one, the next is read and uploaded."""
         if not isinstance(engine, OverlappingEngine):
             yield from (self.infer(engine, image) for image in images)
             return
-        under_way: Begun | None = None
+        under_way: PendingInference | None = None
         for image in images:
             begun = self._begin_on_device(engine, image)
             if under_way is not None:
@@ -193,11 +193,13 @@ class VisionTask:
         if under_way is not None:
             yield self._finished(under_way)
 
-    def _begin_on_device(self, engine: OverlappingEngine, image: NDArray[np.uint8]) -> Begun:
+    def _begin_on_device(self, engine: OverlappingEngine, image: NDArray[np.uint8]) -> PendingInference:
         transform, geometry = self._preprocess.transform(image)
-        return Begun(OnDevice(engine, engine.start_image(image, transform)), transform.input_shape, [geometry])
+        return PendingInference(
+            DeviceInference(engine, engine.start_image(image, transform)), transform.input_shape, [geometry]
+        )
 
-    def _finished(self, begun: Begun) -> tuple[Prediction, Geometry]:
+    def _finished(self, begun: PendingInference) -> tuple[Prediction, Geometry]:
         outputs, _, _ = begun.inference.result()
         return self.decoded(outputs, begun)[0], begun.geometries[0]
 

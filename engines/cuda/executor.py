@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engines.cuda.gpu import Gpu
-from engines.cuda.kernels import Argument, Array, Buffer, Geometry, kernel_source
+from engines.cuda.kernels import Argument, Array, Buffer, KernelGeometry, kernel_source
 from engines.errors import DeviceError
 
 _LEAST_BYTES = 256
@@ -88,8 +88,8 @@ class CudaExecutor:
     user's cache (PYCUDA_CACHE_DIR overrules where). Raises DeviceError `cuda.compiler`; any use, as Gpu.working.
     """
 
-    def __init__(self, gpu: Gpu, geometry: Geometry | None = None) -> None:
-        self.geometry = geometry or Geometry()
+    def __init__(self, gpu: Gpu, geometry: KernelGeometry | None = None) -> None:
+        self.geometry = geometry or KernelGeometry()
         self._gpu = gpu
         self._pool = DevicePool(gpu.driver.mem_alloc, gpu.driver.MemoryError)
         shared = self.geometry.shared_bytes()

@@ -38,7 +38,7 @@ _FIRST_GUESS = 2  # with two tail octaves good for amax in [2, 16), where most a
 
 
 @dataclass(frozen=True)
-class Geometry:
+class KernelGeometry:
     """The constants that kernels.cu is compiled with; it says why these are the defaults.
 
     bits: log2 of the bins, 11 to 13. tail: octaves counted beyond the guessed range. threads: of a block, a power of
@@ -87,14 +87,15 @@ Argument = Buffer | np.int32 | np.uint64  # of a kernel; the last is an address 
 
 
 class Executor(Protocol):
-    """Runs the kernels of one Geometry. Every call is queued on `stream`, the runtime's own object, None its default.
+    """Runs the kernels of one KernelGeometry. Every call is queued on `stream`, the runtime's own object, None its
+    default.
 
     Not thread-safe. On a GPU the context must be current on the calling thread. A buffer must outlive what is queued
     with it: the memory of one that is dropped may serve the next one at once, on whatever stream that is.
     """
 
     @property
-    def geometry(self) -> Geometry: ...
+    def geometry(self) -> KernelGeometry: ...
 
     def resident_blocks(self, kernel: str) -> int:
         """How many blocks of a kernel the whole device runs at once; 0 where it cannot hold even one."""

@@ -76,7 +76,8 @@ class Grouping:
     Values mostly flow from i to j; a group of several layers may also read from a later one, and as a boundary costs
     the same either way, the direction is not kept.
     owners: per node of the master graph the groups whose decision its time follows; nodes that are not in it cost the
-    same under every plan. readers: per Q/DQ that engines/quantise/apply_plan.py puts in, by name, the groups that it is there for.
+    same under every plan. readers: per Q/DQ that engines/quantise/apply_plan.py puts in, by name, the groups that it
+    is there for.
     """
 
     groups: tuple[FusionGroup, ...]

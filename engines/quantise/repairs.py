@@ -135,7 +135,7 @@ _LEAST_SHIFT = 0.02  # of the layer's noise: smaller shifts are left alone
 
 
 @dataclass
-class Layer:
+class RepairedLayer:
     """One layer under repair. Noise is in its output's units squared, `signal` the sum of its outputs' variances.
 
     Both as if all taps met in every output, which `coverage` of them do.
@@ -188,10 +188,10 @@ def propose_repairs(
 
     families: which kinds of repairs may be proposed.
     """
-    return _Workshop(master, placement, calibration, statistics).proposal(families)
+    return _RepairSearch(master, placement, calibration, statistics).proposal(families)
 
 
-class _Workshop:
+class _RepairSearch:
     """The layers of one model, repaired step by step."""
 
     def __init__(
@@ -231,13 +231,13 @@ class _Workshop:
         """Whether a tensor is under a scale of ours. Some have none: what reads them stays float."""
         return tensor in self.groups and self.calibration.amax.keys() >= set(self.groups[tensor].taps)
 
-    def _layer(self, node: NodeProto, seen: LayerStatistics) -> Layer:
+    def _layer(self, node: NodeProto, seen: LayerStatistics) -> RepairedLayer:
         matrix = to_matrix(node, numpy_helper.to_array(self.topology.initializers[node.input[1]]))
         if node.op_type == "Gemm":
             matrix = matrix * float(attribute(node, "alpha", 1.0))  # type: ignore[arg-type]  # ONNX says float
         amax = max(self.calibration.amax[tap] for tap in self.groups[node.input[0]].taps)
         signal = float(seen.variance.sum()) / coverage(node)
-        return Layer(node, matrix, seen.read, signal, activation_scale(amax, node.input[0]))
+        return RepairedLayer(node, matrix, seen.read, signal, activation_scale(amax, node.input[0]))
 
     def _thresholds(self) -> dict[ScaleGroup, str]:
         """Per group the method of least noise behind the weights that read it, where that is clearly less."""
@@ -278,7 +278,7 @@ class _Workshop:
                 layer.equalise(better, f"equalised{', free' if is_free(self.topology, layer.node) else ''}")
         return divisors, offsets, ranges
 
-    def _equalised(self, layer: Layer) -> Equalisation | None:
+    def _equalised(self, layer: RepairedLayer) -> Equalisation | None:
         """The best equalisation of a layer that is worth its price."""
         if layer.signal == 0.0 or not layer.read.amax.any():
             return None
@@ -325,7 +325,7 @@ class _Workshop:
         return shifts
 
 
-def _noise_to_signal(readers: list[Layer], scale: float) -> float:
+def _noise_to_signal(readers: list[RepairedLayer], scale: float) -> float:
     """What the readers of a tensor lose through its activations, together; those that give nothing have no say."""
     heard = [layer for layer in readers if layer.signal > 0.0]
     return sum(activation_noise(layer.matrix, layer.read, scale) / layer.signal for layer in heard)

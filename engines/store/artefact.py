@@ -1,8 +1,8 @@
 """An artefact: written once, verified before use.
 
 It is a directory with `manifest.json` and the files it names by SHA-256. The manifest is sealed, and with a key signed
-(engines/store/signing.py), so that a changed byte in any file is found before a runtime sees it. An engine is code: what is
-loaded are the bytes that `Artefact.read_file` has verified, not what lies under their name a moment later.
+(engines/store/signing.py), so that a changed byte in any file is found before a runtime sees it. An engine is code:
+what is loaded are the bytes that `Artefact.read_file` has verified, not what lies under their name a moment later.
 """
 
 from __future__ import annotations

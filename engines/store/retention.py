@@ -116,7 +116,7 @@ class Freed:
     nbytes: int = 0
 
 
-class Upkeep:
+class StoreCleaner:
     """Removes from a store, and from the caches beside it, what `retain` lets go.
 
     keep: so many of the newest artefacts stay without being needed, and so many cached references and timing caches,

@@ -1,6 +1,7 @@
 """TensorRT 10, TensorRT 11 and TensorRT-RTX: the backend of a Jetson, and of PCs with an NVIDIA GPU.
 
-Everything is strongly typed: precision lives in the graph (engines/half/convert.py), never in builder flags. The reference is
+Everything is strongly typed: precision lives in the graph (engines/half/convert.py), never in builder flags. The
+reference is
 FP32 with TF32 products: as many bits of mantissa as FP16, without its range, so that no first frame can overflow it.
 """
 
@@ -25,7 +26,7 @@ from engines.interface import BackendOptions, BuildRequest, Built, Progress, sil
 from engines.store.artefact import fingerprint
 from engines.store.store import Store
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine, profiles_for
-from engines.trt.dialect import open_dialect
+from engines.trt.dialect import open_release
 from engines.trt.engine import TensorRtEngine, layer_times_ms
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_inspector, layers_to_json, with_times, without_int8
 from engines.trt.reference import Reference, TensorRtObserver, open_reference
@@ -42,9 +43,9 @@ class TensorRtBackend:
     precisions: Sequence[str] = ("fp32", "fp16")
 
     def __init__(self, options: BackendOptions | None = None) -> None:
-        """Raises EngineError as `open_dialect`, DeviceError as Gpu."""
+        """Raises EngineError as `open_release`, DeviceError as Gpu."""
         self._options = options or BackendOptions()
-        self._dialect = open_dialect(crossing=self._options.target is not None)
+        self._dialect = open_release(crossing=self._options.target is not None)
         self._gpu = _gpu() if self._options.target is None else None
 
     def describe(self) -> Mapping[str, str]:

@@ -24,10 +24,10 @@ from engines.interface import BuildRequest, Profile, Progress, ShapeRange, Tenso
 from engines.store.files import replace_files
 from engines.store.signing import is_signed, sign
 from engines.trt.api import Builder, CrossConfig, CrossTensorRt, IBuilderConfig
-from engines.trt.dialect import Dialect
+from engines.trt.dialect import TensorRtRelease
 from engines.trt.layers import LISTING, Layer, layers_from_log
-from engines.trt.log import Record, messages
-from engines.trt.network import Network, parse
+from engines.trt.log import LogRecord, messages
+from engines.trt.network import ParsedNetwork, parse
 from engines.trt.progress import BuildProgress
 
 _PURPOSE = "timing cache"
@@ -138,7 +138,7 @@ class MissingKernelError(EngineError):
 
 
 def build_engine(
-    dialect: Dialect,
+    dialect: TensorRtRelease,
     graph: ModelProto,
     profiles: Sequence[Profile],
     options: BuilderOptions,
@@ -180,7 +180,7 @@ def _in_a_thread(build: Callable[[], BuiltEngine], told: BuildProgress) -> Built
 
 
 def _build(
-    dialect: Dialect,
+    dialect: TensorRtRelease,
     graph: ModelProto,
     profiles: Sequence[Profile],
     options: BuilderOptions,
@@ -203,7 +203,7 @@ def _build(
     return BuiltEngine(bytes(built), layers_from_log(record.verbose[-1]) if record.verbose else ())
 
 
-def _mark(dialect: Dialect, network: Network, debug: Sequence[str], outputs: Sequence[str]) -> None:
+def _mark(dialect: TensorRtRelease, network: ParsedNetwork, debug: Sequence[str], outputs: Sequence[str]) -> None:
     for name in (*debug, *outputs):
         tensor = network.tensor(name)
         if tensor is None or (name in debug and not network.definition.mark_debug(tensor)):
@@ -214,7 +214,9 @@ def _mark(dialect: Dialect, network: Network, debug: Sequence[str], outputs: Seq
             network.definition.mark_output(tensor)
 
 
-def _config(dialect: Dialect, builder: Builder, profiles: Sequence[Profile], options: BuilderOptions) -> IBuilderConfig:
+def _config(
+    dialect: TensorRtRelease, builder: Builder, profiles: Sequence[Profile], options: BuilderOptions
+) -> IBuilderConfig:
     trt = dialect.trt
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # names and types of layers, some kilobytes
@@ -235,7 +237,7 @@ def _config(dialect: Dialect, builder: Builder, profiles: Sequence[Profile], opt
     return config
 
 
-def _use_dla(dialect: Dialect, builder: Builder, config: IBuilderConfig, core: int) -> None:
+def _use_dla(dialect: TensorRtRelease, builder: Builder, config: IBuilderConfig, core: int) -> None:
     if not dialect.has_dla:
         raise EngineError(
             "engine.dla", f"DLA core {core} with {dialect.name}", "a release with DLA support", "build for the GPU"
@@ -248,7 +250,7 @@ def _use_dla(dialect: Dialect, builder: Builder, config: IBuilderConfig, core: i
     config.set_flag(dialect.trt.BuilderFlag.GPU_FALLBACK)
 
 
-def _aim(dialect: Dialect, config: IBuilderConfig, target: str) -> None:
+def _aim(dialect: TensorRtRelease, config: IBuilderConfig, target: str) -> None:
     members = cast(CrossTensorRt, dialect.trt).ComputeCapability.__members__
     known = {name.lower(): capability for name, capability in members.items() if name.startswith("SM")}
     if target not in known:
@@ -266,7 +268,7 @@ def _add_profile(builder: Builder, config: IBuilderConfig, shapes: Profile) -> N
         raise EngineError("engine.profile", f"{shapes}", "a profile that the builder takes", "correct the model spec")
 
 
-def _failure(dialect: Dialect, record: Record) -> EngineError:
+def _failure(dialect: TensorRtRelease, record: LogRecord) -> EngineError:
     """Why there is no engine: the builder returns None, and its log has the reason."""
     said = record.last_error
     short = next((text for text in (*record.errors, *record.warnings) if _NO_MEMORY.search(text)), None)

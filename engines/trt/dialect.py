@@ -19,7 +19,7 @@ Version = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseRange:
     """Releases of one module from `first` up to, but not including, `until`, and what sets them apart.
 
     crosses: builds for GPUs that this machine does not have. times: has a timing cache, and kernels that INT8 may lack.
@@ -39,9 +39,9 @@ class Release:
 
 
 RELEASES = (
-    Release("tensorrt", (10,), (11,), without_dla=((10, 8), (11,))),
-    Release("tensorrt", (11,), (12,), without_dla=((11,), (11, 4, 1))),
-    Release("tensorrt_rtx", (1, 7), (1, 8), crosses=True, times=False, without_dla=((1, 7), (1, 8))),
+    ReleaseRange("tensorrt", (10,), (11,), without_dla=((10, 8), (11,))),
+    ReleaseRange("tensorrt", (11,), (12,), without_dla=((11,), (11, 4, 1))),
+    ReleaseRange("tensorrt_rtx", (1, 7), (1, 8), crosses=True, times=False, without_dla=((1, 7), (1, 8))),
 )
 """10.x: JetPack 6 to 7.2. 11.x: JetPack 7.2.2 and later. TensorRT-RTX: GPUs of PCs, and machines without one."""
 
@@ -49,11 +49,11 @@ _INSTALL = "on a Jetson: create the venv with --system-site-packages; on a PC: p
 
 
 @dataclass(frozen=True)
-class Dialect:
+class TensorRtRelease:
     """The TensorRT that was found: its module, its version, and its row of the table."""
 
     trt: TensorRt
-    release: Release
+    release: ReleaseRange
     version: str
 
     @property
@@ -68,7 +68,7 @@ class Dialect:
         return not first <= parse_version(self.version) < until
 
 
-def open_dialect(crossing: bool = False) -> Dialect:
+def open_release(crossing: bool = False) -> TensorRtRelease:
     """Import the TensorRT of this machine; `crossing` asks for one that builds for GPUs which are not here.
 
     Raises EngineError: `backend.missing` when there is none, `backend.library` when it is there and cannot be loaded,
@@ -92,10 +92,10 @@ def open_dialect(crossing: bool = False) -> Dialect:
     if release is None:
         remedy = "JetPack 6 or later brings TensorRT 10; JetPack 5 has TensorRT 8, which tared cannot use"
         raise EngineError("backend.version", f"{found} {version}", supported, remedy)
-    return Dialect(trt, release, version)
+    return TensorRtRelease(trt, release, version)
 
 
-def find_release(module: str, version: str, releases: Sequence[Release] = RELEASES) -> Release | None:
+def find_release(module: str, version: str, releases: Sequence[ReleaseRange] = RELEASES) -> ReleaseRange | None:
     """The row of the table for a version of a module."""
     parsed = parse_version(version)
     return next((r for r in releases if r.module == module and r.first <= parsed < r.until), None)

@@ -16,14 +16,14 @@ from engines.cuda.preprocess import DevicePreprocess
 from engines.interface import Array
 from engines.preprocessing import ImageTransform
 from engines.trace import span
-from engines.trt.dialect import Dialect
+from engines.trt.dialect import TensorRtRelease
 from engines.trt.layers import layers_from_inspector, nodes_by_layer
 from engines.trt.session import Session
 
 _WARM_UP = 3  # runs that nobody counts: clocks rise, kernels are loaded
 
 
-def layer_times_ms(dialect: Dialect, session: Session, batch: Array, runs: int = 20) -> dict[str, float]:
+def layer_times_ms(dialect: TensorRtRelease, session: Session, batch: Array, runs: int = 20) -> dict[str, float]:
     """Median time in ms of every layer, by its name, over `runs` inferences of one batch.
 
     TensorRT waits for every layer meanwhile: their sum is more than an inference takes that nobody watches.
@@ -38,7 +38,7 @@ def layer_times_ms(dialect: Dialect, session: Session, batch: Array, runs: int =
     return {layer: median(values[_WARM_UP:]) for layer, values in times.items() if len(values) > _WARM_UP}
 
 
-def _profiler(dialect: Dialect, times: dict[str, list[float]]) -> Any:
+def _profiler(dialect: TensorRtRelease, times: dict[str, list[float]]) -> Any:
     base = dialect.trt.IProfiler
 
     class Profiler(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there
@@ -54,7 +54,7 @@ class TensorRtEngine(Session):
     Raises EngineError and DeviceError as Session; DeviceError (`cuda.compiler`) where the kernels cannot be compiled.
     """
 
-    def __init__(self, dialect: Dialect, gpu: Gpu, content: bytes) -> None:
+    def __init__(self, dialect: TensorRtRelease, gpu: Gpu, content: bytes) -> None:
         super().__init__(dialect, gpu, content)
         self._frame_bytes = 0
         self._frames: list[HostMemory] = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from engines.errors import EngineError
-from engines.trt.dialect import Dialect
+from engines.trt.dialect import TensorRtRelease
 
 Made = TypeVar("Made")
 
@@ -24,7 +24,7 @@ _MOST_MESSAGES = 200  # of each kind: a builder that fails over and over must no
 
 
 @dataclass
-class Record:
+class LogRecord:
     """What was said while it was listened to.
 
     errors, warnings: in order. verbose: the messages that begin with one of the prefixes asked for.
@@ -44,16 +44,16 @@ class Record:
 class Messages:
     """Receives the messages of one process and hands them to whoever listens. TensorRT calls from several threads."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._records: list[Record] = []
+    def __init__(self, dialect: TensorRtRelease) -> None:
+        self._records: list[LogRecord] = []
         self._lock = threading.Lock()
         self._name = dialect.name
         self.logger = _logger(dialect, self.receive)
 
     @contextmanager
-    def recorded(self, *prefixes: str) -> Iterator[Record]:
+    def recorded(self, *prefixes: str) -> Iterator[LogRecord]:
         """Listen for the length of a `with`."""
-        record = Record(prefixes)
+        record = LogRecord(prefixes)
         with self._lock:
             self._records.append(record)
         try:
@@ -91,12 +91,12 @@ class Messages:
 
 
 @functools.cache
-def messages(dialect: Dialect) -> Messages:
+def messages(dialect: TensorRtRelease) -> Messages:
     """The log of this process, which lives as long as it does: engines call it until they are gone."""
     return Messages(dialect)
 
 
-def _logger(dialect: Dialect, receive: Any) -> Any:
+def _logger(dialect: TensorRtRelease, receive: Any) -> Any:
     base = dialect.trt.ILogger
 
     class Logger(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there

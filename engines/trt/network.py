@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto
 from engines.errors import EngineError
 from engines.graph.topology import value_type
 from engines.trt.api import Builder, INetworkDefinition, ITensor, OnnxParser
-from engines.trt.dialect import Dialect
+from engines.trt.dialect import TensorRtRelease
 from engines.trt.log import messages
 
 _UNSUPPORTED = "UNSUPPORTED"
@@ -17,7 +17,7 @@ _MOST_WORDS = 400  # characters: below the reason it goes on with what failed be
 
 
 @dataclass(frozen=True)
-class Network:
+class ParsedNetwork:
     """A parsed network. The parser owns what the network refers to, and has to live as long."""
 
     definition: INetworkDefinition
@@ -37,7 +37,7 @@ class Network:
         return None
 
 
-def parse(dialect: Dialect, builder: Builder, graph: ModelProto) -> Network:
+def parse(dialect: TensorRtRelease, builder: Builder, graph: ModelProto) -> ParsedNetwork:
     """Parse a graph strongly typed: every tensor has the type that the graph gives it, and no other.
 
     Raises EngineError: `engine.double` (double-precision inputs or outputs, which TensorRT would make float without a
@@ -62,10 +62,10 @@ def parse(dialect: Dialect, builder: Builder, graph: ModelProto) -> Network:
         raise _refusal(dialect, parser, record.last_error)
     if network.num_layers == 0:  # it has taken an empty file for a model
         raise EngineError("engine.empty", "a network of no layers", "at least one layer", "check the model's outputs")
-    return Network(network, parser)
+    return ParsedNetwork(network, parser)
 
 
-def _refusal(dialect: Dialect, parser: OnnxParser, said: str) -> EngineError:
+def _refusal(dialect: TensorRtRelease, parser: OnnxParser, said: str) -> EngineError:
     if parser.num_errors == 0:
         return EngineError("engine.graph", said, f"a graph that {dialect.name} parses", "check the model with trtexec")
     error = parser.get_error(0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.interface import Progress
-from engines.trt.dialect import Dialect
+from engines.trt.dialect import TensorRtRelease
 
 
 @dataclass
@@ -27,7 +27,7 @@ class BuildProgress:
     builder is told to stop, and `reraise` raises it once the builder has returned.
     """
 
-    def __init__(self, dialect: Dialect, progress: Progress) -> None:
+    def __init__(self, dialect: TensorRtRelease, progress: Progress) -> None:
         self._progress = progress
         self._phases: dict[str, _Phase] = {}
         self._fraction = 0.0
@@ -82,7 +82,7 @@ class BuildProgress:
         return share
 
 
-def _monitor(dialect: Dialect, progress: BuildProgress) -> Any:
+def _monitor(dialect: TensorRtRelease, progress: BuildProgress) -> Any:
     base = dialect.trt.IProgressMonitor
 
     class Monitor(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there

@@ -23,7 +23,7 @@ from engines.interface import Array, BuildRequest, Observation, Progress
 from engines.onnxruntime_backend import OnnxRuntimeEngine
 from engines.store.artefact import find_artefact, write_artefact
 from engines.store.store import Store
-from engines.trt.dialect import Dialect
+from engines.trt.dialect import TensorRtRelease
 from engines.trt.taps import ListeningProbe, OutputProbe, Probe, Sight
 
 _LEAST_SQNR_DB = 30.0  # TF32 products keep 10 bits, so some 50 dB are left of FP32 after a deep network
@@ -151,7 +151,7 @@ class Reference:
     None keeps nothing.
     """
 
-    dialect: Dialect
+    dialect: TensorRtRelease
     gpu: Gpu
     request: BuildRequest
     taps: tuple[str, ...]

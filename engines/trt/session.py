@@ -14,7 +14,7 @@ from engines.cuda.gpu import DeviceMemory, Gpu, HostMemory
 from engines.errors import EngineError
 from engines.interface import Array, TensorSpec
 from engines.trt.api import ICudaEngine, IExecutionContext, Runtime
-from engines.trt.dialect import Dialect
+from engines.trt.dialect import TensorRtRelease
 from engines.trt.log import messages
 
 Shape = tuple[int, ...]
@@ -70,7 +70,7 @@ class Session:
     """
 
     def __init__(
-        self, dialect: Dialect, gpu: Gpu, content: bytes, slots: int = 2, hidden: Collection[str] = ()
+        self, dialect: TensorRtRelease, gpu: Gpu, content: bytes, slots: int = 2, hidden: Collection[str] = ()
     ) -> None:
         self._dialect = dialect
         self._gpu = gpu

@@ -18,7 +18,7 @@ from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import DeviceHistograms
 from engines.errors import EngineError
 from engines.interface import Array, TensorSpec
-from engines.trt.dialect import Dialect
+from engines.trt.dialect import TensorRtRelease
 from engines.trt.session import Session
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class TapListener:
     raises it after the inference. stream: the one that the engine is queued on, as PyCUDA's object.
     """
 
-    def __init__(self, dialect: Dialect, gpu: Gpu, histograms: TapHistograms, stream: Any) -> None:
+    def __init__(self, dialect: TensorRtRelease, gpu: Gpu, histograms: TapHistograms, stream: Any) -> None:
         self._nptype = dialect.trt.nptype
         self._on_device = dialect.trt.TensorLocation.DEVICE
         self._gpu = gpu
@@ -108,7 +108,7 @@ def _address(capsule: Any) -> int:
     return capsule if isinstance(capsule, int) else int(_POINTER(capsule, None) or 0)
 
 
-def _listener(dialect: Dialect, receive: Callable[[Any, Any, Any, Any, str, int], None]) -> Any:
+def _listener(dialect: TensorRtRelease, receive: Callable[[Any, Any, Any, Any, str, int], None]) -> Any:
     base = dialect.trt.IDebugListener
 
     class Listener(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there
@@ -152,7 +152,7 @@ class _TappedSession(Session):
     """What both ways share: the model's own input and outputs may be taps too."""
 
     def __init__(
-        self, dialect: Dialect, gpu: Gpu, content: bytes, taps: Sequence[str], hidden: Collection[str] = ()
+        self, dialect: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str], hidden: Collection[str] = ()
     ) -> None:
         super().__init__(dialect, gpu, content, slots=1, hidden=hidden)
         visible = {spec.name for spec in self._tensors}
@@ -198,7 +198,7 @@ class _TappedSession(Session):
 class ListeningProbe(_TappedSession):
     """Taps marked as debug tensors: they cost nothing while nobody listens, but the fusing of what makes them."""
 
-    def __init__(self, dialect: Dialect, gpu: Gpu, content: bytes, taps: Sequence[str]) -> None:
+    def __init__(self, dialect: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str]) -> None:
         super().__init__(dialect, gpu, content, taps)
         self._listener = TapListener(dialect, gpu, self._histograms, self.stream)
         self._listening: bool | None = None
@@ -239,7 +239,9 @@ class ListeningProbe(_TappedSession):
 class OutputProbe(_TappedSession):
     """Taps marked as outputs. Every one of them is written to memory of its own on every inference."""
 
-    def __init__(self, dialect: Dialect, gpu: Gpu, content: bytes, taps: Sequence[str], added: Collection[str]) -> None:
+    def __init__(
+        self, dialect: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str], added: Collection[str]
+    ) -> None:
         """added: the taps that are outputs for their own sake, and not the model's."""
         super().__init__(dialect, gpu, content, taps, hidden=added)
 

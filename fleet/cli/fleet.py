@@ -79,13 +79,13 @@ def _collect(options: argparse.Namespace) -> int:
     from agent.system.process import handling_signals
     from fleet.collector.batch import Part
     from fleet.collector.collector import Collector, client_id_of
-    from fleet.collector.writer import Retention
+    from fleet.collector.writer import ReportRetention
     from fleet.store import open_store
 
     set_up_logging("warning")
     part, fleet = Part(*(options.part or (1, 1))), fleets_from(options)
     client_id = options.client_id or (client_id_of(part, fleet) if options.share is None else None)
-    store, retention = open_store(options.db), Retention(options.keep_days)
+    store, retention = open_store(options.db), ReportRetention(options.keep_days)
     collector = Collector(endpoint_from(options), store, client_id, part, options.share, retention, fleet)
     counts, signalled = collector.counts, threading.Event()
     with handling_signals(lambda _: signalled.set()), progress("collecting") as bar:
@@ -141,13 +141,13 @@ def _report(options: argparse.Namespace) -> int:
     from fleet.devices.devices import Devices
     from fleet.devices.records import audited, refused
     from fleet.devices.selection import select
-    from fleet.rollout.register import RolloutBook
+    from fleet.rollout.register import RolloutRegister
     from fleet.store import open_existing
     from fleet.views.page import page
 
     with open_existing(options.db) as store:
         selected = select(Devices(store), options.fleet, options.where, options.silent)
-        rollouts = RolloutBook(store, getpass.getuser()).all(options.fleet)
+        rollouts = RolloutRegister(store, getpass.getuser()).all(options.fleet)
         text = page(
             options.fleet, selected, rollouts, audited(store), refused(store, fleet=options.fleet), options.silent
         )

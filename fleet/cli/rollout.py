@@ -98,12 +98,12 @@ def _create(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fleet.rollout.listing import print_plan
-    from fleet.rollout.register import RolloutBook
+    from fleet.rollout.register import RolloutRegister
     from fleet.store import open_existing
 
     spec = _spec(options)
     with open_existing(options.db) as store:
-        book = RolloutBook(store, getpass.getuser())
+        book = RolloutRegister(store, getpass.getuser())
         waves = book.plan(options.fleet, spec, uuid.uuid4().hex)
         identity = None if options.dry_run else book.create(options.fleet, spec, waves, options.why)
     if options.json:
@@ -147,11 +147,11 @@ def _list(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fleet.rollout.listing import as_object, print_rollouts
-    from fleet.rollout.register import RolloutBook
+    from fleet.rollout.register import RolloutRegister
     from fleet.store import open_existing
 
     with open_existing(options.db) as store:
-        found = RolloutBook(store, getpass.getuser()).all(options.fleet)
+        found = RolloutRegister(store, getpass.getuser()).all(options.fleet)
     if options.json:
         print(json.dumps({"rollouts": [as_object(each) for each in found]}))
     elif found:
@@ -165,11 +165,11 @@ def _show(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from fleet.rollout.listing import details, print_rollout
-    from fleet.rollout.register import RolloutBook
+    from fleet.rollout.register import RolloutRegister
     from fleet.store import open_existing
 
     with open_existing(options.db) as store:
-        overview, boards, commands = RolloutBook(store, getpass.getuser()).show(options.id)
+        overview, boards, commands = RolloutRegister(store, getpass.getuser()).show(options.id)
     if options.json:
         print(json.dumps(details(overview, boards, commands)))
     else:
@@ -190,11 +190,11 @@ def _abort(options: argparse.Namespace) -> int:
 
 
 def _turn(options: argparse.Namespace, what: str, *arguments: object) -> int:
-    from fleet.rollout.register import RolloutBook
+    from fleet.rollout.register import RolloutRegister
     from fleet.store import open_existing
 
     with open_existing(options.db) as store:
-        rollout = getattr(RolloutBook(store, getpass.getuser()), what)(options.id, *arguments, options.why)
+        rollout = getattr(RolloutRegister(store, getpass.getuser()), what)(options.id, *arguments, options.why)
     told = {"id": rollout.id, "state": rollout.state.value}
     print(json.dumps(told) if options.json else f"{rollout.id} {rollout.state.value}")
     return 0

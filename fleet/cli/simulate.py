@@ -66,19 +66,19 @@ def pairs(defaults: T, text: str) -> T:
 def _simulate(options: argparse.Namespace) -> int:
     from agent.common.console import progress, set_up_logging
     from agent.system.process import handling_signals
-    from fleet.simulator.options import Bad, Faults, Wishes
+    from fleet.simulator.options import BadEngines, Faults, SimulationOptions
     from fleet.simulator.scene import Drift
     from fleet.simulator.simulation import Simulation
 
     set_up_logging("error")  # of ten thousand boards each tells of its every connection
-    wishes = Wishes(
+    wishes = SimulationOptions(
         devices=int(options.devices),
         fleet=fleet_from(options),
         period_s=options.period,
         ramp_s=options.ramp,
         drift=pairs(Drift(), options.drift),
         faults=pairs(Faults(), options.faults),
-        bad=pairs(Bad(), options.bad),
+        bad=pairs(BadEngines(), options.bad),
         storms=tuple(options.storm),
         clock_skew_s=options.clock_skew,
         job_s=options.job,

@@ -16,13 +16,13 @@ from agent.common.errors import AgentError
 from agent.common.timing import Backoff
 from agent.contract.messages import Ack
 from agent.contract.topics import Topics
-from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient
 from agent.mqtt.message import Message
 from fleet.collector.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
-from fleet.collector.writer import Keeper, Retention
+from fleet.collector.writer import BatchWriter, ReportRetention
 from fleet.devices.reports import Gap, Stream
-from fleet.store import Store
+from fleet.store import FleetStore
 from fleet.untrusted import Warnings
 
 
@@ -70,7 +70,7 @@ class Read(NamedTuple):
     """batch: what so many arrivals are, the next ones that this intake had."""
 
     batch: Batch
-    intake: Intake
+    intake: ReceiveQueue
     arrivals: int
 
     def settle(self) -> None:
@@ -78,12 +78,12 @@ class Read(NamedTuple):
         self.intake.settle(self.arrivals)
 
 
-class Reading:
+class ReadAhead:
     """Batches of what each of these intakes has, in its order, made by a thread for each; a context manager. One is
     ready at a time, and one more of each may be read already. gather_s: by intake, how long it waits for more.
     batch_bytes: of messages, at most about so much in one."""
 
-    def __init__(self, gather_s: Mapping[Intake, float], reader: Reader, batch_bytes: int) -> None:
+    def __init__(self, gather_s: Mapping[ReceiveQueue, float], reader: Reader, batch_bytes: int) -> None:
         self._reader = reader
         self._batch_bytes = batch_bytes
         self._ready: queue.Queue[Read | BaseException] = queue.Queue(1)
@@ -92,7 +92,7 @@ class Reading:
             threading.Thread(target=self._run, args=each, name="reading", daemon=True) for each in gather_s.items()
         ]
 
-    def __enter__(self) -> Reading:
+    def __enter__(self) -> ReadAhead:
         for thread in self._threads:
             thread.start()
         return self
@@ -112,7 +112,7 @@ class Reading:
             raise read
         return read
 
-    def _run(self, intake: Intake, gather_s: float) -> None:
+    def _run(self, intake: ReceiveQueue, gather_s: float) -> None:
         try:
             while not self._ending.is_set():
                 if arrivals := intake.take(self._batch_bytes, _READ_WAIT_S, gather_s):
@@ -157,11 +157,11 @@ class Collector:
     def __init__(
         self,
         endpoint: Endpoint,
-        store: Store,
+        store: FleetStore,
         client_id: str | None = CLIENT_ID,
         part: Part = WHOLE,
         share: str | None = None,
-        retention: Retention | None = None,
+        retention: ReportRetention | None = None,
         fleet: str | None = None,
     ) -> None:
         """The store is the collector's own from now on. part: of the devices, the others are somebody else's. fleet:
@@ -175,9 +175,9 @@ class Collector:
         self._store = store
         self._reader = Reader(part)
         self._warnings = Warnings(log, "collector")
-        self._keeper = Keeper(store, self._warnings)
-        self._retention = retention or Retention()
-        self._intake, self._results = Intake(_INTAKE_BYTES), Intake(_INTAKE_BYTES)
+        self._keeper = BatchWriter(store, self._warnings)
+        self._retention = retention or ReportRetention()
+        self._intake, self._results = ReceiveQueue(_INTAKE_BYTES), ReceiveQueue(_INTAKE_BYTES)
         self._acks = Acks()
         name = client_id or f"{CLIENT_ID}-{uuid.uuid4().hex[:12]}"
         self._client = MqttClient(
@@ -210,7 +210,7 @@ class Collector:
         Raises AgentError (`fleet.schema`) where a newer tared has taken over the database meanwhile.
         """
         gather_s = {self._intake: _GATHER_S, self._results: _GATHER_RESULTS_S}
-        reading = Reading(gather_s, self._reader, self._store.batch_bytes)
+        reading = ReadAhead(gather_s, self._reader, self._store.batch_bytes)
         with self._store, self._client, self._results_client, reading:
             while not stopping():
                 read = reading.next(_WAIT_S)

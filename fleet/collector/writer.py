@@ -10,14 +10,14 @@ from fleet.devices.devices import Devices
 from fleet.devices.identities import Identities
 from fleet.devices.records import Refused, Results, quarantine
 from fleet.devices.reports import Report, Reports, Stream
-from fleet.store import Store, Transaction, written
+from fleet.store import FleetStore, Transaction, written
 from fleet.untrusted import Warnings
 
 
-class Keeper:
+class BatchWriter:
     """For one store. warnings: of what is stored, and strange."""
 
-    def __init__(self, store: Store, warnings: Warnings) -> None:
+    def __init__(self, store: FleetStore, warnings: Warnings) -> None:
         self._store = store
         self._warnings = warnings
         self._identities = Identities(store)
@@ -77,14 +77,14 @@ _ENDED = "heard < ? AND epoch < (SELECT d.epoch FROM devices d WHERE d.id = prog
 _ORPHANS = "NOT EXISTS (SELECT 1 FROM progress p WHERE p.device = dropped.device AND p.epoch = dropped.epoch)"
 
 
-class Retention:
+class ReportRetention:
     """days: that rows are kept after they came, by our clock; the record of who did what is kept for good."""
 
     def __init__(self, days: float = DAYS) -> None:
         self._days = days
         self._look_at = -math.inf
 
-    def keep(self, store: Store, now: float) -> None:
+    def keep(self, store: FleetStore, now: float) -> None:
         """Let some of it go, if it is time to. now: Unix time in s. Raises AgentError as the store does."""
         if now < self._look_at:
             return

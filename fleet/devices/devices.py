@@ -11,7 +11,7 @@ from typing import Any
 from agent.contract.messages import SCHEMA_VERSION, Birth, Status
 from fleet.devices.identities import Identities, Name
 from fleet.devices.records import audit
-from fleet.store import Row, Store, Transaction, written
+from fleet.store import FleetStore, Row, Transaction, written
 from fleet.untrusted import printable
 
 _STATE = ("id", "state", "session", "boot_id", "state_ts")
@@ -60,7 +60,7 @@ class Device:
 class Devices:
     """Those in a store. Each method raises AgentError as the store does; times are Unix time in s."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FleetStore) -> None:
         self._store = store
         self._identities = Identities(store)
 

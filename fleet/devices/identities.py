@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from fleet.store import Store, Transaction
+from fleet.store import FleetStore, Transaction
 
 Name = tuple[str, str]  # fleet, device
 _MOST = 200_000  # remembered
@@ -16,7 +16,7 @@ class Identities:
     What was given away in a transaction that came to nothing is forgotten: after that the store connects anew.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FleetStore) -> None:
         self._store = store
         self._generation = 0
         self._known: dict[Name, int] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agent.contract.commands import CommandResult
 from fleet.devices.identities import Identities, Name
 from fleet.operator import may_be_of_anybodys
-from fleet.store import Row, Store, Transaction
+from fleet.store import FleetStore, Row, Transaction
 from fleet.untrusted import printable
 
 _MOST_REFUSED = 10_000  # rows
@@ -68,7 +68,7 @@ def audit(transaction: Transaction, who: str, what: str, why: str, subject: str,
     transaction.execute(insert, (time.time(), who, what, why, subject, document))
 
 
-def audited(store: Store, subject: str | None = None) -> list[AuditEntry]:
+def audited(store: FleetStore, subject: str | None = None) -> list[AuditEntry]:
     """What is on record, of all subjects where none is named, the oldest first."""
     where, values = ("", ()) if subject is None else (" WHERE subject = ?", (subject,))
     with store.begun("read") as transaction:
@@ -78,7 +78,7 @@ def audited(store: Store, subject: str | None = None) -> list[AuditEntry]:
     return [AuditEntry(*row) for row in found]
 
 
-def refused(store: Store, newest: int = 100, fleet: str | None = None) -> list[Refused]:
+def refused(store: FleetStore, newest: int = 100, fleet: str | None = None) -> list[Refused]:
     """What lies in quarantine of a fleet, of all where none is named, the newest first."""
     query = (
         "SELECT fleet, device, topic, code, found, payload FROM quarantine "
@@ -96,7 +96,7 @@ def _is_final(result: CommandResult) -> bool:
 class Results:
     """What became of commands. Raises AgentError as the store does."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FleetStore) -> None:
         self._store = store
         self._identities = Identities(store)
 

@@ -10,7 +10,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from fleet.devices.identities import Identities, Name
-from fleet.store import ReportRow, Row, Store, Transaction, written
+from fleet.store import FleetStore, ReportRow, Row, Transaction, written
 
 Key = tuple[int, int]  # a device's id, its epoch
 Span = tuple[int, int, float]  # numbers, from first to last; by the board's clock, 0 where nobody knows
@@ -29,7 +29,7 @@ class _Progress(NamedTuple):
     heard: float = 0.0
 
 
-class Step(NamedTuple):
+class StreamStep(NamedTuple):
     """Where a stream is now. went_on: whether there is a higher number than before; ts: when that was by its board."""
 
     upto: int
@@ -37,7 +37,7 @@ class Step(NamedTuple):
     ts: float
 
 
-def advance(transaction: Transaction, seen: Mapping[Key, Sequence[Span]], now: float) -> dict[Key, Step]:
+def advance(transaction: Transaction, seen: Mapping[Key, Sequence[Span]], now: float) -> dict[Key, StreamStep]:
     """Note, and return, up to which number each stream is complete now.
 
     seen: what has just been stored, of each stream. What anybody else has stored counts too: who stores does so before
@@ -53,7 +53,7 @@ def advance(transaction: Transaction, seen: Mapping[Key, Sequence[Span]], now: f
             upto = _walked(transaction, key, upto)
         after[key] = _Progress(upto, highest, ts, max(now, known.heard))
     transaction.upsert("progress", _KEY, (*_KEY, *_COLUMNS), [(*key, *each) for key, each in after.items()])
-    return {key: Step(each.upto, each.highest > before[key].highest, each.ts) for key, each in after.items()}
+    return {key: StreamStep(each.upto, each.highest > before[key].highest, each.ts) for key, each in after.items()}
 
 
 def through(upto: int, spans: Iterable[Sequence[float]]) -> int:
@@ -100,19 +100,20 @@ def _numbers(transaction: Transaction, key: Key, after: int) -> Iterator[int]:
 _MOST = 200_000  # remembered
 
 
-class Twins:
-    """An epoch is a start's (see agent/uplink/outbox_store.py): a board has one that goes on, and may have older ones to send
+class DuplicateBoards:
+    """An epoch is a start's (see agent/uplink/outbox_store.py): a board has one that goes on, and may have older ones
+    to send
     from the disk. What was written, by the board's own clock, after the newest epoch's newest is of another board: one
     that was cloned, or somebody who uses its name. A clock that was set back looks the same; nothing is refused for it.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FleetStore) -> None:
         self._store = store
         self._generation = 0
         self._newest: dict[int, int] = {}  # epochs, by device
         self._told: set[Key] = set()
 
-    def among(self, transaction: Transaction, steps: Mapping[Key, Step]) -> list[Key]:
+    def among(self, transaction: Transaction, steps: Mapping[Key, StreamStep]) -> list[Key]:
         """Which streams are a twin's, each told once."""
         self._learn(transaction, steps)
         late = {
@@ -127,7 +128,7 @@ class Twins:
         self._told.update(twins)
         return twins
 
-    def _learn(self, transaction: Transaction, steps: Mapping[Key, Step]) -> None:
+    def _learn(self, transaction: Transaction, steps: Mapping[Key, StreamStep]) -> None:
         if self._generation != self._store.generation or len(self._newest) > _MOST or len(self._told) > _MOST:
             self._newest.clear()
             self._told.clear()
@@ -192,10 +193,10 @@ class Added:
 class Reports:
     """Those in a store. Each method raises AgentError as the store does."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FleetStore) -> None:
         self._store = store
         self._identities = Identities(store)
-        self._twins = Twins(store)
+        self._twins = DuplicateBoards(store)
         self._generation = 0
         self._begun = set[Stream]()
 

@@ -22,7 +22,7 @@ from agent.contract.wire import MessageError
 from calibrate.histogram import AbsHistogram, HistogramSum
 from engines.calibration import Calibration, calibrate_histograms
 from engines.store.files import replace_files
-from fleet.merge.outliers import Distance, Group, Limits, Sketch
+from fleet.merge.outliers import Distance, Group, OutlierLimits, Sketch
 
 
 class Merger:
@@ -54,7 +54,7 @@ Advance = Callable[[str, float], None]  # what is being done, and which fraction
 
 
 @dataclass(frozen=True)
-class Board:
+class ExaminedUpload:
     """An upload that was looked at. kind: a hash of what has to be the same for its histograms to merge."""
 
     path: Path
@@ -69,7 +69,7 @@ class Merged:
 
     calibration: Calibration
     distances: Mapping[str, Distance]
-    limits: Limits
+    limits: OutlierLimits
     excluded: Mapping[str, str]
 
 
@@ -81,7 +81,7 @@ def merge_calibration(
     Each file is read two times, a third time where there are outliers; in memory are the sums, one upload, and a sketch
     for each board. Raises AgentError (`merge.empty`), CalibrationError as `calibrate_histograms`.
     """
-    boards, excluded = _look(uploads, advance)
+    boards, excluded = _examine(uploads, advance)
     boards, strangers = _alike(boards)
     excluded |= strangers
     if not boards:
@@ -93,7 +93,7 @@ def merge_calibration(
     heavy = {device: why for device, board in boards.items() if (why := group.outweighed(board.sketch))}
     boards = {device: board for device, board in boards.items() if device not in heavy}
     seen, distances = _distances(group, boards, advance)
-    limits = Limits.of(list(distances.values()))
+    limits = OutlierLimits.of(list(distances.values()))
     outliers = {device: why for device, each in distances.items() if (why := limits.reason(each))}
     excluded |= heavy | outliers
     if outliers:
@@ -105,7 +105,7 @@ def merge_calibration(
     return Merged(replace(calibration, merged=provenance), distances, limits, excluded)
 
 
-def look_at(path: Path) -> Board:
+def examine_upload(path: Path) -> ExaminedUpload:
     """Read an upload whole. Raises MessageError for what is none, and for one with values that are not finite."""
     content = path.read_bytes()
     facts, histograms = read_facts(content), dict(read_upload(content))
@@ -117,22 +117,22 @@ def look_at(path: Path) -> Board:
     bits = [(tensor, histograms[tensor].bits) for tensor in tensors]
     same = [facts.model, facts.observed, facts.preprocessing, sorted(map(sorted, facts.shared)), bits]
     kind = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
-    return Board(path, kind, facts.frames, Sketch.of(histograms, tensors))
+    return ExaminedUpload(path, kind, facts.frames, Sketch.of(histograms, tensors))
 
 
-def _look(uploads: Mapping[str, Path], advance: Advance) -> tuple[dict[str, Board], dict[str, str]]:
+def _examine(uploads: Mapping[str, Path], advance: Advance) -> tuple[dict[str, ExaminedUpload], dict[str, str]]:
     """Those that can be read, and why the others cannot."""
-    boards, excluded = dict[str, Board](), dict[str, str]()
+    boards, excluded = dict[str, ExaminedUpload](), dict[str, str]()
     for number, (device, path) in enumerate(sorted(uploads.items())):
         advance("looking", number / len(uploads))
         try:
-            boards[device] = look_at(path)
+            boards[device] = examine_upload(path)
         except (MessageError, OSError) as error:
             excluded[device] = str(error)
     return boards, excluded
 
 
-def _alike(boards: Mapping[str, Board]) -> tuple[dict[str, Board], dict[str, str]]:
+def _alike(boards: Mapping[str, ExaminedUpload]) -> tuple[dict[str, ExaminedUpload], dict[str, str]]:
     """The largest group of boards whose histograms merge, and why the others are not in it."""
     kinds = Counter(board.kind for board in boards.values())
     if not kinds:
@@ -144,7 +144,7 @@ def _alike(boards: Mapping[str, Board]) -> tuple[dict[str, Board], dict[str, str
 
 
 def _distances(
-    group: Group, boards: Mapping[str, Board], advance: Advance
+    group: Group, boards: Mapping[str, ExaminedUpload], advance: Advance
 ) -> tuple[dict[str, AbsHistogram], dict[str, Distance]]:
     """The sum of all boards, and how far each is from the group."""
     merger, to_board = Merger(), dict[str, float]()
@@ -161,7 +161,7 @@ def _distances(
     return seen, {device: Distance(cost, harm) for (device, cost), harm in rows}
 
 
-def _sum(boards: Mapping[str, Board], advance: Advance) -> dict[str, AbsHistogram]:
+def _sum(boards: Mapping[str, ExaminedUpload], advance: Advance) -> dict[str, AbsHistogram]:
     merger = Merger()
     for number, board in enumerate(boards.values()):
         advance("merging", number / len(boards))

@@ -18,7 +18,7 @@ from agent.contract.messages import NEWER_SCHEMA, Status
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError
-from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient
 from agent.mqtt.message import Message
 from fleet.merge.inbox import Announced, UploadInbox
@@ -38,7 +38,7 @@ _PASSING = ("command.busy", "command.interrupted")  # refusals after which it is
 
 
 @dataclass
-class _Asked:
+class _PendingUpload:
     """A board that has been asked. since_s: when something was heard of it last, or it was asked first; until_s: when
     it is given up, whatever it says; monotonic."""
 
@@ -78,10 +78,10 @@ class MergeExchange:
         self._signer = signer
         self._most_s = most_s
         self._warnings = Warnings(log, "merge")
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _PendingUpload] = {}
         self._endpoint = endpoint
         own = f"tared/v1/{fleet}/+"
-        self._intake = Intake(_INTAKE_BYTES)
+        self._intake = ReceiveQueue(_INTAKE_BYTES)
         self._client = MqttClient(
             endpoint,
             f"tared-merge-{uuid.uuid4().hex}",
@@ -120,7 +120,7 @@ class MergeExchange:
     def _begin(self, device: str) -> None:
         try:
             now_s = time.monotonic()
-            self._asked[device] = _Asked(Topics(self._fleet, device), now_s, now_s + self._most_s)
+            self._asked[device] = _PendingUpload(Topics(self._fleet, device), now_s, now_s + self._most_s)
         except AgentError as error:
             self.failed[device] = str(error)
             return
@@ -137,7 +137,7 @@ class MergeExchange:
         asked.command = command_message(asked.topics, as_sent(command, self._signer), command.expires)
         self._publish(asked)
 
-    def _publish(self, asked: _Asked) -> None:
+    def _publish(self, asked: _PendingUpload) -> None:
         if asked.command is not None:
             asked.asked_s = time.monotonic()
             self._client.publish(asked.command)
@@ -181,7 +181,7 @@ class MergeExchange:
         elif kind == "histograms":
             self._chunk(device, asked, rest[0], rest[1], payload)
 
-    def _chunk(self, device: str, asked: _Asked, name: str, number: str, payload: bytes) -> None:
+    def _chunk(self, device: str, asked: _PendingUpload, name: str, number: str, payload: bytes) -> None:
         """Raises MessageError."""
         try:
             whole = self.inbox.take(device, name, number, payload)
@@ -194,7 +194,7 @@ class MergeExchange:
         if whole:
             del self._asked[device]
 
-    def _hear_answer(self, device: str, asked: _Asked, payload: bytes) -> None:
+    def _hear_answer(self, device: str, asked: _PendingUpload, payload: bytes) -> None:
         """Raises MessageError, but of a board whose tared is too new: no other answer is to be had of that."""
         try:
             result = CommandResult.from_json(payload)
@@ -205,7 +205,7 @@ class MergeExchange:
         else:
             self._answered(device, asked, result)
 
-    def _answered(self, device: str, asked: _Asked, result: CommandResult) -> None:
+    def _answered(self, device: str, asked: _PendingUpload, result: CommandResult) -> None:
         """Raises MessageError."""
         if result.result is not None:
             self.inbox.expect(device, Announced.read(result.result))
@@ -218,7 +218,7 @@ class MergeExchange:
         elif result.final:  # and chunks have been lost, or wait behind it with the broker
             self._again(device, asked, "chunks that do not arrive")
 
-    def _again(self, device: str, asked: _Asked, why: str) -> None:
+    def _again(self, device: str, asked: _PendingUpload, why: str) -> None:
         """In a moment, unless it was often enough."""
         if asked.rounds >= _ROUNDS:
             self._fail(device, why)

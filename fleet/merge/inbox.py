@@ -48,7 +48,7 @@ class Announced(Document):
 
 
 @dataclass
-class _Coming:
+class _IncomingUpload:
     """An upload of which some chunks are there."""
 
     announced: Announced
@@ -69,7 +69,7 @@ class UploadInbox:
         self.whole: dict[str, Path] = {}
         self.counts: Counter[str] = Counter()
         self._folder = folder
-        self._coming: dict[str, _Coming] = {}
+        self._coming: dict[str, _IncomingUpload] = {}
         self._arrived: dict[str, str] = {}  # the hash of each that is whole
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class UploadInbox:
             part = self._path(device, "part")
             with _writing(part):
                 part.unlink(missing_ok=True)
-            self._coming[device] = _Coming(announced, part)
+            self._coming[device] = _IncomingUpload(announced, part)
 
     def missing(self, device: str) -> tuple[str, list[int]] | None:
         """The hash of the upload that is coming, and what is missing of it; None where nothing is known of any."""
@@ -122,7 +122,7 @@ class UploadInbox:
         self._arrived[device] = coming.announced.sha256
         return True
 
-    def _check(self, device: str, coming: _Coming) -> None:
+    def _check(self, device: str, coming: _IncomingUpload) -> None:
         """Raises MessageError for an upload that is none."""
         content = coming.part.read_bytes()
         try:

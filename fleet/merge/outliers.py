@@ -59,7 +59,7 @@ class Distance:
 
 
 @dataclass(frozen=True)
-class Limits:
+class OutlierLimits:
     """Beyond which distances, in dB, a board is an outlier; and the median distances."""
 
     to_board_db: float
@@ -67,7 +67,7 @@ class Limits:
     median: Distance
 
     @classmethod
-    def of(cls, distances: Sequence[Distance]) -> Limits:
+    def of(cls, distances: Sequence[Distance]) -> OutlierLimits:
         to_board = [each.to_board_db for each in distances]
         to_group = [each.to_group_db for each in distances]
         median = Distance(float(np.median(to_board)), float(np.median(to_group)))

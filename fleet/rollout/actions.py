@@ -11,8 +11,8 @@ from agent.contract.topics import Topics
 from fleet.devices.devices import Device
 from fleet.devices.facts import facts
 from fleet.operator import as_sent, command_of, new_command
-from fleet.rollout.board_rows import Change, TargetRow
-from fleet.rollout.command_rows import Order
+from fleet.rollout.board_rows import RowChange, TargetRow
+from fleet.rollout.command_rows import CommandRow
 from fleet.rollout.outcomes import MOST_ATTEMPTS, pause_s, unread
 from fleet.rollout.rollout_rows import Rollout
 from fleet.rollout.spec import OPS, policy
@@ -23,11 +23,11 @@ _HELD = "held"  # of a baseline: the values that a policy replaces
 
 
 @dataclass(frozen=True)
-class Step:
+class BoardStep:
     """What becomes of a board's row, and what it is told, if anything."""
 
-    change: Change
-    order: Order | None = None
+    change: RowChange
+    order: CommandRow | None = None
 
 
 class Actions:
@@ -36,73 +36,73 @@ class Actions:
     def __init__(self, rollout: Rollout, signer: Signer | None, now: float) -> None:
         self._rollout, self._spec, self._signer, self._now = rollout, rollout.spec, signer, now
 
-    def do(self, target: TargetRow, device: Device, held: Reported | None, until: float) -> Step:
+    def do(self, target: TargetRow, device: Device, held: Reported | None, until: float) -> BoardStep:
         """What the rollout is for. held: the settings that the board last told. until: when its window closes.
 
         What a board had is what it had before the first attempt: a second one may find it changed already.
         """
         if device.schema is not None and device.is_newer:
-            return Step(unread(target, Role.DO, device.schema))
+            return BoardStep(unread(target, Role.DO, device.schema))
         spec, known = self._spec, facts(device, self._now, self._spec.silent_s)
         baseline: dict[str, Any] = {**known, **target.before}
         if spec.op == "regime" and device.engine == spec.arguments["regime"]:
-            return Step(Change(target.device, Target.DONE, "served it already", device.engine, baseline))
+            return BoardStep(RowChange(target.device, Target.DONE, "served it already", device.engine, baseline))
         if spec.op == "policy":
             if held is None:
-                return Step(self._later(target, "has not told its settings, to which it might have to go back"))
+                return BoardStep(self._later(target, "has not told its settings, to which it might have to go back"))
             former = {key: held.values.get(key) for key in spec.arguments}
             baseline.setdefault(_HELD, policy(former).values)
         version = self._version(held) if spec.op == "policy" else 1
         valid_s = min(spec.valid_s, until - self._now)
         command = command_of(OPS[spec.op], spec.args, self._now, valid_s, self._to(target), version)
-        change = Change(target.device, Target.SENT, before=baseline, attempts=target.attempts + 1)
-        return Step(change, self._order(target, Role.DO, command))
+        change = RowChange(target.device, Target.SENT, before=baseline, attempts=target.attempts + 1)
+        return BoardStep(change, self._order(target, Role.DO, command))
 
-    def cancel(self, target: TargetRow) -> Order:
+    def cancel(self, target: TargetRow) -> CommandRow:
         """Whatever it has been told is not wanted any more."""
         command = new_command("cancel", {}, self._now, self._spec.valid_s, self._to(target))
         return self._order(target, Role.CANCEL, command)
 
-    def undo(self, target: TargetRow, device: Device, held: Reported | None) -> Step:
+    def undo(self, target: TargetRow, device: Device, held: Reported | None) -> BoardStep:
         """Back to what it had. A board that has gone on since, by itself or by another's word, is left alone."""
         if device.schema is not None and device.is_newer:
-            return Step(unread(target, Role.UNDO, device.schema))
+            return BoardStep(unread(target, Role.UNDO, device.schema))
         spec, to, before = self._spec, self._to(target), target.before
         if spec.op == "policy":
             asked = {key: value for key, value in spec.arguments.items() if value is not None}
             other = [key for key, value in asked.items() if held is not None and held.values.get(key) != value]
             if other:
-                return Step(Change(target.device, Target.KEPT, f"was told another {other[0]} since"))
+                return BoardStep(RowChange(target.device, Target.KEPT, f"was told another {other[0]} since"))
             version = self._version(held)
             command = command_of("set", policy(before[_HELD]), self._now, spec.valid_s, to, version)
         elif device.engine != target.artefact:
             if self._now - (target.settled or 0.0) < _SETTLES_S:
-                return Step(Change(target.device, Target.DONE, due=self._now + 1.0))
+                return BoardStep(RowChange(target.device, Target.DONE, due=self._now + 1.0))
             if device.engine == before.get("engine"):
-                return Step(Change(target.device, Target.UNDONE, "was back already"))
-            return Step(Change(target.device, Target.KEPT, f"serves {device.engine}, not what it made of this"))
+                return BoardStep(RowChange(target.device, Target.UNDONE, "was back already"))
+            return BoardStep(RowChange(target.device, Target.KEPT, f"serves {device.engine}, not what it made of this"))
         elif spec.op == "regime" and before["engine"] == target.artefact:
-            return Step(Change(target.device, Target.KEPT, "served it before"))
+            return BoardStep(RowChange(target.device, Target.KEPT, "served it before"))
         elif spec.op == "regime":
             command = new_command("switch", {"regime": str(before["engine"])}, self._now, spec.valid_s, to)
         else:
             command = new_command("rollback", {}, self._now, spec.valid_s, to)
-        change = Change(target.device, Target.UNDOING, attempts=target.attempts + 1)
-        return Step(change, self._order(target, Role.UNDO, command))
+        change = RowChange(target.device, Target.UNDOING, attempts=target.attempts + 1)
+        return BoardStep(change, self._order(target, Role.UNDO, command))
 
     def _version(self, held: Reported | None) -> int:
         """Above any that the board knows, whatever this machine's clock says."""
         return max(int(self._now * 1000.0), held.version + 1 if held is not None else 1)
 
-    def _later(self, target: TargetRow, reason: str) -> Change:
+    def _later(self, target: TargetRow, reason: str) -> RowChange:
         if target.attempts >= MOST_ATTEMPTS:
-            return Change(target.device, Target.FAILED, reason)
+            return RowChange(target.device, Target.FAILED, reason)
         due = self._now + pause_s(0)
-        return Change(target.device, Target.WAITING, reason, due=due, attempts=target.attempts + 1)
+        return RowChange(target.device, Target.WAITING, reason, due=due, attempts=target.attempts + 1)
 
     def _to(self, target: TargetRow) -> Topics | None:
         return Topics(self._rollout.fleet, target.name) if self._signer is not None else None
 
-    def _order(self, target: TargetRow, role: Role, command: Command) -> Order:
+    def _order(self, target: TargetRow, role: Role, command: Command) -> CommandRow:
         payload = as_sent(command, self._signer).decode()
-        return Order(command.id, target.device, target.name, role, payload, self._now, command.expires)
+        return CommandRow(command.id, target.device, target.name, role, payload, self._now, command.expires)

@@ -34,7 +34,7 @@ class TargetRow:
 
 
 @dataclass(frozen=True)
-class Change:
+class RowChange:
     """What becomes of a board's row; what is None stays as it is."""
 
     device: int
@@ -118,7 +118,7 @@ def late(transaction: Transaction, identity: str, first: int) -> list[tuple[int,
     return [(int(device), str(document)) for device, document in transaction.execute(query, values)]
 
 
-def change(transaction: Transaction, identity: str, changes: Sequence[Change], now: float) -> None:
+def change(transaction: Transaction, identity: str, changes: Sequence[RowChange], now: float) -> None:
     """Write down what became of boards."""
     transaction.execute_many(
         "UPDATE rollout_targets SET state = ?, reason = ?, artefact = coalesce(?, artefact), "

@@ -13,7 +13,7 @@ _ORDER = "c.id, c.device, d.name, c.role, c.payload, c.sent, c.expires, c.accept
 
 
 @dataclass(frozen=True)
-class Order:
+class CommandRow:
     """A command to a board: on record before it is sent, and as it is sent. accepted: when the board first said so."""
 
     id: str
@@ -26,7 +26,7 @@ class Order:
     accepted: float | None = None
 
 
-def record(transaction: Transaction, identity: str, orders: Iterable[Order]) -> None:
+def record(transaction: Transaction, identity: str, orders: Iterable[CommandRow]) -> None:
     """Before they are sent."""
     transaction.execute_many(
         "INSERT INTO rollout_commands (id, rollout, device, role, payload, sent, expires) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -34,7 +34,7 @@ def record(transaction: Transaction, identity: str, orders: Iterable[Order]) -> 
     )
 
 
-def open_orders(transaction: Transaction, identity: str) -> list[Order]:
+def open_orders(transaction: Transaction, identity: str) -> list[CommandRow]:
     """Commands of which nobody knows yet what became."""
     query = (
         f"SELECT {_ORDER} FROM rollout_commands c JOIN devices d ON d.id = c.device "
@@ -77,6 +77,6 @@ def commands(transaction: Transaction, identity: str) -> list[Row]:
     return transaction.execute(query, (identity,))
 
 
-def _order(row: Row) -> Order:
+def _order(row: Row) -> CommandRow:
     identity, device, name, role, *rest = row
-    return Order(identity, device, name, Role(role), *rest)
+    return CommandRow(identity, device, name, Role(role), *rest)

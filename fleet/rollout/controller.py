@@ -24,7 +24,7 @@ from agent.contract.messages import Status
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError
-from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient
 from fleet.devices.records import audit
 from fleet.operator import chunks_asked, file_arguments, may_be_of_anybodys
@@ -32,11 +32,11 @@ from fleet.rollout import board_rows as targets
 from fleet.rollout import rollout_rows as tables
 from fleet.rollout.outcomes import read_answer
 from fleet.rollout.rollout_rows import Rollout
-from fleet.rollout.sender import Dispatch
+from fleet.rollout.sender import CommandSender
 from fleet.rollout.spec import Spec, check_zone
 from fleet.rollout.states import State
-from fleet.rollout.stepper import Conductor
-from fleet.store import Store, Transaction
+from fleet.rollout.stepper import RolloutStepper
+from fleet.store import FleetStore, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Controller:
     def __init__(
         self,
         endpoint: Endpoint,
-        store: Store,
+        store: FleetStore,
         who: str,
         signer: Signer | None = None,
         lease_s: float = LEASE_S,
@@ -88,9 +88,9 @@ class Controller:
         self._left: set[str] = set()  # for want of a key
         self._unable: dict[str, float] = {}  # until when, on the monotonic clock, only others can carry them out
         self._pieces: dict[str, tuple[str, float]] = {}  # by command: which were asked for last, and when
-        self._dispatch = Dispatch()
-        self._conductor = Conductor(store, self._dispatch, self._owner, who, signer, self._held, lease_s)
-        self._intake = Intake(_INTAKE_BYTES)
+        self._dispatch = CommandSender()
+        self._conductor = RolloutStepper(store, self._dispatch, self._owner, who, signer, self._held, lease_s)
+        self._intake = ReceiveQueue(_INTAKE_BYTES)
         self._client = MqttClient(
             endpoint,
             f"tared-rollout-{uuid.uuid4().hex}",

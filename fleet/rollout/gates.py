@@ -42,7 +42,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Finding:
+class GateResult:
     """What came of a gate; words: the figures behind it."""
 
     gate: str
@@ -74,7 +74,7 @@ class Gate:
         count = {FAILURES: failed, UNREACHED: unreached}.get(self.metric)
         return count is not None and total > 0 and not self._compares(Fraction(count, total), self.value)
 
-    def judge(self, wave: Sequence[Standing]) -> Finding:
+    def judge(self, wave: Sequence[Standing]) -> GateResult:
         """wave: all of its boards."""
         if self.of_wave:
             return self._judge_share(wave)
@@ -91,9 +91,9 @@ class Gate:
         words = f"holds on {held} of {len(told)} boards, {needed} are needed"
         words += f"; {silent} have told nothing to judge by since" if silent else ""
         words += f"; not on {missed[0]}" if missed else ""
-        return Finding(self.text, held >= needed, words)
+        return GateResult(self.text, held >= needed, words)
 
-    def _judge_share(self, wave: Sequence[Standing]) -> Finding:
+    def _judge_share(self, wave: Sequence[Standing]) -> GateResult:
         if self.metric == FAILURES:
             found = [each for each in wave if each.reached and each.failure]
             first = f"; {found[0].device}: {found[0].failure}" if found else ""
@@ -101,7 +101,7 @@ class Gate:
             found, first = [each for each in wave if not each.reached], ""
         share = Fraction(len(found), len(wave))
         words = f"{len(found)} of {len(wave)}, {float(share):.1%}{first}"
-        return Finding(self.text, self._compares(share, self.value), words)
+        return GateResult(self.text, self._compares(share, self.value), words)
 
     def _bound(self, standing: Standing) -> float | None:
         if not self.relative:
@@ -120,10 +120,10 @@ def parse_gates(text: str) -> tuple[Gate, ...]:
     return gates if any(each.metric == FAILURES for each in gates) else (*gates, _gate(FAILURES_GATE))
 
 
-def judge(gates: Sequence[Gate], wave: Sequence[Standing]) -> list[Finding]:
+def judge(gates: Sequence[Gate], wave: Sequence[Standing]) -> list[GateResult]:
     """All of them, of a wave's boards; none passes of which nobody was reached."""
     if not any(each.reached for each in wave):
-        return [Finding("reached", False, f"none of the {len(wave)} boards has answered")]
+        return [GateResult("reached", False, f"none of the {len(wave)} boards has answered")]
     return [gate.judge(wave) for gate in gates]
 
 

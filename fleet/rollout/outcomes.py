@@ -12,8 +12,8 @@ from agent.contract.wire import MessageError
 from fleet.devices.devices import newer
 from fleet.rollout import board_rows as targets
 from fleet.rollout import command_rows as orders
-from fleet.rollout.board_rows import Change, TargetRow
-from fleet.rollout.command_rows import Order
+from fleet.rollout.board_rows import RowChange, TargetRow
+from fleet.rollout.command_rows import CommandRow
 from fleet.rollout.rollout_rows import Rollout
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import Role, State, Target
@@ -40,7 +40,7 @@ class Ended:
     """left: the commands that are still open. lost: boards that were at it too long. halt: why nobody else is to be
     told before somebody has seen to it, empty where nothing is the matter."""
 
-    left: dict[str, Order]
+    left: dict[str, CommandRow]
     lost: set[int] = field(default_factory=set)
     halt: str = ""
 
@@ -48,7 +48,7 @@ class Ended:
 def end_all(
     transaction: Transaction,
     rollout: Rollout,
-    known: Mapping[str, Order],
+    known: Mapping[str, CommandRow],
     heard: Mapping[str, CommandResult],
     can_sign: bool,
     now: float,
@@ -88,7 +88,7 @@ def end_all(
     return ended
 
 
-def unread(target: TargetRow, role: Role, schema: int) -> Change:
+def unread(target: TargetRow, role: Role, schema: int) -> RowChange:
     """Of a board that has come to speak a newer schema: what it has done, and whether it is any good, nobody knows."""
     return _unknown(target, role, f"{UNREAD}: it speaks schema {schema}; expected one that is known here; update tared")
 
@@ -108,7 +108,7 @@ def unsent_answer(command: str) -> CommandResult:
     return CommandResult(id=command, status="EXPIRED", error=Failure(code=_UNSENT, message="it was never sent"))
 
 
-def overdue(order: Order, now: float, deadline_s: float) -> CommandResult | None:
+def overdue(order: CommandRow, now: float, deadline_s: float) -> CommandResult | None:
     """What is taken for the result of a command that nobody has answered in time, once it is so."""
     if order.accepted is None and now > order.expires + _LATE_S:
         waited_s = order.expires - order.sent
@@ -120,8 +120,8 @@ def overdue(order: Order, now: float, deadline_s: float) -> CommandResult | None
 
 
 def settle(
-    target: TargetRow, order: Order, result: CommandResult, spec: Spec, may_retry: bool, now: float
-) -> Change | None:
+    target: TargetRow, order: CommandRow, result: CommandResult, spec: Spec, may_retry: bool, now: float
+) -> RowChange | None:
     """result: a final one. may_retry: a board that is busy is asked again, and one that was away for all of a window in
     the next. None: nothing is known by this."""
     awaited = {Role.DO: Target.SENT, Role.UNDO: Target.UNDOING}.get(order.role)
@@ -131,31 +131,31 @@ def settle(
         return _done(target, order, result, spec)
     reason, code = _reason(result), _code(result)
     if code == _UNSENT:
-        return Change(target.device, Target.WAITING)
+        return RowChange(target.device, Target.WAITING)
     if code == UNREAD:
         return _unknown(target, order.role, reason)
     may_retry = may_retry and target.attempts < MOST_ATTEMPTS
     if may_retry and (code in _PASSING or (order.role is Role.UNDO and code in _OF_OUR_KEY)):
         before = Target.WAITING if order.role is Role.DO else Target.DONE
-        return Change(target.device, before, reason, due=now + pause_s(target.attempts))
+        return RowChange(target.device, before, reason, due=now + pause_s(target.attempts))
     if order.role is Role.UNDO:
-        return Change(target.device, Target.KEPT, reason)
+        return RowChange(target.device, Target.KEPT, reason)
     if result.status == "EXPIRED" and order.accepted is None:
         state = Target.WAITING if may_retry and spec.windows else Target.UNREACHED
-        return Change(target.device, state, reason, due=now + pause_s(0))
-    return Change(target.device, Target.FAILED, reason)
+        return RowChange(target.device, state, reason, due=now + pause_s(0))
+    return RowChange(target.device, Target.FAILED, reason)
 
 
-def _done(target: TargetRow, order: Order, result: CommandResult, spec: Spec) -> Change:
+def _done(target: TargetRow, order: CommandRow, result: CommandResult, spec: Spec) -> RowChange:
     """An engine that a board has gone back to has to be the one that it had."""
     found = (result.result or {}).get("artefact")
     made = printable(found, _MOST_ID) if isinstance(found, str) else None
     if order.role is Role.DO:
-        return Change(target.device, Target.DONE, artefact=made, attempts=0)
+        return RowChange(target.device, Target.DONE, artefact=made, attempts=0)
     had = target.before.get("engine")
     if spec.op != "policy" and None not in (made, had) and made != had:
-        return Change(target.device, Target.KEPT, f"went back to {made}, not to {had}, which it had")
-    return Change(target.device, Target.UNDONE)
+        return RowChange(target.device, Target.KEPT, f"went back to {made}, not to {had}, which it had")
+    return RowChange(target.device, Target.UNDONE)
 
 
 def pause_s(attempts: int) -> float:
@@ -163,11 +163,11 @@ def pause_s(attempts: int) -> float:
     return float(_PAUSE_S * 2 ** min(attempts, MOST_ATTEMPTS))
 
 
-def _unknown(target: TargetRow, role: Role, reason: str) -> Change:
-    return Change(target.device, Target.KEPT if role is Role.UNDO else Target.UNREACHED, reason)
+def _unknown(target: TargetRow, role: Role, reason: str) -> RowChange:
+    return RowChange(target.device, Target.KEPT if role is Role.UNDO else Target.UNREACHED, reason)
 
 
-def _unheeded(change: Change, is_ours: bool) -> Change:
+def _unheeded(change: RowChange, is_ours: bool) -> RowChange:
     """Of a board that does not take our word for an order, and has done nothing. is_ours: that is to be seen to here,
     and the board told again; else it is this board alone that knows another key."""
     return replace(change, state=Target.WAITING if is_ours else Target.UNREACHED)
@@ -183,6 +183,6 @@ def _reason(result: CommandResult) -> str:
     return printable(told, _MOST_REASON)
 
 
-def _none(order: Order, code: str, message: str) -> CommandResult:
+def _none(order: CommandRow, code: str, message: str) -> CommandResult:
     error = Failure(code=code, message=message)
     return CommandResult(id=order.id, status="EXPIRED" if code == UNREACHED else "FAILED", error=error)

@@ -16,9 +16,9 @@ from fleet.rollout import board_rows as targets
 from fleet.rollout import command_rows as orders
 from fleet.rollout import rollout_rows as tables
 from fleet.rollout.actions import Actions
-from fleet.rollout.board_rows import Change, TargetRow
-from fleet.rollout.command_rows import Order
-from fleet.rollout.gates import Finding
+from fleet.rollout.board_rows import RowChange, TargetRow
+from fleet.rollout.command_rows import CommandRow
+from fleet.rollout.gates import GateResult
 from fleet.rollout.rollout_rows import Rollout
 from fleet.rollout.spec import open_until
 from fleet.rollout.states import Role, State, Target
@@ -31,38 +31,38 @@ _AT_ONCE = 200  # boards of a step
 
 
 @dataclass(frozen=True)
-class Plan:
+class RolloutPlan:
     """Where the rollout is now. orders: new ones, on record. next: what comes, once more is known of these boards."""
 
     rollout: Rollout
-    orders: Sequence[Order] = ()
+    orders: Sequence[CommandRow] = ()
     next: Literal["", "do", "judge", "undo"] = ""
     boards: Sequence[TargetRow] = ()
 
 
-class Planner:
+class RolloutPlanner:
     """signer: the operator's key. who: as the record names it."""
 
     def __init__(self, signer: Signer | None, who: str) -> None:
         self._signer, self._who = signer, who
 
-    def plan(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> Plan:
+    def plan(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> RolloutPlan:
         """at_it: boards that are at what they were told, as far as is known. now: Unix time in s."""
         if rollout.state is State.UNDOING:
             return self._back(transaction, rollout, at_it, now)
         if rollout.state is not State.RUNNING:
-            return Plan(rollout)
+            return RolloutPlan(rollout)
         wave = targets.counts(transaction, rollout.id)[rollout.wave]
         failed, unreached, total = wave[Target.FAILED], wave[Target.UNREACHED], sum(wave.values())
         for gate in rollout.spec.parsed_gates:
             if gate.is_lost(failed, unreached, total):
                 words = f"{failed} failed and {unreached} unreached of {total} already"
-                return Plan(self.judged(transaction, rollout, [Finding(gate.text, False, words)]))
+                return RolloutPlan(self.judged(transaction, rollout, [GateResult(gate.text, False, words)]))
         if not wave[Target.WAITING] and not wave[Target.SENT]:
             return self._soak(transaction, rollout, now)
         return self._on(transaction, rollout, len(at_it), now)
 
-    def judged(self, transaction: Transaction, rollout: Rollout, findings: Sequence[Finding]) -> Rollout:
+    def judged(self, transaction: Transaction, rollout: Rollout, findings: Sequence[GateResult]) -> Rollout:
         """To the next wave, to the end, or back, as the gates say."""
         document: dict[str, object] = {"wave": rollout.wave + 1, "gates": [each.as_dict() for each in findings]}
         lost = [f"{each.gate}: {each.words}" for each in findings if not each.passed]
@@ -83,12 +83,12 @@ class Planner:
             return rollout
         return self._move(transaction, replace(rollout, state=State.PAUSED), "halted", why)
 
-    def _on(self, transaction: Transaction, rollout: Rollout, at_it: int, now: float) -> Plan:
+    def _on(self, transaction: Transaction, rollout: Rollout, at_it: int, now: float) -> RolloutPlan:
         """Whose turn it is."""
         spec, zones = rollout.spec, None
         room = min(spec.at_once - at_it, _AT_ONCE)
         if room <= 0:
-            return Plan(rollout)
+            return RolloutPlan(rollout)
         if spec.parsed_windows:
             zones = [
                 zone
@@ -97,19 +97,19 @@ class Planner:
             ]
         span = rollout.wave, rollout.wave
         boards = targets.due(transaction, rollout.id, span, Target.WAITING, now, room, zones)
-        return Plan(rollout, next="do", boards=boards) if boards else Plan(rollout)
+        return RolloutPlan(rollout, next="do", boards=boards) if boards else RolloutPlan(rollout)
 
-    def _soak(self, transaction: Transaction, rollout: Rollout, now: float) -> Plan:
+    def _soak(self, transaction: Transaction, rollout: Rollout, now: float) -> RolloutPlan:
         """All of the wave is settled: it is looked at for a while, then judged."""
         if rollout.soak_until is None:
             soaking = replace(rollout, soak_until=now + rollout.spec.soak_s)
             why = f"wave {rollout.wave + 1} of {rollout.waves}, for {rollout.spec.soak_s:.0f} s"
-            return Plan(self._move(transaction, soaking, "soaking", why))
+            return RolloutPlan(self._move(transaction, soaking, "soaking", why))
         if now < rollout.soak_until:
-            return Plan(rollout)
-        return Plan(rollout, next="judge")
+            return RolloutPlan(rollout)
+        return RolloutPlan(rollout, next="judge")
 
-    def _back(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> Plan:
+    def _back(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> RolloutPlan:
         """Whoever is at it still is to leave it, and whoever has done it goes back; it is over when that is."""
         new = self.cancel(transaction, rollout, at_it, now) if at_it else []
         counts = targets.counts(transaction, rollout.id)
@@ -120,13 +120,15 @@ class Planner:
         if not everywhere[Target.SENT] and not everywhere[Target.UNDOING] and not done:
             over = replace(rollout, state=rollout.ends_as)
             why = _counted(transaction, rollout.id)
-            return Plan(self._move(transaction, over, rollout.ends_as.value, why), new)
+            return RolloutPlan(self._move(transaction, over, rollout.ends_as.value, why), new)
         room = min(rollout.spec.at_once - everywhere[Target.UNDOING], _AT_ONCE)
         span = rollout.undo_from, rollout.waves - 1
         boards = targets.due(transaction, rollout.id, span, Target.DONE, now, max(0, room))
-        return Plan(rollout, new, "undo", boards) if boards else Plan(rollout, new)
+        return RolloutPlan(rollout, new, "undo", boards) if boards else RolloutPlan(rollout, new)
 
-    def cancel(self, transaction: Transaction, rollout: Rollout, boards: Collection[int], now: float) -> list[Order]:
+    def cancel(
+        self, transaction: Transaction, rollout: Rollout, boards: Collection[int], now: float
+    ) -> list[CommandRow]:
         """What these boards are at is not wanted any more; each is told once."""
         if not rollout.spec.is_job:
             return []
@@ -142,7 +144,7 @@ class Planner:
         for device, document in targets.late(transaction, rollout.id, rollout.undo_from):
             made = (CommandResult.from_json(document.encode()).result or {}).get("artefact")
             artefact = printable(made, 64) if isinstance(made, str) else None
-            changes.append(Change(device, Target.DONE, "was late", artefact))
+            changes.append(RowChange(device, Target.DONE, "was late", artefact))
         targets.change(transaction, rollout.id, changes, now)
         return len(changes)
 

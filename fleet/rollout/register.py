@@ -19,7 +19,7 @@ from fleet.rollout.rollout_rows import Rollout
 from fleet.rollout.spec import Spec, check_zone
 from fleet.rollout.states import State, Target
 from fleet.rollout.waves import ordered, sizes
-from fleet.store import Row, Store
+from fleet.store import FleetStore, Row
 
 ZONE_TAG = "tz"
 WAVE, ALL = "wave", "all"  # what may be undone of a rollout that is aborted
@@ -34,10 +34,10 @@ class Overview:
     records: Sequence[AuditEntry]
 
 
-class RolloutBook:
+class RolloutRegister:
     """Those in a store. who: as the record names the operator. Raises AgentError as the store does."""
 
-    def __init__(self, store: Store, who: str) -> None:
+    def __init__(self, store: FleetStore, who: str) -> None:
         self._store, self._who = store, who
 
     def plan(self, fleet: str, spec: Spec, seed: str) -> list[list[Device]]:

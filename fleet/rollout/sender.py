@@ -12,7 +12,7 @@ from math import inf
 from agent.contract.topics import Topics
 from agent.mqtt.message import Message
 from fleet.operator import REPEAT_S, command_message
-from fleet.rollout.command_rows import Order
+from fleet.rollout.command_rows import CommandRow
 
 _MOST_REPEAT_S = 60.0
 
@@ -23,7 +23,7 @@ class _Flight:
     it, and does not let it expire any more. may_be_out: somebody has sent it, or may have."""
 
     topics: Topics
-    order: Order
+    order: CommandRow
     repeat_s: float = REPEAT_S
     due_s: float = 0.0
     is_heard: bool = False
@@ -31,7 +31,7 @@ class _Flight:
     may_be_out: bool = False
 
 
-class Dispatch:
+class CommandSender:
     """A Source, thread-safe. Who is said to be away is sent nothing: a broker would keep each repetition for it."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Dispatch:
         with self._lock:
             return sum(flight.due_s <= time.monotonic() for flight in self._flights.values())
 
-    def put(self, fleet: str, orders: Iterable[Order], may_be_out: bool = False) -> None:
+    def put(self, fleet: str, orders: Iterable[CommandRow], may_be_out: bool = False) -> None:
         """From now on, until `drop`. The same one once more is the same one. may_be_out: another may have sent them."""
         with self._lock:
             for order in orders:
@@ -82,7 +82,7 @@ class Dispatch:
                     if not self._by_board[board]:
                         del self._by_board[board]
 
-    def find(self, fleet: str, device: str, identity: str) -> Order | None:
+    def find(self, fleet: str, device: str, identity: str) -> CommandRow | None:
         """The command of this id to this board, while it is on its way."""
         with self._lock:
             flight = self._flights.get(identity)

@@ -15,24 +15,24 @@ from fleet.devices.records import Results
 from fleet.rollout import board_rows as targets
 from fleet.rollout import command_rows as orders
 from fleet.rollout import rollout_rows as tables
-from fleet.rollout.actions import Actions, Step
-from fleet.rollout.board_rows import Change, TargetRow
-from fleet.rollout.command_rows import Order
-from fleet.rollout.gates import Finding, Standing, judge
+from fleet.rollout.actions import Actions, BoardStep
+from fleet.rollout.board_rows import RowChange, TargetRow
+from fleet.rollout.command_rows import CommandRow
+from fleet.rollout.gates import GateResult, Standing, judge
 from fleet.rollout.outcomes import end_all, unsent_answer
-from fleet.rollout.planner import Plan, Planner
+from fleet.rollout.planner import RolloutPlan, RolloutPlanner
 from fleet.rollout.rollout_rows import Rollout
-from fleet.rollout.sender import Dispatch
+from fleet.rollout.sender import CommandSender
 from fleet.rollout.spec import Spec, open_until
 from fleet.rollout.states import Role, State, Target
-from fleet.store import Store, Transaction
+from fleet.store import FleetStore, Transaction
 
 _PATIENCE_S = 300.0  # with telemetry that is behind: its period, what an outbox gathers, a broker that was away
 
 
 def judge_wave(
     spec: Spec, wave: Sequence[TargetRow], devices: Mapping[int, Device], now: float
-) -> list[Finding] | None:
+) -> list[GateResult] | None:
     """wave: all of its boards, each with what the store knows of it. None: it is too early, for some have told nothing
     since; they have five minutes more than the soak."""
     standings = [_standing(spec, each, devices[each.device], now) for each in wave]
@@ -71,14 +71,14 @@ _ASKED_EVERY_S = 10.0  # whether a collector has an answer that nobody has heard
 Held = Mapping[tuple[str, str], Reported]  # the settings that boards have told, by fleet and device
 
 
-class Conductor:
+class RolloutStepper:
     """Of those rollouts that `owner` has claimed, for `lease_s` from each step on. who: as the record names it. held:
     see Held."""
 
     def __init__(
         self,
-        store: Store,
-        dispatch: Dispatch,
+        store: FleetStore,
+        dispatch: CommandSender,
         owner: str,
         who: str,
         signer: Signer | None,
@@ -87,8 +87,8 @@ class Conductor:
     ) -> None:
         self._store, self._dispatch, self._owner, self._lease_s = store, dispatch, owner, lease_s
         self._signer, self._held = signer, held
-        self._planner, self._devices, self._results = Planner(signer, who), Devices(store), Results(store)
-        self._open: dict[str, dict[str, Order]] = {}  # by rollout and command
+        self._planner, self._devices, self._results = RolloutPlanner(signer, who), Devices(store), Results(store)
+        self._open: dict[str, dict[str, CommandRow]] = {}  # by rollout and command
         self._unsent: dict[str, set[str]] = {}  # the same, that will not be
         self._asked_s: dict[str, float] = {}
 
@@ -140,7 +140,7 @@ class Conductor:
             return self._judge(plan.rollout), False
         return (self._act(plan), True) if plan.next else (plan.rollout, plan.rollout != rollout)
 
-    def _at_it(self, rollout: Rollout, known: Mapping[str, Order]) -> set[int]:
+    def _at_it(self, rollout: Rollout, known: Mapping[str, CommandRow]) -> set[int]:
         """Boards that are, as far as is known: who is away is not, nor, while all is undone, who has not said so."""
         doing = [each for each in known.values() if each.role is Role.DO]
         if rollout.state is State.UNDOING:
@@ -148,7 +148,7 @@ class Conductor:
         away = {each.device for each in doing if self._dispatch.is_away(rollout.fleet, each.name)}
         return {each.device for each in doing if each.accepted is not None or each.device not in away}
 
-    def _known(self, transaction: Transaction, rollout: Rollout) -> dict[str, Order]:
+    def _known(self, transaction: Transaction, rollout: Rollout) -> dict[str, CommandRow]:
         """Its open commands; at the first look those that were recorded by somebody who could not go on."""
         if rollout.id not in self._open:
             found = {order.id: order for order in orders.open_orders(transaction, rollout.id)}
@@ -182,7 +182,7 @@ class Conductor:
             tables.move(transaction, later)
             return later
 
-    def _act(self, plan: Plan) -> Rollout | None:
+    def _act(self, plan: RolloutPlan) -> Rollout | None:
         """Tell these boards what comes next, now that it is known how they are."""
         devices = {each.id: each for each in self._devices.some([board.device for board in plan.boards])}
         rollout, now = plan.rollout, time.time()
@@ -204,7 +204,9 @@ class Conductor:
         held = tables.hold(transaction, rollout.id, self._owner, now, now + self._lease_s)
         return None if held is None else replace(held, lease_until=rollout.lease_until)
 
-    def _told(self, plan: Plan, actions: Actions, board: TargetRow, device: Device, now: float) -> Step | None:
+    def _told(
+        self, plan: RolloutPlan, actions: Actions, board: TargetRow, device: Device, now: float
+    ) -> BoardStep | None:
         """What cannot be told to one board is no other's affair. None where its window has closed since."""
         held = self._held.get((plan.rollout.fleet, board.name))
         try:
@@ -213,9 +215,11 @@ class Conductor:
             until = open_until(plan.rollout.spec.parsed_windows, now, board.zone)
             return None if until is None else actions.do(board, device, held, until)
         except CommandError as error:
-            return Step(Change(board.device, Target.KEPT if plan.next == "undo" else Target.FAILED, str(error)[:300]))
+            return BoardStep(
+                RowChange(board.device, Target.KEPT if plan.next == "undo" else Target.FAILED, str(error)[:300])
+            )
 
-    def _send(self, rollout: Rollout, new: Sequence[Order]) -> None:
+    def _send(self, rollout: Rollout, new: Sequence[CommandRow]) -> None:
         """What is on record by now."""
         self._open[rollout.id].update({order.id: order for order in new})
         self._dispatch.put(rollout.fleet, new)

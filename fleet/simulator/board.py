@@ -10,21 +10,21 @@ from collections.abc import Callable
 
 from agent.contract.topics import Topics
 from agent.system.clock import unix_s
-from fleet.simulator.context import Site
+from fleet.simulator.context import BoardContext
 from fleet.simulator.daemon import Daemon
 from fleet.simulator.engines import Engines
 from fleet.simulator.event_loop import Loop, Timer
-from fleet.simulator.options import Plan, rubbish
-from fleet.simulator.scene import Scene
+from fleet.simulator.options import BoardOptions, rubbish
+from fleet.simulator.scene import SimulatedScene
 
 _RESTART_S = 1.0
 
 
-class Board:
+class SimulatedBoard:
     """`start` it once; from then on the loop drives it. starts: of its daemon, so far."""
 
     def __init__(
-        self, number: int, plan: Plan, loop: Loop, on_dial: Callable[[], None], on_admitted: Callable[[], None]
+        self, number: int, plan: BoardOptions, loop: Loop, on_dial: Callable[[], None], on_admitted: Callable[[], None]
     ) -> None:
         """number: from 0. on_dial, on_admitted: called each time it wants to connect, and a broker has admitted it."""
         self.topics = Topics(plan.wishes.fleet, board_name(number))
@@ -36,11 +36,11 @@ class Board:
         self._restores, self._no_clock = rng.random() < faults.restore, rng.random() < faults.no_clock
         self._crashes = rng.random() < faults.crash or self._restores
         self._hostile = rng.random() < faults.hostile
-        scene = Scene(plan.wishes.drift, number % plan.wishes.drift.groups, rng)
+        scene = SimulatedScene(plan.wishes.drift, number % plan.wishes.drift.groups, rng)
         engines = Engines(loop, scene, plan, rng)
         folder = plan.folder / self.topics.device
         told = on_dial, on_admitted
-        self._site = Site(number, plan, loop, self.topics, rng, scene, engines, folder, self._crashes, *told)
+        self._site = BoardContext(number, plan, loop, self.topics, rng, scene, engines, folder, self._crashes, *told)
         self._daemon: Daemon | None = None
         self._timers: dict[str, Timer] = {}
 

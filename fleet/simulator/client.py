@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from agent.mqtt.client import Session
+from agent.mqtt.client import MqttSession
 from agent.mqtt.connection import Connection
 from agent.mqtt.endpoint import Endpoint
-from agent.mqtt.message import Mailbox, Message, Source
+from agent.mqtt.message import Mailbox, Message, MessageSource
 from fleet.simulator.event_loop import Loop, Timer
 
 _LOOKS = 4  # in a keepalive, that need one now and then, as does what is waited for
@@ -18,7 +18,7 @@ _LOOKS = 4  # in a keepalive, that need one now and then, as does what is waited
 ClientT = TypeVar("ClientT", bound="LightClient")
 
 
-class LightClient(Session):
+class LightClient(MqttSession):
     """`on_turn` is called when something may have come, or have been delivered; `on_dial` when it is
     its time to connect, which may be before a busy machine gets to it, `on_admitted` with each connection.
 
@@ -57,7 +57,7 @@ class LightClient(Session):
             self._loop.soon(self._advance_woken)
 
     def close(self, *last_words: Message, timeout_s: float = 2.0) -> None:
-        """As Session, but that it returns at once; see `over`."""
+        """As MqttSession, but that it returns at once; see `over`."""
         if not self._leaving:
             self._leave(timeout_s, last_words)
             self._loop.at(self._leave_by + 0.01, self._advance_woken)
@@ -166,7 +166,7 @@ class LightClient(Session):
         if not self._over:
             self._loop.at(time.monotonic() + self._retry_s(), self._dial)
 
-    def _hand_over(self, connection: Connection, message: Message, source: Source) -> None:
+    def _hand_over(self, connection: Connection, message: Message, source: MessageSource) -> None:
         times, late_s = self.garbles() if self.garbles is not None and not message.retain else (1, 0.0)
 
         def send() -> None:

@@ -11,12 +11,12 @@ from random import Random
 from agent.contract.topics import Topics
 from fleet.simulator.engines import Engines
 from fleet.simulator.event_loop import Loop
-from fleet.simulator.options import Plan
-from fleet.simulator.scene import Scene
+from fleet.simulator.options import BoardOptions
+from fleet.simulator.scene import SimulatedScene
 
 
 @dataclass
-class Site:
+class BoardContext:
     """Its daemons find it as the one before has left it.
 
     number: from 0. folder: its disk; on_disk: whether outbox and commands lie there, as they have to where the power
@@ -25,11 +25,11 @@ class Site:
     """
 
     number: int
-    plan: Plan
+    plan: BoardOptions
     loop: Loop
     topics: Topics
     rng: Random
-    scene: Scene
+    scene: SimulatedScene
     engines: Engines
     folder: Path
     on_disk: bool

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from agent.commands.authority import Authority
-from agent.commands.dispatcher import CommandDesk, Mandate
+from agent.commands.dispatcher import Authorisation, CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.commands.settings import Settings, admit_desired, check_expiry, parse_desired
 from agent.common.errors import AgentError
@@ -24,10 +24,10 @@ from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
 from agent.uplink.reporter import Reporter
 from fleet.simulator.client import LightClient
-from fleet.simulator.context import Site
+from fleet.simulator.context import BoardContext
 from fleet.simulator.engines import Engines
 from fleet.simulator.event_loop import Timer
-from fleet.simulator.handlers import Orders
+from fleet.simulator.handlers import SimulatedHandlers
 from fleet.simulator.scene import CAMERA, drift_state
 
 AGENT_VERSION = "simulated"
@@ -44,7 +44,7 @@ class _Reporter(Reporter):
 class Daemon:
     """`start` it once; then the loop drives it until `stop` or `power_off`, and after that `close` is due."""
 
-    def __init__(self, site: Site, clock: Callable[[], float], restart: Callable[[], None]) -> None:
+    def __init__(self, site: BoardContext, clock: Callable[[], float], restart: Callable[[], None]) -> None:
         """clock: Unix time as the board has it. restart: an operator wants another daemon."""
         plan, self._site, self._loop, self._clock = site.plan, site, site.loop, clock
         if site.on_disk:
@@ -69,8 +69,8 @@ class Daemon:
         )
         self._journal = CommandLog(site.folder / "commands.sqlite", self._reporter.error) if site.on_disk else None
         self._authority = Authority(plan.config.commands, site.topics, local=True, synchronised=lambda: True)
-        orders = Orders(site, self._settings, restart)
-        self._desk = CommandDesk(
+        orders = SimulatedHandlers(site, self._settings, restart)
+        self._desk = CommandDispatcher(
             orders.handlers, self._answer, journal=self._journal, authority=self._authority, reply=self._link.reply
         )
         self._telemetry_timer: Timer | None = None
@@ -173,7 +173,7 @@ class Daemon:
                 return
             check_expiry(desired, self._clock(), self._authority)
             self._site.folder.mkdir(parents=True, exist_ok=True)
-            self._settings.set(desired.values, Mandate(desired.version, key), whole=True)
+            self._settings.set(desired.values, Authorisation(desired.version, key), whole=True)
         except AgentError as error:
             self._link.send(self._settings.reported(error))
 

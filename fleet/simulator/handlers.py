@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from agent.commands.dispatcher import Handler, Report
+from agent.commands.dispatcher import CommandProgress, Handler
 from agent.commands.settings import Settings
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import (
@@ -27,15 +27,15 @@ from agent.contract.commands import (
 from agent.contract.messages import Accuracy
 from agent.jobs.job import JobState
 from calibrate.threshold import parse_method
-from fleet.simulator.context import Site
+from fleet.simulator.context import BoardContext
 from fleet.simulator.engines import cancelled
 from fleet.simulator.scene import CAMERA
 
 
-class Orders:
+class SimulatedHandlers:
     """`handlers` has one for each op. restart: of the board's daemon."""
 
-    def __init__(self, site: Site, settings: Settings, restart: Callable[[], None]) -> None:
+    def __init__(self, site: BoardContext, settings: Settings, restart: Callable[[], None]) -> None:
         self._site, self._engines, self._settings, self._restart = site, site.engines, settings, restart
         self.handlers: Mapping[str, Handler] = {
             "status": self._on_status,
@@ -52,7 +52,7 @@ class Orders:
             "calibration": self._on_calibration,
         }
 
-    def _on_status(self, _args: StatusArgs, report: Report) -> None:
+    def _on_status(self, _args: StatusArgs, report: CommandProgress) -> None:
         engines, t_s = self._engines, self._site.plan.now_s()
         fidelity = self._site.scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
         regimes: list[JsonValue] = [each.id for each in engines.other_lights.values()]
@@ -82,25 +82,25 @@ class Orders:
             told["job"] = words
         report.succeed(told)
 
-    def _on_recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
+    def _on_recalibrate(self, args: RecalibrateArgs, report: CommandProgress) -> None:
         if args.method is not None:
             parse_method(args.method)
         self._engines.begin("command", self._is_bad(args.method), report)
 
-    def _on_model(self, args: ModelArgs, report: Report) -> None:
+    def _on_model(self, args: ModelArgs, report: CommandProgress) -> None:
         """The file is taken as delivered: bytes of models are no part of what is simulated."""
         self._engines.begin("model", self._is_bad(args.sha256), report)
 
-    def _on_histograms(self, _args: HistogramsArgs, _report: Report) -> None:
+    def _on_histograms(self, _args: HistogramsArgs, _report: CommandProgress) -> None:
         """Nobody has let these boards send any: there is nothing that they could have counted."""
         found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
         raise CommandError("command.privacy", found, "leave to send histograms", remedy)
 
-    def _on_calibration(self, args: CalibrationArgs, report: Report) -> None:
+    def _on_calibration(self, args: CalibrationArgs, report: CommandProgress) -> None:
         """As a model's, the file is taken as delivered."""
         self._engines.begin("command", self._is_bad(args.sha256), report)
 
-    def _on_switch(self, args: SwitchArgs, report: Report) -> None:
+    def _on_switch(self, args: SwitchArgs, report: CommandProgress) -> None:
         known = {each.id: each for each in self._engines.other_lights.values()}
         if args.regime == self._engines.serving.id:
             raise CommandError("command.switch", "this regime serves", "another one", "ask for the status first")
@@ -109,7 +109,7 @@ class Orders:
             raise CommandError("command.switch", found, ", ".join(known), "ask for the status first")
         self._engines.switch(known[args.regime], "switch", report)
 
-    def _on_rollback(self, _args: RollbackArgs, report: Report) -> None:
+    def _on_rollback(self, _args: RollbackArgs, report: CommandProgress) -> None:
         engines = self._engines
         if engines.job is not None and engines.job.state is JobState.PROBATION:
             found, remedy = "the operator's rollback", "recalibrate from other frames"
@@ -121,7 +121,7 @@ class Orders:
             engines.end_job(cancelled("the operator rolls back"))
             engines.switch(engines.previous, "rollback", report)
 
-    def _on_cancel(self, _args: CancelArgs, report: Report) -> None:
+    def _on_cancel(self, _args: CancelArgs, report: CommandProgress) -> None:
         if self._engines.job is None:
             raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
         self._engines.end_job(cancelled("the operator cancels it"))
@@ -131,19 +131,19 @@ class Orders:
         """Whether what comes of this turns out bad."""
         return self._site.plan.wishes.bad.hits(self._site.number, asked)
 
-    def _on_set(self, args: SetArgs, report: Report) -> None:
+    def _on_set(self, args: SetArgs, report: CommandProgress) -> None:
         self._site.folder.mkdir(parents=True, exist_ok=True)
         self._settings.set(args.values, report.mandate)
         reported = self._settings.reported()
         report.succeed({"version": reported.version, "values": reported.values})
 
-    def _on_log_level(self, args: LogLevelArgs, report: Report) -> None:
+    def _on_log_level(self, args: LogLevelArgs, report: CommandProgress) -> None:
         report.succeed({"level": args.level})
 
-    def _on_restart(self, _args: RestartArgs, report: Report) -> None:
+    def _on_restart(self, _args: RestartArgs, report: CommandProgress) -> None:
         report.succeed()
         self._restart()
 
-    def _on_snapshot(self, _args: SnapshotArgs, _report: Report) -> None:
+    def _on_snapshot(self, _args: SnapshotArgs, _report: CommandProgress) -> None:
         found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
         raise CommandError("command.privacy", found, "leave to send a picture", remedy)

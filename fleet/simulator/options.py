@@ -47,7 +47,7 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Bad:
+class BadEngines:
     """Which new engines turn out bad: those of what is named, by a model's sha256, a recalibration's method or a
     regime's id; those of boards `first` to `last`, by their numbers from 0; where both are given, those of both."""
 
@@ -84,7 +84,7 @@ def rubbish(topics: Topics, victim: Topics, epoch: int, rng: random.Random) -> I
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SimulationOptions:
     """What is to be simulated. commit_s: as `mqtt.outbox.commit_s`. ramp_s: over which boards are switched on; None: as
     fast as one core can. settle_s: how long, at the end, a collector is waited for. storms: seconds after the start at
     which all connections are cut at once. automatic: whether boards answer alarms by themselves. operator_keys: whose
@@ -100,7 +100,7 @@ class Wishes:
     ramp_s: float | None = None
     drift: Drift = field(default_factory=Drift)
     faults: Faults = field(default_factory=Faults)
-    bad: Bad = field(default_factory=Bad)
+    bad: BadEngines = field(default_factory=BadEngines)
     settle_s: float = 60.0
     storms: Sequence[float] = ()
     clock_skew_s: float = 0.0
@@ -113,12 +113,12 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BoardOptions:
     """What all boards have in common. config: a board's, as `board_config` makes it. folder: for the disks of boards
     that need one. started_s: monotonic."""
 
     endpoint: Endpoint
-    wishes: Wishes
+    wishes: SimulationOptions
     config: Config
     folder: Path
     started_s: float
@@ -128,7 +128,7 @@ class Plan:
         return time.monotonic() - self.started_s
 
 
-def board_config(wishes: Wishes) -> Config:
+def board_config(wishes: SimulationOptions) -> Config:
     """A board's config.yaml, of which `mqtt`, `recalibration` and `commands` count."""
     content = {
         "model": {"path": Path("simulated.onnx"), "task": "detect", "decoder": "yolox"},

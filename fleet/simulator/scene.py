@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from agent.common.errors import AgentError
-from agent.contract.messages import CameraTelemetry, Fidelity, Latency, Observing
+from agent.contract.messages import CameraTelemetry, FidelityReport, Latency, Observing
 
 CAMERA = "camera"  # its name
 TOLERANCE_DB = 3.0  # an alarm; half of it is a warning
@@ -55,7 +55,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Engine:
+class SimulatedEngine:
     """What serves. light: in which it was calibrated. db: how far the scene had moved by then. bad: something went
     wrong with it that only fidelity and latency show."""
 
@@ -65,7 +65,7 @@ class Engine:
     bad: bool = False
 
 
-class Scene:
+class SimulatedScene:
     """Of one board; times are seconds since the simulation's start. group: from 0."""
 
     def __init__(self, drift: Drift, group: int, rng: random.Random) -> None:
@@ -85,19 +85,19 @@ class Scene:
         """How far the scene is from where it was at the start."""
         return self._drift.db * min(1.0, max(0.0, (t_s - self._onset_s) / max(self._drift.ramp_s, 1e-9)))
 
-    def gain_db(self, engine: Engine, t_s: float) -> float:
+    def gain_db(self, engine: SimulatedEngine, t_s: float) -> float:
         """What a recalibration would gain now."""
         return max(0.0, self.moved_db(t_s) - engine.db)
 
-    def fidelity(self, engine: Engine, since_s: float, t_s: float) -> Fidelity:
+    def fidelity(self, engine: SimulatedEngine, since_s: float, t_s: float) -> FidelityReport:
         """Of the engine that has served since then, with the interval that as many observed frames give."""
         true = self._fidelity - _LOSS_PER_DB * self.gain_db(engine, t_s) - _BAD_LOSS * engine.bad
         n = max(1, round(_OBSERVED_PER_S * (t_s - since_s)))
         half = math.sqrt(math.log(2.0 / _ERROR) / (2.0 * n))  # Hoeffding's
         estimate = min(1.0, max(0.0, self._rng.gauss(true, 0.1 * half)))
-        return Fidelity(estimate=estimate, low=max(0.0, estimate - half), high=min(1.0, estimate + half), n=n)
+        return FidelityReport(estimate=estimate, low=max(0.0, estimate - half), high=min(1.0, estimate + half), n=n)
 
-    def sample(self, engine: Engine, since_s: float, t_s: float) -> CameraTelemetry:
+    def sample(self, engine: SimulatedEngine, since_s: float, t_s: float) -> CameraTelemetry:
         """What telemetry tells of the camera."""
         p50 = self._p50_ms * (_BAD_SLOWDOWN if engine.bad else 1.0) * self._rng.uniform(0.98, 1.02)
         fidelity = self.fidelity(engine, since_s, t_s)
@@ -112,7 +112,7 @@ class Scene:
             observing=Observing(share=0.02, debt_s=0.0, state_bytes=3_000_000),
         )
 
-    def drift(self, engine: Engine, t_s: float) -> dict[str, JsonValue]:
+    def drift(self, engine: SimulatedEngine, t_s: float) -> dict[str, JsonValue]:
         """As telemetry and `status` tell it."""
         gain_db = round(self.gain_db(engine, t_s), 2)
         return {

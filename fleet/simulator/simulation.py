@@ -15,9 +15,9 @@ from typing import Any
 
 from agent.common.errors import ConfigError
 from agent.mqtt.endpoint import Endpoint
-from fleet.simulator.board import Board
+from fleet.simulator.board import SimulatedBoard
 from fleet.simulator.event_loop import DIALLERS, Loop
-from fleet.simulator.options import Plan, Wishes, board_config
+from fleet.simulator.options import BoardOptions, SimulationOptions, board_config
 
 _SPARE_FILES = 64 + DIALLERS  # beside the boards': the loop's, Python's, what is being dialled
 _START_S = 0.005  # from one board's start to the next: about what a core needs for one
@@ -29,7 +29,7 @@ _GOODBYE_S = 10.0
 
 
 @dataclass
-class Outcome:
+class SimulationOutcome:
     """dials, arrivals: seconds after the start at which a board wanted to connect, and at which a broker admitted one,
     each time. made, confirmed: rows of the
     boards' present epochs. results: final ones of commands by status."""
@@ -55,11 +55,11 @@ class Outcome:
 class Simulation:
     """`run` it once. outcome: how it stands, kept up while it runs."""
 
-    def __init__(self, endpoint: Endpoint, wishes: Wishes) -> None:
+    def __init__(self, endpoint: Endpoint, wishes: SimulationOptions) -> None:
         """Raises ConfigError (`simulation.files`) for more boards than this process may have sockets."""
-        self.outcome = Outcome(devices=wishes.devices)
+        self.outcome = SimulationOutcome(devices=wishes.devices)
         self._endpoint, self._wishes = endpoint, wishes
-        self._boards: list[Board] = []
+        self._boards: list[SimulatedBoard] = []
         self._started_s = 0.0
         self._counted_s = 0.0
 
@@ -68,7 +68,7 @@ class Simulation:
         """By the names of boards: the present epoch of each, and how many rows it has made in that."""
         return {board.topics.device: board.last for board in self._boards if board.starts}
 
-    def run(self, stopping: Callable[[], bool]) -> Outcome:
+    def run(self, stopping: Callable[[], bool]) -> SimulationOutcome:
         """Until it is time to stop, asked several times a second. Then no board makes any more rows; what was made is
         waited for until a collector has confirmed it, if there is one; and all boards say goodbye."""
         long_lived = _long_lived() if self._wishes.devices >= _MANY else nullcontext()
@@ -76,9 +76,9 @@ class Simulation:
             self._prepare(loop, Path(folder))
             loop.run(lambda: self._is_over(stopping))
             started = [board for board in self._boards if board.starts]
-            self._run_until_all(loop, started, Board.hush, lambda board: board.settled, self._wishes.settle_s)
+            self._run_until_all(loop, started, SimulatedBoard.hush, lambda board: board.settled, self._wishes.settle_s)
             self._count()
-            self._run_until_all(loop, started, Board.stop, lambda board: board.over, _GOODBYE_S)
+            self._run_until_all(loop, started, SimulatedBoard.stop, lambda board: board.over, _GOODBYE_S)
             for board in started:
                 board.close()
         return self.outcome
@@ -90,7 +90,12 @@ class Simulation:
         return stopping()
 
     def _run_until_all(
-        self, loop: Loop, boards: list[Board], do: Callable[[Board], None], done: Callable[[Board], bool], most_s: float
+        self,
+        loop: Loop,
+        boards: list[SimulatedBoard],
+        do: Callable[[SimulatedBoard], None],
+        done: Callable[[SimulatedBoard], bool],
+        most_s: float,
     ) -> None:
         """For at most so long."""
         waiting, by_s = list(boards), time.monotonic() + most_s
@@ -107,9 +112,9 @@ class Simulation:
     def _prepare(self, loop: Loop, folder: Path) -> None:
         wishes = self._wishes
         self._started_s = time.monotonic()
-        plan = Plan(self._endpoint, wishes, board_config(wishes), folder, self._started_s)
+        plan = BoardOptions(self._endpoint, wishes, board_config(wishes), folder, self._started_s)
         noted = self._noting(self.outcome.dials), self._noting(self.outcome.arrivals)
-        self._boards = [Board(number, plan, loop, *noted) for number in range(wishes.devices)]
+        self._boards = [SimulatedBoard(number, plan, loop, *noted) for number in range(wishes.devices)]
         allow_files(sum(board.files for board in self._boards))
         step_s = _START_S if wishes.ramp_s is None else wishes.ramp_s / wishes.devices
         for number, board in enumerate(self._boards):

@@ -7,21 +7,21 @@ from pathlib import Path
 from agent.common.credentials import located
 from agent.common.errors import ConfigError
 from fleet.store.sqlite import SqliteStore
-from fleet.store.transaction import ReportRow, Row, Store, Transaction, written
+from fleet.store.transaction import FleetStore, ReportRow, Row, Transaction, written
 
-__all__ = ["ReportRow", "Row", "Store", "Transaction", "open_existing", "open_store", "written"]
+__all__ = ["FleetStore", "ReportRow", "Row", "Transaction", "open_existing", "open_store", "written"]
 
 _URLS = ("postgresql://", "postgres://")
 _CREDENTIAL = "credential:"
 _SQLITE = b"SQLite format 3\0"  # sqlite.org/fileformat.html, 1.3
 
 
-def open_store(where: str | Path) -> Store:
+def open_store(where: str | Path) -> FleetStore:
     """The store at a path, SQLite's file, or at a URL, `postgresql://user@host/database`; there as of the first use.
     `credential:NAME`: where the first line of what systemd hands over says, so that no password is an argument.
 
-    An old schema is brought to today's. Raises AgentError as Store, and ConfigError (`fleet.db`) for a URL of another
-    database, or of PostgreSQL where its driver is not installed, and `config.credential`.
+    An old schema is brought to today's. Raises AgentError as FleetStore, and ConfigError (`fleet.db`) for a URL of
+    another database, or of PostgreSQL where its driver is not installed, and `config.credential`.
     """
     where = _resolved(where) if isinstance(where, str) else where
     if isinstance(where, str) and where.startswith(_URLS):
@@ -32,7 +32,7 @@ def open_store(where: str | Path) -> Store:
     return SqliteStore(Path(where))
 
 
-def open_existing(where: str) -> Store:
+def open_existing(where: str) -> FleetStore:
     """As `open_store`, for who only looks: ConfigError (`fleet.db`) where there is no such file, or none of ours.
 
     A collector puts aside what is damaged; who looks must not rename what somebody has named by mistake.
@@ -60,7 +60,7 @@ def _resolved(where: str) -> str:
         raise ConfigError("fleet.db", f"{where}: {error}", "a readable line of text", remedy) from error
 
 
-def _postgres(url: str) -> Store:
+def _postgres(url: str) -> FleetStore:
     try:
         from fleet.store.postgres import PostgresStore
     except ModuleNotFoundError:

@@ -13,7 +13,7 @@ from psycopg.sql import SQL
 
 from agent.common.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
-from fleet.store.transaction import CONTENDED, ReportRow, Row, Store, Transaction, What
+from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, What
 
 _TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
 _MIGRATING = 0x7A7265  # of the advisory lock: of two that start at once, one migrates
@@ -33,13 +33,13 @@ _AT_ONCE = 500  # rows of a COPY
 _STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT DELETE ROWS"
 
 
-class PostgresStore(Store):
-    """See Store."""
+class PostgresStore(FleetStore):
+    """See FleetStore."""
 
     batch_bytes = 1 << 20  # the server stores one while the next is read here: of large ones each waits for the other
 
     def __init__(self, url: str) -> None:
-        """url: as libpq reads it. Raises AgentError as Store, ConfigError (`fleet.db`)."""
+        """url: as libpq reads it. Raises AgentError as FleetStore, ConfigError (`fleet.db`)."""
         self._parameters = _parameters(url)
         self.where = _shown(self._parameters)
         self.generation = 0

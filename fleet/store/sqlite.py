@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.common.database import Database
 from agent.common.errors import AgentError
 from fleet.store.schema import SQLITE
-from fleet.store.transaction import CONTENDED, ReportRow, Row, Store, Transaction, What
+from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, What
 
 # What is acknowledged survives a power cut. The log is copied into the file every 16 MB, more seldom than by default:
 # a page that many batches touch is then written once.
@@ -24,13 +24,13 @@ _INSERT_MANY = f"INSERT OR IGNORE INTO reports VALUES {', '.join([_VALUES] * _RO
 _KEY = "device = ? AND epoch = ? AND seq = ?"
 
 
-class SqliteStore(Store):
-    """See Store."""
+class SqliteStore(FleetStore):
+    """See FleetStore."""
 
     batch_bytes = 4 << 20
 
     def __init__(self, path: Path) -> None:
-        """Raises AgentError as Store."""
+        """Raises AgentError as FleetStore."""
         self.where = str(path)
         self.generation = 0
         holds, loss = "what boards have reported", "what they have reported so far lies in the other file"

@@ -67,7 +67,7 @@ class Transaction(Protocol):
         that were."""
 
 
-class Store(Protocol):
+class FleetStore(Protocol):
     """A fleet's database, for one thread at a time; a context manager that closes it.
 
     Each use raises AgentError where the database does not answer (`fleet.unreachable`), refuses (`fleet.write`,
@@ -88,7 +88,7 @@ class Store(Protocol):
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> Store: ...
+    def __enter__(self) -> FleetStore: ...
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -99,7 +99,7 @@ _PAUSE_S = 0.2  # at most, so that two that met do not meet again
 Found = TypeVar("Found")
 
 
-def written(store: Store, write: Callable[[Transaction], Found]) -> Found:
+def written(store: FleetStore, write: Callable[[Transaction], Found]) -> Found:
     """What `write` returns, called in a transaction of its own, which has been committed then.
 
     Two that write at once may each wait for the other: the database ends one of them (`fleet.contended`), which is

@@ -28,7 +28,7 @@ _POLL_S = 0.2
 
 
 @dataclass
-class Device:
+class WatchedDevice:
     """The newest document of each kind; heard_s: monotonic time of the newest, None while there is only what the broker
     had kept."""
 
@@ -49,7 +49,7 @@ def watch(
     """
     console = Console()
     live = console.is_terminal and not as_json
-    known: dict[str, Device] = {}
+    known: dict[str, WatchedDevice] = {}
     topics = [f"tared/v1/{fleet}/+/{kind}" for kind in KINDS]
     client = MqttClient(endpoint, f"tared-watch-{uuid.uuid4().hex}", subscriptions=topics, backoff=Backoff(0.2, 2.0))
     screen = Live(console=console, auto_refresh=False) if live else nullcontext()
@@ -79,7 +79,7 @@ def _take(
     message: Message,
     fleet: str,
     devices: frozenset[str],
-    known: dict[str, Device],
+    known: dict[str, WatchedDevice],
     tell: Callable[[str, str, dict[str, Any]], None] | None,
 ) -> None:
     """What cannot be read is passed over: whoever watches is no judge of it."""
@@ -91,7 +91,7 @@ def _take(
         document = read_object(message.payload)
     except (AgentError, MessageError):
         return
-    device = known.setdefault(name, Device())
+    device = known.setdefault(name, WatchedDevice())
     device.newest[kind] = document
     if not message.retain:
         device.heard_s = time.monotonic()
@@ -103,7 +103,7 @@ def _print(name: str, kind: str, document: dict[str, Any]) -> None:
     print(json.dumps({**document, "device": name, "topic": kind}), flush=True)
 
 
-def _table(known: dict[str, Device]) -> Table:
+def _table(known: dict[str, WatchedDevice]) -> Table:
     table = Table("device", "state", "engine", "fps", "p50 ms", "p99 ms", "fidelity", "drift", "newest event", "heard")
     for name, device in sorted(known.items()):
         state = device.newest.get("status", {}).get("state", "?")

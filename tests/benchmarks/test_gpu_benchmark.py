@@ -20,9 +20,9 @@ from benchmarks.gpu_report import Row, Search, bars, markdown, no_speed_judged
 from benchmarks.gpu_timing import Run, Speed
 from calibrate.divergence import kl_divergence
 from calibrate.histogram import abs_histogram
-from engines.cuda.kernels import Geometry
+from engines.cuda.kernels import KernelGeometry
 
-GEOMETRY = Geometry(11, 2, 128)
+GEOMETRY = KernelGeometry(11, 2, 128)
 ROW = Row(
     tensors="100 of 1.5 MB",
     dtype="float32",
@@ -52,7 +52,7 @@ class HostDevice:
     name, free_bytes, data_centre = "host", 1 << 20, True
 
     def executor(self, bits: int) -> FiberExecutor:
-        return FiberExecutor(Geometry(bits, 2, 128))
+        return FiberExecutor(KernelGeometry(bits, 2, 128))
 
     def allocate(self, nbytes: int) -> Memory:
         whole = np.empty(nbytes + 256, np.uint8)

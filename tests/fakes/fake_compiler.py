@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fiber_executor import FiberBuffer, FiberExecutor
 
-from engines.cuda.kernels import Geometry
+from engines.cuda.kernels import KernelGeometry
 
 if TYPE_CHECKING:
     from fake_pycuda import FakePycuda
@@ -26,7 +26,7 @@ def compile_kernels(fake: FakePycuda, source: str, nvcc: str, options: list[str]
     if fake.chatter:
         warnings.warn(f"The CUDA compiler succeeded, but said the following:\n{fake.chatter}", stacklevel=2)
     values = dict(option[2:].split("=") for option in options if option.startswith("-D"))
-    executor = FiberExecutor(Geometry(int(values["BITS"]), int(values["TAIL"]), int(values["THREADS"])), source)
+    executor = FiberExecutor(KernelGeometry(int(values["BITS"]), int(values["TAIL"]), int(values["THREADS"])), source)
     return SimpleNamespace(get_function=lambda name: Function(fake, executor, name))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from engines.cuda.kernels import Geometry, kernel_source
+from engines.cuda.kernels import KernelGeometry, kernel_source
 from engines.errors import DeviceError
 
 HEADERS = Path(__file__).parent / "cuda_headers"
@@ -54,7 +54,7 @@ class FiberExecutor:
 
     def __init__(
         self,
-        geometry: Geometry,
+        geometry: KernelGeometry,
         source: str | None = None,
         seed: int = 0,
         sanitizer: str = "",
@@ -119,7 +119,7 @@ class FiberExecutor:
         return buffer
 
 
-def build(geometry: Geometry, source: str, sanitizer: str = "") -> Path:
+def build(geometry: KernelGeometry, source: str, sanitizer: str = "") -> Path:
     """The shared library of these kernels, compiled unless a process before this one has done so.
 
     Raises RuntimeError with the compiler's words.

@@ -26,16 +26,16 @@ from agent.mqtt.message import Message
 from fleet import operator
 from fleet.cli.main import main
 from fleet.collector.batch import Reader
-from fleet.collector.writer import Keeper
+from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.devices.records import Results, refused
 from fleet.devices.reports import Reports
 from fleet.rollout.controller import Controller
-from fleet.rollout.register import RolloutBook
+from fleet.rollout.register import RolloutRegister
 from fleet.rollout.states import Role, State, Target
 from fleet.rollout.stepper import judge_wave
-from fleet.store import Store, open_store
+from fleet.store import FleetStore, open_store
 from fleet.untrusted import Warnings
 
 _TOPIC = "tared/v1/fleet/board/"
@@ -55,13 +55,13 @@ def of_schema(version: object, path: str) -> Arrival:
     return Arrival((_TOPIC + path).encode(), json.dumps(document).encode())
 
 
-def keep(store: Store, *arrivals: Arrival) -> dict[int, int]:
+def keep(store: FleetStore, *arrivals: Arrival) -> dict[int, int]:
     """What a collector does with these; up to which number it acknowledges, by epoch."""
-    complete = Keeper(store, Warnings(logging.getLogger(), "test")).keep(Reader().read(arrivals))
+    complete = BatchWriter(store, Warnings(logging.getLogger(), "test")).keep(Reader().read(arrivals))
     return {stream.epoch: upto for stream, upto in complete.items()}
 
 
-def the_board(store: Store) -> Device:
+def the_board(store: FleetStore) -> Device:
     (found,) = Devices(store).all("fleet")
     return found
 
@@ -96,7 +96,7 @@ def test_telemetry_whose_key_is_escaped_is_refused_too() -> None:
     assert ([each.code for each in batch.refused], batch.news) == ([NEWER_SCHEMA], [])
 
 
-def test_what_is_refused_is_not_acknowledged_and_comes_again(store: Store) -> None:
+def test_what_is_refused_is_not_acknowledged_and_comes_again(store: FleetStore) -> None:
     assert keep(store, of_schema(2, "telemetry"), of_schema(2, "event")) == {}
     assert {each.code for each in refused(store)} == {NEWER_SCHEMA}
     first, second = (Arrival((_TOPIC + path).encode(), _OURS[path]) for path in ("telemetry", "event"))
@@ -104,7 +104,7 @@ def test_what_is_refused_is_not_acknowledged_and_comes_again(store: Store) -> No
     assert Reports(store).dropped("fleet", "board") == []
 
 
-def test_of_a_board_with_a_newer_birth_nothing_is_read_but_that_it_is_there(store: Store) -> None:
+def test_of_a_board_with_a_newer_birth_nothing_is_read_but_that_it_is_there(store: FleetStore) -> None:
     ours = [Arrival((_TOPIC + path).encode(), payload) for path, payload in _OURS.items()]
     keep(store, *ours)
     assert facts(the_board(store), time.time())["fps"] == 9.0
@@ -120,7 +120,7 @@ def test_of_a_board_with_a_newer_birth_nothing_is_read_but_that_it_is_there(stor
     assert (told["schema"], told["engine"], told["fps"]) == (1.0, "e", 9.0)
 
 
-def test_a_birth_that_an_older_tared_has_taken_for_one_is_not_read_either(store: Store) -> None:
+def test_a_birth_that_an_older_tared_has_taken_for_one_is_not_read_either(store: FleetStore) -> None:
     birth = Birth(schema_version=3, agent_version="9", engine="e")
     with store.begun() as transaction:
         Devices(store).told_birth(transaction, {("fleet", "board"): (birth, birth.to_json().decode())}, 1.0)
@@ -199,17 +199,17 @@ def newer(room: Room, *numbers: int) -> None:
         Devices(room.store).told_birth(transaction, told, time.time())
 
 
-def test_a_rollout_is_not_begun_with_boards_whose_answers_could_not_be_read(store: Store) -> None:
+def test_a_rollout_is_not_begun_with_boards_whose_answers_could_not_be_read(store: FleetStore) -> None:
     room = Room(store, spec(), boards=3)
     newer(room, 1)
-    book = RolloutBook(store, "operator")
+    book = RolloutRegister(store, "operator")
     with pytest.raises(CommandError, match=r"rollout\.schema: 1 of 3 boards .* 'b1'.* 'schema!=2' in --select"):
         book.plan("f", spec(), "seed")
     (wave,) = book.plan("f", spec(select="schema!=2"), "seed")
     assert [each.name for each in wave] == ["b0", "b2"]
 
 
-def test_a_board_that_has_become_newer_since_is_told_nothing_and_counts_as_unreached(store: Store) -> None:
+def test_a_board_that_has_become_newer_since_is_told_nothing_and_counts_as_unreached(store: FleetStore) -> None:
     room = Room(store, spec())
     newer(room, 0)
     room.step()
@@ -219,7 +219,7 @@ def test_a_board_that_has_become_newer_since_is_told_nothing_and_counts_as_unrea
 
 
 @pytest.mark.parametrize("status", ["SUCCEEDED", "FAILED", "EXPIRED"])
-def test_what_a_board_answers_that_has_become_newer_is_not_believed(store: Store, status: str) -> None:
+def test_what_a_board_answers_that_has_become_newer_is_not_believed(store: FleetStore, status: str) -> None:
     room = Room(store, spec())
     room.step()
     orders = room.open()
@@ -249,7 +249,7 @@ def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> No
         assert "update this tared" in room.rows()[0].reason
 
 
-def test_a_board_that_became_newer_after_its_success_is_not_judged_by_it(store: Store) -> None:
+def test_a_board_that_became_newer_after_its_success_is_not_judged_by_it(store: FleetStore) -> None:
     room = Room(store, spec(gates="failures<=0%,unreached<=0%"))
     room.step()
     room.step(*(done(each, artefact="e1") for each in room.open().values()))
@@ -261,7 +261,7 @@ def test_a_board_that_became_newer_after_its_success_is_not_judged_by_it(store: 
     assert [(each.passed, each.words) for each in findings] == [(True, "0 of 2, 0.0%"), (False, "1 of 2, 50.0%")]
 
 
-def test_a_board_that_became_newer_is_not_told_to_go_back(store: Store) -> None:
+def test_a_board_that_became_newer_is_not_told_to_go_back(store: FleetStore) -> None:
     room = Room(store, spec())
     room.step()
     orders = room.open()

@@ -11,7 +11,7 @@ from brokers import RealBroker, Watcher, free_port, on_the_air
 from device import NOW, TOPICS, Device, payload
 from operator_bench import send
 
-from agent.commands.dispatcher import CommandDesk, Report
+from agent.commands.dispatcher import CommandDispatcher, CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
@@ -64,11 +64,11 @@ class Supervisor:
 
     def _run(self) -> None:
         with on_the_air(self._endpoint, TOPICS, Birth(agent_version="0")) as link:
-            desk = CommandDesk(self.device.handlers(), link.send)
+            desk = CommandDispatcher(self.device.handlers(), link.send)
             while not self._stopping.is_set():
                 self._turn(link, desk)
 
-    def _turn(self, link: MqttLink, desk: CommandDesk) -> None:
+    def _turn(self, link: MqttLink, desk: CommandDispatcher) -> None:
         try:
             message = link.inbox.get(timeout=0.05)
         except queue.Empty:
@@ -78,7 +78,7 @@ class Supervisor:
             desk.receive(message.payload, time.time(), message.retain)
 
     @staticmethod
-    def _advance(report: Report) -> None:
+    def _advance(report: CommandProgress) -> None:
         percent = report.latest.percent or 0.0
         if percent < 100.0:
             report.progress("observing", percent + 50.0)

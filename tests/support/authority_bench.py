@@ -10,7 +10,7 @@ import pytest
 from device import NOW, TOPICS, Device
 
 from agent.commands.authority import Authority
-from agent.commands.dispatcher import CommandDesk
+from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.config import CommandsConfig
 from agent.contract.commands import CommandResult
@@ -32,7 +32,9 @@ class Board:
         self.device = Device()
         self.results: list[CommandResult] = []
         journal = CommandLog(self.folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
-        self.desk = CommandDesk(self.device.handlers(), self.results.append, journal=journal, authority=self.authority)
+        self.desk = CommandDispatcher(
+            self.device.handlers(), self.results.append, journal=journal, authority=self.authority
+        )
 
     def receive(self, payload: bytes, now: float = NOW) -> tuple[str, str]:
         """The status and the code that this command ends with."""

@@ -87,7 +87,8 @@ class Mosquitto(RealBroker):
 
 
 class Amqtt(RealBroker):
-    protocol = "3.1.1"  # it has no other; tests/agent/mqtt/test_mqtt5_fallback.py has what a client does that does not know that
+    # It has no other. tests/agent/mqtt/test_mqtt5_fallback.py: a client that does not know this.
+    protocol = "3.1.1"
 
     def __init__(self) -> None:
         self.port = 0

@@ -15,7 +15,7 @@ from typing import Any
 from brokers import on_the_air
 from device import TOPICS, Device
 
-from agent.commands.dispatcher import CommandDesk, Report
+from agent.commands.dispatcher import CommandDispatcher, CommandProgress
 from agent.commands.log import CommandLog
 from agent.common.errors import AgentError
 from agent.contract.messages import Birth
@@ -25,7 +25,7 @@ from agent.mqtt.endpoint import Endpoint
 def main(port: int, folder: Path) -> None:
     """Until it is killed."""
 
-    def done(_args: Any, report: Report) -> None:
+    def done(_args: Any, report: CommandProgress) -> None:
         with (folder / "done").open("a") as file:
             file.write(f"{report.latest.id}\n")
             file.flush()
@@ -37,7 +37,7 @@ def main(port: int, folder: Path) -> None:
 
     journal = CommandLog(folder / "commands.sqlite", fail)
     with on_the_air(Endpoint("127.0.0.1", port), TOPICS, Birth(agent_version="0")) as link:
-        desk = CommandDesk({**Device().handlers(), "cancel": done}, link.send, journal=journal)
+        desk = CommandDispatcher({**Device().handlers(), "cancel": done}, link.send, journal=journal)
         desk.recall([])
         while True:
             while not link.answered.empty():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.postgres import Postgres
-from fleet.store import Store, open_store
+from fleet.store import FleetStore, open_store
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +36,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(where: str) -> Iterator[Store]:
+def store(where: str) -> Iterator[FleetStore]:
     """A new one, in each of the databases."""
     with open_store(where) as opened:
         yield opened

@@ -13,7 +13,7 @@ from brokers import eventually
 from device import NOW
 
 from agent.commands.deliveries import ModelDelivery, StagedModel
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.commands.releases import Releases
 from agent.contract.commands import MODEL_CHUNK_BYTES, CommandResult, ModelArgs
 
@@ -45,7 +45,7 @@ class Board:
 
     def begin(self, url: str | None = None, **changes: Any) -> None:
         args = ModelArgs(**{"sha256": SHA, "size": len(CONTENT), "url": url, **changes})
-        self.delivery.begin(args, Report(f"c{len(self.results)}", self.results.append), NOW)
+        self.delivery.begin(args, CommandProgress(f"c{len(self.results)}", self.results.append), NOW)
 
     def chunk(self, number: int, sha: str = SHA, content: bytes | None = None) -> None:
         at = number * MODEL_CHUNK_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.common.schema import Strict
 from agent.contract.commands import CancelArgs, RecalibrateArgs, RollbackArgs, StatusArgs
@@ -19,7 +19,7 @@ class Device:
     """Handlers as a supervisor has them: status answers at once, recalibrate when told, rollback fails."""
 
     def __init__(self) -> None:
-        self.jobs: list[tuple[RecalibrateArgs, Report]] = []
+        self.jobs: list[tuple[RecalibrateArgs, CommandProgress]] = []
         self.status_calls = 0
         self.done_with: list[Strict] = []
 
@@ -34,21 +34,21 @@ class Device:
             ),
         }
 
-    def status(self, _args: StatusArgs, report: Report) -> None:
+    def status(self, _args: StatusArgs, report: CommandProgress) -> None:
         self.status_calls += 1
         report.succeed({"state": "online"})
 
-    def recalibrate(self, args: RecalibrateArgs, report: Report) -> None:
+    def recalibrate(self, args: RecalibrateArgs, report: CommandProgress) -> None:
         self.jobs.append((args, report))
 
-    def rollback(self, _args: RollbackArgs, _report: Report) -> None:
+    def rollback(self, _args: RollbackArgs, _report: CommandProgress) -> None:
         raise AgentError("store.no_previous", "no previous engine", "two engines", "recalibrate first")
 
-    def done(self, args: Strict, report: Report) -> None:
+    def done(self, args: Strict, report: CommandProgress) -> None:
         self.done_with.append(args)
         report.succeed()
 
-    def cancel(self, _args: CancelArgs, report: Report) -> None:
+    def cancel(self, _args: CancelArgs, report: CommandProgress) -> None:
         report.succeed()
 
 

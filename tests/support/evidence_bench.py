@@ -8,7 +8,7 @@ import pytest
 
 from agent.common.errors import AgentError
 from agent.monitoring.estimates import FidelityRecord
-from agent.monitoring.evidence_file import Memory
+from agent.monitoring.evidence_file import EvidenceFile
 
 SOURCE = "rtsp://camera"
 
@@ -21,7 +21,7 @@ class Process:
     """A daemon, as far as a memory sees one: it begins with an engine, and takes frames and blocks."""
 
     def __init__(self, path: Path, engine: str = "day", recall: bool = True, source: str = SOURCE) -> None:
-        self.memory = Memory(path, source, told)
+        self.memory = EvidenceFile(path, source, told)
         self.record = FidelityRecord()
         self.recalled = self.memory.begin(engine, 0.0, recall, self.record)
 

@@ -19,14 +19,14 @@ from agent.common.schema import validate
 from agent.config import Config
 from agent.contract.messages import Birth
 from agent.control.summary import RunSummary
-from agent.control.swap import Cause, Exchange, Witnesses
-from agent.models.engine_service import Loaded, Service
-from agent.monitoring.camera_monitor import States
+from agent.control.swap import EngineSwap, SwapRequest, Witnesses
+from agent.models.engine_service import EngineService, LoadedEngine
+from agent.monitoring.camera_monitor import CameraStates
 from agent.serving.pipeline import Pipeline
-from agent.serving.trial import Record, TrialEvents
+from agent.serving.trial import AnswerRecord, TrialEvents
 from agent.uplink.reporter import Reporter
 from agent.validation.verdict import Verdict
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 from calibrate.evidence import Interval
 from engines.errors import EngineError
@@ -82,8 +82,8 @@ class Loop:
 class Bench:
     """An exchange of engine `old` for engine `new`."""
 
-    exchange: Exchange
-    record: Record
+    exchange: EngineSwap
+    record: AnswerRecord
     pipeline: Any
     loop: Loop
     summary: RunSummary
@@ -101,9 +101,9 @@ class Bench:
         """What the frame path would tell, None where it has no trial."""
         artefact = SimpleNamespace(id=name, path=Path(name))
         engine = SimpleNamespace(close=lambda: self.closed.append(name))
-        loaded = cast(Loaded, SimpleNamespace(artefact=artefact, engine=engine))
+        loaded = cast(LoadedEngine, SimpleNamespace(artefact=artefact, engine=engine))
         self.pipeline.trial = None
-        self.exchange.start(loaded, Cause(trigger, time.monotonic(), self.report, VERDICT))
+        self.exchange.start(loaded, SwapRequest(trigger, time.monotonic(), self.report, VERDICT))
         return cast("TrialEvents | None", self.pipeline.trial)
 
     def live(self, trigger: str = "alarm") -> TrialEvents:
@@ -117,11 +117,11 @@ class Bench:
         for _ in range(count):
             self.frames += 1
             frame = Frame(self.frames, self.frames / 10.0, 0, IMAGE)
-            self.record.add(Served(frame, name, {}, 0, inferred_s))
+            self.record.add(ServedFrame(frame, name, {}, 0, inferred_s))
 
     def tick(self, gain: Interval = UNKNOWN, drift: str = "calm") -> None:
         state = SimpleNamespace(gain=gain, drift=SimpleNamespace(state=drift))
-        self.exchange.tick(cast(States, {"camera": state}))
+        self.exchange.tick(cast(CameraStates, {"camera": state}))
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
@@ -139,7 +139,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     reporter = Reporter(None, Birth(agent_version="0"))
     events: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append((kind, detail)))
-    loop, record, committed, disk = Loop(), Record(live=False), list[str](), list[TaredError]()
+    loop, record, committed, disk = Loop(), AnswerRecord(live=False), list[str](), list[TaredError]()
     pipeline = SimpleNamespace(loop=loop, record=record, error=None, dropped=Counter(), trial=None)
     pipeline.since = lambda ts: {"camera": 7.0 if ts is None else ts}
     pipeline.observer = SimpleNamespace(
@@ -148,7 +148,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     pipeline.try_out = lambda _id, _engine, told: setattr(pipeline, "trial", told)
     service = SimpleNamespace(serving=SimpleNamespace(id="old"), degraded=False)
 
-    def commit(loaded: Loaded) -> None:
+    def commit(loaded: LoadedEngine) -> None:
         if disk:
             raise disk.pop(0)
         committed.append(loaded.artefact.id)
@@ -163,9 +163,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     served: list[tuple[str | None, float]] = []
     rolled_back: list[str] = []
     rejected, report = list[tuple[str, str]](), Told()
-    exchange = Exchange(
+    exchange = EngineSwap(
         config,
-        cast(Service, service),
+        cast(EngineService, service),
         cast(Pipeline, pipeline),
         reporter,
         summary,

@@ -16,8 +16,8 @@ from operations_bench import frame_path, stored
 from raising_world import collapsing_net, observer_state, observing
 from worlds import SPEC
 
-from agent.collection.collection import Gathering
-from agent.commands.dispatcher import Report
+from agent.collection.collection import SharedCollection
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.common.schema import validate
 from agent.config import Config
@@ -25,12 +25,12 @@ from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
 from agent.jobs import recalibration
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_protocol import JobOutcome
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import JobJournal
-from agent.models.engine_service import Service
+from agent.models.engine_service import EngineService
 from agent.models.model import open_model
-from agent.monitoring.camera_monitor import ObserverState
+from agent.monitoring.camera_monitor import CameraState
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 from calibrate.histogram import AbsHistogram
@@ -48,7 +48,7 @@ class ScriptedChild:
         self,
         directory: Path,
         on_progress: Callable[[str, int], None],
-        on_outcome: Callable[[Outcome], None],
+        on_outcome: Callable[[JobOutcome], None],
         *_: object,
     ) -> None:
         self.directory, self.on_progress, self.on_outcome = directory, on_progress, on_outcome
@@ -63,7 +63,7 @@ class ScriptedChild:
         self.ended = True
         self._clear()
 
-    def ends_with(self, outcome: Outcome) -> None:
+    def ends_with(self, outcome: JobOutcome) -> None:
         self._clear()
         self.on_outcome(outcome)
 
@@ -78,15 +78,17 @@ class JobDeskBench:
     """Operations on two engines, the first of which serves; `other` is what every job comes to."""
 
     operations: Operations
-    service: Service
+    service: EngineService
     journal: JobJournal
     other: Artefact
-    state: ObserverState
+    state: CameraState
     results: list[CommandResult] = field(default_factory=list)
 
-    def recalibrate(self, outcome: Outcome | None = None, steps: tuple[str, ...] = ("BUILDING", "VALIDATING")) -> None:
+    def recalibrate(
+        self, outcome: JobOutcome | None = None, steps: tuple[str, ...] = ("BUILDING", "VALIDATING")
+    ) -> None:
         """By command, to the end. outcome: of its child; None: `other`."""
-        report = Report(f"c{len(self.journal.records())}", self.results.append)
+        report = CommandProgress(f"c{len(self.journal.records())}", self.results.append)
         try:
             assert self.operations.recalibrate(report, RecalibrateArgs(frames=8, method="max"))
         except AgentError as error:  # as the command desk does
@@ -100,7 +102,7 @@ class JobDeskBench:
         for number, step in enumerate(steps):
             ScriptedChild.latest.on_progress(step, 50 + number)
         if not ScriptedChild.latest.ended:
-            ScriptedChild.latest.ends_with(outcome or Outcome(artefact=self.other.path))
+            ScriptedChild.latest.ends_with(outcome or JobOutcome(artefact=self.other.path))
 
     def finals(self) -> list[CommandResult]:
         return [result for result in self.results if result.final]
@@ -138,14 +140,14 @@ def job_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_engines: Path)
     monkeypatch.setattr(Headroom, "may_start", lambda _: "")  # what this machine has to spare is its own affair
     monkeypatch.setattr(Headroom, "must_pause", lambda _: "")
     config = config_in(tmp_path)
-    service = Service(open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir))
+    service = EngineService(open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir))
     service.start(pytest.fail).close()
     reporter = Reporter(None, Birth(agent_version="0"))
     state = replace(observer_state(config), collected=100, telling=100)
     observer = observing(config, state)
     seen = {"tap": AbsHistogram(np.ones(8, np.int64), 0, 0.5, 0, 0)}
-    monkeypatch.setattr(Gathering, "counts", (100, 100))
-    monkeypatch.setattr(Gathering, "collected", lambda _: (100, seen, [np.zeros((1, 3, 8, 8), np.float32)]))
+    monkeypatch.setattr(SharedCollection, "counts", (100, 100))
+    monkeypatch.setattr(SharedCollection, "collected", lambda _: (100, seen, [np.zeros((1, 3, 8, 8), np.float32)]))
     pipeline = SimpleNamespace(is_live=True, observer=observer, last_ts=0.0, **frame_path())
     journal = JobJournal(config.state_dir / "jobs.sqlite", lambda error: pytest.fail(str(error)))
     operations = Operations(config, service, cast(Pipeline, pipeline), reporter, lambda function: function(), journal)

@@ -13,7 +13,7 @@ from agent.camera.capture import CaptureThread
 from agent.camera.source import parse_source
 from agent.camera.stream_health import SILENCE_S
 from agent.common.errors import CameraError
-from agent.serving.inference import Turns
+from agent.serving.inference import RoundRobinScheduler
 
 
 class Watched:
@@ -21,7 +21,7 @@ class Watched:
 
     def __init__(self, url: str, silence_s: float = SILENCE_S, frozen_s: float | None = 1.5) -> None:
         self.changes: deque[tuple[float, CameraError | None]] = deque(maxlen=100)
-        self.turns = Turns([False])
+        self.turns = RoundRobinScheduler([False])
         (self.slot,) = self.turns.slots
         source = replace(parse_source(url), frozen_s=frozen_s)
         self.thread = CaptureThread(source, self.slot, 1.0, 0, self._tell, silence_s)

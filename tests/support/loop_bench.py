@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from agent.camera.capture import Frame
 from agent.common.errors import AgentError
-from agent.serving.inference import FrameLoop, Turns
+from agent.serving.inference import FrameLoop, RoundRobinScheduler
 from agent.serving.trial import Trial, TrialEvents
 from agent.vision.preprocess import Geometry
-from agent.vision.task import Begun, Outputs, Served, Submit, VisionTask
+from agent.vision.task import Outputs, PendingInference, ServedFrame, Submit, VisionTask
 from engines.interface import Array, Engine, TensorSpec
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
@@ -62,11 +62,11 @@ class PlainTask(VisionTask):
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> Any:
         return next(iter(engine.infer(image))), None
 
-    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> Begun:
+    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
         (image,) = images
-        return Begun(submit(lambda: engine.infer(image)), image.shape, [cast(Geometry, None)])
+        return PendingInference(submit(lambda: engine.infer(image)), image.shape, [cast(Geometry, None)])
 
-    def decoded(self, outputs: Outputs, _begun: Begun) -> list[Any]:
+    def decoded(self, outputs: Outputs, _begun: PendingInference) -> list[Any]:
         return list(outputs)
 
 
@@ -74,7 +74,7 @@ class Bench:
     """A loop, its slot, what it served, and what trials told."""
 
     def __init__(self, engine: NamedEngine) -> None:
-        self.turns = Turns([True])
+        self.turns = RoundRobinScheduler([True])
         (self.slot,) = self.turns.slots
         self.served: list[tuple[int, str, str]] = []
         self.told: list[tuple[str, Any]] = []
@@ -82,7 +82,7 @@ class Bench:
         self._next_id = 0
         self.loop.start()
 
-    def _keep(self, served: Served) -> None:
+    def _keep(self, served: ServedFrame) -> None:
         self.served.append((served.frame.id, served.engine_id, str(served.result)))
 
     def try_out(self, engine: NamedEngine, deadline_s: float = LIMIT_S) -> Trial:

@@ -17,13 +17,13 @@ from brokers import on_the_air
 from device import Device
 from numpy.typing import NDArray
 
-from agent.commands.dispatcher import CommandDesk
+from agent.commands.dispatcher import CommandDispatcher
 from agent.config import PrivacyConfig
 from agent.contract.histograms import Facts, write_upload
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
-from agent.daemon.handlers import HistogramOrders
-from agent.models.engine_service import Service
+from agent.daemon.handlers import HistogramHandlers
+from agent.models.engine_service import EngineService
 from agent.mqtt.endpoint import Endpoint
 from agent.uplink.link import MqttLink
 from calibrate.histogram import AbsHistogram, abs_histogram
@@ -61,10 +61,10 @@ def upload(folder: Path, device: str, histograms: dict[str, AbsHistogram], **cha
     return path
 
 
-def service_with(calibration: Calibration | None) -> Service:
+def service_with(calibration: Calibration | None) -> EngineService:
     planned = SimpleNamespace(placement=SimpleNamespace(shared=(("conv1", "conv2"),)), observed_id=OBSERVED)
     serving = SimpleNamespace(id="artefact")
-    return cast(Service, SimpleNamespace(calibration=calibration, serving=serving, planned=planned))
+    return cast(EngineService, SimpleNamespace(calibration=calibration, serving=serving, planned=planned))
 
 
 class Board:
@@ -74,8 +74,8 @@ class Board:
         self.link = link
         self.posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.service = service_with(calibration)
-        orders = HistogramOrders(privacy, self.service, link, self.posted.put)
-        self._desk = CommandDesk({**Device().handlers(), **orders.handlers}, link.send)
+        orders = HistogramHandlers(privacy, self.service, link, self.posted.put)
+        self._desk = CommandDispatcher({**Device().handlers(), **orders.handlers}, link.send)
 
     def run(self, left: threading.Event) -> None:
         while not left.is_set():

@@ -18,7 +18,7 @@ from agent.config import Config
 from agent.models.model import Model, open_model
 from agent.monitoring.observer import ObserverThread, OpenObserver
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 from engines.errors import DeviceError
 from engines.interface import Array, Observation, Observer
@@ -82,7 +82,7 @@ class Bench:
         image, number = np.full((8, 8, 3), 128, np.uint8), 0
         while not until():
             assert time.monotonic() < deadline, (self.told, thread.error)
-            thread.offer(Served(Frame(number, float(number), 0, image), "", {}, 0, 0.0))
+            thread.offer(ServedFrame(Frame(number, float(number), 0, image), "", {}, 0, 0.0))
             number += 1
             time.sleep(0.001)
 

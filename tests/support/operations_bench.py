@@ -16,21 +16,21 @@ import pytest
 from raising_world import COLLAPSES, collapsing_net, observer_state, observing
 from worlds import SPEC
 
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.common.schema import validate
 from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
-from agent.daemon.handlers import Orders
+from agent.daemon.handlers import EngineHandlers
 from agent.jobs.job import JobJournal
 from agent.models.build import build_artefact
-from agent.models.engine_service import Service
+from agent.models.engine_service import EngineService
 from agent.models.model import calibrate, open_model
-from agent.monitoring.camera_monitor import ObserverState
+from agent.monitoring.camera_monitor import CameraState
 from agent.serving.pipeline import Pipeline
-from agent.serving.trial import Record, TrialEvents
+from agent.serving.trial import AnswerRecord, TrialEvents
 from agent.uplink.reporter import Reporter
 from calibrate.plan import PrecisionPlan
 from engines.interface import silent
@@ -44,11 +44,11 @@ class Desk:
     """Operations on a store of two engines: one all in INT8, and one that was raised from it, which serves."""
 
     operations: Operations
-    service: Service
+    service: EngineService
     int8: Artefact
     raised: Artefact
     told: list[str]
-    state: ObserverState
+    state: CameraState
     results: list[CommandResult] = field(default_factory=list)
 
     def tick(self, **changes: Any) -> None:
@@ -66,8 +66,8 @@ class Desk:
 
     def roll_back(self) -> None:
         pipeline = self.operations._pipeline
-        rollback = Orders(self.operations, self.service, pipeline).handlers["rollback"]
-        rollback(RollbackArgs(), Report("c1", self.results.append))
+        rollback = EngineHandlers(self.operations, self.service, pipeline).handlers["rollback"]
+        rollback(RollbackArgs(), CommandProgress("c1", self.results.append))
 
 
 class Loop:
@@ -92,7 +92,7 @@ def frame_path() -> dict[str, Any]:
     """What a pipeline has for a change of engine."""
     loop = Loop()
     return {
-        "loop": loop, "try_out": loop.try_out, "record": Record(live=True), "dropped": Counter(), "error": None,
+        "loop": loop, "try_out": loop.try_out, "record": AnswerRecord(live=True), "dropped": Counter(), "error": None,
         "stuck": False, "remember": lambda *_: None, "since": lambda ts: {"camera": ts or 0.0}
     }  # fmt: skip
 
@@ -129,13 +129,13 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
     return make
 
 
-def stored(config: Config) -> tuple[Service, Sequence[Artefact]]:
+def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
     """A store whose raised engine is current, the other one previous."""
     model, backend, store = open_model(config.model), open_backend("onnxruntime"), Store(config.state_dir)
     with closing(backend.observer(model.reference, model.placement.taps)) as observer:
         seen = observer.observe(np.random.default_rng(0).uniform(size=(1, 3, 8, 8)).astype(np.float32)).histograms
     calibration = calibrate(model, seen, "max", 1, "test")
-    service = Service(model, backend, store)
+    service = EngineService(model, backend, store)
     raised = model.under(PrecisionPlan({COLLAPSES: "raised"}))
     artefacts = [
         build_artefact(under, backend, store.place, silent, calibration=calibration, raised_from=origin)
@@ -148,7 +148,7 @@ def stored(config: Config) -> tuple[Service, Sequence[Artefact]]:
 
 
 def ask(at: Desk, command: str, frames: int | None = None) -> bool:
-    return at.operations.recalibrate(Report(command, at.results.append), RecalibrateArgs(frames=frames))
+    return at.operations.recalibrate(CommandProgress(command, at.results.append), RecalibrateArgs(frames=frames))
 
 
 def refuse_journal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from fiber_executor import COMPILER, FiberExecutor
 from numpy.typing import NDArray
 from zoo import Net
 
-from engines.cuda.kernels import Geometry
+from engines.cuda.kernels import KernelGeometry
 from engines.cuda.preprocess import DevicePreprocess
 from engines.interface import Array, BuildRequest, Engine, TensorSpec
 from engines.preprocessing import ImageTransform
@@ -25,7 +25,7 @@ class DeviceEngine:
         if COMPILER is None:
             pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
         self._engine = engine
-        self._executor = FiberExecutor(Geometry(11, 2, 64))
+        self._executor = FiberExecutor(KernelGeometry(11, 2, 64))
         self._preprocess = DevicePreprocess(self._executor)
         self.inputs: list[TensorSpec] = list(engine.inputs)
         self.outputs: list[TensorSpec] = list(engine.outputs)

@@ -20,9 +20,9 @@ from agent.camera.source import parse_source
 from agent.cli.offline import run_calibrate
 from agent.common.state_files import Journal
 from agent.models.model import open_model, read_rules
-from agent.planning.costs import Builder
+from agent.planning.costs import PlanBuilder
 from agent.planning.frames import RandomFrames
-from agent.planning.search import Planner, PlanOptions
+from agent.planning.search import PlanOptions, PlanSearch
 from agent.vision.spec import load_model_spec
 from engines.calibration import load_calibration
 from engines.interface import Backend, Progress
@@ -56,14 +56,14 @@ def silent_stage(_name: str) -> Iterator[Progress]:
     yield lambda _fraction, _doing: None
 
 
-def planner(folder: Path, options: PlanOptions = MACS, backend: Backend | None = None) -> Planner:
+def planner(folder: Path, options: PlanOptions = MACS, backend: Backend | None = None) -> PlanSearch:
     """A search in a world; every call is a new one, as a new process would make it."""
     embedded = open_backend("onnxruntime")
     model = open_model(load_model_spec(folder / "model.yaml"))
-    builder = Builder(model, load_calibration(folder / "calibration.json"), backend or embedded)
+    builder = PlanBuilder(model, load_calibration(folder / "calibration.json"), backend or embedded)
     frames = RandomFrames(parse_source(str(folder / "clip.avi")), options.seed)
     rules = read_rules(model.spec.precision, model.master, model.placement)
-    return Planner(builder, rules, frames, embedded, options, silent_stage)
+    return PlanSearch(builder, rules, frames, embedded, options, silent_stage)
 
 
 def journal(folder: Path) -> Journal:

@@ -14,10 +14,10 @@ from onnx import ModelProto
 from worlds import FPS, SPEC, World, make_world
 from zoo import Net
 
-from agent.collection.collection import Gathering
+from agent.collection.collection import SharedCollection
 from agent.common.schema import validate
 from agent.config import Config
-from agent.monitoring.camera_monitor import Findings, ObserverState, Spending
+from agent.monitoring.camera_monitor import CameraMonitor, CameraState, Spending
 from agent.monitoring.drift import DriftMonitor, Regime
 from agent.monitoring.estimates import Estimate
 from calibrate.evidence import Interval
@@ -68,11 +68,13 @@ def observer_state(
     switch_to: str = "",
     trouble: str = "",
     outage: str = "",
-) -> ObserverState:
+) -> CameraState:
     """What an observer may have found. fidelity: low, high, frames. drift: empty where nothing is calibrated."""
     low, high, n = fidelity
     known = DriftMonitor(config.drift, config.regimes.switch_db, Regime("", {}, {}, {})).state
-    state = Findings(config.model, config, Gathering(config.model, config)).state(outage, Spending(0.0, 0.0))
+    state = CameraMonitor(config.model, config, SharedCollection(config.model, config)).state(
+        outage, Spending(0.0, 0.0)
+    )
     return replace(
         state,
         settled=Estimate(Interval((low + high) / 2, low, high, n), 0, 0.0),
@@ -81,11 +83,11 @@ def observer_state(
     )
 
 
-def observing(config: Config, state: ObserverState) -> SimpleNamespace:
+def observing(config: Config, state: CameraState) -> SimpleNamespace:
     """An observer of one camera that has found this."""
-    gathering = Gathering(config.model, config)
+    gathering = SharedCollection(config.model, config)
     return SimpleNamespace(
-        findings={"camera": Findings(config.model, config, gathering)},
+        findings={"camera": CameraMonitor(config.model, config, gathering)},
         gathering=gathering,
         set_pace=lambda **_: None,
         states=lambda: {"camera": state},

@@ -11,12 +11,12 @@ import numpy as np
 from agent.camera.capture import Frame
 from agent.camera.config import CameraConfig
 from agent.config import Config
-from agent.results.writer import Answered, ResultLine
+from agent.results.writer import ResultLine, ResultRecord
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
 from agent.vision.preprocess import Geometry
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 
 SPEC = ModelSpec.model_validate({"path": "model.onnx", "task": "detect", "decoder": "yolox", "labels": ["a", "b"]})
 CONFIG = Config(model=SPEC, camera=CameraConfig(name="street", source="clip.avi"))
@@ -30,14 +30,16 @@ def detections(*scores: float) -> Detections:
     return Detections(boxes=boxes, classes=np.ones(len(scores), np.int64), scores=np.array(scores, np.float32))
 
 
-def served(number: int, result: Prediction | None = None, geometry: Geometry | None = None) -> Served:
+def served(number: int, result: Prediction | None = None, geometry: Geometry | None = None) -> ServedFrame:
     """It has taken 2.5 ms."""
     answer = result if result is not None else Classification(1, 0.75)
-    return Served(Frame(number, number / 10.0, 1_000_000, IMAGE, "street"), "f00d", answer, 3_500_000, 0.001, geometry)
+    return ServedFrame(
+        Frame(number, number / 10.0, 1_000_000, IMAGE, "street"), "f00d", answer, 3_500_000, 0.001, geometry
+    )
 
 
 def line(number: int, result: Prediction | None = None, spec: ModelSpec = SPEC) -> ResultLine:
-    return ResultLine(Answered.of(served(number, result)), spec)
+    return ResultLine(ResultRecord.of(served(number, result)), spec)
 
 
 def frames_of(text: bytes | Path) -> list[int]:

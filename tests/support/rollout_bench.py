@@ -14,12 +14,12 @@ from collector_bench import collecting
 from simulator_bench import FLEET, simulating, topics, wait_for_collector
 
 from agent.contract.signing import Signer
-from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import MqttClient
 from fleet.devices.devices import Devices
 from fleet.devices.reports import Reports
 from fleet.rollout.controller import Controller
-from fleet.rollout.register import Overview, RolloutBook
+from fleet.rollout.register import Overview, RolloutRegister
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import Target
 from fleet.simulator.simulation import Simulation
@@ -58,7 +58,7 @@ class Commands:
 
     def __init__(self, broker: RealBroker) -> None:
         self.ids: dict[tuple[str, str], set[str]] = defaultdict(set)
-        self._intake = Intake(16 << 20)
+        self._intake = ReceiveQueue(16 << 20)
         self._client = MqttClient(broker.endpoint, "spy", subscriptions=["tared/v1/+/+/cmd"], intake=self._intake)
 
     def __enter__(self) -> Commands:
@@ -80,13 +80,13 @@ class Commands:
 def begin(where: str, spec: Spec, why: str = "") -> str:
     """Write a rollout down; its id."""
     with open_store(where) as store:
-        book = RolloutBook(store, "operator")
+        book = RolloutRegister(store, "operator")
         return book.create(FLEET, spec, book.plan(FLEET, spec, "seed"), why)
 
 
 def overview(where: str, identity: str) -> Overview:
     with open_store(where) as store:
-        return RolloutBook(store, "operator").show(identity)[0]
+        return RolloutRegister(store, "operator").show(identity)[0]
 
 
 def ended(where: str, identity: str, within_s: float = PATIENCE_S) -> Overview:
@@ -98,7 +98,7 @@ def ended(where: str, identity: str, within_s: float = PATIENCE_S) -> Overview:
 def boards(where: str, identity: str, *states: Target) -> set[str]:
     """The names of those in one of these states."""
     with open_store(where) as store:
-        return {each.name for each in RolloutBook(store, "").show(identity)[1] if each.state in states}
+        return {each.name for each in RolloutRegister(store, "").show(identity)[1] if each.state in states}
 
 
 def swaps(where: str, number: int) -> list[str]:

@@ -10,13 +10,13 @@ from agent.contract.messages import Birth, Status
 from fleet.devices.devices import Devices
 from fleet.rollout import rollout_rows as tables
 from fleet.rollout.board_rows import TargetRow
-from fleet.rollout.command_rows import Order
-from fleet.rollout.register import RolloutBook
-from fleet.rollout.sender import Dispatch
+from fleet.rollout.command_rows import CommandRow
+from fleet.rollout.register import RolloutRegister
+from fleet.rollout.sender import CommandSender
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import Role, State, Target
-from fleet.rollout.stepper import Conductor
-from fleet.store import Store
+from fleet.rollout.stepper import RolloutStepper
+from fleet.store import FleetStore
 
 PERIOD = "mqtt.telemetry_period_s"
 
@@ -24,15 +24,15 @@ PERIOD = "mqtt.telemetry_period_s"
 class Room:
     """A conductor of one rollout at a few boards of which the store knows an engine, `e0`."""
 
-    def __init__(self, store: Store, spec: Spec, boards: int = 2) -> None:
-        self.store, self.dispatch, self.boards = store, Dispatch(), boards
+    def __init__(self, store: FleetStore, spec: Spec, boards: int = 2) -> None:
+        self.store, self.dispatch, self.boards = store, CommandSender(), boards
         self.held: dict[tuple[str, str], Reported] = {}
         self.serves(dict.fromkeys(range(boards), "e0"))
-        book = RolloutBook(store, "operator")
+        book = RolloutRegister(store, "operator")
         self.id = book.create("f", spec, book.plan("f", spec, "seed"), "")
         with store.begun("write") as transaction:
             tables.claim(transaction, "owner", time.time(), time.time() + 60.0, ())
-        self.conductor = Conductor(store, self.dispatch, "owner", "who", None, self.held, 60.0)
+        self.conductor = RolloutStepper(store, self.dispatch, "owner", "who", None, self.held, 60.0)
 
     def serves(self, engines: dict[int, str]) -> None:
         """What these boards tell."""
@@ -55,7 +55,7 @@ class Room:
                 return
         raise AssertionError(self.states())
 
-    def open(self, role: Role = Role.DO) -> dict[str, Order]:
+    def open(self, role: Role = Role.DO) -> dict[str, CommandRow]:
         """By board."""
         found = self.conductor._open.get(self.id, {}).values()
         return {each.name: each for each in found if each.role is role}
@@ -64,10 +64,10 @@ class Room:
         return [each.state for each in self.rows()]
 
     def rows(self) -> list[TargetRow]:
-        return RolloutBook(self.store, "").show(self.id)[1]
+        return RolloutRegister(self.store, "").show(self.id)[1]
 
     def turn(self, undo: str | None = "all") -> None:
-        RolloutBook(self.store, "operator").abort(self.id, undo, "")
+        RolloutRegister(self.store, "operator").abort(self.id, undo, "")
 
     def sent(self) -> list[bytes]:
         """What goes out now."""
@@ -77,15 +77,15 @@ class Room:
         return found
 
 
-def done(order: Order, **result: Any) -> CommandResult:
+def done(order: CommandRow, **result: Any) -> CommandResult:
     return CommandResult(id=order.id, status="SUCCEEDED", result=result)
 
 
-def accepted(order: Order) -> CommandResult:
+def accepted(order: CommandRow) -> CommandResult:
     return CommandResult(id=order.id, status="ACCEPTED")
 
 
-def failed(order: Order, code: str, message: str = "") -> CommandResult:
+def failed(order: CommandRow, code: str, message: str = "") -> CommandResult:
     return CommandResult.model_validate(
         {"id": order.id, "status": "FAILED", "error": {"code": code, "message": message}}
     )

@@ -24,11 +24,11 @@ from fiber_executor import COMPILER, FiberExecutor, build, sanitizer_runtime  # 
 from kernel_reference import divergences, extremes, histograms, preprocessed, tensors, transforms  # noqa: E402
 
 from calibrate.histogram import abs_histogram  # noqa: E402
-from engines.cuda.kernels import DeviceHistograms, Geometry, kernel_source, search_entropy  # noqa: E402
+from engines.cuda.kernels import DeviceHistograms, KernelGeometry, kernel_source, search_entropy  # noqa: E402
 from engines.cuda.preprocess import DevicePreprocess  # noqa: E402
 from engines.errors import DeviceError  # noqa: E402
 
-GEOMETRY = Geometry(11, 2, 64)  # few threads: sanitised fibers are slow
+GEOMETRY = KernelGeometry(11, 2, 64)  # few threads: sanitised fibers are slow
 CHECKS = (("", 0), ("", 7), ("", 11), ("thread", 0), ("thread", 7), ("address", 0))  # sanitizer, seed of the order
 _REPORTS = ("WARNING: ThreadSanitizer: ", "ERROR: AddressSanitizer: ")
 _OPTIONS = {

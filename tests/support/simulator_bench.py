@@ -14,7 +14,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.message import Message
 from fleet.operator import new_command, send
 from fleet.simulator.board import board_name
-from fleet.simulator.options import Wishes
+from fleet.simulator.options import SimulationOptions
 from fleet.simulator.simulation import Simulation
 
 FLEET = "simulated"
@@ -28,7 +28,7 @@ def topics(number: int) -> Topics:
 def simulating(broker: RealBroker, devices: int, **wishes: Any) -> Iterator[Simulation]:
     """Once all are connected; ended with the block, after which the outcome is final."""
     fast = {"period_s": 0.2, "job_s": 0.3, "failures": 0.0, "settle_s": 30.0, "commit_s": 0.1, **wishes}
-    simulation = Simulation(broker.endpoint, Wishes(devices, fleet=FLEET, **fast))
+    simulation = Simulation(broker.endpoint, SimulationOptions(devices, fleet=FLEET, **fast))
     stopping, failed = threading.Event(), list[BaseException]()
 
     def run() -> None:

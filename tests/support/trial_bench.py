@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from agent.camera.source import Source, parse_source
 from agent.common.state_files import Journal
 from agent.planning import certificate
-from agent.planning.certificate import Certifier, Terms, Trial
+from agent.planning.certificate import Certifier, Terms, TrialResult
 from agent.planning.frames import RandomFrames
 from agent.vision.spec import ModelSpec
 from engines.interface import Array, TensorSpec
@@ -125,7 +125,7 @@ class TrialBench:
         engines = (self.reference, self.float_engine)
         self.certifier = Certifier(spec, terms, frames, start, *engines, self.journal, **more)
 
-    def trial(self, compute: Compute, name: str = "int8") -> tuple[Trial, int]:
+    def trial(self, compute: Compute, name: str = "int8") -> tuple[TrialResult, int]:
         """A candidate's trial, and how often it ran."""
         engine = NumpyEngine(self.clock, compute)
         return self.certifier.trial(name, name, engine), engine.runs

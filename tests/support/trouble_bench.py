@@ -14,16 +14,16 @@ from operations_bench import frame_path, stored
 from raising_world import collapsing_net, observer_state, observing
 from worlds import SPEC
 
-from agent.collection.collection import Gathering
-from agent.commands.dispatcher import Report
+from agent.collection.collection import SharedCollection
+from agent.commands.dispatcher import CommandProgress
 from agent.common.schema import validate
 from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_protocol import JobOutcome
 from agent.jobs.job import JobJournal
-from agent.monitoring.camera_monitor import Findings, ObserverState
+from agent.monitoring.camera_monitor import CameraMonitor, CameraState
 from agent.monitoring.view import ViewState
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
@@ -38,10 +38,10 @@ class Desk:
 
     operations: Operations
     journal: JobJournal
-    findings: Findings
-    gathering: Gathering
+    findings: CameraMonitor
+    gathering: SharedCollection
     other: Artefact
-    state: ObserverState
+    state: CameraState
     told: list[tuple[str, dict[str, Any]]]
     results: list[CommandResult] = field(default_factory=list)
 
@@ -56,13 +56,13 @@ class Desk:
         return job.trigger if job is not None else ""
 
     def recalibrate(self) -> None:
-        assert self.operations.recalibrate(Report("c1", self.results.append), RecalibrateArgs())
+        assert self.operations.recalibrate(CommandProgress("c1", self.results.append), RecalibrateArgs())
 
     def accept(self) -> None:
         """The running job has built an engine that passed."""
         job, self.operations._jobs.job = self.operations._jobs.job, None
         assert job is not None
-        self.operations._on_candidate(job, Outcome(artefact=self.other.path))
+        self.operations._on_candidate(job, JobOutcome(artefact=self.other.path))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [detail for each, detail in self.told if each == kind]

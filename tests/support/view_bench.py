@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.monitoring.view import View
+from agent.monitoring.view import ViewMonitor
 
 Image = NDArray[np.uint8]
 NOISE = np.random.default_rng(0).normal(0.0, 2.0, (64, 120, 160, 3)).astype(np.float32)
@@ -29,9 +29,9 @@ def camera(number: int, of: NDArray[np.float64], light: float = 1.0, blur: float
     return (seen[..., np.newaxis] * light + NOISE[number % len(NOISE)]).clip(0.0, 255.0).astype(np.uint8)
 
 
-def watched(change: Callable[[int], Image], frames: int = 60) -> View:
+def watched(change: Callable[[int], Image], frames: int = 60) -> ViewMonitor:
     """A view that began well, and then changed."""
-    view = View()
+    view = ViewMonitor()
     for number in range(30):
         assert view.look(float(number), camera(number, scene()))
     for number in range(30, 30 + frames):

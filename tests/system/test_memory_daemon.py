@@ -20,7 +20,7 @@ from daemon_life import TOPICS, Life, living
 from worlds import World, make_world
 
 from agent.monitoring.estimates import FidelityRecord
-from agent.monitoring.evidence_file import Memory, Recalled
+from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 
@@ -30,7 +30,7 @@ SELDOM = {"period_s": 3600.0, "alert_period_s": 3600.0}
 
 @dataclass
 class Remembered:
-    recalled: Recalled
+    recalled: RecalledEvidence
     n: int
 
 
@@ -38,7 +38,7 @@ def remembered(world: World, engine: str) -> Remembered:
     """What a next process would go on with; the file stays as it is."""
     copy = shutil.copy(world.state_dir / "evidence.jsonl", world.folder / "copy.jsonl")
     record = FidelityRecord()
-    memory = Memory(copy, "rtsp://camera", lambda error: pytest.fail(str(error)))
+    memory = EvidenceFile(copy, "rtsp://camera", lambda error: pytest.fail(str(error)))
     recalled = memory.begin(engine, 0.0, recall=True, mean=record)
     assert recalled is not None
     return Remembered(recalled, record.since_start.interval.n)

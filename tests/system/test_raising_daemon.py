@@ -14,7 +14,7 @@ from raising_world import COLLAPSES, PRECISION_COMMIT, raising_world
 from worlds import ALARM_COMMIT, FIRST_COMMIT, World
 
 from agent.config import load_config
-from agent.models.engine_service import Service
+from agent.models.engine_service import EngineService
 from agent.models.model import Model, open_model
 from calibrate.errors import TaredError
 from calibrate.plan import PrecisionPlan
@@ -128,9 +128,11 @@ class Elsewhere(OnnxRuntimeBackend):
         return {**super().describe(), "runtime": "another"}
 
 
-def start(state: Path, model: Model, backend: OnnxRuntimeBackend | None = None) -> tuple[Service, Sequence[TaredError]]:
+def start(
+    state: Path, model: Model, backend: OnnxRuntimeBackend | None = None
+) -> tuple[EngineService, Sequence[TaredError]]:
     errors: list[TaredError] = []
-    service = Service(model, backend or OnnxRuntimeBackend(), Store(state))
+    service = EngineService(model, backend or OnnxRuntimeBackend(), Store(state))
     service.start(errors.append).close()
     return service, errors
 

@@ -18,7 +18,7 @@ from agent.camera.capture import CaptureThread, Frame
 from agent.camera.reader import read_images, source_length, source_seconds
 from agent.camera.source import Source, parse_source
 from agent.common.errors import CameraError, ConfigError
-from agent.serving.inference import Turns
+from agent.serving.inference import RoundRobinScheduler
 
 COUNT = 12
 
@@ -120,7 +120,7 @@ def test_csi_without_gstreamer_says_where_to_get_it() -> None:
 
 
 def test_the_freshest_frame_overwrites_and_is_counted() -> None:
-    turns = Turns([False])
+    turns = RoundRobinScheduler([False])
     (slot,) = turns.slots
     for number in range(5):
         slot.put(frame(number))
@@ -131,7 +131,7 @@ def test_the_freshest_frame_overwrites_and_is_counted() -> None:
 
 
 def test_keeping_every_frame_waits_for_the_reader() -> None:
-    turns = Turns([True])
+    turns = RoundRobinScheduler([True])
     (slot,) = turns.slots
     slot.put(frame(0))
     second = threading.Thread(target=lambda: slot.put(frame(1)))
@@ -142,7 +142,7 @@ def test_keeping_every_frame_waits_for_the_reader() -> None:
 
 
 def test_a_closed_slot_is_emptied_and_then_ends() -> None:
-    turns = Turns([True])
+    turns = RoundRobinScheduler([True])
     (slot,) = turns.slots
     slot.put(frame(0))
     waiting = threading.Thread(target=lambda: slot.put(frame(1)))
@@ -157,7 +157,7 @@ def test_a_closed_slot_is_emptied_and_then_ends() -> None:
 
 
 def capture(source: Source, limit: int = 0) -> tuple[list[Frame], CaptureThread]:
-    turns = Turns([True])
+    turns = RoundRobinScheduler([True])
     (slot,) = turns.slots
     thread = CaptureThread(source, slot, 0.0, limit, lambda _: None)
     thread.start()
@@ -201,7 +201,7 @@ def test_a_source_is_shown_without_its_password() -> None:
 
 
 def test_capture_can_be_stopped_while_it_waits_for_a_reader(video: Path) -> None:
-    turns = Turns([True])
+    turns = RoundRobinScheduler([True])
     (slot,) = turns.slots
     thread = CaptureThread(parse_source(str(video)), slot, 0.0, 0, lambda _: None)
     thread.start()
@@ -212,7 +212,7 @@ def test_capture_can_be_stopped_while_it_waits_for_a_reader(video: Path) -> None
 
 
 def test_speed_paces_a_file(video: Path) -> None:
-    turns = Turns([True])
+    turns = RoundRobinScheduler([True])
     (slot,) = turns.slots
     thread = CaptureThread(parse_source(str(video)), slot, 4.0, 0, lambda _: None)
     thread.start()
@@ -234,7 +234,7 @@ def test_a_lost_camera_is_opened_again_and_told_of_once(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("agent.camera.capture.read_images", away)
     monkeypatch.setattr("agent.common.timing.Backoff.next_s", lambda _: 0.001)
-    turns = Turns([False])
+    turns = RoundRobinScheduler([False])
     (slot,) = turns.slots
     thread = CaptureThread(Source("rtsp", "rtsp://127.0.0.1:1/x"), slot, 0.0, 0, changes.append)
     thread.start()

@@ -18,7 +18,7 @@ from v4l2_driver import V4l2Driver
 
 from agent.camera.reader import read_images
 from agent.camera.source import Source
-from agent.camera.stream_health import Losses, Reading
+from agent.camera.stream_health import FrameLossCounter, StreamState
 from agent.common.errors import CameraError
 
 PERIOD_S = 0.02
@@ -49,7 +49,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Iterator[
     monkeypatch.setattr("agent.camera.stream_health.OPEN_S", 0.0)
     dropped: Counter[str] = Counter()
     source = Source("v4l2", str(tmp_path / "video0"))
-    return read_images(source, 0.4, Reading(Losses(dropped))), dropped
+    return read_images(source, 0.4, StreamState(FrameLossCounter(dropped))), dropped
 
 
 def test_damaged_pictures_are_counted_once_and_the_camera_is_not_opened_again(

@@ -14,7 +14,7 @@ from live_camera_bench import Watched
 from mjpeg_server import MjpegServer, grey
 
 from agent.camera import stream_health as presence
-from agent.camera.stream_health import Presence
+from agent.camera.stream_health import CameraPresence
 from agent.common.errors import CameraError
 
 LOST = CameraError("camera.lost", "x stopped", "frames", "check")
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def run(watched: Presence, clock: Clock, seconds: float) -> list[bool]:
+def run(watched: CameraPresence, clock: Clock, seconds: float) -> list[bool]:
     """Ten frames a second for so long."""
     said = []
     for _ in range(round(10.0 * seconds)):
@@ -45,7 +45,7 @@ def run(watched: Presence, clock: Clock, seconds: float) -> list[bool]:
 
 def test_one_that_is_away_now_and_then_is_told_both_times(clock: Clock) -> None:
     told: list[CameraError | None] = []
-    watched = Presence(told.append, 1.5)
+    watched = CameraPresence(told.append, 1.5)
     for day in range(1, 4):
         run(watched, clock, 100.0)
         watched.lose(LOST)
@@ -57,7 +57,7 @@ def test_one_that_is_away_now_and_then_is_told_both_times(clock: Clock) -> None:
 
 def test_one_that_flaps_is_told_ever_more_rarely(clock: Clock) -> None:
     told: list[CameraError | None] = []
-    watched = Presence(told.append, 1.5)
+    watched = CameraPresence(told.append, 1.5)
     for _ in range(1000):
         run(watched, clock, 5.0)
         watched.lose(LOST)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import make_world
 
-from agent.camera.reader import framed, read_images
+from agent.camera.reader import apply_mask_and_crop, read_images
 from agent.camera.source import WHOLE, Framing
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
@@ -31,21 +31,21 @@ def noise(height: int, width: int) -> np.ndarray:
 def test_what_is_masked_nobody_sees() -> None:
     image = noise(48, 64)
     before = image.copy()
-    frame = framed(image, Framing(masks=[LEFT_HALF]))
+    frame = apply_mask_and_crop(image, Framing(masks=[LEFT_HALF]))
     assert (frame[:, :33] == GREY).all()
     assert (frame[:, 33:] == before[:, 33:]).all()
     assert frame is image, "no copy of the whole picture is left anywhere"
 
 
 def test_where_masks_overlap_they_hide_too() -> None:
-    frame = framed(noise(48, 64), Framing(masks=[LEFT_HALF, LEFT_HALF]))
+    frame = apply_mask_and_crop(noise(48, 64), Framing(masks=[LEFT_HALF, LEFT_HALF]))
     assert (frame[:, :32] == GREY).all()
 
 
 def test_masks_are_of_the_whole_picture_and_the_region_is_cut_from_it() -> None:
     image = noise(48, 64)
     before = image.copy()
-    frame = framed(image, Framing((0.25, 0.5, 1.0, 1.0), [LEFT_HALF]))
+    frame = apply_mask_and_crop(image, Framing((0.25, 0.5, 1.0, 1.0), [LEFT_HALF]))
     assert frame.shape == (24, 48, 3)
     assert frame.flags.c_contiguous
     assert (frame[:, :16] == GREY).all()
@@ -54,7 +54,7 @@ def test_masks_are_of_the_whole_picture_and_the_region_is_cut_from_it() -> None:
 
 def test_nothing_asked_nothing_done() -> None:
     image = noise(8, 8)
-    assert framed(image, WHOLE) is image
+    assert apply_mask_and_crop(image, WHOLE) is image
 
 
 shares = st.floats(0.0, 1.0)
@@ -69,7 +69,7 @@ shares = st.floats(0.0, 1.0)
 def test_whatever_the_region_a_frame_has_pixels(
     size: tuple[int, int], region: tuple[float, float, float, float], mask: list[tuple[float, float]]
 ) -> None:
-    frame = framed(noise(*size), Framing(region, [mask]))
+    frame = apply_mask_and_crop(noise(*size), Framing(region, [mask]))
     assert frame.size > 0
     assert frame.shape[0] <= size[0]
     assert frame.shape[1] <= size[1]

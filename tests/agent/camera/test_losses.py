@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.camera.stream_health import Losses
+from agent.camera.stream_health import FrameLossCounter
 
 PERIOD_S = 0.04
 
 
 def counted(stamps: list[float], kept_s: float = 0.0, claimed_fps: float = 0.0) -> Counter[str]:
     dropped: Counter[str] = Counter()
-    losses = Losses(dropped)
+    losses = FrameLossCounter(dropped)
     losses.begin(claimed_fps)
     for stamp_s in stamps:
         losses.came(stamp_s, kept_s)
@@ -66,7 +66,7 @@ def test_what_a_slow_reader_missed_is_its_own() -> None:
 
 def test_what_came_damaged_is_not_missing_besides() -> None:
     dropped: Counter[str] = Counter()
-    losses = Losses(dropped)
+    losses = FrameLossCounter(dropped)
     losses.begin()
     for number in [*range(20), *range(23, 40)]:  # of the three between two could be read, and were none
         losses.came(number * PERIOD_S, damaged=2 if number == 23 else 0)
@@ -77,7 +77,7 @@ def test_a_camera_that_was_away_missed_what_it_made_before(monkeypatch: pytest.M
     now_s = 1000.0
     monkeypatch.setattr("agent.camera.stream_health.time.monotonic", lambda: now_s)
     dropped: Counter[str] = Counter()
-    losses = Losses(dropped)
+    losses = FrameLossCounter(dropped)
 
     def serve(frames: int) -> None:
         nonlocal now_s
@@ -112,7 +112,7 @@ def test_a_camera_that_was_away_missed_what_it_made_before(monkeypatch: pytest.M
 
 def test_a_gap_as_long_as_silence_is_left_to_who_watches_for_that() -> None:
     dropped: Counter[str] = Counter()
-    losses = Losses(dropped)
+    losses = FrameLossCounter(dropped)
     losses.begin(silence_s=1.5)
     for number in [*range(50), *range(100, 150)]:
         losses.came(number * PERIOD_S)

@@ -22,8 +22,8 @@ from mjpeg_server import MjpegServer, grey
 
 from agent.camera.mjpeg import JpegSplitter
 from agent.camera.reader import read_images
-from agent.camera.source import Asked, parse_source
-from agent.camera.stream_health import Losses, Reading
+from agent.camera.source import CaptureSettings, parse_source
+from agent.camera.stream_health import FrameLossCounter, StreamState
 from agent.common.errors import CameraError
 
 JPEGS = [
@@ -98,14 +98,14 @@ def test_damaged_pictures_are_counted_and_the_stream_goes_on(camera: MjpegServer
     camera.lengths = lengths
     camera.damage = lambda number, content: content[: len(content) // 2] if number % 3 == 1 else content
     dropped: Counter[str] = Counter()
-    frames = list(islice(read_images(parse_source(camera.url), reading=Reading(Losses(dropped))), 7))
+    frames = list(islice(read_images(parse_source(camera.url), reading=StreamState(FrameLossCounter(dropped))), 7))
     assert [round(float(image.mean())) for _, image in frames] == [0, 20, 30, 50, 60, 80, 90]
     assert dropped == {"decode": 3}
 
 
 def test_threads_of_a_decoder_are_refused_where_there_is_none(camera: MjpegServer) -> None:
     """What else comes over HTTP FFmpeg decodes."""
-    source = replace(parse_source(camera.url), asked=Asked(decode_threads=2))
+    source = replace(parse_source(camera.url), asked=CaptureSettings(decode_threads=2))
     with pytest.raises(
         CameraError, match=r"camera\.option: camera\.decode_threads: 2 for .*, which sends MJPEG; .*FFmpeg"
     ):

@@ -19,7 +19,7 @@ from agent.camera import source as pipelines
 from agent.camera.config import CameraConfig
 from agent.camera.opencv import open_capture
 from agent.camera.reader import read_images
-from agent.camera.source import Asked, Source, csi_pipeline, parse_source, rtsp_pipeline
+from agent.camera.source import CaptureSettings, Source, csi_pipeline, parse_source, rtsp_pipeline
 from agent.common.errors import CameraError, ConfigError
 from agent.common.schema import validate
 from agent.config import load_config
@@ -76,7 +76,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def v4l2(**asked: object) -> Source:
-    return Source("v4l2", "/dev/video0", Asked(**asked))  # type: ignore[arg-type]  # its keys are what is tested
+    return Source("v4l2", "/dev/video0", CaptureSettings(**asked))  # type: ignore[arg-type]  # its keys are what is tested
 
 
 def test_the_format_is_asked_for_before_its_sizes_and_rates(driver: Driver) -> None:
@@ -121,34 +121,36 @@ def test_a_rate_that_is_not_granted_is_told(driver: Driver, caplog: pytest.LogCa
 
 
 def test_a_sensors_mode_and_flip_are_in_its_pipeline() -> None:
-    plain = csi_pipeline("1", Asked())
+    plain = csi_pipeline("1", CaptureSettings())
     assert plain.startswith("nvarguscamerasrc sensor-id=1 ! video/x-raw(memory:NVMM),format=NV12 ! nvvidconv ")
     assert "flip-method=0 " in plain
-    asked = csi_pipeline("0", Asked(width=1920, height=1080, fps=29.97, flip="rotate-180"))
+    asked = csi_pipeline("0", CaptureSettings(width=1920, height=1080, fps=29.97, flip="rotate-180"))
     assert "format=NV12,width=1920,height=1080,framerate=2997/100 ! nvvidconv flip-method=2 " in asked
-    assert "flip-method=3 " in csi_pipeline("0", Asked(flip="clockwise"))
-    assert "flip-method=6 " in csi_pipeline("0", Asked(flip="vertical"))
+    assert "flip-method=3 " in csi_pipeline("0", CaptureSettings(flip="clockwise"))
+    assert "flip-method=6 " in csi_pipeline("0", CaptureSettings(flip="vertical"))
 
 
 def test_rtsp_for_gstreamer_to_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     address = """rtsps://us%40er:p'a"s%5Cs@10.0.0.7:322/main?channel=1"""
-    pipeline = rtsp_pipeline(address, Asked(transport="udp"))
+    pipeline = rtsp_pipeline(address, CaptureSettings(transport="udp"))
     assert pipeline.startswith('rtspsrc location="rtsps://10.0.0.7:322/main?channel=1" protocols="udp" latency="0" ')
     assert """user-id="us@er" user-pw="p'a\\"s\\\\s" """ in pipeline
     assert "nvvidconv" not in pipeline
     monkeypatch.setattr(pipelines, "is_jetson", lambda: True)  # whose decoder leaves frames where OpenCV has none
-    assert "decodebin ! nvvidconv ! video/x-raw,format=BGRx ! videoconvert ! " in rtsp_pipeline("rtsp://a/b", Asked())
+    assert "decodebin ! nvvidconv ! video/x-raw,format=BGRx ! videoconvert ! " in rtsp_pipeline(
+        "rtsp://a/b", CaptureSettings()
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked(decoder="gstreamer"), "camera.decoder: gstreamer, and an OpenCV without GStreamer"),
-        (Asked(), None),
+        (CaptureSettings(decoder="gstreamer"), "camera.decoder: gstreamer, and an OpenCV without GStreamer"),
+        (CaptureSettings(), None),
     ],
 )
 def test_who_decodes_rtsp_is_known_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, asked: Asked, said: str | None
+    monkeypatch: pytest.MonkeyPatch, asked: CaptureSettings, said: str | None
 ) -> None:
     monkeypatch.setattr(opening, "has_gstreamer", lambda: False)
     source = replace(parse_source("rtsp://a/b"), asked=asked)
@@ -163,9 +165,9 @@ def test_who_decodes_rtsp_is_known_at_the_start(
 def test_a_turned_sensor_gives_the_other_size(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.camera.opencv.has_gstreamer", lambda: True)
     driver.size = (720, 1280)
-    open_capture(Source("csi", "0", Asked(width=1280, height=720, flip="clockwise")), 2.0)
+    open_capture(Source("csi", "0", CaptureSettings(width=1280, height=720, flip="clockwise")), 2.0)
     with pytest.raises(CameraError, match=r"camera\.mode.*720 x 1280"):
-        open_capture(Source("csi", "0", Asked(width=1280, height=720)), 2.0)
+        open_capture(Source("csi", "0", CaptureSettings(width=1280, height=720)), 2.0)
 
 
 @pytest.mark.parametrize("source", ["csi:0", "gst:videotestsrc ! appsink"])

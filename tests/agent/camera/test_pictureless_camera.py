@@ -20,7 +20,7 @@ from agent.camera.config import CameraConfig
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
 from agent.common.errors import CameraError
-from agent.serving.inference import Turns
+from agent.serving.inference import RoundRobinScheduler
 from agent.serving.pipeline import Feed
 
 Damage = Callable[[int, bytes], bytes]
@@ -101,7 +101,7 @@ def test_it_does_not_hang(camera: MjpegServer, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("agent.serving.pipeline._HANGS_S", 1.0)
     camera.damage = SENT[0]
     config = CameraConfig(source=camera.url, silence_s=0.3)
-    feed = Feed(config, config.opened(), Turns([False]).slots[0], "classify", 0, lambda _: None)
+    feed = Feed(config, config.opened(), RoundRobinScheduler([False]).slots[0], "classify", 0, lambda _: None)
     feed.capture.start()
     until = time.monotonic() + 3.0
     while time.monotonic() < until:
@@ -132,7 +132,7 @@ def test_who_reads_it_without_a_daemon_is_told_as_well(camera: MjpegServer) -> N
 
 def test_one_that_was_read_to_its_limit_is_not_silent(camera: MjpegServer) -> None:
     changes: list[CameraError | None] = []
-    (slot,) = Turns([False]).slots
+    (slot,) = RoundRobinScheduler([False]).slots
     thread = CaptureThread(parse_source(camera.url), slot, 1.0, 3, changes.append, silence_s=0.2)
     thread.start()
     thread.join(10.0)

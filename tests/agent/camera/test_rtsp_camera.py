@@ -17,7 +17,7 @@ from rtsp_camera import RtspCamera
 
 from agent.camera.opencv import open_capture
 from agent.camera.reader import read_images
-from agent.camera.source import Asked, Transport, parse_source
+from agent.camera.source import CaptureSettings, Transport, parse_source
 from agent.common.timing import Backoff
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def _server() -> None:
 
 def read(url: str, transport: Transport, count: int) -> tuple[int, int]:
     """The height and width of the last of so many frames, read while the server comes up."""
-    source = replace(parse_source(url), asked=Asked(transport))
+    source = replace(parse_source(url), asked=CaptureSettings(transport))
     shapes: list[tuple[int, ...]] = []
 
     def is_read() -> bool:
@@ -57,7 +57,7 @@ def test_it_comes_by_the_transport_that_is_asked_for(transport: Transport) -> No
     camera = RtspCamera()
     with camera.running():
         read(camera.url, "tcp", 1)
-        frames = read_images(replace(parse_source(camera.url), asked=Asked(transport)))
+        frames = read_images(replace(parse_source(camera.url), asked=CaptureSettings(transport)))
         for _ in islice(frames, 5):
             pass
         assert bool(psutil.Process().net_connections("udp")) == (transport == "udp")
@@ -148,7 +148,9 @@ def test_each_thread_of_a_decoder_but_the_first_holds_a_frame_back() -> None:
         camera = RtspCamera()
         with camera.running() as process:
             read(camera.url, "tcp", 1)
-            capture = open_capture(replace(parse_source(camera.url), asked=Asked(decode_threads=threads)), 0.5)
+            capture = open_capture(
+                replace(parse_source(camera.url), asked=CaptureSettings(decode_threads=threads)), 0.5
+            )
             for _ in range(20):
                 assert capture.read()[0]
             process.send_signal(signal.SIGSTOP)

@@ -11,7 +11,7 @@ from brokers import eventually
 from live_camera_bench import Watched
 from mjpeg_server import MjpegServer
 
-from agent.camera.stream_health import Stillness
+from agent.camera.stream_health import FreezeDetector
 
 RNG = np.random.default_rng(0)
 SCENE = RNG.integers(40, 200, (48, 64, 3), np.uint8)
@@ -23,7 +23,7 @@ def noisy(_: int = 0) -> np.ndarray:
 
 
 def still(pictures: Iterator[np.ndarray], limit_s: float | None = 2.0, fps: float = 10.0) -> list[bool]:
-    watched = Stillness(limit_s)
+    watched = FreezeDetector(limit_s)
     said = []
     for number, picture in enumerate(pictures):
         watched.look(picture, number / fps)

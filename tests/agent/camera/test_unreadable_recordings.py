@@ -16,7 +16,7 @@ from worlds import World, make_world
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
-from agent.camera.stream_health import Losses, Reading
+from agent.camera.stream_health import FrameLossCounter, StreamState
 from agent.common.errors import CameraError
 from agent.control.summary import Period, Score
 from agent.daemon.review import Panel as AnyPanel
@@ -69,7 +69,7 @@ def test_nobody_passes_one_over_who_does_not_count_it(tmp_path: Path) -> None:
     with pytest.raises(CameraError, match=r"images\.unreadable: 000-bad\.jpg"):
         list(read_images(source))
     dropped: Counter[str] = Counter()
-    assert len(list(read_images(source, reading=Reading(Losses(dropped))))) == 3
+    assert len(list(read_images(source, reading=StreamState(FrameLossCounter(dropped))))) == 3
     assert dropped == {"decode": 1}
 
 

@@ -14,7 +14,7 @@ from gstreamer import FOLLOWS_SIZES, make_video, require_gstreamer
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
-from agent.camera.stream_health import Losses, Reading
+from agent.camera.stream_health import FrameLossCounter, StreamState
 from agent.common.errors import CameraError
 
 FRAMES = 30
@@ -102,7 +102,7 @@ def test_what_damage_costs_is_counted_and_no_more_is_lost(
     content[middle : middle + 300] = bytes(300)
     path.write_bytes(content)
     dropped: Counter[str] = Counter()
-    stamps = [ts for ts, _ in read_images(parse_source(str(path)), reading=Reading(Losses(dropped)))]
+    stamps = [ts for ts, _ in read_images(parse_source(str(path)), reading=StreamState(FrameLossCounter(dropped)))]
     assert stamps[-1] == pytest.approx(2.9)
     assert len(stamps) < FRAMES
     assert dropped == {"decode": FRAMES - len(stamps)}
@@ -113,7 +113,7 @@ def test_what_damage_costs_is_counted_and_no_more_is_lost(
 def test_times_are_the_files_own(tmp_path: Path, name: str) -> None:
     path = make_video(f"uneven-{name.partition('.')[0]}", tmp_path / name)
     dropped: Counter[str] = Counter()
-    stamps = [ts for ts, _ in read_images(parse_source(str(path)), reading=Reading(Losses(dropped)))]
+    stamps = [ts for ts, _ in read_images(parse_source(str(path)), reading=StreamState(FrameLossCounter(dropped)))]
     assert not dropped
     expected = [0.0]
     for number in range(FRAMES - 1):

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.collection.collection import Collection, HoldOut
+from agent.collection.collection import CalibrationSet, HoldOut
 from agent.collection.selection import HELD_OUT_EVERY
-from agent.common.timing import Clock
+from agent.common.timing import RandomInterval
 from agent.monitoring.drift import Blocks
-from agent.monitoring.observation_budget import Rota
+from agent.monitoring.observation_budget import CameraRota
 from calibrate.histogram import abs_histogram
 
 
-def taken(clock: Clock, times: np.ndarray) -> np.ndarray:
+def taken(clock: RandomInterval, times: np.ndarray) -> np.ndarray:
     return np.array([ts for ts in times if clock.due(float(ts))])
 
 
 def test_one_frame_a_period_on_average_at_random_gaps() -> None:
-    times = taken(Clock(1.0), np.arange(0.0, 1000.0, 0.04))
+    times = taken(RandomInterval(1.0), np.arange(0.0, 1000.0, 0.04))
     gaps = np.diff(times)
     assert times.size == pytest.approx(1000, rel=0.05)
     assert gaps.min() >= 0.5
@@ -27,14 +27,14 @@ def test_one_frame_a_period_on_average_at_random_gaps() -> None:
 
 
 def test_a_clock_set_back_does_not_stop_the_observer() -> None:
-    clock = Clock(1.0)
+    clock = RandomInterval(1.0)
     assert clock.due(1000.0)
     assert not clock.due(1000.1)
     assert clock.due(3.0)
 
 
 def test_a_changed_clock_is_due_at_once() -> None:
-    clock = Clock(100.0)
+    clock = RandomInterval(100.0)
     assert clock.due(0.0)
     clock.change(0.2)
     assert clock.due(0.1)
@@ -42,7 +42,7 @@ def test_a_changed_clock_is_due_at_once() -> None:
 
 
 def test_held_out_frames_never_enter_the_histograms() -> None:
-    collection = Collection(held_out_size=8)
+    collection = CalibrationSet(held_out_size=8)
     for number in range(192):
         x = np.full((1, 1, 2, 2), number + 1, np.float32)
         collection.add(x, {"t": abs_histogram(x)})
@@ -67,7 +67,7 @@ def test_one_frame_in_four_is_held_out_in_stretches_and_the_first_ones_soon() ->
 
 def test_held_out_frames_are_spread_over_the_whole_stretch() -> None:
     thirds = np.zeros(3)
-    collection = Collection(held_out_size=30)
+    collection = CalibrationSet(held_out_size=30)
     for number in range(3000):
         x = np.full((1, 1, 1, 1), number, np.float32)
         collection.add(x, {})
@@ -77,7 +77,7 @@ def test_held_out_frames_are_spread_over_the_whole_stretch() -> None:
 
 
 def test_rare_telling_frames_are_not_crowded_out() -> None:
-    collection = Collection(held_out_size=32)
+    collection = CalibrationSet(held_out_size=32)
     for number in range(2000):
         collection.add(np.zeros((1, 1, 1, 1), np.float32), {}, telling=number % 50 == 0)
     assert collection.telling == 8  # of the 40
@@ -85,7 +85,7 @@ def test_rare_telling_frames_are_not_crowded_out() -> None:
 
 
 def test_a_held_out_frame_is_a_copy() -> None:
-    collection = Collection(held_out_size=4)
+    collection = CalibrationSet(held_out_size=4)
     buffer = np.zeros((1, 1, 1, 1), np.float32)
     number = 0
     while not collection.held_out:
@@ -97,7 +97,7 @@ def test_a_held_out_frame_is_a_copy() -> None:
 
 
 def test_without_a_held_out_set_every_frame_counts() -> None:
-    collection = Collection(held_out_size=0)
+    collection = CalibrationSet(held_out_size=0)
     for _ in range(10):
         collection.add(np.zeros((1, 1, 1, 1), np.float32), {})
     assert collection.frames == 10
@@ -125,7 +125,7 @@ def test_a_clock_that_jumps_back_starts_a_block_anew() -> None:
 
 
 def test_cameras_are_observed_in_turn_and_a_silent_one_is_passed_over() -> None:
-    rota, observed = Rota(["a", "b", "c"]), list[str]()
+    rota, observed = CameraRota(["a", "b", "c"]), list[str]()
     for tick in range(600):  # tenths of a second
         for camera in "abc":
             if camera == "b" and tick >= 300:
@@ -140,7 +140,7 @@ def test_cameras_are_observed_in_turn_and_a_silent_one_is_passed_over() -> None:
 
 def test_cameras_have_a_time_in_common_that_goes_as_theirs_do() -> None:
     """One recording of 10 frames a second, one of 5, and a clock that jumps back."""
-    rota = Rota(["a", "b"])
+    rota = CameraRota(["a", "b"])
     for tick in range(200):
         rota.is_turn("a", tick / 10 - (15.0 if tick > 150 else 0.0), tick / 100)
         if tick % 2 == 0:
@@ -150,7 +150,7 @@ def test_cameras_have_a_time_in_common_that_goes_as_theirs_do() -> None:
 
 def test_a_slow_camera_has_its_turn_beside_a_fast_one() -> None:
     """One frame in three seconds is no silence, where it is what the camera gives."""
-    rota, observed = Rota(["fast", "slow"]), list[str]()
+    rota, observed = CameraRota(["fast", "slow"]), list[str]()
     for tick in range(6000):  # tenths of a second
         cameras = ["fast", "slow"] if tick % 30 == 0 else ["fast"]
         for camera in cameras:

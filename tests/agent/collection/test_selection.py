@@ -19,8 +19,8 @@ from agent.collection.selection import (
     OTHERS,
     ROWS,
     TAKEN,
+    FrameSelector,
     LumaGrid,
-    Selection,
 )
 
 FRAMES, WITHIN_S, ALERT_S = 96, 60.0, 0.2
@@ -51,7 +51,7 @@ def lively(number: int) -> tuple[LumaGrid, Collection[int]]:
     return looks(100.0, number), ()
 
 
-def run(selection: Selection, look: Look, seconds: float, hurried: bool = False, begin: float = 0.0) -> list[str]:
+def run(selection: FrameSelector, look: Look, seconds: float, hurried: bool = False, begin: float = 0.0) -> list[str]:
     """What becomes of every frame at the alert pace."""
     count = round(seconds / ALERT_S)
     return [selection.consider(begin + n * ALERT_S, *look(n), hurried=hurried) for n in range(count)]
@@ -70,7 +70,7 @@ def fills_at(outcomes: list[str]) -> float:
 @pytest.mark.parametrize("look", [still, lively, identical], ids=["still", "lively", "identical"])
 @pytest.mark.parametrize("hurried", [False, True])
 def test_whatever_there_is_to_see_fills_a_calibration_in_time(look: Look, hurried: bool) -> None:
-    assert fills_at(run(Selection(FRAMES, WITHIN_S), look, 70.0, hurried)) <= WITHIN_S + 1.0
+    assert fills_at(run(FrameSelector(FRAMES, WITHIN_S), look, 70.0, hurried)) <= WITHIN_S + 1.0
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -79,7 +79,7 @@ def test_no_mixture_of_scenes_starves_it(seed: int) -> None:
     """Lights and classes that come and go, twins of what was there before, and a clock that is set back."""
     rng = np.random.default_rng(seed)
     levels, classes = rng.uniform(0.0, 255.0, 5), rng.integers(0, 4, (5, 2))
-    selection, ts, taken = Selection(FRAMES, WITHIN_S), 0.0, 0
+    selection, ts, taken = FrameSelector(FRAMES, WITHIN_S), 0.0, 0
     scene, lasting = 0, rng.uniform(0.01, 0.3)
     for _ in range(round((WITHIN_S + 1.0) / ALERT_S)):
         scene = int(rng.integers(5)) if rng.uniform() < lasting else scene
@@ -90,30 +90,30 @@ def test_no_mixture_of_scenes_starves_it(seed: int) -> None:
 
 
 def test_a_lively_scene_does_not_fill_it_at_once_unless_somebody_waits() -> None:
-    calm = run(Selection(FRAMES, WITHIN_S), lively, 70.0)
-    hurried = run(Selection(FRAMES, WITHIN_S), lively, 70.0, hurried=True)
+    calm = run(FrameSelector(FRAMES, WITHIN_S), lively, 70.0)
+    hurried = run(FrameSelector(FRAMES, WITHIN_S), lively, 70.0, hurried=True)
     assert fills_at(calm) >= WITHIN_S / 3
     assert fills_at(hurried) == pytest.approx(NEEDED * ALERT_S, abs=1.0)
-    quick = Selection(FRAMES, WITHIN_S)
+    quick = FrameSelector(FRAMES, WITHIN_S)
     outcomes = [quick.consider(n * 0.02, *lively(n)) for n in range(3000)]
     assert EARLY in outcomes
     assert np.argmax(np.cumsum([outcome == TAKEN for outcome in outcomes]) >= NEEDED) * 0.02 >= WITHIN_S / 2 - 1.0
 
 
 def test_rare_frames_are_all_taken() -> None:
-    selection = Selection(FRAMES, WITHIN_S)
+    selection = FrameSelector(FRAMES, WITHIN_S)
     assert {selection.consider(2.0 * n, *still(n)) for n in range(FRAMES)} == {TAKEN}
 
 
 def test_frames_are_taken_all_along() -> None:
-    outcomes = run(Selection(FRAMES, WITHIN_S), still, WITHIN_S)
+    outcomes = run(FrameSelector(FRAMES, WITHIN_S), still, WITHIN_S)
     taken_at = np.flatnonzero([outcome == TAKEN for outcome in outcomes]) * ALERT_S
     assert np.diff(taken_at).max() <= 2.0 * WITHIN_S / NEEDED
     assert np.histogram(taken_at, 6, (0.0, WITHIN_S))[0].min() >= NEEDED // 8
 
 
 def test_after_a_pause_not_everything_is_taken_for_long() -> None:
-    selection = Selection(FRAMES, WITHIN_S)
+    selection = FrameSelector(FRAMES, WITHIN_S)
     run(selection, still, 5.0)
     late = run(selection, still, 20.0, begin=10_000.0)
     assert late[:10].count(TAKEN) == 10
@@ -121,14 +121,14 @@ def test_after_a_pause_not_everything_is_taken_for_long() -> None:
 
 
 def test_a_clock_that_is_set_back_stops_nothing() -> None:
-    selection = Selection(FRAMES, WITHIN_S)
+    selection = FrameSelector(FRAMES, WITHIN_S)
     run(selection, still, 20.0, begin=5000.0)
     assert run(selection, still, 20.0).count(TAKEN) >= NEEDED * 20.0 / WITHIN_S - 2
     assert selection.counts.span_s == pytest.approx(40.0, abs=1.0)
 
 
 def test_once_there_is_enough_an_hour_more_of_the_same_adds_little() -> None:
-    selection = Selection(FRAMES, WITHIN_S)
+    selection = FrameSelector(FRAMES, WITHIN_S)
     for hour in range(4):
         for n in range(3600):
             selection.consider(3600.0 * hour + n, *still(n))
@@ -145,7 +145,7 @@ def test_once_there_is_enough_an_hour_more_of_the_same_adds_little() -> None:
 
 def test_a_twin_gives_way_to_what_is_new() -> None:
     """Every tenth frame shows something, of a scene that stands still."""
-    selection = Selection(FRAMES, WITHIN_S)
+    selection = FrameSelector(FRAMES, WITHIN_S)
     for n in range(300):
         look = looks(100.0, 1000 + n) if n % 10 == 0 else still(n)[0]
         outcome = selection.consider(n * ALERT_S, look, ())
@@ -154,7 +154,7 @@ def test_a_twin_gives_way_to_what_is_new() -> None:
 
 
 def test_an_exact_repeat_is_nothing_new_even_in_a_hurry() -> None:
-    selection = Selection(FRAMES, WITHIN_S)
+    selection = FrameSelector(FRAMES, WITHIN_S)
     assert selection.consider(0.0, STILL, (), hurried=True) == TAKEN
     assert selection.consider(0.01, STILL, (), hurried=True) == DUPLICATE
     assert selection.consider(0.02, still(1)[0], (), hurried=True) == TAKEN
@@ -162,15 +162,15 @@ def test_an_exact_repeat_is_nothing_new_even_in_a_hurry() -> None:
 
 def test_a_twin_of_a_frame_some_time_ago_is_no_news_either() -> None:
     """Three looks take turns: no more of them are taken than the schedule asks for."""
-    selection = Selection(FRAMES, WITHIN_S)
+    selection = FrameSelector(FRAMES, WITHIN_S)
     outcomes = run(selection, lambda n: (looks(100.0, n % 3), ()), WITHIN_S)
     assert outcomes.count(TAKEN) <= NEEDED + 3
     assert outcomes.count(DUPLICATE) >= len(outcomes) - NEEDED - 3
 
 
-def shares(show: Callable[[int], tuple[float, Collection[int]]], reason: str) -> tuple[Selection, Selection]:
+def shares(show: Callable[[int], tuple[float, Collection[int]]], reason: str) -> tuple[FrameSelector, FrameSelector]:
     """What is chosen of lively frames of which `show` says brightness and classes, and what comes in a hurry."""
-    chosen, plain = Selection(FRAMES, WITHIN_S), Selection(FRAMES, WITHIN_S)
+    chosen, plain = FrameSelector(FRAMES, WITHIN_S), FrameSelector(FRAMES, WITHIN_S)
     for n in range(round(WITHIN_S / ALERT_S)):
         level, classes = show(n)
         chosen.consider(n * ALERT_S, looks(level, n, 20.0), classes)
@@ -206,7 +206,7 @@ def test_empty_frames_are_a_class_of_their_own() -> None:
 
 
 def test_every_frame_is_accounted_for() -> None:
-    selection = Selection(FRAMES, WITHIN_S)
+    selection = FrameSelector(FRAMES, WITHIN_S)
     outcomes = run(selection, lambda n: lively(n) if n % 7 == 0 else still(n), 50.0)
     counts = selection.counts
     assert counts.considered == len(outcomes) == sum(counts.outcomes.values())
@@ -215,7 +215,7 @@ def test_every_frame_is_accounted_for() -> None:
 
 
 def test_a_network_with_any_number_of_classes_fills_no_memory() -> None:
-    selection = Selection(FRAMES, WITHIN_S)
+    selection = FrameSelector(FRAMES, WITHIN_S)
     for n in range(2000):
         selection.consider(float(n), STILL, (3 * n, 3 * n + 1, 3 * n + 2))
     counts = selection.counts

@@ -10,7 +10,7 @@ import pytest
 from authority_bench import Board, board
 from device import NOW
 
-from agent.commands.dispatcher import CommandDesk
+from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.common.errors import ConfigError
 from agent.contract.commands import CommandResult
@@ -134,7 +134,9 @@ class Replies:
     def __init__(self, board: Board) -> None:
         self.board = board
         self.heard: list[tuple[str, str, str]] = []
-        desk = CommandDesk(board.device.handlers(), board.results.append, authority=board.authority, reply=self._take)
+        desk = CommandDispatcher(
+            board.device.handlers(), board.results.append, authority=board.authority, reply=self._take
+        )
         self.desk = desk
 
     def _take(self, reply: Reply, result: CommandResult) -> None:

@@ -17,12 +17,12 @@ from worlds import SPEC
 from zoo import residual_net
 
 from agent.commands.deliveries import CalibrationDelivery, StagedCalibration
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import MODEL_CHUNK_BYTES, CalibrationArgs, CommandResult
 from agent.contract.histograms import Facts, write_upload
 from agent.jobs.candidate import write_job
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_protocol import JobOutcome
 from agent.models.model import Model, calibrate, open_model
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram
@@ -59,7 +59,7 @@ class Board:
     def begin(self, content: bytes) -> str:
         sha256 = hashlib.sha256(content).hexdigest()
         args = CalibrationArgs(sha256=sha256, size=len(content))
-        self.delivery.on_calibration(args, Report(f"c{len(self.results)}", self.results.append))
+        self.delivery.on_calibration(args, CommandProgress(f"c{len(self.results)}", self.results.append))
         return sha256
 
     def deliver(self, content: bytes) -> str:
@@ -132,7 +132,7 @@ def test_the_child_takes_its_scales_and_says_of_how_many_boards(model: Model, ba
     merged.write_bytes(merged_by_a_fleet(model, histograms))
     own = observed(model, backend, here[:4])
     write_job(tmp_path / "job", request(model, tmp_path, method="entropy"), own, here[16:], merged)
-    outcome = Outcome.from_message(run_child(tmp_path / "job")[-1])
+    outcome = JobOutcome.from_message(run_child(tmp_path / "job")[-1])
     assert outcome.artefact is not None, outcome.error
     found = load_calibration(outcome.artefact / "calibration.json")
     expected = calibrate(model, histograms, "max", 64, "")
@@ -146,7 +146,7 @@ def test_a_job_has_it_before_another_delivery_can_take_its_place(job_desk: JobDe
     results: list[CommandResult] = []
 
     def staged(command: str) -> StagedCalibration:
-        return StagedCalibration(path, job_desk.service.planned, Report(command, results.append))
+        return StagedCalibration(path, job_desk.service.planned, CommandProgress(command, results.append))
 
     job_desk.operations.try_calibration(staged("c1"))
     with pytest.raises(CommandError, match=r"command\.busy"):
@@ -157,7 +157,7 @@ def test_a_job_has_it_before_another_delivery_can_take_its_place(job_desk: JobDe
     path.unlink()
     ScriptedChild.latest.on_progress("BUILDING", 50)
     ScriptedChild.latest.on_progress("VALIDATING", 80)
-    ScriptedChild.latest.ends_with(Outcome(artefact=job_desk.other.path))
+    ScriptedChild.latest.ends_with(JobOutcome(artefact=job_desk.other.path))
     assert [each.status for each in results if each.id == "c1" and each.final] == ["SUCCEEDED"]
     (job,) = job_desk.journal.records()
     assert (job.trigger, job.request["op"]) == ("command", "calibration")

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.commands.authority import Authority
-from agent.commands.dispatcher import CommandDesk
+from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.commands.settings import admit_desired, parse_desired
 from agent.common.errors import AgentError
@@ -103,9 +103,9 @@ class Board:
         log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
         handlers: dict[str, Any] = dict.fromkeys(OPS, self._done)
         self._desks = [
-            CommandDesk(handlers, self.results.append, memory=50),
-            CommandDesk(handlers, self.results.append, memory=50, authority=signed),
-            CommandDesk(handlers, self.results.append, memory=50, journal=log),
+            CommandDispatcher(handlers, self.results.append, memory=50),
+            CommandDispatcher(handlers, self.results.append, memory=50, authority=signed),
+            CommandDispatcher(handlers, self.results.append, memory=50, journal=log),
         ]
         self._parsers: list[Callable[[bytes], object]] = [
             self._take_ack,

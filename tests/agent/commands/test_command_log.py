@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from device import NOW, Device, payload
 
-from agent.commands.dispatcher import CommandDesk
+from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import _MIGRATIONS, MEMORY_S, CommandLog
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
@@ -35,7 +35,7 @@ class Process:
         self.results: list[CommandResult] = []
         self.errors: list[AgentError] = []
         self.journal = CommandLog(path, self.errors.append)
-        self.desk = CommandDesk(self.device.handlers(), self.results.append, journal=self.journal)
+        self.desk = CommandDispatcher(self.device.handlers(), self.results.append, journal=self.journal)
         self.desk.recall([])
 
     def receive(self, command: bytes, now: float = NOW) -> list[str]:
@@ -78,7 +78,7 @@ def test_a_command_that_a_kill_interrupted_has_failed_and_is_not_begun_again(pat
 def test_the_journal_of_jobs_knows_better(path: Path) -> None:
     Process(path).receive(payload(op="recalibrate"))
     device, results = Device(), list[CommandResult]()
-    desk = CommandDesk(device.handlers(), results.append, journal=opened(path))
+    desk = CommandDispatcher(device.handlers(), results.append, journal=opened(path))
     committed = CommandResult(id="c1", status="SUCCEEDED", result={"artefact": "0123"})
     desk.recall([], [committed])
     assert results == [committed]
@@ -89,13 +89,15 @@ def test_the_journal_of_jobs_knows_better(path: Path) -> None:
 def test_a_handler_sees_its_command_written_down_already(path: Path) -> None:
     journal, seen = opened(path), list[list[str]]()
     handlers = {**Device().handlers(), "cancel": lambda _args, _report: seen.append(opened(path).unfinished())}
-    CommandDesk(handlers, lambda _: None, journal=journal).receive(payload(op="cancel"), NOW)
+    CommandDispatcher(handlers, lambda _: None, journal=journal).receive(payload(op="cancel"), NOW)
     assert seen == [["c1"]]
 
 
 def test_an_end_is_written_before_it_is_published(path: Path) -> None:
     device, written = Device(), list[list[str]]()
-    desk = CommandDesk(device.handlers(), lambda _: written.append(opened(path).unfinished()), journal=opened(path))
+    desk = CommandDispatcher(
+        device.handlers(), lambda _: written.append(opened(path).unfinished()), journal=opened(path)
+    )
     desk.receive(payload(op="cancel"), NOW)
     assert written == [["c1"], []]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from device import NOW, Device, payload
 
-from agent.commands.dispatcher import CommandDesk
+from agent.commands.dispatcher import CommandDispatcher
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult, RecalibrateArgs
 from agent.contract.wire import MAX_PAYLOAD_BYTES
@@ -17,7 +17,7 @@ class Desk:
     def __init__(self, memory: int = 1000) -> None:
         self.device = Device()
         self.results: list[CommandResult] = []
-        self.desk = CommandDesk(self.device.handlers(), self.results.append, memory)
+        self.desk = CommandDispatcher(self.device.handlers(), self.results.append, memory)
 
     def receive(self, command: bytes, now: float = NOW, retained: bool = False) -> list[str]:
         """The statuses that this command brought forth."""
@@ -112,4 +112,4 @@ def test_a_command_without_a_readable_id_is_logged(caplog: pytest.LogCaptureFixt
 
 def test_a_desk_needs_a_handler_for_every_op() -> None:
     with pytest.raises(ValueError, match="rollback"):
-        CommandDesk({"status": Device().status}, lambda _result: None)
+        CommandDispatcher({"status": Device().status}, lambda _result: None)

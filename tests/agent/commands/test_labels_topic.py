@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.camera.capture import Frame
-from agent.commands.labels import LabelsDesk
+from agent.commands.labels import LabelsInbox
 from agent.monitoring.accuracy import LiveAccuracy
 from agent.vision.decode import Classification
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
@@ -36,8 +36,8 @@ class Desk:
         self.accuracy = LiveAccuracy(task)
         for frame in range(10):
             answer = Classification(1, 0.9) if task == "classify" else detected
-            self.accuracy.answered(Served(Frame(frame, frame / 10, 0, IMAGE), "int8", answer, 0, 0.0))
-        self.desk = LabelsDesk({"north": self.accuracy}, spec, self._tell)
+            self.accuracy.answered(ServedFrame(Frame(frame, frame / 10, 0, IMAGE), "int8", answer, 0, 0.0))
+        self.desk = LabelsInbox({"north": self.accuracy}, spec, self._tell)
 
     def _tell(self, error: TaredError, count: int) -> None:
         assert error.found

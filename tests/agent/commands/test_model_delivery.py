@@ -18,8 +18,8 @@ from delivery_bench import CONTENT, SHA, Board, board
 
 from agent.commands import deliveries as staged_model
 from agent.commands import file_transfer as receiving
-from agent.commands.dispatcher import Report
-from agent.commands.file_transfer import Fetch, Incoming
+from agent.commands.dispatcher import CommandProgress
+from agent.commands.file_transfer import HttpDownload, PartialFile
 from agent.common.errors import AgentError
 from agent.contract.commands import ModelArgs
 
@@ -133,8 +133,8 @@ def test_a_server_that_begins_anew_is_not_too_slow_for_it(
 ) -> None:
     part = tmp_path / "part"
     part.write_bytes(CONTENT[: 3 * len(CONTENT) // 4])
-    incoming = Incoming(part, ModelArgs(sha256=SHA, size=len(CONTENT)), Report("c1", lambda _: None))
-    fetch = Fetch(incoming, lambda _: None)
+    incoming = PartialFile(part, ModelArgs(sha256=SHA, size=len(CONTENT)), CommandProgress("c1", lambda _: None))
+    fetch = HttpDownload(incoming, lambda _: None)
     fetch.bring(f"{url}/whole-cut")
     assert incoming.size == len(CONTENT) // 2, "less than there was"
     monkeypatch.setattr(receiving, "_PERIOD_S", -1.0)

@@ -9,7 +9,7 @@ import pytest
 from brokers import RealBroker, eventually, on_the_air
 from device import NOW, TOPICS, Device
 
-from agent.commands.dispatcher import CommandDesk
+from agent.commands.dispatcher import CommandDispatcher
 from agent.commands.log import CommandLog
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
@@ -31,7 +31,7 @@ def asked(broker: RealBroker, reply_to: str, listens: str) -> list[tuple[str, by
         on_the_air(broker.endpoint, TOPICS, Birth(agent_version="0")) as link,
         MqttClient(broker.endpoint, "ann", subscriptions=[listens.format(own=own), "end"]) as ann,
     ):
-        desk = CommandDesk(Device().handlers(), link.send, reply=link.reply)
+        desk = CommandDispatcher(Device().handlers(), link.send, reply=link.reply)
         assert ann.wait_connected(10.0)
         eventually(lambda: link.connected)
         question = Message(TOPICS.command, command.to_json(), reply_to=reply_to.format(own=own), correlation=b"\x007")
@@ -71,11 +71,13 @@ def test_after_a_restart_too(tmp_path: Path) -> None:
     assert [(reply, result.status) for reply, result in heard] == [(Reply(ANSWERS, b"7"), "FAILED")]
 
 
-def desk_of(folder: Path) -> tuple[CommandDesk, list[tuple[Reply, CommandResult]]]:
+def desk_of(folder: Path) -> tuple[CommandDispatcher, list[tuple[Reply, CommandResult]]]:
     """A desk of a process of its own, and what it answers where its senders want it."""
     heard: list[tuple[Reply, CommandResult]] = []
     log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
-    desk = CommandDesk(Device().handlers(), lambda _: None, journal=log, reply=lambda *answered: heard.append(answered))
+    desk = CommandDispatcher(
+        Device().handlers(), lambda _: None, journal=log, reply=lambda *answered: heard.append(answered)
+    )
     return desk, heard
 
 

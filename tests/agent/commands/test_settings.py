@@ -11,7 +11,7 @@ import pytest
 from device import NOW, TOPICS
 
 from agent.commands.authority import Authority
-from agent.commands.dispatcher import Mandate
+from agent.commands.dispatcher import Authorisation
 from agent.commands.settings import LIVE, Settings, admit_desired, check_expiry, parse_desired
 from agent.common.errors import AgentError
 from agent.config import CommandsConfig, Config, RecalibrationConfig
@@ -41,7 +41,7 @@ def make(config: Config, tmp_path: Path) -> Make:
 def refusal(settings: Settings, values: dict[str, Any], version: int = 9) -> str:
     before = settings.config
     with pytest.raises(AgentError) as caught:
-        settings.set(values, Mandate(version))
+        settings.set(values, Authorisation(version))
     assert settings.config == before
     return caught.value.code
 
@@ -49,7 +49,7 @@ def refusal(settings: Settings, values: dict[str, Any], version: int = 9) -> str
 def test_what_is_set_holds_and_is_there_after_a_restart(make: Make) -> None:
     changes: list[Config] = []
     settings = make(changes)
-    settings.set({"recalibration.max_loss": 0.25, "mqtt.telemetry_period_s": 60}, Mandate(3))
+    settings.set({"recalibration.max_loss": 0.25, "mqtt.telemetry_period_s": 60}, Authorisation(3))
     assert [each.recalibration.max_loss for each in changes] == [0.25]
     for each in (settings, make()):
         assert each.config.recalibration == RecalibrationConfig(max_loss=0.25)
@@ -62,9 +62,9 @@ def test_what_is_set_holds_and_is_there_after_a_restart(make: Make) -> None:
 
 def test_one_more_is_added_and_null_is_what_the_file_says(make: Make, config: Config) -> None:
     settings = make()
-    settings.set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Mandate(1))
-    settings.set({"recalibration.automatic": False}, Mandate(2))
-    settings.set({"recalibration.max_loss": None}, Mandate(3))
+    settings.set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Authorisation(1))
+    settings.set({"recalibration.automatic": False}, Authorisation(2))
+    settings.set({"recalibration.max_loss": None}, Authorisation(3))
     for each in (settings, make()):
         assert each.config.recalibration.max_loss == config.recalibration.max_loss
         assert not each.config.recalibration.automatic
@@ -73,8 +73,8 @@ def test_one_more_is_added_and_null_is_what_the_file_says(make: Make, config: Co
 
 def test_a_whole_document_leaves_nothing_else(make: Make, config: Config) -> None:
     settings = make()
-    settings.set({"recalibration.max_loss": 0.25}, Mandate(1))
-    settings.set({"log_level": "debug"}, Mandate(2), whole=True)
+    settings.set({"recalibration.max_loss": 0.25}, Authorisation(1))
+    settings.set({"log_level": "debug"}, Authorisation(2), whole=True)
     assert settings.config == config.model_copy(update={"log_level": "debug"})
 
 
@@ -104,36 +104,36 @@ def test_what_cannot_be_set_changes_nothing(make: Make, values: dict[str, Any]) 
 
 def test_an_old_document_is_no_way_back(make: Make) -> None:
     settings = make()
-    settings.set({"recalibration.max_loss": 0.25}, Mandate(5))
+    settings.set({"recalibration.max_loss": 0.25}, Authorisation(5))
     for each in (settings, make()):
         for version in (1, 5):
             assert refusal(each, {"recalibration.max_loss": 0.9}, version) == "command.version"
 
 
 def test_what_a_stolen_key_has_said_does_not_block_the_next(make: Make) -> None:
-    make(trusts={"stolen", "new"}.__contains__).set({"log_level": "error"}, Mandate(2**53 - 1, "stolen"))
+    make(trusts={"stolen", "new"}.__contains__).set({"log_level": "error"}, Authorisation(2**53 - 1, "stolen"))
     settings = make(trusts={"new"}.__contains__)
     assert settings.version == 0
-    settings.set({"log_level": "info"}, Mandate(1, "new"))
+    settings.set({"log_level": "info"}, Authorisation(1, "new"))
     assert settings.version == 1
 
 
 def test_what_a_key_has_set_goes_with_the_key_and_what_others_have_set_stays(make: Make, config: Config) -> None:
     both = make(trusts={"honest", "stolen"}.__contains__)
-    both.set({"log_level": "debug"}, Mandate(5, "honest"))
-    both.set({"recalibration.automatic": False}, Mandate(9, "stolen"))
+    both.set({"log_level": "debug"}, Authorisation(5, "honest"))
+    both.set({"recalibration.automatic": False}, Authorisation(9, "stolen"))
     for _ in range(2):
         settings = make(trusts={"honest"}.__contains__)
         assert settings.config == config.model_copy(update={"log_level": "debug"})
         assert settings.version == 5
         with pytest.raises(AgentError, match=r"command\.version"):
-            settings.set({"log_level": "info"}, Mandate(5, "honest"))
+            settings.set({"log_level": "info"}, Authorisation(5, "honest"))
 
 
 def test_a_period_of_config_yaml_is_not_bounded_by_what_may_be_set(make: Make, config: Config) -> None:
     fast = config.model_copy(update={"mqtt": config.mqtt.model_copy(update={"telemetry_period_s": 0.1})})
     settings = make(of=fast)
-    settings.set({"log_level": "debug"}, Mandate(1))
+    settings.set({"log_level": "debug"}, Authorisation(1))
     assert settings.config.mqtt.telemetry_period_s == 0.1
 
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_as_if_nothing_had_been_set(
 def test_a_value_that_does_not_fit_any_more_is_told_of_and_the_others_hold(
     make: Make, config: Config, tmp_path: Path
 ) -> None:
-    make().set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Mandate(1))
+    make().set({"recalibration.max_loss": 0.25, "log_level": "debug"}, Authorisation(1))
     path, errors = tmp_path / "settings.json", list[AgentError]()
     path.write_text(path.read_text().replace("0.25", "25"))
     settings = Settings(config, path, lambda _: True, lambda _: None, errors.append)

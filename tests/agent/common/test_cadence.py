@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from agent.common.timing import Cadence
+from agent.common.timing import PeriodicTimer
 
 
 def test_it_is_due_once_each_period() -> None:
-    cadence = Cadence(5.0, 0.0)
+    cadence = PeriodicTimer(5.0, 0.0)
     assert [now_s for now_s in range(21) if cadence.due(now_s)] == [5, 10, 15, 20]
 
 
 def test_a_turn_that_came_late_does_not_put_the_next_off() -> None:
-    cadence = Cadence(5.0, 0.0)
+    cadence = PeriodicTimer(5.0, 0.0)
     assert cadence.due(6.0)
     assert cadence.due(10.0)
 
 
 def test_what_was_missed_is_not_made_up_for() -> None:
-    cadence = Cadence(5.0, 0.0)
+    cadence = PeriodicTimer(5.0, 0.0)
     assert cadence.due(60.0)
     assert not cadence.due(64.9)
     assert cadence.due(65.0)
 
 
 def test_another_period_begins_at_once() -> None:
-    cadence = Cadence(3600.0, 0.0)
+    cadence = PeriodicTimer(3600.0, 0.0)
     cadence.change(2.0, 10.0)
     assert not cadence.due(11.9)
     assert cadence.due(12.0)

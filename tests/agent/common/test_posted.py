@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from agent.common.main_thread import Posted
+from agent.common.main_thread import MainThreadQueue
 
 SIGNALS = """
 import os, signal, sys, threading, time
-from agent.common.main_thread import Posted
+from agent.common.main_thread import MainThreadQueue
 
 def compute():
     while True:
@@ -24,7 +24,7 @@ def interrupt():
     time.sleep(3.0)
     posted.put(lambda: done.append("done"))  # a wait without end would end with it
 
-posted, done = Posted(), []
+posted, done = MainThreadQueue(), []
 signal.signal(signal.SIGTERM, lambda *_: None)
 for work in (compute, interrupt):
     threading.Thread(target=work, daemon=True).start()
@@ -39,7 +39,7 @@ os._exit(0)
 
 
 def test_they_are_run_in_their_order_and_what_they_put_as_well() -> None:
-    posted, ran = Posted(), list[int]()
+    posted, ran = MainThreadQueue(), list[int]()
     posted.put(lambda: (ran.append(1), posted.put(lambda: ran.append(3)))[0])
     posted.put(lambda: ran.append(2))
     posted.run(0.0)
@@ -47,7 +47,7 @@ def test_they_are_run_in_their_order_and_what_they_put_as_well() -> None:
 
 
 def test_what_one_raises_is_raised_and_the_others_stay() -> None:
-    posted, ran = Posted(), list[int]()
+    posted, ran = MainThreadQueue(), list[int]()
     posted.put(lambda: [][0])
     posted.put(lambda: ran.append(1))
     with pytest.raises(IndexError):

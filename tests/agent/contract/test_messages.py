@@ -14,7 +14,7 @@ from agent.commands.parser import CommandRefused, parse_command
 from agent.common.errors import ConfigError
 from agent.common.timing import Backoff
 from agent.contract.commands import Command, CommandResult, Failure, RecalibrateArgs
-from agent.contract.messages import Birth, CameraTelemetry, Document, Event, Fidelity, Latency, Status, Telemetry
+from agent.contract.messages import Birth, CameraTelemetry, Document, Event, FidelityReport, Latency, Status, Telemetry
 from agent.contract.topics import Topics, check_name
 from agent.contract.wire import MAX_DEPTH, MAX_PAYLOAD_BYTES, MessageError
 
@@ -76,7 +76,7 @@ def test_a_name_that_passes_is_one_topic_level(name: str) -> None:
                     dropped={"busy": 3},
                     latency_ms=Latency(p50=8.0, p99=21.5),
                     drift={"gain_db": 0.4, "alarm": False},
-                    fidelity=Fidelity(estimate=0.98, low=0.95, high=1.0, n=120, empty=7),
+                    fidelity=FidelityReport(estimate=0.98, low=0.95, high=1.0, n=120, empty=7),
                 )
             },
             health={"temperature_c": 51.5},
@@ -122,7 +122,7 @@ def test_an_event_without_its_number_is_refused() -> None:
 
 
 def test_empty_frames_are_none_unless_counted() -> None:
-    assert Fidelity.from_json(b'{"estimate": 0.9, "low": 0.8, "high": 1.0, "n": 3}').empty == 0
+    assert FidelityReport.from_json(b'{"estimate": 0.9, "low": 0.8, "high": 1.0, "n": 3}').empty == 0
 
 
 def test_a_document_of_the_wrong_shape_is_refused() -> None:

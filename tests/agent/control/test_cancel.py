@@ -9,20 +9,20 @@ import pytest
 from trouble_bench import Desk, desk
 
 from agent.commands.deliveries import ModelDelivery
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.commands.releases import Releases
 from agent.common.errors import CommandError
 from agent.contract.commands import CancelArgs, CommandResult, ModelArgs
-from agent.daemon.handlers import Orders
+from agent.daemon.handlers import EngineHandlers
 
 __all__ = ["desk"]  # the fixture
 
 
 def cancelled(at: Desk, delivery: ModelDelivery | None = None) -> CommandResult:
     """What becomes of a command to cancel."""
-    handlers = Orders(at.operations, at.operations._service, at.operations._pipeline, delivery).handlers
+    handlers = EngineHandlers(at.operations, at.operations._service, at.operations._pipeline, delivery).handlers
     answers: list[CommandResult] = []
-    handlers["cancel"](CancelArgs(), Report("c2", answers.append))
+    handlers["cancel"](CancelArgs(), CommandProgress("c2", answers.append))
     return answers[-1]
 
 
@@ -60,7 +60,7 @@ def test_a_model_on_its_way_can_be_cancelled(desk: Callable[..., Desk], tmp_path
     releases = Releases(None, tmp_path / "releases.json")
     bring = at.operations.new_model.bring
     delivery = ModelDelivery(tmp_path / "in", tmp_path / "m.onnx", True, 0, releases, lambda _: None, bring)
-    delivery.begin(ModelArgs(sha256="0" * 64, size=1), Report("m1", results.append), 0.0)
+    delivery.begin(ModelArgs(sha256="0" * 64, size=1), CommandProgress("m1", results.append), 0.0)
     assert cancelled(at, delivery).status == "SUCCEEDED"
     assert results[-1].status == "FAILED"
     with pytest.raises(CommandError, match=r"command\.nothing"):

@@ -9,10 +9,10 @@ import pytest
 from trouble_bench import TROUBLES, Desk, desk
 from view_bench import camera, scene, watched
 
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
-from agent.daemon.handlers import Orders
+from agent.daemon.handlers import EngineHandlers
 from agent.jobs.job import JobState
 
 __all__ = ["desk"]  # the fixture
@@ -71,9 +71,9 @@ def test_a_rollback_on_probation_takes_the_candidate_back_and_keeps_what_was_cur
     at.accept()
     assert at.operations.exchanging
     assert at.tick(state="alarm", serving_db=9.0) == ""  # nothing else is begun meanwhile
-    handlers = Orders(at.operations, at.operations._service, at.operations._pipeline).handlers
+    handlers = EngineHandlers(at.operations, at.operations._service, at.operations._pipeline).handlers
     answers: list[CommandResult] = []
-    handlers["rollback"](RollbackArgs(), Report("c2", answers.append))
+    handlers["rollback"](RollbackArgs(), CommandProgress("c2", answers.append))
     assert [answer.status for answer in answers] == ["ACCEPTED", "IN_PROGRESS", "SUCCEEDED"]
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "probation.recalled"
@@ -123,7 +123,7 @@ def test_a_rollback_that_comes_too_late_for_a_probation_takes_nothing_else_back(
     go_back = loop.go_back
     monkeypatch.setattr(loop, "go_back", lambda _: False)
     answers: list[CommandResult] = []
-    assert at.operations.recall(Report("c2", answers.append))
+    assert at.operations.recall(CommandProgress("c2", answers.append))
     assert not answers[-1].final
     assert at.operations.exchanging
     go_back(AgentError("probation.error", "a", "b", "c"))
@@ -140,10 +140,10 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
     pipeline = cast(Any, at.operations._pipeline)
     pipeline.stuck = True
     assert at.tick(state="alarm", serving_db=9.0) == ""
-    orders = Orders(at.operations, at.operations._service, pipeline)
+    orders = EngineHandlers(at.operations, at.operations._service, pipeline)
     args = RecalibrateArgs() if op == "recalibrate" else RollbackArgs()
     with pytest.raises(CommandError, match="a candidate that still hangs") as refused:
-        orders.handlers[op](args, Report("c2", lambda _: None))
+        orders.handlers[op](args, CommandProgress("c2", lambda _: None))
     assert refused.value.code == "command.busy"
     assert at.journal.records() == []
     pipeline.stuck = False

@@ -10,8 +10,8 @@ import pytest
 from operations_bench import Desk
 
 from agent.common.errors import AgentError
-from agent.jobs.child_protocol import Outcome
-from agent.jobs.limits import Attempts
+from agent.jobs.child_protocol import JobOutcome
+from agent.jobs.limits import PrecisionAttempts
 
 
 def test_low_fidelity_is_answered_once_and_told_once(desk: Callable[..., Desk]) -> None:
@@ -75,7 +75,7 @@ def test_what_the_operator_took_back_is_not_raised_again_until_the_owner_says_ot
     at.tick()
     assert at.rung is None
     kept = tmp_path / "state" / "attempts.json"
-    assert Attempts(kept, at.service.origin, pytest.fail).next_rung(at.int8.id) == 0
+    assert PrecisionAttempts(kept, at.service.origin, pytest.fail).next_rung(at.int8.id) == 0
     again = desk(cooldown_s=0.0)
     assert again.service.serving.id == at.int8.id
     again.tick()
@@ -107,7 +107,7 @@ def test_only_a_candidate_that_was_refused_asks_for_more(desk: Callable[..., Des
     at.tick()
     job = at.operations._jobs.job
     assert job is not None
-    at.operations._jobs._finish(job, Outcome(error=AgentError(code, "", "", "")))
+    at.operations._jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
     at.tick()
     assert at.rung == rung
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult, SnapshotArgs
 from agent.daemon import handlers as board_orders
-from agent.daemon.handlers import BoardOrders
+from agent.daemon.handlers import BoardHandlers
 
 FRAME = SimpleNamespace(id=7, ts=1.5, image=np.zeros((8, 16, 3), np.uint8))
 
@@ -26,11 +26,11 @@ class Board:
         link = SimpleNamespace(send_snapshot=self.pictures.append)
         newest = SimpleNamespace(frame=frame) if frame is not None else None
         parts: list[Any] = [settings, SimpleNamespace(feeds={"gate": SimpleNamespace(newest=newest)}), None, link]
-        self._orders = BoardOrders(*parts, stop=lambda _reason: None)
+        self._orders = BoardHandlers(*parts, stop=lambda _reason: None)
 
     def snapshot(self) -> CommandResult:
         results: list[CommandResult] = []
-        self._orders.handlers["snapshot"](SnapshotArgs(), Report("c1", results.append))
+        self._orders.handlers["snapshot"](SnapshotArgs(), CommandProgress("c1", results.append))
         return results[-1]
 
     def refusal(self) -> str:

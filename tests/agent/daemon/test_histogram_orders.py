@@ -10,12 +10,12 @@ from typing import cast
 import pytest
 from merge_bench import calibration_of, counted, frames_of, merged_calibration, service_with
 
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.config import PrivacyConfig
 from agent.contract.commands import CommandResult, HistogramsArgs
 from agent.contract.histograms import Upload, read_facts, read_upload
-from agent.daemon.handlers import HistogramOrders
+from agent.daemon.handlers import HistogramHandlers
 from agent.uplink.histogram_sender import Told
 from agent.uplink.link import MqttLink
 from engines.calibration import Calibration
@@ -33,11 +33,11 @@ class Asked:
         link = SimpleNamespace(send_histograms=self._send)
         self._service = service_with(calibration)
         privacy = PrivacyConfig(histograms=histograms)
-        orders = HistogramOrders(privacy, self._service, cast(MqttLink, link), posted.put)
+        orders = HistogramHandlers(privacy, self._service, cast(MqttLink, link), posted.put)
         self._handler, self._posted = orders.handlers["histograms"], posted
 
     def ask(self, **args: object) -> CommandResult:
-        self._handler(HistogramsArgs(**args), Report(f"c{len(self.results)}", self.results.append))  # type: ignore[arg-type]  # a dict of all fields
+        self._handler(HistogramsArgs(**args), CommandProgress(f"c{len(self.results)}", self.results.append))  # type: ignore[arg-type]  # a dict of all fields
         return self.results[-1]
 
     def tell(self, left: int, refusal: str = "") -> CommandResult:

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from operations_bench import Desk, desk
 
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import RecalibrateArgs, SwitchArgs
-from agent.daemon.handlers import Orders
+from agent.daemon.handlers import EngineHandlers
 
 __all__ = ["desk"]  # the fixture
 
 
 def order(at: Desk, op: str, args: Any) -> None:
-    handlers = Orders(at.operations, at.service, at.operations._pipeline).handlers
-    handlers[op](args, Report("c1", at.results.append))
+    handlers = EngineHandlers(at.operations, at.service, at.operations._pipeline).handlers
+    handlers[op](args, CommandProgress("c1", at.results.append))
 
 
 def knows(at: Desk, monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:

@@ -14,7 +14,7 @@ from device import TOPICS, Device, payload
 
 from agent.commands.authority import Authority
 from agent.commands.deliveries import ModelDelivery
-from agent.commands.labels import LabelsDesk
+from agent.commands.labels import LabelsInbox
 from agent.commands.log import CommandLog
 from agent.commands.releases import Releases
 from agent.commands.settings import Settings
@@ -23,7 +23,7 @@ from agent.contract.commands import CommandResult, Reported
 from agent.contract.messages import Birth
 from agent.contract.signing import Signer, new_key
 from agent.daemon import inbox as remote
-from agent.daemon.inbox import Remote
+from agent.daemon.inbox import CommandInbox
 from agent.monitoring.accuracy import LiveAccuracy
 from agent.mqtt.message import Message
 from agent.uplink.link import MqttLink
@@ -51,9 +51,9 @@ class Board:
         self.settings = Settings(config, path, authority.trusts, lambda _: self.remote.report(), reporter.error)
         releases = Releases(authority, folder / "releases.json")
         delivery = ModelDelivery(folder / "incoming", model.path, False, 0, releases, lambda _: None, never_tried)
-        labels = LabelsDesk({"front": LiveAccuracy(model.task)}, model, lambda error, _: pytest.fail(str(error)))
+        labels = LabelsInbox({"front": LiveAccuracy(model.task)}, model, lambda error, _: pytest.fail(str(error)))
         handlers = Device().handlers()
-        self.remote = Remote(link, folder, handlers, self.settings, delivery, labels, authority, reporter)
+        self.remote = CommandInbox(link, folder, handlers, self.settings, delivery, labels, authority, reporter)
 
 
 @pytest.fixture

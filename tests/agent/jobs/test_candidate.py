@@ -14,11 +14,11 @@ import yaml
 from candidate_bench import frames, observed, request, run_child
 
 from agent.jobs.candidate import JobRequest, write_job
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_protocol import JobOutcome
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate
 from agent.validation.comparison import Deadline, compare
-from agent.validation.verdict import Limits, decide
+from agent.validation.verdict import VerdictLimits, decide
 from engines.interface import Array, Backend, Engine, TensorSpec
 from engines.store.artefact import read_artefact
 from engines.store.store import Store
@@ -45,7 +45,7 @@ def test_an_engine_that_answers_nan_has_no_fidelity(model: Model, backend: Backe
         closing(Deadline(pytest.fail)) as limit,
     ):
         whole, blind = (
-            decide(compare(model, backend, each, None, frames(6), limit), Limits(0.1, 1.25))
+            decide(compare(model, backend, each, None, frames(6), limit), VerdictLimits(0.1, 1.25))
             for each in (engine, Blinded(engine))
         )
     assert (whole.accepted, whole.fidelity) == (True, 1.0)
@@ -56,7 +56,7 @@ def test_the_child_builds_judges_and_stores(model: Model, backend: Backend, tmp_
     tensors = frames(24)
     write_job(tmp_path / "job", request(model, tmp_path), observed(model, backend, tensors[:16]), tensors[16:])
     *progress, last = run_child(tmp_path / "job")
-    outcome = Outcome.from_message(last)
+    outcome = JobOutcome.from_message(last)
     assert (progress[0]["step"], progress[-1]["step"]) == ("CALIBRATING", "VALIDATING")
     percents = [line["percent"] for line in progress]
     assert percents == sorted(percents)
@@ -79,7 +79,7 @@ def test_the_engine_in_service_is_asked_about_the_same_frames(model: Model, back
     serving = stale(model, backend, tmp_path)
     job = request(model, tmp_path, serving)
     write_job(tmp_path / "job", job, observed(model, backend, tensors[:16]), tensors[16:])
-    found = Outcome.from_message(run_child(tmp_path / "job")[-1]).verdict
+    found = JobOutcome.from_message(run_child(tmp_path / "job")[-1]).verdict
     assert found is not None
     assert found.frames == 24
     assert found.fidelity_serving is not None

@@ -18,8 +18,8 @@ import pytest
 from brokers import eventually
 
 from agent.common.errors import AgentError
-from agent.jobs.child_process import CandidateProcess
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_process import JobProcess
+from agent.jobs.child_protocol import JobOutcome
 
 _STARTED = """echo '{"step": "BUILDING", "percent": 50}'"""
 _BUSY = f"{_STARTED}; while :; do :; done"
@@ -33,14 +33,14 @@ class Script:
         self._monkeypatch = monkeypatch
         self.job = folder / "job"
         self.progress: list[tuple[str, int]] = []
-        self._outcomes: queue.Queue[Outcome] = queue.Queue()
+        self._outcomes: queue.Queue[JobOutcome] = queue.Queue()
 
-    def start(self, text: str, memory_bytes: int | None = None) -> CandidateProcess:
+    def start(self, text: str, memory_bytes: int | None = None) -> JobProcess:
         self._path.write_text(f"#!/bin/sh\n{text}\n")
         self._path.chmod(self._path.stat().st_mode | stat.S_IXUSR)
         self._monkeypatch.setattr(sys, "executable", str(self._path))
         self.job.mkdir()
-        return CandidateProcess(
+        return JobProcess(
             self.job,
             lambda step, percent: self.progress.append((step, percent)),
             self._outcomes.put,
@@ -53,7 +53,7 @@ class Script:
         (process,) = (child for child in psutil.Process().children() if _works_on(child, self.job))
         return process
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> JobOutcome:
         outcome = self._outcomes.get(timeout=10.0)
         assert not self.job.exists()
         return outcome
@@ -152,10 +152,10 @@ def test_one_that_no_thread_can_follow_is_ended(script: Script, monkeypatch: pyt
 
 def test_where_memory_runs_out_the_kernel_takes_the_child(tmp_path: Path) -> None:
     """oom_score_adj(5): 1000 makes it the first to go. It is killed here as the kernel does it."""
-    job, outcomes = tmp_path / "job", queue.Queue[Outcome]()
+    job, outcomes = tmp_path / "job", queue.Queue[JobOutcome]()
     job.mkdir()
     os.mkfifo(job / "job.json")  # nobody writes it: the child waits with its memory untouched
-    CandidateProcess(job, lambda *_: None, outcomes.put)
+    JobProcess(job, lambda *_: None, outcomes.put)
     (child,) = (child for child in psutil.Process().children() if _works_on(child, job))
     score = Path(f"/proc/{child.pid}/oom_score_adj")
     eventually(lambda: score.read_text().strip() == "1000")
@@ -254,9 +254,9 @@ print(json.dumps({"error": {"code": "facts", "found": json.dumps(facts), "expect
 def test_it_gives_way_before_its_module_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "facts.py").write_text(_FACTS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((os.environ.get("PYTHONPATH", ""), str(tmp_path))))
-    job, outcomes = tmp_path / "job", queue.Queue[Outcome]()
+    job, outcomes = tmp_path / "job", queue.Queue[JobOutcome]()
     job.mkdir()
-    CandidateProcess(job, lambda *_: None, outcomes.put, module="facts", nice=12)
+    JobProcess(job, lambda *_: None, outcomes.put, module="facts", nice=12)
     error = outcomes.get(timeout=20.0).error
     assert error is not None
     assert json.loads(error.found) == {
@@ -269,8 +269,8 @@ def test_it_gives_way_before_its_module_is_imported(tmp_path: Path, monkeypatch:
 
 _DAEMON = """
 import pathlib, sys, threading
-from agent.jobs.child_process import CandidateProcess
-child = CandidateProcess(pathlib.Path(sys.argv[1]), lambda *_: print("ready", flush=True), print, module="sleeper")
+from agent.jobs.child_process import JobProcess
+child = JobProcess(pathlib.Path(sys.argv[1]), lambda *_: print("ready", flush=True), print, module="sleeper")
 threading.Event().wait()
 """
 

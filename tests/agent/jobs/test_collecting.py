@@ -7,7 +7,7 @@ from raising_world import config_of, observer_state
 
 from agent.common.errors import AgentError
 from agent.jobs import recalibration as collecting
-from agent.jobs.recalibration import Collecting
+from agent.jobs.recalibration import CollectionWait
 
 STATE = observer_state(config_of())
 
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_slow_camera_has_its_time(clock: Clock) -> None:
-    job = Collecting(512, 600.0)
+    job = CollectionWait(512, 600.0)
     for collected in range(512):
         clock.now_s += 2.0
         assert not job.has_enough(collected, 4)
@@ -36,7 +36,7 @@ def test_a_slow_camera_has_its_time(clock: Clock) -> None:
 
 
 def test_frames_that_stop_coming_are_told(clock: Clock) -> None:
-    job = Collecting(512, 600.0)
+    job = CollectionWait(512, 600.0)
     assert not job.has_enough(100, 4)
     clock.now_s += 601.0
     with pytest.raises(
@@ -47,7 +47,7 @@ def test_frames_that_stop_coming_are_told(clock: Clock) -> None:
 
 def test_frames_on_which_nothing_is_seen_are_told(clock: Clock) -> None:
     """More and more of them do not put it off."""
-    job = Collecting(512, 600.0)
+    job = CollectionWait(512, 600.0)
     assert not job.has_enough(512, 1)
     clock.now_s += 601.0
     with pytest.raises(

@@ -17,20 +17,20 @@ from typing import Any
 import pytest
 from job_bench import JobDeskBench
 
-from agent.collection.collection import Gathering
+from agent.collection.collection import SharedCollection
 from agent.common.errors import AgentError
 from agent.jobs import job as job_journal
 from agent.jobs import recalibration
 from agent.jobs import recalibration as collecting
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_protocol import JobOutcome
 from agent.jobs.headroom import Headroom
 from agent.jobs.job import JobJournal, JobState
-from agent.models.engine_service import Service
+from agent.models.engine_service import EngineService
 from agent.serving.trial import TrialEvents
 from calibrate.errors import CalibrationError
 from engines.errors import EngineError
 from engines.interface import Engine
-from engines.store.retention import Upkeep
+from engines.store.retention import StoreCleaner
 from engines.store.store import Store
 
 ENGINE_FAILS = EngineError("engine.fails", "one that fails", "one that works", "none")
@@ -44,7 +44,7 @@ class Fault:
     owner: Any = None
     name: str = ""
     error: BaseException | None = None
-    outcome: Outcome | None = None
+    outcome: JobOutcome | None = None
     end: str = "FAILED"
     serves_new: bool = False
 
@@ -63,23 +63,24 @@ class Fault:
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 FAULTS = {
-    "no room": Fault("store.room", Upkeep, "ensure_room", EngineError("store.room", "none", "some", "free some")),
+    "no room": Fault("store.room", StoreCleaner, "ensure_room", EngineError("store.room", "none", "some", "free some")),
     "too hot to start": Fault("headroom.delay", Headroom, "may_start", AgentError("headroom.delay", "a", "b", "c")),
     "too hot to go on": Fault("headroom.pause", Headroom, "must_pause", AgentError("headroom.pause", "a", "b", "c")),
     "the frames cannot be written": Fault("recalibration.disk", recalibration, "write_job", FULL),
     "no process": Fault("recalibration.child", recalibration, "CandidateProcess", OSError(errno.EAGAIN, "no more")),
     "no memory to fork": Fault("recalibration.child", recalibration, "CandidateProcess", OSError(errno.ENOMEM, "none")),
     "the clock of the child": Fault(
-        "recalibration.timeout", recalibration.ChildWork, "tick", AgentError("recalibration.timeout", "a", "b", "c")
+        "recalibration.timeout", recalibration.SupervisedChild, "tick", AgentError("recalibration.timeout", "a", "b",
+        "c")
     ),
-    "the candidate's manifest": Fault("engine.fails", Service, "read", ENGINE_FAILS),
-    "the candidate's engine": Fault("engine.fails", Service, "load", ENGINE_FAILS),
+    "the candidate's manifest": Fault("engine.fails", EngineService, "read", ENGINE_FAILS),
+    "the candidate's engine": Fault("engine.fails", EngineService, "load", ENGINE_FAILS),
     "the candidate's calibration": Fault(
-        "calibration.model", Service, "load", CalibrationError("calibration.model", "a", "b", "c")
+        "calibration.model", EngineService, "load", CalibrationError("calibration.model", "a", "b", "c")
     ),
     "current": Fault("store.write", Store, "promote", EngineError("store.write", "a", "b", "c"), serves_new=True),
     **{
-        f"the child says {code}": Fault(code, outcome=Outcome(error=AgentError(code, "a", "b", "c")))
+        f"the child says {code}": Fault(code, outcome=JobOutcome(error=AgentError(code, "a", "b", "c")))
         for code in (
             "calibration.empty", "engine.build", "store.write", "recalibration.refused", "recalibration.hang",
             "recalibration.memory", "recalibration.crash", "recalibration.child",
@@ -143,8 +144,8 @@ def test_an_end_that_cannot_be_journaled_is_told_all_the_same(
         if end == "ROLLED_BACK":
             patch.setattr(pipeline, "try_out", fail_at_once)
         elif end == "CANCELLED":
-            patch.setattr(Gathering, "counts", (0, 0))
-        job_desk.recalibrate(Outcome(error=ENGINE_FAILS) if end == "FAILED" else None)
+            patch.setattr(SharedCollection, "counts", (0, 0))
+        job_desk.recalibrate(JobOutcome(error=ENGINE_FAILS) if end == "FAILED" else None)
         assert job_desk.operations.cancel() is (end == "CANCELLED")
     (final,) = job_desk.finals()
     assert final.status == ("SUCCEEDED" if end == "COMMITTED" else "FAILED")
@@ -172,7 +173,7 @@ def test_an_observer_that_fails_while_frames_are_collected(
     """The job waits for it, and is given up once it has waited for too long."""
     before = job_desk.service.serving.id
     with monkeypatch.context() as patch:
-        patch.setattr(Gathering, "counts", (0, 0))
+        patch.setattr(SharedCollection, "counts", (0, 0))
         job_desk.recalibrate()
         assert job_desk.operations.job is not None
         assert job_desk.operations.job.state is JobState.COLLECTING

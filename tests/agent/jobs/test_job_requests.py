@@ -12,13 +12,13 @@ import pytest
 from device import NOW, Device, payload
 from operations_bench import Desk, ask, desk
 
-from agent.commands.dispatcher import CommandDesk
+from agent.commands.dispatcher import CommandDispatcher
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
-from agent.daemon.status import Readings
+from agent.daemon.status import StatusReporter
 from agent.jobs.job import JobJournal, JobState
-from agent.jobs.recovery import Past
+from agent.jobs.recovery import CrashRecovery
 from agent.serving.pipeline import Pipeline
 from agent.uplink.reporter import Reporter
 
@@ -102,7 +102,7 @@ def test_step_and_percent_are_told_to_the_sender_the_world_and_the_terminal(desk
     jobs, interval = at.operations._jobs, SimpleNamespace(n=0)
     feed = SimpleNamespace(last_ts=1.0, accuracy=SimpleNamespace(estimate=SimpleNamespace(interval=interval)))
     pipeline = SimpleNamespace(feeds={"camera": feed})
-    readings = Readings(at.operations.config, at.service, cast(Pipeline, pipeline), None)
+    readings = StatusReporter(at.operations.config, at.service, cast(Pipeline, pipeline), None)
     assert jobs.job is not None
     shown = []
     for step, percent in (("CALIBRATING", 40), ("BUILDING", 50), ("BUILDING", 51), ("BUILDING", 60)):
@@ -169,14 +169,14 @@ def test_a_job_whose_process_is_gone_is_concluded_once(
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     (tmp_path / "current").symlink_to("artefacts/0123" if trigger == "current" else "artefacts/4567")
     reporter = Reporter(None, Birth(agent_version="0"))
-    past = Past(tmp_path, reporter)
+    past = CrashRecovery(tmp_path, reporter)
     assert past.known == []
     concluded = past.conclude("now")
     assert journal.records()[0].state is end
     assert concluded.rolled_back == (end is JobState.ROLLED_BACK)
     status = "SUCCEEDED" if end is JobState.COMMITTED else "FAILED"
     assert [(result.id, result.status) for result in concluded.news] == [("c1", status), ("c2", status)]
-    later = Past(tmp_path, reporter)
+    later = CrashRecovery(tmp_path, reporter)
     assert (later.known, later.conclude("now").news) == (concluded.news, [])
 
 
@@ -198,7 +198,7 @@ def test_a_rollback_of_what_was_on_probation_is_concluded_with_it(
     (tmp_path / "artefacts" / "0123").mkdir(parents=True)
     if current:
         (tmp_path / "current").symlink_to(f"artefacts/{current}")
-    concluded = Past(tmp_path, Reporter(None, Birth(agent_version="0"))).conclude("now")
+    concluded = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0"))).conclude("now")
     assert [record.state for record in journal.records()] == ends
     assert concluded.rolled_back == rolled_back
 
@@ -206,18 +206,18 @@ def test_a_rollback_of_what_was_on_probation_is_concluded_with_it(
 def test_a_rebuild_for_another_runtime_that_was_interrupted_is_known_until_another_ends(tmp_path: Path) -> None:
     reporter = Reporter(None, Birth(agent_version="0"))
     journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
-    assert not Past(tmp_path, reporter).rebuild_interrupted
+    assert not CrashRecovery(tmp_path, reporter).rebuild_interrupted
     journal.begin("a", "runtime", {}, [])
     journal.enter("a", JobState.BUILDING)
-    past = Past(tmp_path, reporter)
+    past = CrashRecovery(tmp_path, reporter)
     assert past.rebuild_interrupted
     past.conclude("")
     journal.begin("b", "command", {}, [])
     journal.enter("b", JobState.CANCELLED)
-    assert Past(tmp_path, reporter).rebuild_interrupted
+    assert CrashRecovery(tmp_path, reporter).rebuild_interrupted
     journal.begin("c", "runtime", {}, [])
     journal.enter("c", JobState.FAILED, error=AgentError("artefact.runtime", "an engine", "another", "build it"))
-    assert not Past(tmp_path, reporter).rebuild_interrupted
+    assert not CrashRecovery(tmp_path, reporter).rebuild_interrupted
 
 
 @pytest.mark.parametrize(("instead_of", "end"), [("4567", JobState.FAILED), ("0123", JobState.COMMITTED)])
@@ -229,15 +229,17 @@ def test_a_rebuild_for_another_runtime_that_became_current_was_committed(
     journal.begin("a", "runtime", {"instead_of": instead_of}, [])
     journal.enter("a", JobState.BUILDING)
     (tmp_path / "current").symlink_to("artefacts/4567")
-    past = Past(tmp_path, Reporter(None, Birth(agent_version="0")))
+    past = CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0")))
     past.conclude("")
     assert journal.records()[0].state is end
-    assert Past(tmp_path, Reporter(None, Birth(agent_version="0"))).rebuild_interrupted is (end is JobState.FAILED)
+    assert CrashRecovery(tmp_path, Reporter(None, Birth(agent_version="0"))).rebuild_interrupted is (
+        end is JobState.FAILED
+    )
 
 
 def test_what_was_carried_out_by_a_process_that_is_gone_is_answered_and_not_done_again() -> None:
     device, published = Device(), list[CommandResult]()
-    desk = CommandDesk(device.handlers(), published.append)
+    desk = CommandDispatcher(device.handlers(), published.append)
     known = CommandResult(id="c1", status="SUCCEEDED", result={"artefact": "0123"})
     news = CommandResult(id="c2", status="SUCCEEDED")
     desk.recall([known], [news])

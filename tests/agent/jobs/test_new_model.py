@@ -10,11 +10,11 @@ import pytest
 from operations_bench import Desk, ask, desk, refuse_journal
 
 from agent.commands.deliveries import StagedModel
-from agent.commands.dispatcher import Report
+from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.jobs import new_model
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_protocol import JobOutcome
 from agent.jobs.job import Job
 
 __all__ = ["desk"]  # the fixture
@@ -82,7 +82,7 @@ def test_a_trial_that_says_nothing_of_the_model_is_repeated_after_a_minute(
     job = at.operations._jobs.job
     assert job is not None
     if code:
-        at.operations._jobs._finish(job, Outcome(error=AgentError(code, "", "", "")))
+        at.operations._jobs._finish(job, JobOutcome(error=AgentError(code, "", "", "")))
     else:
         at.cancel()
     assert any(told in line for line in at.told)
@@ -104,7 +104,7 @@ class Delivered:
         self.part.write_bytes(b"new")
         self.results: list[CommandResult] = []
         self.taken_up = 0
-        staged = StagedModel(self.part, self.served, Report("m1", self.results.append), self._take_up)
+        staged = StagedModel(self.part, self.served, CommandProgress("m1", self.results.append), self._take_up)
         staged.stage(0)
         at.operations.new_model.bring(staged)
         self.file = staged.file
@@ -116,7 +116,7 @@ class Delivered:
         job = self.at.operations._jobs.job
         assert job is not None
         assert job.model == self.file
-        self.at.operations._jobs._finish(job, Outcome(**outcome))
+        self.at.operations._jobs._finish(job, JobOutcome(**outcome))
         self.at.tick()
 
 

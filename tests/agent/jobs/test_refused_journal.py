@@ -9,7 +9,7 @@ from operations_bench import Desk, desk, refuse_journal
 
 from agent.common.errors import AgentError
 from agent.jobs.job import JobJournal
-from agent.models.engine_service import Loaded
+from agent.models.engine_service import LoadedEngine
 from engines.store.artefact import Artefact
 
 __all__ = ["desk"]  # the fixture
@@ -65,7 +65,7 @@ def closings(at: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     closed: list[str] = []
     load = at.service.load
 
-    def loading(artefact: Artefact) -> Loaded:
+    def loading(artefact: Artefact) -> LoadedEngine:
         loaded = load(artefact)
         close = loaded.engine.close
         monkeypatch.setattr(loaded.engine, "close", lambda: (closed.append(artefact.id), close()))

@@ -10,7 +10,7 @@ import pytest
 
 import agent.jobs.limits as restraint_module
 from agent.common.errors import AgentError
-from agent.jobs.limits import Restraint
+from agent.jobs.limits import AutomationLimits
 
 HOUR, DAY = 3600.0, 86400.0
 JOB_PAUSE_S, SWITCH_PAUSE_S = 600.0, 120.0
@@ -55,8 +55,10 @@ def told(error: AgentError) -> None:
     raise AssertionError(f"nothing was to be told: {error}")
 
 
-def restraint_of(path: Path | None, per_day: int = 2, on_error: Callable[[AgentError], None] = told) -> Restraint:
-    return Restraint(path, per_day, JOB_PAUSE_S, SWITCH_PAUSE_S, 3, on_error)
+def restraint_of(
+    path: Path | None, per_day: int = 2, on_error: Callable[[AgentError], None] = told
+) -> AutomationLimits:
+    return AutomationLimits(path, per_day, JOB_PAUSE_S, SWITCH_PAUSE_S, 3, on_error)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -254,7 +256,9 @@ def test_a_disk_that_refuses_is_told_of_once_and_the_process_is_restrained_all_t
     clocks: Clocks, tmp_path: Path
 ) -> None:
     errors: list[AgentError] = []
-    restraint = Restraint(tmp_path / "no folder" / "restraint.json", 1, JOB_PAUSE_S, SWITCH_PAUSE_S, 3, errors.append)
+    restraint = AutomationLimits(
+        tmp_path / "no folder" / "restraint.json", 1, JOB_PAUSE_S, SWITCH_PAUSE_S, 3, errors.append
+    )
     assert (restraint.takes_job(), restraint.takes_job()) == (True, False)
     restraint.pause_jobs()
     clocks.set_by(HOUR)

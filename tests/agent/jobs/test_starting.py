@@ -8,7 +8,7 @@ import pytest
 
 from agent.common.errors import AgentError
 from agent.contract.messages import Birth
-from agent.daemon.startup import RuntimeJob
+from agent.daemon.startup import RuntimeRebuildJob
 from agent.jobs.job import JobJournal, JobState
 from agent.uplink.reporter import Reporter
 
@@ -18,7 +18,7 @@ def test_a_job_ends_though_its_first_step_cannot_be_journaled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: bool, end: JobState
 ) -> None:
     journal = JobJournal(tmp_path / "jobs.sqlite", lambda error: pytest.fail(str(error)))
-    job = RuntimeJob(journal, Reporter(None, Birth(agent_version="0")), "")
+    job = RuntimeRebuildJob(journal, Reporter(None, Birth(agent_version="0")), "")
 
     def refuse(*_: object, **__: object) -> None:
         raise AgentError("journal.write", "a full disk", "", "")

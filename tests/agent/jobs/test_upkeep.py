@@ -18,7 +18,7 @@ from engines.errors import EngineError
 from engines.store import files as staging
 from engines.store import retention as upkeep
 from engines.store.artefact import Artefact, write_artefact
-from engines.store.retention import Upkeep, size
+from engines.store.retention import StoreCleaner, size
 from engines.store.signing import MANIFEST, SCHEMA, seal
 from engines.store.store import Store
 
@@ -67,19 +67,19 @@ def test_what_is_linked_pinned_or_new_stays_and_the_rest_goes(store: Store) -> N
     made = [put(store, number) for number in range(1, 7)]
     store.promote(made[1])
     store.promote(made[2])
-    freed = Upkeep(store, keep=1, reserve_bytes=0).tidy({"loaded": [made[0].id]})
+    freed = StoreCleaner(store, keep=1, reserve_bytes=0).tidy({"loaded": [made[0].id]})
     assert freed.artefacts == (made[3].id, made[4].id)
     assert freed.nbytes > 2 * BYTES
     assert ids(store) == {reference.id, *(made[index].id for index in (0, 1, 2, 5))}
-    assert Upkeep(store, 1, 0).tidy({"loaded": [made[0].id]}).artefacts == ()
+    assert StoreCleaner(store, 1, 0).tidy({"loaded": [made[0].id]}).artefacts == ()
 
 
 def test_a_dry_run_tells_the_same_and_removes_nothing(store: Store) -> None:
     for number in range(4):
         put(store, number)
-    told = Upkeep(store, 1, 0).tidy({}, dry_run=True)
+    told = StoreCleaner(store, 1, 0).tidy({}, dry_run=True)
     assert len(ids(store)) == 4
-    assert Upkeep(store, 1, 0).tidy({}) == told
+    assert StoreCleaner(store, 1, 0).tidy({}) == told
     assert len(ids(store)) == 1
 
 
@@ -88,7 +88,7 @@ def test_a_damaged_engine_goes_though_it_is_new_unless_a_link_leads_to_it(store:
     store.promote(linked)
     for artefact in (linked, new):
         (artefact.path / "engine.onnx").unlink()
-    assert Upkeep(store, 3, 0).tidy({}).artefacts == (new.id,)
+    assert StoreCleaner(store, 3, 0).tidy({}).artefacts == (new.id,)
     assert ids(store) == {old.id, linked.id}
 
 
@@ -97,7 +97,7 @@ def test_what_is_of_a_newer_tared_stays(store: Store) -> None:
     document = json.loads((newer.path / MANIFEST).read_bytes())
     del document["seal"]
     (newer.path / MANIFEST).write_bytes(seal({**document, "schema": SCHEMA + 1}, None))
-    assert Upkeep(store, 0, 0).tidy({}).artefacts == (other.id,)
+    assert StoreCleaner(store, 0, 0).tidy({}).artefacts == (other.id,)
 
 
 def test_nothing_but_artefacts_goes_and_no_link_is_followed(store: Store, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_nothing_but_artefacts_goes_and_no_link_is_followed(store: Store, tmp_pa
     (tmp_path / "artefacts" / ("0" * 16)).symlink_to(outside)
     inside = put(store, 1)
     (inside.path / "more").symlink_to(outside)
-    assert set(Upkeep(store, 0, 0).tidy({}).artefacts) == {"0" * 16, inside.id}
+    assert set(StoreCleaner(store, 0, 0).tidy({}).artefacts) == {"0" * 16, inside.id}
     assert [path.name for path in (tmp_path / "artefacts").iterdir()] == ["lost+found"]
     assert (outside / "photo").read_bytes() == b"mine"
 
@@ -124,7 +124,7 @@ def test_a_removal_that_is_cut_short_leaves_nothing_under_an_artefacts_name(
     with monkeypatch.context() as patch:
         patch.setattr(staging.shutil, "rmtree", power_cut)
         with pytest.raises(KeyboardInterrupt):
-            Upkeep(store, 0, 0).tidy({})
+            StoreCleaner(store, 0, 0).tidy({})
     (gone,) = (store.root / "artefacts").iterdir()
     assert gone.name == f".{artefact.id}.gone"
     assert Store(store.root).places() == []
@@ -136,7 +136,7 @@ def test_an_artefact_is_removed_again_after_a_removal_that_was_cut_short(store: 
     left = artefact.path.with_name(f".{artefact.id}.gone")
     left.mkdir()
     (left / "engine.onnx").write_bytes(b"half")
-    Upkeep(store, 0, 0).tidy({})
+    StoreCleaner(store, 0, 0).tidy({})
     assert list((store.root / "artefacts").iterdir()) == []
 
 
@@ -147,7 +147,7 @@ def test_room_is_made_by_what_nobody_needs_then_by_what_is_only_recent(
     store.promote(made[0])
     each = size(made[0].path)
     disk(5 * each)
-    tidy = Upkeep(store, keep=2, reserve_bytes=each)
+    tidy = StoreCleaner(store, keep=2, reserve_bytes=each)
     assert tidy.ensure_room(each, {}).artefacts == (made[1].id,)
     assert tidy.ensure_room(2 * each, {}).artefacts == (made[2].id,)
     assert ids(store) == {made[0].id, made[3].id}
@@ -171,14 +171,14 @@ def test_where_there_cannot_be_room_the_recent_ones_stay(store: Store, disk: Cal
     each = size(made[0].path)
     disk(4 * each)
     with pytest.raises(EngineError, match=r"store\.room: 0 MB free on .*store\.reserve_bytes"):
-        Upkeep(store, keep=2, reserve_bytes=each).ensure_room(4 * each, {"loaded": [made[2].id]})
+        StoreCleaner(store, keep=2, reserve_bytes=each).ensure_room(4 * each, {"loaded": [made[2].id]})
     assert len(ids(store)) == 3
 
 
 def test_the_largest_artefact_is_what_the_next_may_take(store: Store) -> None:
-    assert Upkeep(store, 3, 0).largest_bytes() == 0
+    assert StoreCleaner(store, 3, 0).largest_bytes() == 0
     sizes = [size(put(store, number).path) for number in range(2)]
-    assert Upkeep(store, 3, 0).largest_bytes() == max(sizes) > BYTES
+    assert StoreCleaner(store, 3, 0).largest_bytes() == max(sizes) > BYTES
 
 
 def test_the_cache_keeps_its_newest_of_each_kind(store: Store) -> None:
@@ -188,7 +188,7 @@ def test_the_cache_keeps_its_newest_of_each_kind(store: Store) -> None:
         timings = store.root / "cache" / f"trt-{number}.timings"
         timings.write_bytes(bytes(10))
         os.utime(timings, (number, number))
-    kept = Upkeep(store, 2, 0)
+    kept = StoreCleaner(store, 2, 0)
     assert [path.name for path in kept.cached() if path.is_file()] == [f"trt-{number}.timings" for number in (2, 1, 0)]
     freed = kept.tidy({})
     assert [Path(name).name for name in freed.cached][1] == "trt-0.timings"
@@ -203,7 +203,7 @@ def test_the_newest_of_the_cache_stays_where_none_is_to_be_kept(store: Store) ->
         timings = store.root / "cache" / f"trt-{number}.timings"
         timings.write_bytes(bytes(10))
         os.utime(timings, (number, number))
-    kept = Upkeep(store, 0, 0)
+    kept = StoreCleaner(store, 0, 0)
     newest = kept.cached()[::2]
     kept.tidy({})
     assert kept.cached() == newest
@@ -213,12 +213,12 @@ def test_verifying_finds_every_changed_byte_and_every_link_that_leads_nowhere(st
     made = [put(store, number) for number in range(3)]
     store.promote(made[0])
     store.promote(made[1])
-    assert Upkeep(store, 3, 0).verify() == (3, [])
+    assert StoreCleaner(store, 3, 0).verify() == (3, [])
     engine = made[1].path / "engine.onnx"
     engine.write_bytes(bytes(BYTES - 1) + b"x")
     (store.root / "previous").unlink()
     (store.root / "previous").symlink_to("/elsewhere")
-    count, errors = Upkeep(store, 3, 0).verify()
+    count, errors = StoreCleaner(store, 3, 0).verify()
     assert count == 3
     assert [error.code for error in errors] == ["artefact.missing", "artefact.damaged"]
     assert str(engine) in errors[1].found
@@ -242,9 +242,9 @@ def test_beside_a_daemon_that_tidies_what_is_gone_meanwhile_is_no_damage(
     with monkeypatch.context() as patch:
         if moment != "lstat":
             patch.setattr(upkeep, "read_manifest", read_and_remove)
-        stored, _ = Upkeep(store, 3, 0).survey({})
+        stored, _ = StoreCleaner(store, 3, 0).survey({})
     assert [one.id for one in stored] == ([made[1].id] if moment == "lstat" else [])
-    assert Upkeep(store, 3, 0).verify() == (2, [])
+    assert StoreCleaner(store, 3, 0).verify() == (2, [])
 
 
 def test_a_manifest_of_the_first_schema_is_read_and_one_of_the_next_refused(store: Store) -> None:

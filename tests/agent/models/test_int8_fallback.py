@@ -18,7 +18,7 @@ from zoo import residual_net
 import engines.trt.backend as tensorrt_backend
 from agent.config import backend_options
 from agent.jobs.candidate import JobRequest, run_job, write_job
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_protocol import JobOutcome
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
 from agent.vision.spec import ModelSpec
@@ -75,7 +75,7 @@ class Bench:
         )  # fmt: skip
         write_job(self.folder / name, request, self.histograms, self.frames[8:])
         told: list[Mapping[str, Any]] = []
-        outcome: Outcome = run_job(self.folder / name, told.append)
+        outcome: JobOutcome = run_job(self.folder / name, told.append)
         assert outcome.artefact is not None
         return read_artefact(outcome.artefact), told
 

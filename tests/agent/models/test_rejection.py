@@ -10,7 +10,7 @@ import pytest
 
 from agent.contract.messages import Birth
 from agent.jobs.job import JobJournal, JobState
-from agent.jobs.recovery import Past
+from agent.jobs.recovery import CrashRecovery
 from agent.models.engine_service import reject
 from agent.uplink.reporter import Reporter
 from engines.errors import EngineError
@@ -98,8 +98,8 @@ class Crashed:
         if state is not JobState.PROBATION:
             self.journal.enter("job", state)
 
-    def past(self) -> Past:
-        return Past(self.store.root, Reporter(None, Birth(agent_version="0")))
+    def past(self) -> CrashRecovery:
+        return CrashRecovery(self.store.root, Reporter(None, Birth(agent_version="0")))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from worlds import SPEC
 from zoo import residual_net
 
 from agent.models.build import build_artefact
-from agent.models.engine_service import Service
+from agent.models.engine_service import EngineService
 from agent.models.model import Model, calibrate, open_model
 from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
@@ -43,10 +43,10 @@ class Shelf:
     def store(self) -> Store:
         return Store(self.folder)
 
-    def start(self, *unproven: str, may_build: bool = True) -> tuple[Service, list[str]]:
+    def start(self, *unproven: str, may_build: bool = True) -> tuple[EngineService, list[str]]:
         """A service as a daemon starts it: it serves a frame, and has told this. unproven: ids that never served."""
         told: list[TaredError] = []
-        service = Service(self.model, self.backend, self.store)
+        service = EngineService(self.model, self.backend, self.store)
         proven = {path.name for path in self.store.places()} - set(unproven)
         with closing(service.start(told.append, silent, proven, may_build)) as engine:
             assert engine.infer(np.zeros((1, 3, 8, 8), np.float32))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from agent.camera.capture import Frame
-from agent.monitoring.accuracy import Answer, Answers, LabelsError, LiveAccuracy, accuracy_bound
-from agent.monitoring.evidence_file import Memory
+from agent.monitoring.accuracy import LabelsError, LiveAccuracy, RecentAnswer, RecentAnswers, accuracy_bound
+from agent.monitoring.evidence_file import EvidenceFile
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections, LabelledBoxes
 from agent.vision.preprocess import Geometry
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from calibrate.evidence import Interval
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
@@ -24,8 +24,8 @@ Row = tuple[float, float, float, float]
 BOX: Row = (10.0, 10.0, 30.0, 30.0)
 
 
-def served(frame: int, result: Prediction, engine: str = "int8", ts: float | None = None) -> Served:
-    return Served(Frame(frame, frame / FPS if ts is None else ts, 0, IMAGE), engine, result, 0, 0.0)
+def served(frame: int, result: Prediction, engine: str = "int8", ts: float | None = None) -> ServedFrame:
+    return ServedFrame(Frame(frame, frame / FPS if ts is None else ts, 0, IMAGE), engine, result, 0, 0.0)
 
 
 def found(*boxes: Row, classes: Sequence[int] = ()) -> Detections:
@@ -68,7 +68,7 @@ def test_boxes_are_scored_by_f1_in_frame_pixels() -> None:
     accuracy = LiveAccuracy("detect")
     geometry = Geometry(200, 100, scale_x=0.5, scale_y=0.5, left_px=0, top_px=5)
     in_network = found((5.0, 10.0, 15.0, 20.0), (40.0, 20.0, 60.0, 30.0), classes=(1, 0))
-    accuracy.answered(Served(Frame(0, 0.0, 0, IMAGE), "int8", in_network, 0, 0.0, geometry))
+    accuracy.answered(ServedFrame(Frame(0, 0.0, 0, IMAGE), "int8", in_network, 0, 0.0, geometry))
     accuracy.label_frame(0, truth((10.0, 10.0, 30.0, 30.0), classes=(1,)))  # one of two found, the other false: 2 / 3
     assert counted(accuracy) == (round(2 / 3, 6), 1)
 
@@ -158,7 +158,7 @@ def test_a_supervisor_that_hangs_makes_no_heap_of_answers_and_no_image_is_kept()
     try:
         for frame in range(5000):
             image = np.zeros((100, 100, 3), np.uint8)
-            accuracy.answered(Served(Frame(frame, frame / FPS, 0, image), "int8", found(BOX), 0, 0.0))
+            accuracy.answered(ServedFrame(Frame(frame, frame / FPS, 0, image), "int8", found(BOX), 0, 0.0))
         assert tracemalloc.get_traced_memory()[0] < 2e6
     finally:
         tracemalloc.stop()
@@ -173,7 +173,7 @@ def test_a_supervisor_that_hangs_makes_no_heap_of_answers_and_no_image_is_kept()
 def remembering(path: Path, engine: str, frames: int, first_ts: float) -> LiveAccuracy:
     """A new process on the same camera, which has answered so many frames, all with class 3."""
     accuracy = LiveAccuracy("classify")
-    accuracy.remember(Memory(path, "rtsp://camera", lambda error: pytest.fail(str(error))))
+    accuracy.remember(EvidenceFile(path, "rtsp://camera", lambda error: pytest.fail(str(error))))
     for frame in range(frames):
         accuracy.answered(served(frame, Classification(3, 1.0), engine, first_ts + frame / FPS))
     return accuracy
@@ -227,21 +227,21 @@ def test_no_classifier_is_worse_than_the_bound() -> None:
 # ---- remembering
 
 
-def answers(*ts: float, first: int = 0) -> Answers:
-    kept = Answers()
+def answers(*ts: float, first: int = 0) -> RecentAnswers:
+    kept = RecentAnswers()
     for frame, captured in enumerate(ts, first):
-        kept.add(Answer.of(frame, captured, "int8", Classification(frame, 1.0), None))
+        kept.add(RecentAnswer.of(frame, captured, "int8", Classification(frame, 1.0), None))
     return kept
 
 
 def test_memory_is_bounded_by_bytes_and_the_oldest_go_first() -> None:
-    kept = Answers(max_bytes=100_000)
+    kept = RecentAnswers(max_bytes=100_000)
     tracemalloc.start()
     try:
         for frame in range(2000):
             boxes = np.full((frame % 50, 4), frame, np.float32)
             detections = Detections(boxes=boxes, classes=np.zeros(len(boxes), np.int64), scores=boxes[:, 0])
-            kept.add(Answer.of(frame, frame / FPS, "int8", detections, None))
+            kept.add(RecentAnswer.of(frame, frame / FPS, "int8", detections, None))
             assert kept.nbytes <= 100_000
         assert tracemalloc.get_traced_memory()[0] < 130_000
     finally:
@@ -256,15 +256,15 @@ def test_memory_is_bounded_by_bytes_and_the_oldest_go_first() -> None:
 
 
 def test_one_answer_is_kept_even_if_it_is_too_large() -> None:
-    kept = Answers(max_bytes=1)
+    kept = RecentAnswers(max_bytes=1)
     for frame in range(3):
-        kept.add(Answer.of(frame, frame / FPS, "int8", Classification(1, 1.0), None))
+        kept.add(RecentAnswer.of(frame, frame / FPS, "int8", Classification(1, 1.0), None))
     assert (len(kept), kept.at_frame(2).frame) == (1, 2)
 
 
 def test_what_was_detected_comes_back_as_it_was() -> None:
     result = found(BOX, (1.0, 2.0, 3.5, 4.0), classes=(7, 2))
-    back = Answer.of(0, 0.0, "int8", result, None).found
+    back = RecentAnswer.of(0, 0.0, "int8", result, None).found
     assert isinstance(back, Detections)
     for name in ("boxes", "classes", "scores"):
         np.testing.assert_array_equal(getattr(back, name), getattr(result, name))
@@ -284,9 +284,9 @@ def test_a_capture_time_finds_the_nearest_frame_within_half_an_interval() -> Non
 
 def test_the_place_of_a_dropped_frame_is_nobodys() -> None:
     """Frames 0.1 s apart, of which every other was dropped: none within 0.05 s of the others."""
-    kept = Answers()
+    kept = RecentAnswers()
     for frame in range(0, 40, 2):
-        kept.add(Answer.of(frame, frame / FPS, "int8", Classification(0, 1.0), None))
+        kept.add(RecentAnswer.of(frame, frame / FPS, "int8", Classification(0, 1.0), None))
     assert kept.at_ts(1.04).frame == 10
     with pytest.raises(LabelsError, match=r"labels\.unknown"):
         kept.at_ts(1.1)
@@ -300,7 +300,7 @@ def test_a_single_frame_is_found_by_its_own_time_only() -> None:
     with pytest.raises(LabelsError, match=r"labels\.unknown"):
         kept.at_ts(5.01)
     with pytest.raises(LabelsError, match=r"none was yet"):
-        Answers().at_frame(0)
+        RecentAnswers().at_frame(0)
 
 
 def test_a_clock_that_jumps_leaves_frames_to_be_found() -> None:
@@ -311,9 +311,9 @@ def test_a_clock_that_jumps_leaves_frames_to_be_found() -> None:
 
 
 def test_a_clock_that_jumps_does_not_hinder_forgetting() -> None:
-    kept = Answers(max_bytes=10_000)
+    kept = RecentAnswers(max_bytes=10_000)
     for frame in range(500):
-        kept.add(Answer.of(frame, float(-frame if frame % 7 else frame), "int8", Classification(0, 1.0), None))
+        kept.add(RecentAnswer.of(frame, float(-frame if frame % 7 else frame), "int8", Classification(0, 1.0), None))
     assert [answer.frame for answer in kept.after(495)] == [499, 498, 497, 496]
     assert kept.nbytes <= 10_000
     assert kept.at_ts(-499.0).frame == 499

@@ -14,19 +14,19 @@ from worlds import SPEC
 from zoo import Net
 
 from agent.camera.capture import Frame
-from agent.collection.collection import Gathering, shown_classes
+from agent.collection.collection import SharedCollection, shown_classes
 from agent.common.schema import validate
 from agent.config import Config
 from agent.models.model import Model
 from agent.monitoring.accuracy import MAX_BYTES
-from agent.monitoring.camera_monitor import Findings, Spending
+from agent.monitoring.camera_monitor import CameraMonitor, Spending
 from agent.monitoring.drift import Regime
-from agent.monitoring.evidence_file import Memory
-from agent.monitoring.regimes import RegimeBook, Regimes
+from agent.monitoring.evidence_file import EvidenceFile
+from agent.monitoring.regimes import Regimes, RegimeStore
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from calibrate.histogram import AbsHistogram, abs_histogram, merge_all
 from calibrate.plan import ALL_INT8
 from engines.calibration import calibrate_histograms
@@ -45,16 +45,16 @@ def config() -> Config:
     return validate(Config, content, "test")
 
 
-def findings_of(config: Config, memory: Path | None = None) -> Findings:
+def findings_of(config: Config, memory: Path | None = None) -> CameraMonitor:
     spec = ModelSpec.model_validate(SPEC)
-    made = Findings(spec, config, Gathering(spec, config))
+    made = CameraMonitor(spec, config, SharedCollection(spec, config))
     if memory is not None:
-        made.remember(Memory(memory, "rtsp://camera", lambda error: pytest.fail(str(error))))
+        made.remember(EvidenceFile(memory, "rtsp://camera", lambda error: pytest.fail(str(error))))
     return made
 
 
 def feed(
-    findings: Findings,
+    findings: CameraMonitor,
     seconds: range,
     light: float = 1.0,
     wrong: int = 0,
@@ -66,11 +66,11 @@ def feed(
     for second in seconds:
         image = IMAGES[0 if frozen else second % len(IMAGES)] // (64 if dark else 1)
         frame = Frame(second, float(second), 0, image)
-        served = Served(frame, "lit 1", WRONG if second % 10 < wrong else truth, 0, 0.0)
+        served = ServedFrame(frame, "lit 1", WRONG if second % 10 < wrong else truth, 0, 0.0)
         findings.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, second)), truth)
 
 
-def told(findings: Findings) -> object:
+def told(findings: CameraMonitor) -> object:
     state = findings.state("", Spending(0.0, 0.0))
     return state.drift, state.fidelity, state.fidelity_since
 
@@ -112,15 +112,15 @@ def two_tensors() -> Model:
     return Model(ModelSpec.model_validate(SPEC), master, "m", (1, 3, 8, 8), ALL_INT8, master, place(master))
 
 
-def regimes_of(config: Config, folder: Path) -> tuple[Findings, Regimes, RegimeBook]:
+def regimes_of(config: Config, folder: Path) -> tuple[CameraMonitor, Regimes, RegimeStore]:
     """A calibration for light 1 in service since capture time 0."""
-    findings, book = findings_of(config), RegimeBook(folder / "regimes.json", "", 5)
+    findings, book = findings_of(config), RegimeStore(folder / "regimes.json", "", 5)
     regimes = Regimes(config, book, [findings], findings._gathering)
     regimes.watch("lit 1", two_tensors(), calibration(), {})
     return findings, regimes, book
 
 
-def dwell(findings: Findings, regimes: Regimes, seconds: range, **how: Any) -> list[str]:
+def dwell(findings: CameraMonitor, regimes: Regimes, seconds: range, **how: Any) -> list[str]:
     """What is learnt, second by second."""
     learnt = []
     for second in seconds:
@@ -212,7 +212,7 @@ def test_all_that_is_known_of_a_large_network_takes_less_than_16_mb(config: Conf
         image = np.repeat(np.repeat(IMAGES[second], 30, axis=0), 40, axis=1)  # whose thumbnails are of full size
         frame = Frame(second, float(second), 0, image)
         seen = Observation({}, crowd(1.0, second))
-        findings.add(Served(frame, "lit 1", RIGHT, 0, 0.0), np.zeros((1, 3, 8, 8), np.float32), seen, RIGHT)
+        findings.add(ServedFrame(frame, "lit 1", RIGHT, 0, 0.0), np.zeros((1, 3, 8, 8), np.float32), seen, RIGHT)
     del seen, image, frame
     state = findings.state("", Spending(0.0, 0.0))
     assert 0.9 * state.nbytes < traced() - before < 1.1 * state.nbytes + 2**20
@@ -240,18 +240,18 @@ def test_what_serves_gains_over_the_engine_before_on_the_frames_that_both_have_a
         for second in range(begins, begins + 40):
             frame = Frame(second, float(second), 0, IMAGES[second % len(IMAGES)])
             seen = np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(1.0, second)), RIGHT
-            findings.add(Served(frame, "another", WRONG, 0, 0.0), *seen, before)
-            findings.add(Served(frame, "lit 1", RIGHT, 0, 0.0), *seen, before if second % 2 else None)
+            findings.add(ServedFrame(frame, "another", WRONG, 0, 0.0), *seen, before)
+            findings.add(ServedFrame(frame, "lit 1", RIGHT, 0, 0.0), *seen, before if second % 2 else None)
         gain = findings.state("", Spending(0.0, 0.0)).gain
         assert (gain.estimate, gain.n) == (1.0 if before is WRONG else 0.0, 20)
         assert gain.low < gain.estimate <= gain.high
 
 
-def quickly(findings: Findings, seconds: range, light: float = 1.0) -> None:
+def quickly(findings: CameraMonitor, seconds: range, light: float = 1.0) -> None:
     """Ten frames a second, of a camera that stands still."""
     for tenth in range(10 * seconds.start, 10 * seconds.stop):
         frame = Frame(tenth, tenth / 10, 0, IMAGES[tenth % len(IMAGES)])
-        served = Served(frame, "lit 1", RIGHT, 0, 0.0)
+        served = ServedFrame(frame, "lit 1", RIGHT, 0, 0.0)
         findings.add(served, np.zeros((1, 3, 8, 8), np.float32), Observation({}, scene(light, tenth)), RIGHT)
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.monitoring.drift import GainEvidence, Recent
+from agent.monitoring.drift import RecalibrationEvidence, RecentScales
 from calibrate.evidence import DriftDetector
 
 TOLERANCE_DB = 3.0
 
 
-def evidence() -> GainEvidence[float, float]:
+def evidence() -> RecalibrationEvidence[float, float]:
     """Of frames that are levels; they add up, and nobody looks at their scales."""
-    return GainEvidence(DriftDetector(1.0, TOLERANCE_DB, 3.0), TOLERANCE_DB, lambda a, b: a + b, lambda seen: seen)
+    return RecalibrationEvidence(
+        DriftDetector(1.0, TOLERANCE_DB, 3.0), TOLERANCE_DB, lambda a, b: a + b, lambda seen: seen
+    )
 
 
-def feed(judge: GainEvidence[float, float], blocks: int, own_db: float, gain_db: float, frames: int = 1) -> int:
+def feed(
+    judge: RecalibrationEvidence[float, float], blocks: int, own_db: float, gain_db: float, frames: int = 1
+) -> int:
     """Blocks of one second; how many of them counted."""
     counted = 0
     for _ in range(blocks):
@@ -27,7 +31,7 @@ def feed(judge: GainEvidence[float, float], blocks: int, own_db: float, gain_db:
 
 
 def test_the_newest_frames_are_those_before_and_never_more_than_two_dozen() -> None:
-    recent: Recent[list[int], list[int]] = Recent(lambda a, b: a + b, list)
+    recent: RecentScales[list[int], list[int]] = RecentScales(lambda a, b: a + b, list)
     known: list[list[int] | None] = []
     for number in range(40):
         known.append(recent.scales)

@@ -15,7 +15,7 @@ from agent.config import DriftConfig
 from agent.monitoring import evidence_file as memory_module
 from agent.monitoring.drift import DriftMonitor
 from agent.monitoring.estimates import FidelityRecord
-from agent.monitoring.evidence_file import Memory, Recalled, forget_others
+from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence, forget_others
 from calibrate.errors import CalibrationError
 
 
@@ -28,7 +28,7 @@ def test_blocks_and_frames_are_recalled_by_the_next_process(path: Path) -> None:
     first.frame(3.0, 1.0)
     first.memory.block({"e": 2})
     second = Process(path)
-    assert second.recalled == Recalled({"e": 2}, 0.0)
+    assert second.recalled == RecalledEvidence({"e": 2}, 0.0)
     assert second.record.state() == first.record.state()
     second.frame(4.0, 0.25)
     third = Process(path).record
@@ -47,7 +47,7 @@ def test_another_engine_and_one_that_serves_anew_begin_with_nothing_but_the_hour
     assert second.recalled is None
     assert second.record.since_start.interval.n == 0
     assert second.record.hour == first.record.hour
-    assert Process(path, engine).recalled == Recalled(None, 0.0)
+    assert Process(path, engine).recalled == RecalledEvidence(None, 0.0)
 
 
 def test_the_hour_goes_on_over_swaps_and_drift_and_a_restart(path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_kill_in_the_middle_of_a_line_costs_that_line(path: Path) -> None:
     first.memory.block({"e": 1})
     first.memory.block({"e": 2})
     path.write_bytes(path.read_bytes()[:-3])
-    assert Process(path).recalled == Recalled({"e": 1}, 0.0)
+    assert Process(path).recalled == RecalledEvidence({"e": 1}, 0.0)
 
 
 def test_what_was_seen_of_another_scene_is_forgotten(path: Path) -> None:
@@ -78,7 +78,7 @@ def test_what_was_seen_of_another_scene_is_forgotten(path: Path) -> None:
     first.starts(1.5)
     first.frame(2.0, 1.0)
     second = Process(path)
-    assert second.recalled == Recalled(None, 1.5)
+    assert second.recalled == RecalledEvidence(None, 1.5)
     assert (second.record.since_start.interval.n, second.record.since_start.interval.estimate) == (1, 1.0)
 
 
@@ -101,7 +101,7 @@ def test_nothing_is_lost_however_long_it_lasts_and_the_file_stays_small(
         longest = max(longest, path.read_bytes().count(b"\n"))
         if number % 97 == 0:
             process = Process(path)
-            assert process.recalled == Recalled({"e": number}, 0.0 if number < 150 else 150.0)
+            assert process.recalled == RecalledEvidence({"e": number}, 0.0 if number < 150 else 150.0)
             assert process.record.state() == whole.state()
     assert longest <= lines + 4
     assert process.record.since_start == whole.since_start
@@ -153,7 +153,7 @@ def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
 
 def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path) -> None:
     errors: list[AgentError] = []
-    memory, record = Memory(tmp_path / "no folder" / "evidence.jsonl", SOURCE, errors.append), FidelityRecord()
+    memory, record = EvidenceFile(tmp_path / "no folder" / "evidence.jsonl", SOURCE, errors.append), FidelityRecord()
     assert memory.begin("day", 3.0, recall=True, mean=record) is None
     for number in range(5):
         memory.frame(float(number), 1.0)
@@ -221,7 +221,7 @@ def test_evidence_weighed_under_other_settings_is_refused() -> None:
 def test_a_file_that_cannot_be_removed_ends_nothing(path: Path) -> None:
     path.mkdir()
     errors: list[AgentError] = []
-    memory = Memory(path, SOURCE, errors.append)
+    memory = EvidenceFile(path, SOURCE, errors.append)
     assert memory.begin("day", 0.0, recall=False, mean=FidelityRecord()) is None
     memory.frame(1.0, 1.0)
     assert [error.code for error in errors] == ["memory.write"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 
 from agent.monitoring.estimates import FidelityRecord, SinceStartBySecond
-from agent.monitoring.evidence_file import Memory
+from agent.monitoring.evidence_file import EvidenceFile
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     """The files of fidelity and of accuracy, some of their lines spoilt: what is taken up can be gone on with."""
     mean = data.draw(st.sampled_from((FidelityRecord, SinceStartBySecond)))()
     path.unlink(missing_ok=True)
-    memory = Memory(path, SOURCE, told)
+    memory = EvidenceFile(path, SOURCE, told)
     memory.begin("day", 0.0, recall=True, mean=mean)
     for number in range(3):
         memory.frame(float(number), 0.5)
@@ -72,7 +72,7 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     path.write_bytes(b"".join(line + b"\n" for line in [header, *map(as_bytes, rows)]))
 
     again = type(mean)()
-    memory = Memory(path, SOURCE, told)
+    memory = EvidenceFile(path, SOURCE, told)
     memory.begin("day", 10.0, recall=True, mean=again)
     for ts in (10.0, 12.0, 14.0):
         again.add(ts, 1.0)
@@ -81,5 +81,5 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     for estimate in (again.since_start, again.hour) if isinstance(again, FidelityRecord) else (again.estimate,):
         assert 0.0 <= estimate.interval.low <= estimate.interval.high <= 1.0
     third = type(mean)()
-    assert Memory(path, SOURCE, told).begin("day", 20.0, recall=True, mean=third) is not None
+    assert EvidenceFile(path, SOURCE, told).begin("day", 20.0, recall=True, mean=third) is not None
     assert third.state() == again.state()

@@ -15,12 +15,12 @@ from worlds import SPEC
 
 import agent.monitoring.observer as observer_module
 from agent.camera.capture import Frame
-from agent.collection.selection import LumaGrid, Selection
+from agent.collection.selection import FrameSelector, LumaGrid
 from agent.common.schema import validate
 from agent.config import Config
 from agent.monitoring.observation_budget import ObservationBudget
 from agent.monitoring.observer import PREPARING, ObserverThread
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from calibrate.errors import TaredError
 from engines.errors import EngineError
 from engines.interface import Array, Observation, Observer, Progress
@@ -125,7 +125,7 @@ def test_frames_are_passed_over_until_the_reference_is_there(bench: Bench) -> No
     thread.wait_until_tried(0.01)
     assert thread.states()["camera"].outage == PREPARING
     for ts in range(100):
-        thread.offer(Served(Frame(ts, float(ts), 0, np.zeros((8, 8, 3), np.uint8)), "", {}, 0, 0.0))
+        thread.offer(ServedFrame(Frame(ts, float(ts), 0, np.zeros((8, 8, 3), np.uint8)), "", {}, 0, 0.0))
     gate.set()
     thread.wait_until_tried(MANY)
     assert thread.states()["camera"].outage == ""
@@ -204,7 +204,7 @@ def test_the_default_budget_lets_a_day_of_calibrations_be_collected_in_time(benc
     needed, number = config.calibration.frames * 4 / 3, 0
     still = LumaGrid.of(np.full((8, 8, 3), 128, np.uint8))
     for _ in range(3):
-        selection, began = Selection(config.calibration.frames, config.calibration.within_s), number
+        selection, began = FrameSelector(config.calibration.frames, config.calibration.within_s), number
         while selection.counts.taken < needed:
             number += 1
             budget.earn(0.01)

@@ -13,7 +13,7 @@ from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 
 from agent.common.errors import AgentError
 from agent.monitoring.drift import Regime
-from agent.monitoring.regimes import RegimeBook
+from agent.monitoring.regimes import RegimeStore
 
 
 def regime(name: str) -> Regime:
@@ -25,37 +25,37 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "regimes.json"
 
 
-def names(book: RegimeBook) -> list[str]:
+def names(book: RegimeStore) -> list[str]:
     return [known.artefact for known in book.known]
 
 
 def test_what_is_learnt_is_known_after_a_restart(path: Path) -> None:
-    book = RegimeBook(path, "one model", 5)
+    book = RegimeStore(path, "one model", 5)
     book.learn(regime("day"))
     book.learn(regime("night"))
-    again = RegimeBook(path, "one model", 5)
+    again = RegimeStore(path, "one model", 5)
     assert again.known == book.known == (regime("day"), regime("night"))
 
 
 def test_the_one_that_has_not_served_for_longest_makes_room(path: Path) -> None:
-    book = RegimeBook(path, "one model", 3)
+    book = RegimeStore(path, "one model", 3)
     for name in ("dawn", "day", "dusk", "dawn", "night"):
         book.learn(regime(name))
-    assert names(book) == names(RegimeBook(path, "one model", 3)) == ["dusk", "dawn", "night"]
-    assert names(RegimeBook(path, "one model", 2)) == ["dawn", "night"]
+    assert names(book) == names(RegimeStore(path, "one model", 3)) == ["dusk", "dawn", "night"]
+    assert names(RegimeStore(path, "one model", 2)) == ["dawn", "night"]
 
 
 def test_what_cannot_serve_is_forgotten(path: Path) -> None:
-    book = RegimeBook(path, "one model", 5)
+    book = RegimeStore(path, "one model", 5)
     book.learn(regime("day"))
     book.forget("day")
     book.forget("never known")
-    assert names(RegimeBook(path, "one model", 5)) == []
+    assert names(RegimeStore(path, "one model", 5)) == []
 
 
 def test_regimes_of_another_model_or_runtime_are_not_taken_over(path: Path) -> None:
-    RegimeBook(path, "one model", 5).learn(regime("day"))
-    assert names(RegimeBook(path, "another", 5)) == []
+    RegimeStore(path, "one model", 5).learn(regime("day"))
+    assert names(RegimeStore(path, "another", 5)) == []
 
 
 ROW = {"artefact": "a", "scales": {"x": 0.5}, "weights": {"x": 1.0}, "own": {"x": [0.25, 0.125]}}
@@ -67,7 +67,7 @@ def book_of(**changed: object) -> str:
 
 def test_the_row_that_is_spoilt_below_is_one_that_is_read(path: Path) -> None:
     path.write_text(book_of())
-    assert names(RegimeBook(path, "one model", 5)) == ["a"]
+    assert names(RegimeStore(path, "one model", 5)) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_the_row_that_is_spoilt_below_is_one_that_is_read(path: Path) -> None:
 )  # fmt: skip
 def test_a_book_that_is_none_is_begun_anew(path: Path, text: str) -> None:
     path.write_bytes(text.encode(errors="surrogateescape"))
-    book = RegimeBook(path, "one model", 5)
+    book = RegimeStore(path, "one model", 5)
     assert names(book) == []
     book.learn(regime("day"))
-    assert names(RegimeBook(path, "one model", 5)) == ["day"]
+    assert names(RegimeStore(path, "one model", 5)) == ["day"]
 
 
 @settings(ONE_FILE)
@@ -92,7 +92,7 @@ def test_a_book_that_is_none_is_begun_anew(path: Path, text: str) -> None:
 def test_whatever_is_in_the_file_the_daemon_starts_and_learns(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     try:
-        book = RegimeBook(path, "one model", 5)
+        book = RegimeStore(path, "one model", 5)
     except AgentError as refused:
         assert refused.code == "regimes.schema"  # noqa: PT017  # the one outcome of two that raises
         return
@@ -105,19 +105,19 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_learns(path: Path, conten
         assert all(0.0 <= figure < math.inf for figure in figures)
         assert math.isfinite(known.baseline_db(known.weights))
     book.learn(regime("day"))
-    assert names(RegimeBook(path, "one model", 5))[-1] == "day"
+    assert names(RegimeStore(path, "one model", 5))[-1] == "day"
 
 
 def test_a_book_of_a_newer_tared_is_refused(path: Path) -> None:
     path.write_text(json.dumps({"schema": 3}))
     with pytest.raises(AgentError) as refused:
-        RegimeBook(path, "one model", 5)
+        RegimeStore(path, "one model", 5)
     assert refused.value.code == "regimes.schema"
     assert json.loads(path.read_text()) == {"schema": 3}
 
 
 def test_a_disk_that_refuses_is_told_and_the_regime_known_all_the_same(path: Path) -> None:
-    book = RegimeBook(path / "no folder" / "regimes.json", "one model", 5)
+    book = RegimeStore(path / "no folder" / "regimes.json", "one model", 5)
     with pytest.raises(AgentError) as refused:
         book.learn(regime("day"))
     assert refused.value.code == "regimes.write"

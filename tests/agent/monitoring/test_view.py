@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from view_bench import Image, camera, scene, watched
 
-from agent.monitoring.view import Belief, Look, View
+from agent.monitoring.view import FrameFeatures, TroubleDetector, ViewMonitor
 
 
 @pytest.mark.parametrize("light", [1.0, 0.3, 1.15])
@@ -26,7 +26,7 @@ def test_a_dawn_that_turns_all_layout_over_is_no_trouble() -> None:
         risen = min(max(number - 60, 0) / 120.0, 1.0)
         return camera(number, (1.0 - risen) * night + risen * day)
 
-    view = View()
+    view = ViewMonitor()
     for number in range(300):
         view.look(float(number), dawn(number))
         assert view.state.trouble == ""
@@ -181,7 +181,7 @@ def test_blur_does_not_become_usual_by_itself() -> None:
 
 def told(shares: NDArray[np.float64], seed: int) -> list[bool]:
     """What is believed after each frame, of frames that are in trouble with these chances."""
-    belief, rng, after = Belief(), np.random.default_rng(seed), []
+    belief, rng, after = TroubleDetector(), np.random.default_rng(seed), []
     for found in rng.uniform(size=shares.size) < shares:
         belief.take(bool(found))
         after.append(belief.holds)
@@ -205,7 +205,7 @@ def test_a_trouble_is_over_only_once_fewer_than_a_quarter_of_frames_have_it(seed
 
 
 def test_the_next_trouble_needs_as_much_evidence_as_the_first() -> None:
-    belief = Belief()
+    belief = TroubleDetector()
     taken = []
     for _ in range(3):
         for found in (True, False):
@@ -218,14 +218,14 @@ def test_the_next_trouble_needs_as_much_evidence_as_the_first() -> None:
 
 
 def test_a_lens_that_was_covered_from_the_start_is_dark() -> None:
-    view = View()
+    view = ViewMonitor()
     for number in range(40):
         view.look(float(number), camera(number, scene(), light=0.0))
     assert view.state.trouble == "blind"
 
 
 def test_a_camera_that_repeats_a_frame_is_frozen_until_the_next() -> None:
-    view = View()
+    view = ViewMonitor()
     frame = camera(0, scene())
     assert [view.look(float(second), frame) for second in range(20)] == [True] + [False] * 19
     assert (view.state.trouble, view.state.evidence) == ("frozen", {"seconds": 19.0})
@@ -234,7 +234,7 @@ def test_a_camera_that_repeats_a_frame_is_frozen_until_the_next() -> None:
 
 
 def test_few_equal_frames_are_not_frozen() -> None:
-    view = View()
+    view = ViewMonitor()
     for number in range(60):
         view.look(float(number), camera(number // 4, scene()))
     assert view.state.trouble == ""
@@ -242,7 +242,7 @@ def test_few_equal_frames_are_not_frozen() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 4), (9, 16), (31, 33), (1080, 1920)])
 def test_frames_of_any_size_are_looked_at(shape: tuple[int, int]) -> None:
-    look = Look.at(np.full((*shape, 3), 100, np.uint8))
+    look = FrameFeatures.at(np.full((*shape, 3), 100, np.uint8))
     assert look.layout.shape == (9, 16)
     assert look.luminance == pytest.approx(100.0)
     assert look.sharpness == 0.0
@@ -251,18 +251,18 @@ def test_frames_of_any_size_are_looked_at(shape: tuple[int, int]) -> None:
 def test_the_layout_has_the_means_of_its_parts() -> None:
     bright = np.zeros((36, 64, 3), np.uint8)
     bright[:, 32:] = 200
-    assert np.array_equal(Look.at(bright).layout, np.repeat([[0.0] * 8 + [200.0] * 8], 9, axis=0))
+    assert np.array_equal(FrameFeatures.at(bright).layout, np.repeat([[0.0] * 8 + [200.0] * 8], 9, axis=0))
 
 
 def test_a_camera_that_turns_all_the_time_was_not_moved() -> None:
-    view = View()
+    view = ViewMonitor()
     for number in range(300):
         view.look(float(number), camera(number, scene(number % 7)))
         assert view.state.trouble == ""
 
 
 def test_an_even_view_shows_nothing() -> None:
-    view = View()
+    view = ViewMonitor()
     for number in range(100):
         view.look(float(number), np.full((60, 80, 3), 100 + number % 2, np.uint8))
     assert view.state.trouble == "blind"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.common.errors import AgentError
 from agent.contract.wire import MAX_PAYLOAD_BYTES
-from agent.mqtt.bulk_receive import Arrival, BulkSocket, Intake, TakingIn
+from agent.mqtt.bulk_receive import Arrival, BulkSocket, PubackPolicy, ReceiveQueue
 
 PINGRESP, SUBACK = b"\xd0\x00", b"\x90\x03\x00\x01\x01"
 
@@ -109,7 +109,7 @@ def test_a_broken_packet_ends_the_connection(stream: bytes) -> None:
 
 
 def test_an_intake_gives_what_came_in_its_order_and_tells_of_room() -> None:
-    intake, told = Intake(most_bytes=500), list[str]()
+    intake, told = ReceiveQueue(most_bytes=500), list[str]()
     intake.on_room = lambda: told.append("room")
     batches = [[Arrival(b"t", b"%d" % number)] * 2 for number in range(3)]
     for batch in batches:
@@ -125,10 +125,10 @@ def test_an_intake_gives_what_came_in_its_order_and_tells_of_room() -> None:
 
 
 def test_what_the_connection_before_has_put_into_an_intake_is_acknowledged_on_no_other() -> None:
-    intake = Intake(1 << 20)
+    intake = ReceiveQueue(1 << 20)
     lost, now = (Wire([publication(b"t", b"%d" % number, 7, None)]) for number in (1, 2))
     for wire in (lost, now):
-        bulk, taking_in = BulkSocket(wire, has_properties=False), TakingIn(intake, holds=True)
+        bulk, taking_in = BulkSocket(wire, has_properties=False), PubackPolicy(intake, holds=True)
         with suppress(BlockingIOError):
             bulk.recv(1)
         taking_in.advance(bulk)
@@ -160,10 +160,10 @@ def test_what_is_withheld_is_acknowledged_once_and_when_it_is_settled() -> None:
 
 
 def test_connections_that_are_lost_while_nobody_takes_do_not_fill_the_memory() -> None:
-    intake = Intake(most_bytes=1000)
+    intake = ReceiveQueue(most_bytes=1000)
     for _ in range(50):
         wire = Wire([publication(b"t", bytes(600), 7, None)])
-        bulk, taking_in = BulkSocket(wire, has_properties=False), TakingIn(intake, holds=True)
+        bulk, taking_in = BulkSocket(wire, has_properties=False), PubackPolicy(intake, holds=True)
         with suppress(BlockingIOError):
             bulk.recv(1)
         taking_in.advance(bulk)

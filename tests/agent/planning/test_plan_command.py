@@ -15,7 +15,7 @@ from plan_bench import Place
 from plan_world import LOUD, plan_world
 from zoo import Net, residual_net
 
-from agent.planning.costs import Builder
+from agent.planning.costs import PlanBuilder
 from calibrate.plan import PrecisionPlan
 from engines.interface import Array, Engine, TensorSpec
 
@@ -177,8 +177,8 @@ def test_a_plan_that_misreads_a_rare_class_is_refused_whatever_its_mean(
     for number in range(160):
         bgr = (20, 200, 30) if number % 8 == 0 else (20, 30, 200)
         cv2.imwrite(str(bench / f"images/{number}.png"), np.full((8, 8, 3), bgr, np.uint8))
-    load = Builder.load
-    monkeypatch.setattr(Builder, "load", lambda *arguments: Misreading(load(*arguments)))
+    load = PlanBuilder.load
+    monkeypatch.setattr(PlanBuilder, "load", lambda *arguments: Misreading(load(*arguments)))
     arguments = ["--frames", bench / "images", "--max-loss", 0.3]
     assert not bench.plan(*arguments)["certified"]
     trial = bench.evidence()["candidates"][0]["trial"]

@@ -14,9 +14,9 @@ from fake_tensorrt import FakeTensorRt
 from plan_world import LOUD, MACS, QUIET, journal, plan_world, planner
 
 import agent.planning.costs as costs
-from agent.planning.costs import Builder, GroupCosts, find_costs, labels
+from agent.planning.costs import GroupCosts, PlanBuilder, find_costs, labels
 from agent.planning.result import planned
-from agent.planning.search import Planner
+from agent.planning.search import PlanSearch
 from calibrate.partition import FLOAT, FREE, INT8
 from calibrate.plan import Repairs
 from engines.errors import EngineError
@@ -33,11 +33,11 @@ def world(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def builder(world: Path) -> Builder:
+def builder(world: Path) -> PlanBuilder:
     return planner(world).builder
 
 
-def test_an_engine_is_built_once_whatever_the_reasons(builder: Builder) -> None:
+def test_an_engine_is_built_once_whatever_the_reasons(builder: PlanBuilder) -> None:
     for reason in ("one", "another"):
         with closing(builder.load({LOUD: reason})) as engine:
             assert engine.inputs[0].name == "image"
@@ -70,14 +70,14 @@ def measured(int8: list[float], in_float: list[float], boundary: list[float], **
 
 
 def found_costs(
-    builder: Builder, folder: Path, monkeypatch: pytest.MonkeyPatch, found: Costs, source: str = "measured"
+    builder: PlanBuilder, folder: Path, monkeypatch: pytest.MonkeyPatch, found: Costs, source: str = "measured"
 ) -> GroupCosts:
     monkeypatch.setattr(costs, "measure_costs", lambda *_, **__: found)
     return find_costs(GROUPS, {}, builder, np.zeros(1, np.float32), journal(folder), silent, source)
 
 
 def test_measured_costs_are_taken_and_remembered(
-    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = measured([1.0, 1.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1])
     taken = found_costs(builder, tmp_path, monkeypatch, real)
@@ -87,7 +87,7 @@ def test_measured_costs_are_taken_and_remembered(
 
 
 def test_costs_that_are_noise_are_not_gone_by(
-    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = found_costs(builder, tmp_path, monkeypatch, replace(macs_costs(GROUPS), noise=0.4, builds=8))
     assert "noise" in told.why
@@ -95,7 +95,7 @@ def test_costs_that_are_noise_are_not_gone_by(
 
 
 def test_where_int8_is_slower_the_plan_is_for_a_machine_where_it_is_not(
-    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = found_costs(builder, tmp_path, monkeypatch, measured([4.0, 4.0, 3.0], [2.0, 2.0, 3.0], [0.1, 0.1]))
     assert told.why.startswith("INT8 is not faster on this machine: 12.1 ms all INT8, 8 ms all float;")
@@ -103,13 +103,15 @@ def test_where_int8_is_slower_the_plan_is_for_a_machine_where_it_is_not(
 
 
 def test_boundaries_count_when_int8_is_compared(
-    builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = found_costs(builder, tmp_path, monkeypatch, measured([1.9, 1.9, 3.0], [2.0, 2.0, 3.0], [1.0, 1.0]))
     assert "not faster" in told.why
 
 
-def test_who_asks_for_macs_measures_nothing(builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_for_macs_measures_nothing(
+    builder: PlanBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = found_costs(builder, tmp_path, monkeypatch, measured([], [], []), "macs")
     assert (told.why, told.costs.int8_ms.tolist()) == ("asked for", [1e-6, 1e-6, 2e-6])
     assert builder.builds == 0
@@ -144,7 +146,7 @@ def test_a_build_ends_with_the_budget(world: Path, fake: FakeTensorRt, monkeypat
         return build(*arguments)
 
     monkeypatch.setattr(TensorRtBackend, "build", counted)
-    monkeypatch.setattr(Planner, "out_of_time", lambda *_: started == 3)
+    monkeypatch.setattr(PlanSearch, "out_of_time", lambda *_: started == 3)
     found = planner(world, replace(MACS, costs="measured"), open_backend("tensorrt", BackendOptions(1)))
     found.run(journal(world))
     assert (found.found.interrupted, found.found.costs) == ("budget", None)

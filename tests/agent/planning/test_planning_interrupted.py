@@ -64,7 +64,7 @@ def test_wherever_the_budget_ends_the_plan_is_certified_or_float(search_world: P
 def test_what_is_not_sensed_in_half_the_budget_is_predicted(
     search_world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search.Planner, "out_of_time", lambda _, share=1.0: share < 1.0)
+    monkeypatch.setattr(search.PlanSearch, "out_of_time", lambda _, share=1.0: share < 1.0)
     plan, evidence = search_in(search_world)
     assert evidence["interrupted"] == "budget"
     assert not any(group["measured"] for group in evidence["groups"])
@@ -127,7 +127,7 @@ def test_what_the_time_was_too_short_for_does_not_bind_the_search_that_goes_on(
     plan, _ = search_in(search_world)
     (search_world / "plan.json.journal").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(search.Planner, "out_of_time", lambda _, share=1.0: share < 1.0)  # nothing is sensed
+        patch.setattr(search.PlanSearch, "out_of_time", lambda _, share=1.0: share < 1.0)  # nothing is sensed
         patch.setattr(search, "ladder", lambda *_: [])
         patch.setattr(search, "choose_candidates", lambda *_: ([], []))
         hurried, evidence = search_in(search_world)

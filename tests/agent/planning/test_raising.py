@@ -19,32 +19,32 @@ from agent.common.errors import AgentError
 from agent.control.triggers import is_low
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model, tap_weights
-from agent.planning.precision_raise import EXHAUSTED, RaisedPlan, Raising, Scene
+from agent.planning.precision_raise import EXHAUSTED, ObservedScene, PrecisionRaise, PrecisionRaiser
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge_into
 from calibrate.noise import noise_to_signal
 from calibrate.plan import PrecisionPlan, Repairs
-from calibrate.sensitivity import rungs
+from calibrate.sensitivity import float_levels
 from engines.interface import silent
 from engines.registry import open_backend
 from engines.store.store import Store
 
-ONCE = Raising(1, 0.5, 60.0)
+ONCE = PrecisionRaise(1, 0.5, 60.0)
 
 
 def test_every_rung_halves_what_the_one_before_left() -> None:
     noise = np.array([0.0, 1.0, 8.0, 2.0, 4.0, 1.0])
-    assert rungs(noise) == [(2,), (2, 4), (2, 4, 3), (2, 4, 3, 1), (2, 4, 3, 1, 5)]
-    assert rungs(np.ones(8)) == [tuple(range(n)) for n in (4, 6, 7, 8)]
-    assert rungs(np.array([1e-3, 1.0])) == [(1,), (1, 0)]
-    assert rungs(np.zeros(3)) == rungs(np.zeros(0)) == []
-    assert rungs(np.array([5e-324, 5e-324])) == [(0,), (0, 1)]
+    assert float_levels(noise) == [(2,), (2, 4), (2, 4, 3), (2, 4, 3, 1), (2, 4, 3, 1, 5)]
+    assert float_levels(np.ones(8)) == [tuple(range(n)) for n in (4, 6, 7, 8)]
+    assert float_levels(np.array([1e-3, 1.0])) == [(1,), (1, 0)]
+    assert float_levels(np.zeros(3)) == float_levels(np.zeros(0)) == []
+    assert float_levels(np.array([5e-324, 5e-324])) == [(0,), (0, 1)]
 
 
 @pytest.mark.parametrize("noise", [[np.inf, 1.0], [np.nan, 1.0], [-1.0, 2.0], [1e308, 1e308]])
 def test_noise_that_no_group_makes_is_refused(noise: list[float]) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
-        rungs(np.array(noise))
+        float_levels(np.array(noise))
 
 
 def model_of(folder: Path, graph: onnx.ModelProto, **precision: list[str]) -> Model:
@@ -60,18 +60,18 @@ def observed(model: Model, frames: list[NDArray[np.float32]]) -> dict[str, AbsHi
     return merged
 
 
-def scene_of(model: Model, asked: int = 6) -> Scene:
+def scene_of(model: Model, asked: int = 6) -> ObservedScene:
     """Dark images and bright ones, so many of which may be tried on."""
     rng = np.random.default_rng(0)
     images = [rng.uniform(size=(1, 3, 8, 8)) * (0.2 if n % 2 else 0.5) for n in range(24)]
     frames = [image.astype(np.float32) for image in images]
     histograms = observed(model, frames)
     calibration = calibrate(model, histograms, "max", len(frames), "test")
-    return Scene(histograms, calibration, frames[:asked])
+    return ObservedScene(histograms, calibration, frames[:asked])
 
 
-def search(model: Model, asked: int = 6, without_int8: Mapping[str, str] | None = None) -> RaisedPlan:
-    return RaisedPlan(model, scene_of(model, asked), without_int8 or {}, open_backend("onnxruntime"), silent)
+def search(model: Model, asked: int = 6, without_int8: Mapping[str, str] | None = None) -> PrecisionRaiser:
+    return PrecisionRaiser(model, scene_of(model, asked), without_int8 or {}, open_backend("onnxruntime"), silent)
 
 
 def test_the_layer_that_int8_destroys_is_left_float_with_the_reason(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_layer_without_a_kernel_is_no_candidate(tmp_path: Path) -> None:
 def test_without_frames_or_time_the_prediction_decides(tmp_path: Path) -> None:
     model = model_of(tmp_path, residual_net())
     silently, late = search(model, asked=0), search(model)
-    expected = rungs(silently.predicted())[0]
+    expected = float_levels(silently.predicted())[0]
     names = {layer for index in expected for layer in silently.grouping.groups[index].layers}
     assert set(silently.find(ONCE).floats) == names
     assert set(late.find(replace(ONCE, budget_s=0.0)).floats) == names
@@ -122,7 +122,7 @@ def test_a_layer_that_becomes_float_needs_its_repair_no_more(tmp_path: Path) -> 
     repairs = Repairs(divisors={COLLAPSES: (1000.0, 1.0)})
     model = model_of(tmp_path, collapsing_net(), keep_float=["Gemm"]).under(PrecisionPlan({}, repairs))
     scene = scene_of(model)
-    found = RaisedPlan(model, scene, {}, open_backend("onnxruntime"), silent)
+    found = PrecisionRaiser(model, scene, {}, open_backend("onnxruntime"), silent)
     plan = next(plan for rung in (1, 2, 3) if COLLAPSES in (plan := found.find(replace(ONCE, rung=rung))).floats)
     raised = model.under(plan)
     assert raised.placement.taps != model.placement.taps

@@ -11,7 +11,7 @@ from lab import COCO, Lab
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
 from agent.models.model import calibrate, open_model
-from agent.planning.precision_raise import RaisedPlan, Raising, Scene
+from agent.planning.precision_raise import ObservedScene, PrecisionRaise, PrecisionRaiser
 from agent.planning.what_if import WhatIf
 from agent.vision.spec import load_model_spec
 from agent.vision.task import VisionTask
@@ -35,8 +35,8 @@ def test_measured_it_is_one_group_of_yolox_nano_and_predicted_it_would_be_dozens
     asked = WhatIf(model, calibration, frames[48:], runtime)
     loss, raised = asked.ask(model.plan).loss, {}
     for how, tried in (("measured", frames[40:48]), ("predicted", [])):
-        search = RaisedPlan(model, Scene(seen, calibration, tried), {}, runtime, silent)
-        plan = search.find(Raising(1, 1.0 - loss, 300.0))
+        search = PrecisionRaiser(model, ObservedScene(seen, calibration, tried), {}, runtime, silent)
+        plan = search.find(PrecisionRaise(1, 1.0 - loss, 300.0))
         raised[how] = len(plan.floats), asked.ask(plan).loss
     assert len(search.grouping.groups) == 109
     (groups, measured), (more, predicted) = raised["measured"], raised["predicted"]

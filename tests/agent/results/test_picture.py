@@ -11,7 +11,7 @@ from agent.camera.capture import Frame
 from agent.results.snapshot import annotated, encode_jpeg
 from agent.vision.decode import Classification, Prediction
 from agent.vision.preprocess import Geometry
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 
 GREY = 128
 
@@ -19,7 +19,7 @@ GREY = 128
 def drawn(result: Prediction, geometry: Geometry | None = None) -> np.ndarray:
     """Where the picture differs from the frame (height, width)."""
     image = np.full((120, 160, 3), GREY, np.uint8)
-    served = Served(Frame(0, 0.0, 0, image), "a", result, 0, 0.0, geometry)
+    served = ServedFrame(Frame(0, 0.0, 0, image), "a", result, 0, 0.0, geometry)
     picture = annotated(served, SPEC)
     assert (image == GREY).all()
     return np.asarray((picture != GREY).any(axis=2))

@@ -7,14 +7,14 @@ import pytest
 from bench import strict
 from results_bench import HALVED, SPEC, detections, line, served
 
-from agent.results.writer import Answered, ResultLine
+from agent.results.writer import ResultLine, ResultRecord
 from agent.vision.decode import Prediction, described
 
 WHO = {"frame": 7, "ts": 0.7, "camera": "street", "engine": "f00d", "latency_ms": 2.5}
 
 
 def test_boxes_are_in_the_frames_own_pixels() -> None:
-    answered = Answered.of(served(7, detections(0.5), HALVED))
+    answered = ResultRecord.of(served(7, detections(0.5), HALVED))
     found = {"class": 1, "label": "b", "score": 0.5, "box": [20.0, 10.0, 40.0, 40.0]}
     assert strict(ResultLine(answered, SPEC).encoded.decode()) == {**WHO, "detections": [found]}
 
@@ -38,5 +38,5 @@ def test_whole_numbers_stay_whole() -> None:
 
 
 def test_what_waits_keeps_no_image() -> None:
-    assert not any(value is served(1).frame.image for value in Answered.of(served(1)))
-    assert "image" not in Answered._fields
+    assert not any(value is served(1).frame.image for value in ResultRecord.of(served(1)))
+    assert "image" not in ResultRecord._fields

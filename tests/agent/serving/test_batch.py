@@ -19,11 +19,11 @@ from agent.common.errors import ConfigError
 from agent.config import BatchConfig
 from agent.models.build import build_artefact
 from agent.models.model import Model, open_model
-from agent.serving.inference import FrameLoop, Turns
+from agent.serving.inference import FrameLoop, RoundRobinScheduler
 from agent.vision.decode import Classification
 from agent.vision.output_checks import check_batch
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served, VisionTask
+from agent.vision.task import ServedFrame, VisionTask
 from engines.interface import Array, Engine, silent
 from engines.registry import open_backend
 
@@ -70,7 +70,7 @@ def engine(model: Model, tmp_path: Path) -> Iterator[Counting]:
 
 def answers(model: Model, engine: Engine, batch: BatchConfig) -> dict[tuple[str, int], Classification]:
     """Of all frames, whose cameras all wait for their turn."""
-    turns, served = Turns([True] * CAMERAS), list[Served]()
+    turns, served = RoundRobinScheduler([True] * CAMERAS), list[ServedFrame]()
     tasks = [VisionTask(model.spec, engine.inputs, engine.outputs) for _ in range(2)]
     loop = FrameLoop(turns, "a", engine, tasks, [served.append], batch)
 
@@ -119,7 +119,7 @@ def test_an_engine_that_overlaps_takes_batches_too(model: Model, engine: Countin
 
 
 def test_a_frame_waits_for_others_no_longer_than_it_may() -> None:
-    turns = Turns([False, False, False])
+    turns = RoundRobinScheduler([False, False, False])
     turns.slots[2].put(Frame(6, 0.0, 0, IMAGES[0, 0], "c"))  # nobody waits for a camera that delivers nothing
     assert turns.get() is not None
     turns.slots[1].put(Frame(0, 0.0, 0, IMAGES[0, 0], "b"))
@@ -136,7 +136,7 @@ def test_a_frame_waits_for_others_no_longer_than_it_may() -> None:
 
 
 def test_nobody_waits_for_cameras_that_have_ended() -> None:
-    turns = Turns([True, True])
+    turns = RoundRobinScheduler([True, True])
     turns.slots[0].put(Frame(0, 0.0, 0, IMAGES[0, 0]))
     turns.slots[1].close()
     assert turns.get() is not None

@@ -13,8 +13,8 @@ from loop_bench import NamedEngine, PlainTask
 from numpy.typing import NDArray
 
 from agent.camera.capture import Frame
-from agent.serving.inference import FrameLoop, Lanes, Turns
-from agent.vision.task import Begun, OnDevice, Served, Submit
+from agent.serving.inference import FrameLoop, InFlightFrames, RoundRobinScheduler
+from agent.vision.task import DeviceInference, PendingInference, ServedFrame, Submit
 from engines.interface import Array, Engine, OverlappingEngine
 from engines.preprocessing import ImageTransform
 
@@ -45,14 +45,14 @@ class Telling(PlainTask):
         super().__init__()
         self._ready = ready
 
-    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> Begun:
+    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
         self._ready(int(images[0][0, 0, 0]))
         return super().begin(engine, images, submit)
 
 
-def serve(engine: Numbering, frames: int, ready: Callable[[int], None] = lambda _: None) -> list[Served]:
+def serve(engine: Numbering, frames: int, ready: Callable[[int], None] = lambda _: None) -> list[ServedFrame]:
     """What a loop makes of so many frames of a camera that waits."""
-    turns, served = Turns([True]), list[Served]()
+    turns, served = RoundRobinScheduler([True]), list[ServedFrame]()
     loop = FrameLoop(turns, "a", engine, [Telling(ready), Telling(ready)], [served.append])
     loop.start()
     for number in range(frames):
@@ -81,7 +81,7 @@ def test_an_error_ends_it_after_all_answers_before() -> None:
         if number == 3:
             raise RuntimeError("the engine broke")
 
-    turns, served = Turns([True]), list[Served]()
+    turns, served = RoundRobinScheduler([True]), list[ServedFrame]()
     loop = FrameLoop(turns, "a", Numbering(fails), [PlainTask(), PlainTask()], [served.append])
     loop.start()
     for number in range(6):
@@ -94,7 +94,7 @@ def test_an_error_ends_it_after_all_answers_before() -> None:
 
 def test_of_a_camera_that_does_not_wait_the_freshest_frame_is_taken() -> None:
     """An engine of 40 ms, a frame every 2 ms: one taken as soon as the other lane is free would be 40 ms old."""
-    turns, ages_s, ended = Turns([False]), list[float](), threading.Event()
+    turns, ages_s, ended = RoundRobinScheduler([False]), list[float](), threading.Event()
 
     def begins(number: int) -> None:
         ages_s.append(time.monotonic() - times_s[number])
@@ -115,7 +115,7 @@ def test_of_a_camera_that_does_not_wait_the_freshest_frame_is_taken() -> None:
 
 
 def test_a_frame_under_way_is_answered_though_no_other_comes() -> None:
-    turns, answered = Turns([False]), threading.Event()
+    turns, answered = RoundRobinScheduler([False]), threading.Event()
     loop = FrameLoop(turns, "a", Numbering(), [PlainTask(), PlainTask()], [lambda _: answered.set()])
     loop.start()
     turns.slots[0].put(frame(0))
@@ -137,10 +137,10 @@ def test_what_an_engine_has_computed_beside_another_frame_is_not_counted_twice()
             return ({"a": np.zeros(1)}, *next(times))
 
     class Beside(PlainTask):
-        def begin(self, _engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> Begun:
-            return Begun(Computed(), images[0].shape, [cast(Any, None)])
+        def begin(self, _engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> PendingInference:
+            return PendingInference(Computed(), images[0].shape, [cast(Any, None)])
 
-    lanes = Lanes([Beside(), Beside()], lambda: None)
+    lanes = InFlightFrames([Beside(), Beside()], lambda: None)
     lanes.start()
     for number in (0, 1):
         lanes.begin([frame(number)], "a", NamedEngine("a"))
@@ -180,15 +180,15 @@ class Device(NamedEngine):
 
 
 class OnDevicePlain(PlainTask):
-    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> Begun:
+    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], _submit: Submit) -> PendingInference:
         assert isinstance(engine, OverlappingEngine)
         ticket = engine.start_image(images[0], cast(ImageTransform, None))
-        return Begun(OnDevice(engine, ticket), images[0].shape, [cast(Any, None)])
+        return PendingInference(DeviceInference(engine, ticket), images[0].shape, [cast(Any, None)])
 
 
 def test_what_is_known_of_a_devices_time_follows_the_device() -> None:
     """It is asked for its end: a guess that is only ever compared with itself would grow, and each frame with it."""
-    turns, served = Turns([False]), list[Served]()
+    turns, served = RoundRobinScheduler([False]), list[ServedFrame]()
     loop = FrameLoop(turns, "a", Device(), [OnDevicePlain(), OnDevicePlain()], [served.append])
     loop.start()
     pause = threading.Event()

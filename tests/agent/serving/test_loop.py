@@ -8,9 +8,9 @@ import pytest
 from loop_bench import IMAGE, LIMIT_S, RECALL, Bench, NamedEngine, PlainTask, breaks_at, until
 
 from agent.camera.capture import Frame
-from agent.serving.inference import FrameLoop, Turns
+from agent.serving.inference import FrameLoop, RoundRobinScheduler
 from agent.serving.trial import Trial, TrialEvents
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from engines.errors import EngineError
 
 
@@ -54,7 +54,7 @@ def test_the_frame_a_candidate_fails_on_is_answered_by_the_old_engine(frame: int
 
 
 def test_a_loop_waits_for_frames_unless_it_works_or_hangs() -> None:
-    turns, hung = Turns([True]), threading.Event()
+    turns, hung = RoundRobinScheduler([True]), threading.Event()
     (slot,) = turns.slots
     engine = NamedEngine("a")
     loop = FrameLoop(turns, "a", engine, [PlainTask(), PlainTask()], [lambda _: hung.wait()])
@@ -169,11 +169,11 @@ def test_twenty_swaps_and_twenty_rollbacks_lose_no_frame() -> None:
     answered = threading.Semaphore(0)
     ids: list[tuple[int, str]] = []
 
-    def keep(served: Served) -> None:
+    def keep(served: ServedFrame) -> None:
         ids.append((served.frame.id, served.engine_id))
         answered.release()
 
-    turns = Turns([False])
+    turns = RoundRobinScheduler([False])
     (slot,) = turns.slots
     loop = FrameLoop(turns, "0", NamedEngine("0"), [PlainTask(), PlainTask()], [keep])
     loop.start()

@@ -12,7 +12,7 @@ from loop_bench import IMAGE, LIMIT_S, RECALL, Bench, NamedEngine, PlainTask, br
 import agent.serving.trial as trial_module
 from agent.camera.capture import Frame
 from agent.serving.trial import REHEARSAL_S
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def hung() -> Iterator[threading.Event]:
     event.set()
 
 
-def served_by(engine: str) -> Served:
-    return Served(Frame(99, 99.0, 0, IMAGE), engine, {}, 0, 0.0)
+def served_by(engine: str) -> ServedFrame:
+    return ServedFrame(Frame(99, 99.0, 0, IMAGE), engine, {}, 0, 0.0)
 
 
 def test_while_a_candidate_is_on_trial_the_engine_before_says_what_it_would_have_answered() -> None:

@@ -8,27 +8,27 @@ import pytest
 from agent.camera.capture import Frame
 from agent.common.errors import AgentError
 from agent.config import ProbationConfig
-from agent.monitoring.camera_monitor import Beside
-from agent.serving.trial import Probation, Record, deadline_s, quantile_bounds
+from agent.monitoring.camera_monitor import PairedFidelityGain
+from agent.serving.trial import AnswerRecord, Probation, deadline_s, quantile_bounds
 from agent.vision.fidelity import Fidelity
-from agent.vision.task import Served
+from agent.vision.task import ServedFrame
 from calibrate.evidence import Interval
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 UNKNOWN = Interval(0.0, -1.0, 1.0, 0)
 
 
-def answer(record: Record, engine: str, *, frame: int, inferred_s: float = 0.01, ts: float | None = None) -> None:
+def answer(record: AnswerRecord, engine: str, *, frame: int, inferred_s: float = 0.01, ts: float | None = None) -> None:
     captured_ns = frame * 100_000_000
     taken = Frame(frame, frame / 10.0 if ts is None else ts, captured_ns, IMAGE)
-    record.add(Served(taken, engine, {}, captured_ns, inferred_s))
+    record.add(ServedFrame(taken, engine, {}, captured_ns, inferred_s))
 
 
 def probation(
     before_s: float = 0.01, max_loss: float = 0.1, frames: int = 100, seconds: float = 10.0, first: bool = False
-) -> tuple[Probation, Record]:
+) -> tuple[Probation, AnswerRecord]:
     """On a stretch of 200 frames by the engine before, whose times vary by a tenth."""
-    record = Record(live=False)
+    record = AnswerRecord(live=False)
     for frame in range(200):
         answer(record, "before", frame=frame, inferred_s=before_s * (1.0 + 0.1 * (frame % 10) / 10))
     config = ProbationConfig(frames=frames, seconds=seconds)
@@ -56,7 +56,7 @@ def test_it_lasts_for_frames_and_for_seconds() -> None:
 
 def test_on_a_camera_of_few_frames_it_is_over_after_ten_times_the_seconds() -> None:
     for every_s, seconds, frames in ((1.0, 5.0, 51), (1.0, 2.0, 32), (0.1, 20.0, 300), (1.0, 0.0, 300)):
-        record, number = Record(live=False), 0
+        record, number = AnswerRecord(live=False), 0
         watch = Probation(ProbationConfig(frames=300, seconds=seconds), record, "new", "before", 0.1)
         while not watch.is_over:
             answer(record, "new", frame=number, ts=1000.0 + number * every_s)
@@ -82,7 +82,7 @@ def test_frames_that_the_old_engine_answers_meanwhile_do_not_count() -> None:
 
 
 def test_what_an_engine_answered_before_does_not_count_again() -> None:
-    record = Record(live=False)
+    record = AnswerRecord(live=False)
     for frame in range(50):
         answer(record, "new", frame=frame)
     watch = Probation(ProbationConfig(frames=10, seconds=0.0), record, "new", "before", 0.1)
@@ -91,7 +91,7 @@ def test_what_an_engine_answered_before_does_not_count_again() -> None:
 
 @pytest.mark.parametrize(("live", "seconds"), [(True, 1.0), (False, 3600.0)])
 def test_on_a_camera_a_clock_that_is_set_is_no_time_that_passed(live: bool, seconds: float) -> None:
-    record = Record(live)
+    record = AnswerRecord(live)
     answer(record, "new", frame=0, ts=0.0)
     answer(record, "new", frame=10, ts=3600.0)
     assert record.seconds("new") == seconds
@@ -119,7 +119,7 @@ def test_latency_beyond_what_is_allowed_ends_it_early(slowdown: float, complaint
 def test_what_the_engine_before_needs_itself_is_no_hang() -> None:
     config = ProbationConfig(deadline_s=2.0, max_slowdown=1.5)
     for slowest_s, limit_s in ((0.5, 2.0), (2.2, 3.3), (1000.0, 30.0)):
-        record = Record(live=False)
+        record = AnswerRecord(live=False)
         assert deadline_s(config, record) == 2.0
         for frame, inferred_s in enumerate((0.1, slowest_s, 0.1)):
             answer(record, "before", frame=frame, inferred_s=inferred_s)
@@ -136,7 +136,7 @@ def test_slow_frames_now_and_then_are_counted_and_forgiven() -> None:
 
 
 def test_a_tail_that_a_long_record_shows_is_slow() -> None:
-    record = Record(live=False)
+    record = AnswerRecord(live=False)
     for frame in range(2000):
         answer(record, "before", frame=frame)
     watch = Probation(ProbationConfig(), record, "new", "before", 0.1)
@@ -153,7 +153,7 @@ def test_engines_of_one_speed_are_almost_never_told_apart() -> None:
     wrong = {1.0: 0, 2.0: 0}
     for slowdown in wrong:
         for _ in range(100):
-            record = Record(live=False)
+            record = AnswerRecord(live=False)
             times_s = 0.01 * rng.lognormal(0.0, 0.5, 500)
             for frame, time_s in enumerate(times_s[:300]):
                 answer(record, "before", frame=frame, inferred_s=float(time_s))
@@ -196,7 +196,7 @@ def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_
     rng, condemned = np.random.default_rng(2), 0
     watch, _ = probation()
     for _ in range(200):
-        beside = Beside()
+        beside = PairedFidelityGain()
         for second, (candidate, before) in enumerate(rng.random((200, 2)) < 0.8):
             for _neighbour in range(5):  # right and wrong together
                 beside.add(second + 0.2 * _neighbour, Fidelity(float(candidate)), Fidelity(float(before)))
@@ -208,7 +208,7 @@ def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_
 
 def test_a_scene_that_is_hard_for_both_speaks_against_neither_and_one_that_only_one_reads_does() -> None:
     watch, _ = probation()
-    hard, empty, told = Beside(), Beside(), Beside()
+    hard, empty, told = PairedFidelityGain(), PairedFidelityGain(), PairedFidelityGain()
     for second in range(60):
         hard.add(second, Fidelity(0.1), Fidelity(0.1))
         empty.add(second, Fidelity(1.0, is_empty=True), Fidelity(1.0, is_empty=True))
@@ -231,18 +231,18 @@ def test_the_frame_it_failed_on_has_suffered_unless_that_was_its_rehearsal(reaso
 @pytest.mark.parametrize("order", [1, -1])
 def test_time_passes_where_cameras_deliver_in_step(order: int) -> None:
     """Their frames come in bursts, answered in whatever order."""
-    record = Record(live=True)
+    record = AnswerRecord(live=True)
     for tenth in range(600):
         for number in range(4)[::order]:
             captured_ns = tenth * 100_000_000 + number * 1000
-            record.add(Served(Frame(tenth, 0.0, captured_ns, IMAGE, str(number)), "new", {}, 0, 0.01))
+            record.add(ServedFrame(Frame(tenth, 0.0, captured_ns, IMAGE, str(number)), "new", {}, 0, 0.01))
     assert record.seconds("new") == pytest.approx(60.0, rel=0.05)
     assert record.frames("new") == 2400
 
 
 def test_a_share_of_a_batch_is_no_measure_for_a_frame_alone() -> None:
-    record = Record(live=True)
+    record = AnswerRecord(live=True)
     for number in range(40):
-        record.add(Served(Frame(number, 0.0, number, IMAGE), "old", {}, 0, 0.002, together=4))
+        record.add(ServedFrame(Frame(number, 0.0, number, IMAGE), "old", {}, 0, 0.002, together=4))
     assert record.times_s("old").size == 0
     assert record.frames("old") == 40

@@ -24,10 +24,10 @@ from agent.models.model import open_model
 from agent.results.file_output import ResultsFile
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import ResultsWriter
-from agent.serving.inference import FrameLoop, Turns
+from agent.serving.inference import FrameLoop, RoundRobinScheduler
 from agent.serving.pipeline import Pipeline
 from agent.vision.spec import ModelSpec
-from agent.vision.task import Served, VisionTask
+from agent.vision.task import ServedFrame, VisionTask
 from engines.interface import silent
 from engines.registry import open_backend
 
@@ -41,7 +41,7 @@ def test_a_frame_leaves_nothing_and_takes_no_buffer_of_its_own(tmp_path: Path) -
     model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
     backend = open_backend("onnxruntime")
     artefact = build_artefact(model, backend, lambda _id: tmp_path / "a", silent, calibration=None, precision="fp32")
-    turns, answered = Turns([True]), threading.Semaphore(0)
+    turns, answered = RoundRobinScheduler([True]), threading.Semaphore(0)
     with closing(backend.load(artefact.read_engine())) as engine:
         tasks = [VisionTask(model.spec, engine.inputs, engine.outputs) for _ in range(2)]
         loop = FrameLoop(turns, "a", engine, tasks, [lambda _: answered.release()])
@@ -78,7 +78,7 @@ class Heap:
         self._count = 0
         self.gained_bytes = self.peak_bytes = 0
 
-    def add(self, _served: Served) -> None:
+    def add(self, _served: ServedFrame) -> None:
         self._count += 1
         if self._count == WARM:
             gc.collect()

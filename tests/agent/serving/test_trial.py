@@ -10,7 +10,7 @@ import pytest
 
 from agent.common.errors import AgentError
 from agent.common.schema import validate
-from agent.serving.trial import CheckedTask, WitnessTask, as_failure, check_outputs
+from agent.serving.trial import CheckedVisionTask, NonFiniteRecorder, as_failure, check_outputs
 from agent.vision.decode import Classification
 from agent.vision.spec import ModelSpec
 from engines.errors import EngineError
@@ -65,7 +65,7 @@ class Engine:
 def test_a_prediction_is_made_of_sound_outputs_only() -> None:
     spec = validate(ModelSpec, {"path": "m.onnx", "task": "classify"}, "test")
     sound = Engine(0.0, 5.0)
-    task = CheckedTask(spec, sound.inputs, sound.outputs, frozenset)
+    task = CheckedVisionTask(spec, sound.inputs, sound.outputs, frozenset)
     image = np.zeros((8, 8, 3), np.uint8)
     prediction, _ = task.infer(sound, image)
     assert isinstance(prediction, Classification)
@@ -80,7 +80,7 @@ def test_what_the_engine_before_does_not_answer_finitely_need_not_be(before: flo
     """Its answer may come after the candidate's."""
     spec = validate(ModelSpec, {"path": "m.onnx", "task": "classify"}, "test")
     serving, candidate, image = Engine(before, 5.0), Engine(float("-inf"), 4.0), np.zeros((8, 8, 3), np.uint8)
-    witness = WitnessTask(spec, serving.inputs, serving.outputs)
+    witness = NonFiniteRecorder(spec, serving.inputs, serving.outputs)
     witness.infer(Engine(0.0, 1.0), image)
     witness.watch()
     asked, told = threading.Event(), list[object]()
@@ -91,7 +91,7 @@ def test_what_the_engine_before_does_not_answer_finitely_need_not_be(before: flo
 
     def try_out() -> None:
         try:
-            told.append(CheckedTask(spec, serving.inputs, serving.outputs, not_finite).infer(candidate, image)[0])
+            told.append(CheckedVisionTask(spec, serving.inputs, serving.outputs, not_finite).infer(candidate, image)[0])
         except AgentError as error:
             told.append(error.code)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.camera.capture import Frame
-from agent.serving.inference import Turns
+from agent.serving.inference import RoundRobinScheduler
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 
@@ -20,7 +20,7 @@ def frame(number: int, camera: str = "camera") -> Frame:
 
 def answered(rates_hz: list[float], capacity_hz: float, seconds: float = 100.0) -> list[float]:
     """Frames per second of each camera that an engine of this capacity answers, by a clock of the test's own."""
-    turns = Turns([False] * len(rates_hz))
+    turns = RoundRobinScheduler([False] * len(rates_hz))
     due_s = [number / (7.0 * rate) for number, rate in enumerate(rates_hz)]  # not all at once
     counts: Counter[str] = Counter()
     for step in range(round(seconds * capacity_hz)):
@@ -49,7 +49,7 @@ def test_shares_are_max_min_fair(rates_hz: list[float], capacity_hz: float, shar
 
 
 def test_what_is_full_when_all_has_ended_is_still_given_out() -> None:
-    turns = Turns([True, True, False])
+    turns = RoundRobinScheduler([True, True, False])
     for number, slot in enumerate(turns.slots):
         slot.put(frame(number))
     turns.close()
@@ -60,7 +60,7 @@ def test_what_is_full_when_all_has_ended_is_still_given_out() -> None:
 
 
 def test_one_that_has_ended_ends_nothing_for_the_others() -> None:
-    turns = Turns([True, True])
+    turns = RoundRobinScheduler([True, True])
     turns.slots[0].close()
     assert not turns.over
     turns.slots[1].put(frame(5))
@@ -70,7 +70,7 @@ def test_one_that_has_ended_ends_nothing_for_the_others() -> None:
 
 
 def test_whoever_waits_looks_again_when_told_to() -> None:
-    turns, done, found = Turns([False]), threading.Event(), list[Frame | None]()
+    turns, done, found = RoundRobinScheduler([False]), threading.Event(), list[Frame | None]()
     waiting = threading.Thread(target=lambda: found.append(turns.get(None, done.is_set)))
     waiting.start()
     turns.nudge()
@@ -82,5 +82,5 @@ def test_whoever_waits_looks_again_when_told_to() -> None:
 
 
 def test_frames_age_where_one_camera_does_not_wait() -> None:
-    assert not Turns([True, True]).age
-    assert Turns([True, False]).age
+    assert not RoundRobinScheduler([True, True]).age
+    assert RoundRobinScheduler([True, False]).age

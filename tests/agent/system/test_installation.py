@@ -21,7 +21,7 @@ from systemd_unit import DROP_IN, DROP_INS, UNIT, read_unit
 from agent.common.errors import AgentError
 from agent.config import load_config
 from agent.system import service_unit as installation
-from agent.system.service_unit import TARED, Service, Step, plan_install, plan_uninstall, unit_text
+from agent.system.service_unit import TARED, InstallStep, SystemdService, plan_install, plan_uninstall, unit_text
 from fleet.cli.main import main
 
 LINK = Path("etc/systemd/system/multi-user.target.wants/tared.service")
@@ -166,7 +166,7 @@ def test_a_systemctl_that_fails_is_told(tmp_path: Path, venv: Path, monkeypatch:
     (venv / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(venv), prepend=os.pathsep)
     with pytest.raises(AgentError, match=r"service\.systemctl: 'systemctl restart' ended with 1: it is masked"):
-        installation.carry_out([Step("run", "systemctl restart", command=("systemctl", "restart"))], tmp_path)
+        installation.carry_out([InstallStep("run", "systemctl restart", command=("systemctl", "restart"))], tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user cannot be become without being root")
@@ -254,7 +254,7 @@ def test_one_more_service_has_everything_of_its_own(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "etc").rglob("*") if path.is_file()}
     install(tmp_path, "--name", "yard", "--csi", "--jit-hardened")
     assert all(path.read_bytes() == content for path, content in before.items())
-    yard = Service.named("yard")
+    yard = SystemdService.named("yard")
     unit = (tmp_path / yard.unit_path).read_text()
     assert "ExecStart=/opt/tared/.venv/bin/tared run -c /etc/tared-yard/config.yaml\n" in unit
     section = read_unit(path=tmp_path / yard.unit_path)
@@ -280,9 +280,9 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str, capsys: pytes
 def test_a_configuration_tells_whose_it_is(tmp_path: Path) -> None:
     install(tmp_path)
     install(tmp_path, "--name", "yard")
-    for service in (TARED, Service.named("yard")):
-        assert Service.of_config(tmp_path / service.config_path, tmp_path) == service
-    (tmp_path / Service.named("yard").unit_path).unlink()
-    assert Service.of_config(tmp_path / "etc/tared-yard/config.yaml", tmp_path) is None
+    for service in (TARED, SystemdService.named("yard")):
+        assert SystemdService.of_config(tmp_path / service.config_path, tmp_path) == service
+    (tmp_path / SystemdService.named("yard").unit_path).unlink()
+    assert SystemdService.of_config(tmp_path / "etc/tared-yard/config.yaml", tmp_path) is None
     (tmp_path / "tared").mkdir()
-    assert Service.of_config(tmp_path / "tared/config.yaml", tmp_path) is None
+    assert SystemdService.of_config(tmp_path / "tared/config.yaml", tmp_path) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from agent.system.state_dir import sweep
+from agent.system.state_dir import remove_leftovers
 
 WHOLE = [
     "artefacts/0123/manifest.json",
@@ -41,7 +41,7 @@ def test_what_was_half_written_goes_and_what_is_whole_stays(tmp_path: Path) -> N
         write(tmp_path / name)
     for link in ("current", ".current.new", ".previous.new"):
         (tmp_path / link).symlink_to("artefacts/0123")
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()}
     assert left == set(WHOLE)
     assert [path.name for path in tmp_path.iterdir() if path.is_symlink()] == ["current"]
@@ -50,7 +50,7 @@ def test_what_was_half_written_goes_and_what_is_whole_stays(tmp_path: Path) -> N
 
 
 def test_a_state_directory_that_is_new_has_nothing_to_sweep(tmp_path: Path) -> None:
-    sweep(tmp_path / "state")
+    remove_leftovers(tmp_path / "state")
     assert not (tmp_path / "state").exists()
 
 
@@ -73,7 +73,7 @@ def test_a_child_that_outlived_its_daemon_is_ended_with_its_own_children(tmp_pat
         for name, process in running.items():
             assert process.stdout is not None
             grandchildren[name] = psutil.Process(int(process.stdout.readline()))
-        sweep(tmp_path / "state")
+        remove_leftovers(tmp_path / "state")
         grandchildren["state"].wait(10.0)
         assert not psutil.pid_exists(running["state"].pid)
         assert running["other"].poll() is None, "another daemon's"

@@ -25,7 +25,7 @@ from agent.commands.parser import parse_command
 from agent.common.errors import ConfigError
 from agent.common.timing import Backoff
 from agent.config import load_config
-from agent.contract.messages import Birth, CameraTelemetry, Fidelity, Latency, Status, Telemetry
+from agent.contract.messages import Birth, CameraTelemetry, FidelityReport, Latency, Status, Telemetry
 from agent.contract.topics import Topics
 from agent.mqtt.client import Endpoint, MqttClient
 from agent.mqtt.config import OutboxConfig
@@ -142,7 +142,7 @@ def test_the_rules_notice_what_is_missing(spoilt: str) -> None:
 
 def test_sensors_show_what_telemetry_tells() -> None:
     drift = {"state": "warning", "gain_db": 3.5}
-    fidelity = Fidelity(estimate=0.75, low=0.5, high=1.0, n=9)
+    fidelity = FidelityReport(estimate=0.75, low=0.5, high=1.0, n=9)
     assert shown(telemetry(drift=drift, fidelity=fidelity), TOPICS.telemetry) == {
         "up": "ON",
         "fps": "29.97",

@@ -12,7 +12,7 @@ import pytest
 
 from agent.mqtt.config import OutboxConfig
 from agent.uplink.outbox_store import OutboxStore, Work
-from agent.uplink.outbox_tables import ALARM, NEWS, Row, Run
+from agent.uplink.outbox_tables import ALARM, NEWS, DroppedRange, OutboxRow
 
 BYTES = 100_000
 FIRST = 1000  # an epoch
@@ -25,8 +25,8 @@ def store(tmp_path: Path) -> Iterator[OutboxStore]:
         yield store
 
 
-def row(epoch: int, seq: int, kind: str = "job", rank: int = NEWS, size: int = 300) -> Row:
-    return Row(epoch, seq, kind, rank, time.time(), b"x" * size)
+def row(epoch: int, seq: int, kind: str = "job", rank: int = NEWS, size: int = 300) -> OutboxRow:
+    return OutboxRow(epoch, seq, kind, rank, time.time(), b"x" * size)
 
 
 def short_epochs(store: OutboxStore, first: int, count: int) -> None:
@@ -35,7 +35,7 @@ def short_epochs(store: OutboxStore, first: int, count: int) -> None:
     store.commit(Work(rows=rows), (first + count - 1, 1))
 
 
-def all_due(store: OutboxStore) -> list[Row | Run]:
+def all_due(store: OutboxStore) -> list[OutboxRow | DroppedRange]:
     store.commit(Work(), (store.epoch, 0), again=True)
     return store.due(10**6)
 
@@ -48,9 +48,12 @@ def test_after_any_number_of_short_epochs_there_is_room_for_an_alarm(
     assert store._rows.size_bytes() <= BYTES
     store.commit(Work(rows=[row(store.epoch, 1, "alarm", ALARM)]), (store.epoch, 1))
     due = all_due(store)
-    assert isinstance(due[-1], Row)
+    assert isinstance(due[-1], OutboxRow)
     assert due[-1].kind == "alarm"
-    runs, rows = [each for each in due if isinstance(each, Run)], [each for each in due if isinstance(each, Row)]
+    runs, rows = (
+        [each for each in due if isinstance(each, DroppedRange)],
+        [each for each in due if isinstance(each, OutboxRow)],
+    )
     assert len(rows) > 50, "ranges leave the rows their share"
     assert [each.epoch for each in due] == [*range(due[0].epoch, FIRST + 10_000), store.epoch]
     assert runs, "the newest are kept"
@@ -65,9 +68,9 @@ def test_a_range_of_an_epoch_that_goes_on_is_kept(store: OutboxStore) -> None:
     store.commit(Work(rows=[row(FIRST, 2, "alarm", ALARM)], lost=lost), (store.epoch, 1))
     short_epochs(store, store.epoch + 1, 3000)  # later ones: as on a board whose clock was wrong
     due = all_due(store)
-    assert due[0] == Run(FIRST, 1, 1, {"telemetry": 1})
+    assert due[0] == DroppedRange(FIRST, 1, 1, {"telemetry": 1})
     assert due[1].key == (FIRST, 2)
-    assert due[2] == Run(store.epoch, 1, 1, {"telemetry": 1})
+    assert due[2] == DroppedRange(store.epoch, 1, 1, {"telemetry": 1})
     assert due[3].epoch > store.epoch + 1, "and what comes next is forgotten"
     assert store.dropped["range"] > 0
 
@@ -79,7 +82,7 @@ def test_ranges_of_one_epoch_become_one(store: OutboxStore) -> None:
         store.commit(Work(rows=rows), (store.epoch, numbers[-1]))
     assert store._rows.size_bytes() <= BYTES
     oldest = all_due(store)[0]
-    assert isinstance(oldest, Run)
+    assert isinstance(oldest, DroppedRange)
     assert oldest.first == 1
     assert oldest.last > 2000
     assert sum(oldest.counts.values()) == oldest.last

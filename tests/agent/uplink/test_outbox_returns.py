@@ -13,7 +13,7 @@ from outbox_bench import numbers, opened, put, taken
 
 from agent.uplink import outbox_store
 from agent.uplink.outbox_store import NO_CLOCK_S
-from agent.uplink.outbox_tables import Rows, in_memory
+from agent.uplink.outbox_tables import OutboxTable, in_memory
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
@@ -158,7 +158,7 @@ def test_once_the_disk_tells_of_later_epochs_a_later_one_begins_and_nothing_is_s
 def test_a_fact_only_grows() -> None:
     """What memory knows less of than the file does not take it back."""
     with closing(in_memory()) as db:
-        rows = Rows(db)
+        rows = OutboxTable(db)
         for value in (0, 7, 3):
             rows.keep_fact("epoch", value)
         assert rows.fact("epoch") == 7

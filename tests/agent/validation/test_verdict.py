@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from agent.validation.comparison import Comparison
-from agent.validation.confusion import Misreading
-from agent.validation.verdict import MIN_TELLING, RAISED_GAIN, Limits, Verdict, decide
+from agent.validation.confusion import ConfusionCounts
+from agent.validation.verdict import MIN_TELLING, RAISED_GAIN, Verdict, VerdictLimits, decide
 
 NOISE = np.tile([0.0, 0.02, -0.02, 0.01, -0.01, 0.0, 0.02, -0.02], 4)
 CLASSES = 10
@@ -23,7 +23,7 @@ def seen(
     candidate: Sequence[float],
     serving: Sequence[float] | None = None,
     latencies_ms: np.ndarray | None = None,
-    misread: Sequence[Misreading] | None = None,
+    misread: Sequence[ConfusionCounts] | None = None,
     **changes: object,
 ) -> Comparison:
     columns = [candidate] if serving is None else [candidate, serving]
@@ -32,17 +32,17 @@ def seen(
         np.array(columns, np.float64).T.reshape(-1, len(columns)),
         np.ones((200, len(columns))) if latencies_ms is None else latencies_ms,
         np.full(32, 3.0),
-        [Misreading() for _ in columns] if misread is None else misread,
+        [ConfusionCounts() for _ in columns] if misread is None else misread,
         **changes,  # type: ignore[arg-type]  # outputs or rows
     )
 
 
 def verdict(comparison: Comparison, max_loss: float = 0.1, max_slowdown: float = 1.25) -> Verdict:
-    return decide(comparison, Limits(max_loss, max_slowdown))
+    return decide(comparison, VerdictLimits(max_loss, max_slowdown))
 
 
 def raised(candidate: Sequence[float], serving: Sequence[float]) -> bool:
-    return decide(seen(candidate, serving), Limits(0.1, 1.25, RAISED_GAIN)).accepted
+    return decide(seen(candidate, serving), VerdictLimits(0.1, 1.25, RAISED_GAIN)).accepted
 
 
 def accepted(candidate: Sequence[float], serving: Sequence[float] | None) -> bool:
@@ -137,9 +137,9 @@ def test_a_first_engine_slower_than_the_reference_is_told_and_accepted() -> None
     assert found.reason.endswith("20 ms against 3 ms in float")
 
 
-def reads(served: dict[int, int | None], every: int = 2) -> Misreading:
+def reads(served: dict[int, int | None], every: int = 2) -> ConfusionCounts:
     """Ten classes in turn, each in 40 frames; to one `every` so many of those in `served`, this is the answer."""
-    found = Misreading()
+    found = ConfusionCounts()
     for number in range(40 * CLASSES):
         reference = number % CLASSES
         wrong = number // CLASSES % every == 0

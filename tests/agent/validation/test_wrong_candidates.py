@@ -25,12 +25,12 @@ import agent.jobs.candidate
 import agent.validation.verdict
 from agent.common.errors import AgentError
 from agent.jobs.candidate import JobRequest, run_job, write_job
-from agent.jobs.child_process import CandidateProcess
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_process import JobProcess
+from agent.jobs.child_protocol import JobOutcome
 from agent.models.build import build_artefact
 from agent.models.model import Model, calibrate, open_model
 from agent.validation.comparison import Comparison
-from agent.validation.verdict import Limits, Verdict, decide
+from agent.validation.verdict import Verdict, VerdictLimits, decide
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge
 from calibrate.plan import PrecisionPlan
@@ -96,7 +96,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
     return Board(tmp_path_factory.mktemp("board"))
 
 
-def run_with(fault: str, job: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def run_with(fault: str, job: Path, monkeypatch: pytest.MonkeyPatch) -> JobOutcome:
     def open_wrong(name: str, options: Any = None) -> Any:
         return wrong_engines.WrongBackend(open_backend(name, options), fault)
 
@@ -161,9 +161,9 @@ def test_a_disk_that_refuses_does_not_hide_the_refusal(
 def test_more_layers_float_may_take_more_time(
     board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_float: bool, allowed: float
 ) -> None:
-    asked: list[Limits] = []
+    asked: list[VerdictLimits] = []
 
-    def decide_and_tell(comparison: Comparison, limits: Limits, label: Any) -> Verdict:
+    def decide_and_tell(comparison: Comparison, limits: VerdictLimits, label: Any) -> Verdict:
         asked.append(limits)
         return decide(comparison, limits, label)
 
@@ -172,22 +172,22 @@ def test_more_layers_float_may_take_more_time(
     plan = PrecisionPlan({layer: "by hand"} if kept_float else {})
     request = board.request(tmp_path, plan=plan.to_json(), max_slowdown=1.5, max_loss=0.9)
     run_with("", board.write(request, tmp_path), monkeypatch)
-    assert asked == [Limits(0.9, allowed)]
+    assert asked == [VerdictLimits(0.9, allowed)]
 
 
 @pytest.fixture
 def outcomes(board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """From a fault to the outcome of a real child, as the daemon hears it, and the last step it told."""
-    found: queue.Queue[Outcome] = queue.Queue()
+    found: queue.Queue[JobOutcome] = queue.Queue()
     steps: list[str] = []
 
-    def run(fault: str) -> tuple[Outcome, str]:
+    def run(fault: str) -> tuple[JobOutcome, str]:
         script = tmp_path / "child.sh"  # in the interpreter's place: -m agent.jobs.background NICE PARENT MODULE JOB
         script.write_text(f'#!/bin/sh\nexec {sys.executable} {wrong_engines.__file__} {fault} "$6"\n')
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setattr(sys, "executable", str(script))
         job = board.write(board.request(tmp_path), tmp_path)
-        CandidateProcess(job, lambda step, _: steps.append(step), found.put)
+        JobProcess(job, lambda step, _: steps.append(step), found.put)
         return found.get(timeout=60.0), steps[-1]
 
     return run

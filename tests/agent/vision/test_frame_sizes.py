@@ -24,13 +24,13 @@ from agent.camera.capture import Frame
 from agent.common.schema import validate
 from agent.config import Config
 from agent.jobs.candidate import JobRequest, write_job
-from agent.jobs.child_protocol import Outcome
+from agent.jobs.child_protocol import JobOutcome
 from agent.models.model import Model, open_model
 from agent.monitoring.observer import ObserverThread
 from agent.vision.decode import open_decoder
 from agent.vision.detections import Detections
 from agent.vision.spec import load_model_spec
-from agent.vision.task import Served, VisionTask
+from agent.vision.task import ServedFrame, VisionTask
 from calibrate.histogram import AbsHistogram, merge, to_bytes
 from engines.calibration import load_calibration
 from engines.registry import open_backend
@@ -156,7 +156,7 @@ def observed_in_turn(model: Model, frames: int) -> tuple[int, dict[str, AbsHisto
     sizes = list(SIZES)
     for number in range(frames):
         before = thread.gathering.counts
-        served = Served(Frame(number, float(number), 0, frame_of(*sizes[number % len(sizes)])), "", {}, 0, 0.0)
+        served = ServedFrame(Frame(number, float(number), 0, frame_of(*sizes[number % len(sizes)])), "", {}, 0, 0.0)
         deadline = time.monotonic() + 10.0
         while thread.gathering.counts == before:
             thread.offer(served)
@@ -182,7 +182,7 @@ def test_a_candidate_is_judged_on_held_out_frames_of_many_sizes(model: Model, tm
     write_job(tmp_path / "job", job_of(model, tmp_path), histograms, held_out)
     command = [sys.executable, "-m", "agent.jobs.candidate", str(tmp_path / "job")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    outcome = Outcome.from_message(json.loads(done.stdout.splitlines()[-1]))
+    outcome = JobOutcome.from_message(json.loads(done.stdout.splitlines()[-1]))
     assert outcome.error is None, outcome.error
     assert outcome.verdict is not None
     verdict = outcome.verdict

@@ -18,7 +18,7 @@ from agent.common.errors import DatasetError
 from agent.vision.detections import Detections, LabelledBoxes, iou_matrix
 from agent.vision.evaluation import IOU_THRESHOLDS, AveragePrecision, DetectionImages, evaluate
 from agent.vision.fidelity import MatchCounts, count_matches
-from agent.vision.spec import InputSpec, ModelSpec, ShapeRange
+from agent.vision.spec import InputSpec, ModelSpec, ProfileShapes
 from agent.vision.task import VisionTask
 from engines.interface import Array, TensorSpec
 
@@ -266,7 +266,7 @@ def test_resnet20_on_cifar(shared_data: Path) -> None:
             mean=(0.485, 0.456, 0.406),
             std=(0.229, 0.224, 0.225),
         ),
-        profiles=({"input": ShapeRange(min=CIFAR_SHAPE, opt=CIFAR_SHAPE, max=CIFAR_SHAPE)},),
+        profiles=({"input": ProfileShapes(min=CIFAR_SHAPE, opt=CIFAR_SHAPE, max=CIFAR_SHAPE)},),
     )
     result = evaluate(Reference(path), spec, shared_data / "img_cifar10_test_A_3000.zip")
     assert (result.images, result.scores["top1"]) == (3000, pytest.approx(0.91, abs=1e-12))

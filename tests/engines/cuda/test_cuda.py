@@ -15,10 +15,10 @@ from fiber_executor import COMPILER
 from calibrate.histogram import abs_histogram
 from engines.cuda.executor import CudaExecutor
 from engines.cuda.gpu import Gpu
-from engines.cuda.kernels import DeviceHistograms, Geometry, search_entropy
+from engines.cuda.kernels import DeviceHistograms, KernelGeometry, search_entropy
 from engines.errors import DeviceError
 
-SMALL = Geometry(11, 2, 128)
+SMALL = KernelGeometry(11, 2, 128)
 
 
 @pytest.fixture
@@ -128,16 +128,16 @@ def test_what_nvcc_mentions_is_no_error(pycuda: FakePycuda) -> None:
 @pytest.mark.parametrize(
     ("board", "geometry", "histogram", "search"),
     [
-        (ORIN, Geometry(), 16 * 3, 16 * 3),  # threads, registers
-        (ORIN, Geometry(12, 2, 1024), 16, 16),
-        (ORIN, Geometry(13), 16 * 2, 16),  # shared memory, of which 1 KiB goes with every block
-        (T4, Geometry(), 40 * 2, 40),
-        (T4, Geometry(13), 40, 0),
+        (ORIN, KernelGeometry(), 16 * 3, 16 * 3),  # threads, registers
+        (ORIN, KernelGeometry(12, 2, 1024), 16, 16),
+        (ORIN, KernelGeometry(13), 16 * 2, 16),  # shared memory, of which 1 KiB goes with every block
+        (T4, KernelGeometry(), 40 * 2, 40),
+        (T4, KernelGeometry(13), 40, 0),
     ],
     ids=str,
 )
 def test_blocks_that_run_at_once(
-    monkeypatch: pytest.MonkeyPatch, board: dict[str, int], geometry: Geometry, histogram: int, search: int
+    monkeypatch: pytest.MonkeyPatch, board: dict[str, int], geometry: KernelGeometry, histogram: int, search: int
 ) -> None:
     if COMPILER is None:
         pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
@@ -154,8 +154,8 @@ def test_blocks_that_run_at_once(
 def test_more_than_48_kib_of_shared_memory_is_asked_for(pycuda: FakePycuda) -> None:
     gpu = Gpu()
     with gpu.current():
-        CudaExecutor(gpu, Geometry(13, 2, 128))
-    needed = Geometry(13, 2, 128).shared_bytes()
+        CudaExecutor(gpu, KernelGeometry(13, 2, 128))
+    needed = KernelGeometry(13, 2, 128).shared_bytes()
     assert pycuda.attributes == {kernel: nbytes for kernel, nbytes in needed.items() if nbytes > 48 << 10}
     assert len(pycuda.attributes) == 2
 
@@ -185,7 +185,7 @@ def test_more_than_48_kib_of_shared_memory_is_asked_for(pycuda: FakePycuda) -> N
 def test_failures_name_code_cause_and_remedy(pycuda: FakePycuda, call: str, error: Exception, code: str) -> None:
     pycuda.fail[call] = error
     with pytest.raises(DeviceError) as raised:
-        count_something(Geometry(13, 2, 128))
+        count_something(KernelGeometry(13, 2, 128))
     assert raised.value.code == code
     assert raised.value.found == str(error).partition("\n")[0]
     assert raised.value.expected
@@ -209,7 +209,7 @@ def test_a_closed_gpu_is_refused(pycuda: FakePycuda) -> None:
         raise AssertionError
 
 
-def count_something(geometry: Geometry) -> None:
+def count_something(geometry: KernelGeometry) -> None:
     gpu = Gpu()
     with gpu.current():
         executor = CudaExecutor(gpu, geometry)

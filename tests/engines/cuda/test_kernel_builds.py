@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from fiber_executor import KERNELS
 
-from engines.cuda.kernels import Geometry, kernel_source
+from engines.cuda.kernels import KernelGeometry, kernel_source
 
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 ARCHITECTURES = ["sm_75", "sm_87", "sm_90", "sm_110"]  # oldest that nvcc 13 knows; Orin; Hopper; Thor
-OTHERS = [Geometry(11, 4, 128), Geometry(13), Geometry(13, 0, 256), Geometry(12, 1, 1024)]
+OTHERS = [KernelGeometry(11, 4, 128), KernelGeometry(13), KernelGeometry(13, 0, 256), KernelGeometry(12, 1, 1024)]
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
-def options(geometry: Geometry) -> list[str]:
+def options(geometry: KernelGeometry) -> list[str]:
     return ["-std=c++17", *(f"-D{name}={value}" for name, value in geometry.defines().items())]
 
 
@@ -29,14 +29,14 @@ def options(geometry: Geometry) -> list[str]:
 def test_nvcc_compiles_without_warning_or_spill(architecture: str, tmp_path: Path) -> None:
     if architecture not in known_to_nvcc():
         pytest.skip(f"this nvcc knows no {architecture}: its toolkit is too old for the board, or too new")
-    compiled = nvcc(tmp_path, Geometry(), architecture)
+    compiled = nvcc(tmp_path, KernelGeometry(), architecture)
     assert compiled.returncode == 0, compiled.stderr
     assert SPILLS.findall(compiled.stderr) == [("0", "0", "0")] * len(KERNELS), compiled.stderr
 
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc: install the CUDA toolkit")
 @pytest.mark.parametrize("geometry", OTHERS, ids=str)
-def test_other_constants_compile_for_a_jetson(geometry: Geometry, tmp_path: Path) -> None:
+def test_other_constants_compile_for_a_jetson(geometry: KernelGeometry, tmp_path: Path) -> None:
     compiled = nvcc(tmp_path, geometry, "sm_87")
     assert compiled.returncode == 0, compiled.stderr
     assert SPILLS.findall(compiled.stderr) == [("0", "0", "0")] * len(KERNELS), compiled.stderr
@@ -44,7 +44,7 @@ def test_other_constants_compile_for_a_jetson(geometry: Geometry, tmp_path: Path
 
 def test_the_defaults_are_the_file_s_own() -> None:
     found = dict(re.findall(r"#ifndef (BITS|TAIL|THREADS)\n#define \1 (\d+)", kernel_source()))
-    assert {name: int(value) for name, value in found.items()} == dict(Geometry().defines())
+    assert {name: int(value) for name, value in found.items()} == dict(KernelGeometry().defines())
 
 
 def test_nvrtc_12_compiles_for_a_xavier() -> None:
@@ -54,8 +54,12 @@ def test_nvrtc_12_compiles_for_a_xavier() -> None:
     source = kernel_source().encode()
     created = library.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None)
     assert created == 0
-    arguments = ["--gpu-architecture=sm_72", *(f"--include-path={p}" for p in cuda_headers()), *options(Geometry())]
-    if len(arguments) == 1 + len(options(Geometry())):
+    arguments = [
+        "--gpu-architecture=sm_72",
+        *(f"--include-path={p}" for p in cuda_headers()),
+        *options(KernelGeometry()),
+    ]
+    if len(arguments) == 1 + len(options(KernelGeometry())):
         pytest.skip("no cuda_fp16.h: pip install nvidia-cuda-runtime-cu12")
     array = (ctypes.c_char_p * len(arguments))(*(argument.encode() for argument in arguments))
     code = library.nvrtcCompileProgram(program, len(arguments), array)
@@ -74,7 +78,7 @@ def known_to_nvcc() -> list[str]:
     return listed.stdout.split()
 
 
-def nvcc(folder: Path, geometry: Geometry, architecture: str) -> subprocess.CompletedProcess[str]:
+def nvcc(folder: Path, geometry: KernelGeometry, architecture: str) -> subprocess.CompletedProcess[str]:
     source = folder / "kernels.cu"
     source.write_text(kernel_source())
     command = [str(NVCC), "-cubin", f"-arch={architecture}", *options(geometry), "-Xptxas", "-v"]

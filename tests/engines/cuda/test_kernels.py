@@ -19,19 +19,25 @@ from calibrate.divergence import LEVELS
 from calibrate.histogram import AbsHistogram, abs_histogram
 from calibrate.threshold import entropy_window, find_amax
 from engines.cuda.executor import CudaExecutor
-from engines.cuda.kernels import Buffer, DeviceHistograms, Executor, Geometry, search_entropy
+from engines.cuda.kernels import Buffer, DeviceHistograms, Executor, KernelGeometry, search_entropy
 from engines.errors import DeviceError
 
 Array = NDArray[np.generic]
-ExecutorFor = Callable[[Geometry], Executor]
-GEOMETRIES = [Geometry(), Geometry(11, 4, 128), Geometry(13), Geometry(13, 0, 256), Geometry(12, 1, 1024)]
-SMALL = Geometry(11, 2, 128)
+ExecutorFor = Callable[[KernelGeometry], Executor]
+GEOMETRIES = [
+    KernelGeometry(),
+    KernelGeometry(11, 4, 128),
+    KernelGeometry(13),
+    KernelGeometry(13, 0, 256),
+    KernelGeometry(12, 1, 1024),
+]
+SMALL = KernelGeometry(11, 2, 128)
 
 
 @pytest.fixture(scope="session", params=["fibers", pytest.param("gpu", marks=pytest.mark.gpu)])
 def executor_for(request: pytest.FixtureRequest) -> Iterator[ExecutorFor]:
     """Opens the executor of a geometry, once each."""
-    opened: dict[Geometry, Any] = {}
+    opened: dict[KernelGeometry, Any] = {}
     if request.param == "fibers":
         if COMPILER is None:
             pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
@@ -92,7 +98,7 @@ def assert_equal(found: AbsHistogram, x: Array, case: object) -> None:
 
 @pytest.mark.parametrize("resident", [3, 15])
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_equals_the_histogram_of_the_cpu(executor_for: ExecutorFor, geometry: Geometry, resident: int) -> None:
+def test_equals_the_histogram_of_the_cpu(executor_for: ExecutorFor, geometry: KernelGeometry, resident: int) -> None:
     rng = np.random.default_rng(1)
     with np.errstate(over="ignore"):  # some halves become infinite
         arrays = {
@@ -230,7 +236,7 @@ def test_the_fixed_order_logarithm_is_a_logarithm() -> None:
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-def test_entropy_is_that_of_numpy_to_the_last_bit(executor_for: ExecutorFor, geometry: Geometry) -> None:
+def test_entropy_is_that_of_numpy_to_the_last_bit(executor_for: ExecutorFor, geometry: KernelGeometry) -> None:
     rows = np.stack(list(histograms(np.random.default_rng(5), geometry.bins).values()))
     windows = np.array([[0, geometry.bins + 9], [LEVELS, geometry.bins]] * len(rows), np.int32)[: len(rows)]
     windows[1::5] = [geometry.bins // 3, geometry.bins // 2]
@@ -250,7 +256,7 @@ def test_entropy_chooses_as_the_cpu_does(executor_for: ExecutorFor) -> None:
 
 
 def test_entropy_chooses_as_the_cpu_does_on_what_it_counted(executor_for: ExecutorFor) -> None:
-    executor = executor_for(Geometry())
+    executor = executor_for(KernelGeometry())
     arrays = [x for x in tensors(np.random.default_rng(7), 60_000).values() if np.isfinite(x).any() and x.any()]
     found = Tap(Counting(executor), arrays).collect(arrays)
     assert_same_choices(executor, np.stack([histogram.counts for histogram in found]))

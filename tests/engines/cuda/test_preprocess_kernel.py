@@ -18,11 +18,11 @@ from opened_gpu import opened_gpu
 
 from engines.cuda.executor import CudaExecutor
 from engines.cuda.gpu import Gpu
-from engines.cuda.kernels import Argument, Executor, Geometry
+from engines.cuda.kernels import Argument, Executor, KernelGeometry
 from engines.cuda.preprocess import DevicePreprocess
 from engines.preprocessing import HEADER, TAP, ImageTransform
 
-GEOMETRY = Geometry(11, 2, 128)
+GEOMETRY = KernelGeometry(11, 2, 128)
 PLAIN = ImageTransform(9, 7, 9, 7, 0, 0, 9, 7, 0, "bgr", (1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
 CAMERA = replace(
     PLAIN, frame_height=240, frame_width=320, inner_height=96, inner_width=128, top=16, height=128, width=128, pad=114,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from agent.vision.detections import Size
 from agent.vision.preprocess import NetworkInput, Preprocessor
 from agent.vision.spec import InputSpec
-from engines.cuda.kernels import Geometry
+from engines.cuda.kernels import KernelGeometry
 from engines.cuda.preprocess import DevicePreprocess
 from engines.preprocessing import Layout, PixelType
 
@@ -30,7 +30,7 @@ NORMALISED = {"mean": (123.7, 116.3, 103.5), "std": (58.4, 57.1, 57.4)}
 def executor() -> FiberExecutor:
     if COMPILER is None:
         pytest.skip("no C++ compiler to build kernels.cu for the CPU: install g++, or set CXX")
-    return FiberExecutor(Geometry(11, 2, 64))
+    return FiberExecutor(KernelGeometry(11, 2, 64))
 
 
 def noise(height: int, width: int) -> NDArray[np.uint8]:

@@ -20,7 +20,7 @@ from engines.quantise.placement import place
 from engines.registry import open_backend
 from engines.trt.backend import TensorRtBackend
 from engines.trt.builder import BuilderOptions, build_engine
-from engines.trt.dialect import open_dialect
+from engines.trt.dialect import open_release
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
@@ -223,7 +223,7 @@ def test_taps_are_marked_where_they_are_made() -> None:
     """As the reference engine marks them: a debug tensor, or a further output, for every tap."""
     model = residual_net()
     taps = [tap for tap in place(model).taps if tap != "image"]
-    dialect, options = open_dialect(crossing=True), BuilderOptions("sm86")
+    dialect, options = open_release(crossing=True), BuilderOptions("sm86")
     plain = build_engine(dialect, model, (), options, lambda *_: None)
     debug = build_engine(dialect, model, (), options, lambda *_: None, debug=taps)
     outputs = build_engine(dialect, model, (), options, lambda *_: None, outputs=taps)

@@ -15,7 +15,7 @@ from trt_world import int8, net
 from worlds import SPEC
 from zoo import image
 
-from agent.models.engine_service import Service
+from agent.models.engine_service import EngineService
 from agent.models.model import open_model
 from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
@@ -212,8 +212,8 @@ def test_a_reference_artefact_that_another_libnvinfer_refuses_is_built_anew(
     model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
     errors: list[TaredError] = []
 
-    def start() -> Service:
-        service = Service(model, TensorRtBackend(), Store(tmp_path / "state"))
+    def start() -> EngineService:
+        service = EngineService(model, TensorRtBackend(), Store(tmp_path / "state"))
         with closing(service.start(errors.append)) as engine:
             assert engine.infer(image(net()))["t9"].shape == (1, 5)
         return service

@@ -122,7 +122,7 @@ def test_devices_are_watched_as_lines_of_json(any_broker: RealBroker, monkeypatc
 
 
 def test_a_table_has_a_row_for_each_device_whatever_they_send() -> None:
-    known: dict[str, watching.Device] = {}
+    known: dict[str, watching.WatchedDevice] = {}
     for name, kind, document in [
         ("a", "status", {"state": "online"}),
         ("a", "birth", {"engine": "0123456789abcdef"}),
@@ -144,7 +144,7 @@ def test_a_table_has_a_row_for_each_device_whatever_they_send() -> None:
 
 
 def test_what_is_no_document_of_a_device_is_passed_over() -> None:
-    known: dict[str, watching.Device] = {}
+    known: dict[str, watching.WatchedDevice] = {}
     for name, payload in (("a", b"no JSON"), ("other", b"{}")):
         watching._take(watching.Message(f"tared/v1/fleet/{name}/status", payload), "fleet", frozenset("a"), known, None)
     assert known == {}

@@ -22,11 +22,11 @@ from fleet.cli.main import main
 from fleet.collector import collector as collector_module
 from fleet.collector.batch import read
 from fleet.devices.reports import Gap, Reports, Stream
-from fleet.store import Store, open_store
+from fleet.store import FleetStore, open_store
 
 
 @pytest.fixture
-def reports(store: Store) -> Reports:
+def reports(store: FleetStore) -> Reports:
     return Reports(store)
 
 

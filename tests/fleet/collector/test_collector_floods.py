@@ -14,7 +14,7 @@ from collector_bench import ONLINE, alarm, online
 from device import TOPICS
 
 from agent.common.errors import AgentError
-from agent.mqtt.bulk_receive import Arrival, Intake
+from agent.mqtt.bulk_receive import Arrival, ReceiveQueue
 from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres
@@ -30,7 +30,7 @@ from fleet.untrusted import Warnings
 def test_while_there_is_no_room_what_nobody_need_acknowledge_is_dropped_and_the_rest_is_not(
     any_broker: RealBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    intake = Intake(most_bytes=1)
+    intake = ReceiveQueue(most_bytes=1)
     with (
         MqttClient(any_broker.endpoint, "taker", subscriptions=[TOPICS.event, "begin"], intake=intake) as taker,
         MqttClient(any_broker.endpoint, "flooding") as flooding,
@@ -55,7 +55,7 @@ def test_while_there_is_no_room_what_nobody_need_acknowledge_is_dropped_and_the_
 
 
 def test_an_intake_counts_topics_too() -> None:
-    intake = Intake(most_bytes=60_000)
+    intake = ReceiveQueue(most_bytes=60_000)
     intake.put([Arrival(b"t" * 65_535, b"")])
     assert not intake.has_room
 

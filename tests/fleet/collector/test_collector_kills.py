@@ -13,7 +13,7 @@ from collector_bench import a_process, alarm, collecting, hears, online, result,
 from device import TOPICS
 
 from agent.contract.messages import Ack
-from agent.mqtt.bulk_receive import Intake
+from agent.mqtt.bulk_receive import ReceiveQueue
 from agent.mqtt.client import Endpoint, MqttClient
 from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres
@@ -132,7 +132,7 @@ def test_while_the_database_is_down_nothing_is_acknowledged_and_then_all_is(
 @pytest.mark.broker
 def test_what_nobody_takes_waits_with_the_broker(tmp_path: Path) -> None:
     """Of 500 messages no more than the 20 that a broker has under way by MQTT 3.1.1, and then all."""
-    intake = Intake(most_bytes=1)
+    intake = ReceiveQueue(most_bytes=1)
     with running_mosquitto(tmp_path) as broker:
         endpoint = Endpoint(broker.host, broker.port, protocol="3.1.1")
         with (
@@ -155,7 +155,7 @@ def test_what_nobody_takes_waits_with_the_broker(tmp_path: Path) -> None:
 
 @pytest.mark.broker
 def test_a_payload_that_is_too_long_is_cut_and_what_follows_it_is_not(tmp_path: Path) -> None:
-    intake = Intake(most_bytes=1 << 30)
+    intake = ReceiveQueue(most_bytes=1 << 30)
     with running_mosquitto(tmp_path) as broker:
         endpoint = Endpoint(broker.host, broker.port, protocol="3.1.1")
         with (

@@ -105,7 +105,7 @@ def test_a_late_will_in_one_batch_with_the_connection_that_followed_does_not_end
 
 
 def test_who_watches_is_not_told_that_it_was_heard_either() -> None:
-    known: dict[str, watch.Device] = {}
+    known: dict[str, watch.WatchedDevice] = {}
     for retain, heard in ((True, False), (False, True)):
         watch._take(Message(TOPICS.status, ONLINE.payload, retain=retain), "fleet", frozenset(), known, None)
         assert known["board"].newest["status"]["state"] == "online"

@@ -18,18 +18,18 @@ from places import ROOT
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
 from agent.contract.topics import Topics
-from agent.mqtt.bulk_receive import Arrival, Intake
+from agent.mqtt.bulk_receive import Arrival, ReceiveQueue
 from agent.mqtt.client import MqttClient
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from agent.uplink.home_assistant import device_id
 from fleet.collector.batch import Batch, Part, Reader
-from fleet.collector.collector import Reading
-from fleet.collector.writer import Keeper
+from fleet.collector.collector import ReadAhead
+from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Devices
 from fleet.devices.records import refused
 from fleet.devices.reports import Report, Reports, Stream
-from fleet.store import Store, open_store
+from fleet.store import FleetStore, open_store
 from fleet.untrusted import Warnings
 
 _TOPIC = b"tared/v1/fleet/board/"
@@ -99,10 +99,10 @@ def test_bytes_of_any_kind_are_read_or_refused(arrivals: list[tuple[bytes, bytes
     assert known + len(batch.refused) <= 2 * len(arrivals)
 
 
-def test_documents_that_were_tampered_with_are_stored_or_refused_by_any_database(store: Store) -> None:
+def test_documents_that_were_tampered_with_are_stored_or_refused_by_any_database(store: FleetStore) -> None:
     """What passes for a document is one for the database too: one row that it refused would hold up all others."""
     chance = random.Random(7)
-    keeper, reader = Keeper(store, Warnings(logging.getLogger(), "test")), Reader()
+    keeper, reader = BatchWriter(store, Warnings(logging.getLogger(), "test")), Reader()
     for _ in range(60):
         keeper.keep(reader.read([tampered(chance) for _ in range(20)]))
     assert len(refused(store, 2000)) > 100
@@ -126,8 +126,8 @@ class _Broken(Reader):
 
 
 def test_a_bug_in_reading_ends_the_collector_and_is_not_passed_over() -> None:
-    intake = Intake(1 << 20)
-    with Reading({intake: 0.0}, _Broken(), 1 << 20) as reading:
+    intake = ReceiveQueue(1 << 20)
+    with ReadAhead({intake: 0.0}, _Broken(), 1 << 20) as reading:
         assert reading.next(0.0) is None
         intake.put([Arrival(_TOPIC + b"event", b"{}")])
         with pytest.raises(ZeroDivisionError):
@@ -136,8 +136,8 @@ def test_a_bug_in_reading_ends_the_collector_and_is_not_passed_over() -> None:
 
 @pytest.mark.usefixtures("no_thread_left")
 def test_what_was_read_ahead_and_nobody_takes_keeps_nothing_from_ending() -> None:
-    intake = Intake(most_bytes=1)
-    with Reading({intake: 0.0}, Reader(), 1 << 20):
+    intake = ReceiveQueue(most_bytes=1)
+    with ReadAhead({intake: 0.0}, Reader(), 1 << 20):
         for _ in range(3):  # one is ready, one waits for its place, one is still to be read
             intake.put([Arrival(_TOPIC + b"event", _HONEST[b"event"])])
 
@@ -152,7 +152,7 @@ def test_a_board_that_says_it_is_another_is_taken_for_whom_its_topic_names() -> 
     assert [each.code for each in Reader().read([foreign]).refused] == ["fleet.identity"]
 
 
-def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: Store) -> None:
+def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: FleetStore) -> None:
     reports = Reports(store)
     later = Stream("fleet", "board", 100)
 
@@ -169,7 +169,7 @@ def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: Store) -> Non
     assert Reports(store).latest("fleet", "board") == (100, 1)
 
 
-def test_a_replayed_epoch_changes_nothing_and_is_answered(store: Store) -> None:
+def test_a_replayed_epoch_changes_nothing_and_is_answered(store: FleetStore) -> None:
     reports, later = Reports(store), Stream("fleet", "board", 100)
     reports.add([report(1), report(2)])
     reports.add([report(1, later)])

@@ -15,16 +15,16 @@ from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
 from benchmarks.postgres import Postgres
 from fleet.collector.batch import Batch
-from fleet.collector.writer import Keeper
+from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Devices
 from fleet.devices.records import Results
 from fleet.devices.reports import Gap, Report, Reports, Stream
-from fleet.store import Store, Transaction, open_store, written
+from fleet.store import FleetStore, Transaction, open_store, written
 from fleet.untrusted import Warnings
 
 NAME = "fleet", "board"
 STREAM = Stream(*NAME, 7)
-Write = Callable[[Store, Transaction], object]
+Write = Callable[[FleetStore, Transaction], object]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_of_two_that_wait_for_each_other_both_are_written_in_the_end(database: s
         ids = [device.id for device in Devices(one).all("fleet")]
         met, attempts = threading.Barrier(2), list[tuple[int, int]]()
 
-        def write(store: Store, order: tuple[int, int]) -> None:
+        def write(store: FleetStore, order: tuple[int, int]) -> None:
             def both(transaction: Transaction) -> None:
                 attempts.append(order)
                 transaction.execute("UPDATE devices SET state = 'a' WHERE id = ?", order[:1])
@@ -119,7 +119,7 @@ def test_two_collectors_never_wait_for_each_other_in_a_circle(database: str, mon
 
     def keep(which: int) -> None:
         with open_store(database) as store:
-            keeper = Keeper(store, Warnings(logging.getLogger(), "test"))
+            keeper = BatchWriter(store, Warnings(logging.getLogger(), "test"))
             for turn in range(1, 30):
                 ordered = names[::-1] if (turn + which) % 2 else names
                 news = [Report(Stream(*name, turn), 1, "alarm", 1.0, "{}") for name in names[which::2]]
@@ -156,7 +156,7 @@ def test_a_refusal_that_anybody_can_provoke_does_not_stand_for_the_commands_end(
     error = {"code": "command.unsigned", "message": "no signature"}
     provoked = CommandResult.model_validate({"id": "c1", "status": "REJECTED", "error": error})
 
-    def statuses(store: Store, told: list[CommandResult]) -> str:
+    def statuses(store: FleetStore, told: list[CommandResult]) -> str:
         for each in told:
             written(store, lambda t, each=each: Results(store).take(t, [(NAME, each, each.to_json().decode())], 1.0))  # type: ignore[misc]  # a default
         with store.begun("read") as transaction:

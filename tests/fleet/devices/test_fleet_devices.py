@@ -16,7 +16,7 @@ from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.devices.reports import Report, Reports, Stream
 from fleet.devices.selection import matches, parse, parse_tag, select
-from fleet.store import Store, open_store
+from fleet.store import FleetStore, open_store
 
 NOW = 1_000_000.0
 
@@ -108,7 +108,7 @@ def test_what_is_no_tag_is_refused(text: str) -> None:
         parse_tag(text)
 
 
-def test_a_selection_that_matches_nobody_says_so(store: Store) -> None:
+def test_a_selection_that_matches_nobody_says_so(store: FleetStore) -> None:
     devices = Devices(store)
     assert select(devices, "fleet", None) == []
     Reports(store).add([Report(Stream("fleet", "board", 1), 1, "alarm", 1.0, "{}")])

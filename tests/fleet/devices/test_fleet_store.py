@@ -15,11 +15,11 @@ from agent.common.errors import AgentError, ConfigError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
 from benchmarks.postgres import Postgres
-from fleet.collector.writer import Retention
+from fleet.collector.writer import ReportRetention
 from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, Results, audited, quarantine, refused
 from fleet.devices.reports import Gap, Report, Reports, Stream
-from fleet.store import Store, open_existing, open_store
+from fleet.store import FleetStore, open_existing, open_store
 from fleet.store.schema import POSTGRES, SQLITE
 
 NAME = "fleet", "board"
@@ -47,7 +47,7 @@ def status(state: str, session: str, ts: float) -> Status:
     return Status.model_validate({"state": state, "session": session, "boot_id": "b", "ts": ts})
 
 
-def test_a_number_that_another_document_has_is_told_and_what_has_it_stays(store: Store) -> None:
+def test_a_number_that_another_document_has_is_told_and_what_has_it_stays(store: FleetStore) -> None:
     reports = Reports(store)
     other = Report(STREAM, 2, "alarm", 1.5, '{"seq": 2, "of": "a twin"}')
     reports.add([report(1), report(2)])
@@ -56,7 +56,7 @@ def test_a_number_that_another_document_has_is_told_and_what_has_it_stays(store:
     assert [each.document for each in reports.of(*NAME)] == [report(seq).document for seq in (1, 2, 3)]
 
 
-def test_documents_come_back_as_they_were_whatever_is_in_them(store: Store) -> None:
+def test_documents_come_back_as_they_were_whatever_is_in_them(store: FleetStore) -> None:
     reports, words = Reports(store), 'back\\slash "\\u0000" \\n\ttab \r\n\\. ünï \U0001f600 %s ? \\N'
     reports.add([Report(STREAM, seq, kind, -1.5e-300, words) for seq, kind in enumerate(("a\\b", "tab\t", "\\N"), 1)])
     found = list(reports.of(*NAME))
@@ -65,7 +65,7 @@ def test_documents_come_back_as_they_were_whatever_is_in_them(store: Store) -> N
     ]
 
 
-def test_what_fails_within_a_transaction_undoes_it_and_what_was_remembered_of_it(store: Store) -> None:
+def test_what_fails_within_a_transaction_undoes_it_and_what_was_remembered_of_it(store: FleetStore) -> None:
     reports = Reports(store)
 
     def fail() -> None:
@@ -106,7 +106,7 @@ def test_two_that_store_one_board_at_once_leave_no_hole(where: str) -> None:
     assert max(answers) == per_turn * turns
 
 
-def test_a_late_will_does_not_end_the_connection_that_followed(store: Store) -> None:
+def test_a_late_will_does_not_end_the_connection_that_followed(store: FleetStore) -> None:
     devices = Devices(store)
     for told, state in (
         (status("online", "first", 1.0), "online"),
@@ -121,7 +121,7 @@ def test_a_late_will_does_not_end_the_connection_that_followed(store: Store) -> 
         assert [each.state for each in devices.all("fleet")] == [state]
 
 
-def test_a_device_is_what_it_last_told(store: Store) -> None:
+def test_a_device_is_what_it_last_told(store: FleetStore) -> None:
     devices, reports = Devices(store), Reports(store)
     birth = Birth(agent_version="1.2\x003", engine="e1")
     with store.begun() as transaction:
@@ -140,7 +140,7 @@ def test_a_device_is_what_it_last_told(store: Store) -> None:
     assert devices.all("another") == []
 
 
-def test_tags_are_put_on_taken_off_and_on_record(store: Store) -> None:
+def test_tags_are_put_on_taken_off_and_on_record(store: FleetStore) -> None:
     devices = Devices(store)
     Reports(store).add([report(1), report(1, Stream("fleet", "twin", 1))])
     devices.tag(devices.all("fleet"), {"site": "berlin", "canary": ""}, [], who="ann")
@@ -149,7 +149,7 @@ def test_tags_are_put_on_taken_off_and_on_record(store: Store) -> None:
     assert [(each.who, each.what) for each in audited(store)] == [("ann", "tag"), ("ben", "tag")]
 
 
-def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: Store) -> None:
+def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetStore) -> None:
     results = Results(store)
 
     def told(*statuses: str) -> None:
@@ -170,7 +170,7 @@ def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: Store) 
         assert CommandResult.from_json(document.encode()).status == newest
 
 
-def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: FleetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.devices.records._MOST_REFUSED", 5)
     for number in range(4):
         with store.begun() as transaction:
@@ -181,7 +181,7 @@ def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: Store, monkeypa
     assert {(each.fleet, len(each.payload)) for each in found} == {("f", 4096)}
 
 
-def test_what_is_old_goes_a_few_rows_at_a_time(store: Store) -> None:
+def test_what_is_old_goes_a_few_rows_at_a_time(store: FleetStore) -> None:
     reports = Reports(store)
     for received in (10.0, 20.0):
         with store.begun() as transaction:
@@ -191,7 +191,7 @@ def test_what_is_old_goes_a_few_rows_at_a_time(store: Store) -> None:
     assert [each.seq for each in reports.of(*NAME)] == list(range(21, 26))
 
 
-def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: Store) -> None:
+def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: FleetStore) -> None:
     reports, day_s = Reports(store), 86_400.0
     for epoch, received in ((7, 0.0), (8, 0.0), (9, 40.0 * day_s)):
         stream = Stream(*NAME, epoch)
@@ -201,7 +201,7 @@ def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: Store)
             quarantine(transaction, [Refused(*NAME, "event", "c", str(epoch), b"")], received)
     with store.begun() as transaction:
         reports.take(transaction, [report(1, Stream("fleet", "gone", 7))], 0.0)
-    retention = Retention(days=30.0)
+    retention = ReportRetention(days=30.0)
     for _ in range(3):
         retention.keep(store, 40.0 * day_s)
     assert [each.stream.epoch for each in reports.of(*NAME)] == [9]

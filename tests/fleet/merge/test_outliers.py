@@ -8,7 +8,7 @@ from merge_bench import TENSORS, counted, frames_of
 
 from calibrate.histogram import AbsHistogram
 from fleet.merge.calibration import Merger
-from fleet.merge.outliers import LEAST_LIMIT_DB, Distance, Group, Limits, Sketch
+from fleet.merge.outliers import LEAST_LIMIT_DB, Distance, Group, OutlierLimits, Sketch
 
 
 def distances(boards: list[dict[str, AbsHistogram]]) -> list[Distance]:
@@ -23,7 +23,7 @@ def distances(boards: list[dict[str, AbsHistogram]]) -> list[Distance]:
 def found(boards: list[dict[str, AbsHistogram]]) -> list[int]:
     """The outliers by their number."""
     each = distances(boards)
-    limits = Limits.of(each)
+    limits = OutlierLimits.of(each)
     return [number for number, distance in enumerate(each) if limits.reason(distance)]
 
 
@@ -79,7 +79,7 @@ def test_a_tensor_that_a_board_has_only_seen_zeros_of_says_nothing_of_it() -> No
 
 
 def test_a_group_that_is_spread_out_has_a_wider_limit() -> None:
-    spread = Limits.of([Distance(each, 0.0) for each in (0.0, 2.0, 4.0, 6.0, 8.0, 20.0)])
+    spread = OutlierLimits.of([Distance(each, 0.0) for each in (0.0, 2.0, 4.0, 6.0, 8.0, 20.0)])
     assert spread.to_board_db > 20.0
     assert spread.to_group_db == LEAST_LIMIT_DB
     assert "would cost this board 40.0 dB, the median of all is 5.0" in spread.reason(Distance(40.0, 0.0))

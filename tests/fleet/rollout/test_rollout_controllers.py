@@ -24,7 +24,7 @@ from fleet.cli.main import main
 from fleet.rollout import rollout_rows as tables
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target
-from fleet.simulator.options import Bad
+from fleet.simulator.options import BadEngines
 from fleet.store import open_store
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -54,7 +54,7 @@ def spec(**wishes: Any) -> Spec:
 def test_however_often_the_controller_is_killed_each_board_is_told_once(mosquitto: RealBroker, where: str) -> None:
     """Through a good wave, a bad one, and its way back."""
     rng, kills = random.Random(7), 0
-    with a_fleet(mosquitto, where, 12, bad=Bad(first=2, last=7), job_s=1.0), Commands(mosquitto) as commands:
+    with a_fleet(mosquitto, where, 12, bad=BadEngines(first=2, last=7), job_s=1.0), Commands(mosquitto) as commands:
         identity = begin(where, spec(waves="2,8,100%", at_once=3))
         while not overview(where, identity).rollout.state.over:
             with a_process(mosquitto, where) as process:

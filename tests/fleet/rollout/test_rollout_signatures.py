@@ -19,13 +19,13 @@ from agent.mqtt.endpoint import Endpoint
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.rollout import rollout_rows as tables
-from fleet.rollout.command_rows import Order
+from fleet.rollout.command_rows import CommandRow
 from fleet.rollout.controller import Controller
-from fleet.rollout.register import RolloutBook
-from fleet.rollout.sender import Dispatch
+from fleet.rollout.register import RolloutRegister
+from fleet.rollout.sender import CommandSender
 from fleet.rollout.states import Role, State, Target
-from fleet.rollout.stepper import Conductor
-from fleet.store import Store, open_store
+from fleet.rollout.stepper import RolloutStepper
+from fleet.store import FleetStore, open_store
 
 _CODES = ("command.unsigned", "command.signature")
 
@@ -35,25 +35,25 @@ def signer(tmp_path: Path) -> Signer:
     return Signer(new_key(tmp_path / "operator")[0])
 
 
-def refused(order: Order, code: str) -> CommandResult:
+def refused(order: CommandRow, code: str) -> CommandResult:
     error = {"code": code, "message": "found this; expected that; do so"}
     return CommandResult.model_validate({"id": order.id, "status": "REJECTED", "error": error})
 
 
 def taken_over(room: Room, signer: Signer | None) -> None:
     """By a controller with this key."""
-    room.dispatch = Dispatch()
-    room.conductor = Conductor(room.store, room.dispatch, "owner", "who", signer, room.held, 60.0)
+    room.dispatch = CommandSender()
+    room.conductor = RolloutStepper(room.store, room.dispatch, "owner", "who", signer, room.held, 60.0)
 
 
 def halts(room: Room) -> list[str]:
-    return [each.why for each in RolloutBook(room.store, "").show(room.id)[0].records if each.what == "halted"]
+    return [each.why for each in RolloutRegister(room.store, "").show(room.id)[0].records if each.what == "halted"]
 
 
 @pytest.mark.parametrize("code", _CODES)
 @pytest.mark.parametrize("signs", [False, True])
 def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_failed(
-    store: Store, signer: Signer, code: str, signs: bool
+    store: FleetStore, signer: Signer, code: str, signs: bool
 ) -> None:
     room = Room(store, spec(gates="failures<=0%,unreached<=0%"))
     taken_over(room, signer if signs else None)
@@ -66,14 +66,14 @@ def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_fail
 
 
 def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_again(
-    store: Store, signer: Signer
+    store: FleetStore, signer: Signer
 ) -> None:
     room = Room(store, spec(), boards=2)
     room.step()
     unsigned = room.open()
     room.step(refused(unsigned["b0"], "command.unsigned"))
     taken_over(room, signer)
-    RolloutBook(store, "operator").resume(room.id, "")
+    RolloutRegister(store, "operator").resume(room.id, "")
     room.step()
     assert "signature" in json.loads(room.open()["b0"].payload)
     assert room.step(refused(unsigned["b1"], "command.unsigned")) is State.RUNNING  # it was away until now
@@ -85,7 +85,7 @@ def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_a
     assert len(halts(room)) == 1
 
 
-def test_one_board_with_another_key_is_unreached_and_keeps_nobody_waiting(store: Store, signer: Signer) -> None:
+def test_one_board_with_another_key_is_unreached_and_keeps_nobody_waiting(store: FleetStore, signer: Signer) -> None:
     room = Room(store, spec())
     taken_over(room, signer)
     room.step()
@@ -97,7 +97,7 @@ def test_one_board_with_another_key_is_unreached_and_keeps_nobody_waiting(store:
     assert halts(room) == []
 
 
-def test_without_a_key_even_one_board_that_demands_it_halts_the_rollout(store: Store) -> None:
+def test_without_a_key_even_one_board_that_demands_it_halts_the_rollout(store: FleetStore) -> None:
     room = Room(store, spec())
     room.step()
     orders = room.open()
@@ -106,7 +106,7 @@ def test_without_a_key_even_one_board_that_demands_it_halts_the_rollout(store: S
     assert room.states() == [Target.SENT, Target.WAITING]
 
 
-def test_what_is_refused_while_all_is_undone_halts_nothing(store: Store) -> None:
+def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) -> None:
     room = Room(store, spec())
     room.step()
     orders = room.open()
@@ -132,7 +132,7 @@ def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
     nowhere = Endpoint("127.0.0.1", 1)
     with open_store(where) as store:
         room = Room(store, spec(signed=True))
-        other = RolloutBook(store, "operator")
+        other = RolloutRegister(store, "operator")
         plain = other.create("f", spec(), other.plan("f", spec(), "seed"), "")
         with store.begun() as transaction:
             transaction.execute("UPDATE rollouts SET lease_until = 0.0, lease_owner = NULL")
@@ -150,7 +150,7 @@ def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
             having._step()
             having._step()
             assert all("signature" in json.loads(each.payload) for each in having._conductor._open[room.id].values())
-        records = RolloutBook(store, "").show(room.id)[0].records
+        records = RolloutRegister(store, "").show(room.id)[0].records
         assert [each.what for each in records][:2] == ["created", "left to another controller"]
         assert json.loads(records[0].document)["spec"]["signed"] is True
 
@@ -167,7 +167,7 @@ def test_the_command_demands_it_and_says_where_it_should_be(tmp_path: Path, caps
     assert main([*create, "--signed"]) == 0
     assert "operators' keys" not in capsys.readouterr().out
     with open_store(where) as store:
-        (identity,) = [each.rollout.id for each in RolloutBook(store, "").all("default")]
+        (identity,) = [each.rollout.id for each in RolloutRegister(store, "").all("default")]
     assert main(["fleet", "rollout", "show", identity, "--db", where]) == 0
     assert "RUNNING, signed commands alone" in capsys.readouterr().out
     assert main(["fleet", "rollout", "show", identity, "--db", where, "--json"]) == 0

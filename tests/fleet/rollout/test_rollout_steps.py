@@ -17,17 +17,17 @@ from agent.contract.commands import CommandResult
 from agent.mqtt.endpoint import Endpoint
 from fleet.devices.devices import Device
 from fleet.rollout.board_rows import TargetRow
-from fleet.rollout.command_rows import Order
+from fleet.rollout.command_rows import CommandRow
 from fleet.rollout.controller import Controller
 from fleet.rollout.outcomes import MOST_ATTEMPTS, overdue
-from fleet.rollout.register import RolloutBook
+from fleet.rollout.register import RolloutRegister
 from fleet.rollout.states import Role, State, Target
 from fleet.rollout.stepper import judge_wave
-from fleet.store import Store, Transaction, open_store
+from fleet.store import FleetStore, Transaction, open_store
 
 
 @pytest.mark.parametrize("text", ["\0", "x" * 10_000, "\x1b[2J", "ünï \U0001f600"])
-def test_no_text_of_a_board_holds_anything_up(store: Store, text: str) -> None:
+def test_no_text_of_a_board_holds_anything_up(store: FleetStore, text: str) -> None:
     room = Room(store, spec())
     room.step()
     orders = room.open()
@@ -37,7 +37,7 @@ def test_no_text_of_a_board_holds_anything_up(store: Store, text: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["[" * 100_000, 2**60, -(2**80), [1], {"a": {}}, "\0"])
-def test_no_setting_of_a_board_holds_up_the_others(store: Store, value: Any) -> None:
+def test_no_setting_of_a_board_holds_up_the_others(store: FleetStore, value: Any) -> None:
     room = Room(store, policy())
     room.held.update({("f", "b0"): reported(value), ("f", "b1"): reported(5.0)})
     room.step()
@@ -51,7 +51,7 @@ def test_no_setting_of_a_board_holds_up_the_others(store: Store, value: Any) -> 
     room.until(State.ABORTED)
 
 
-def test_what_a_board_had_is_what_it_had_before_the_first_attempt(store: Store) -> None:
+def test_what_a_board_had_is_what_it_had_before_the_first_attempt(store: FleetStore) -> None:
     room = Room(store, policy(), boards=1)
     room.held["f", "b0"] = reported(5.0)
     room.step()
@@ -66,7 +66,7 @@ def test_what_a_board_had_is_what_it_had_before_the_first_attempt(store: Store) 
     assert f'"{PERIOD}":5.0' in room.open(Role.UNDO)["b0"].payload
 
 
-def test_a_policy_that_somebody_has_changed_since_is_left_alone(store: Store) -> None:
+def test_a_policy_that_somebody_has_changed_since_is_left_alone(store: FleetStore) -> None:
     room = Room(store, policy(), boards=1)
     room.held["f", "b0"] = reported(5.0)
     room.step()
@@ -77,14 +77,14 @@ def test_a_policy_that_somebody_has_changed_since_is_left_alone(store: Store) ->
     assert room.states() == [Target.KEPT]
 
 
-def test_the_version_of_a_policy_rises_whatever_the_clock_says(store: Store) -> None:
+def test_the_version_of_a_policy_rises_whatever_the_clock_says(store: FleetStore) -> None:
     room = Room(store, policy(), boards=1)
     room.held["f", "b0"] = reported(5.0, version=2**52)
     room.step()
     assert f'"version":{2**52 + 1}' in room.open()["b0"].payload
 
 
-def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(store: Store) -> None:
+def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(store: FleetStore) -> None:
     room = Room(store, policy(), boards=1)
     for _ in range(MOST_ATTEMPTS):
         room.step()
@@ -96,7 +96,7 @@ def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(
     assert "has not told its settings" in room.rows()[0].reason
 
 
-def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: Store) -> None:
+def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetStore) -> None:
     room = Room(store, spec())
     room.dispatch.tell_presence("f", "b0", is_there=False)
     room.step()
@@ -113,7 +113,7 @@ def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: Store)
     assert room.open(Role.CANCEL).keys() == {"b0", "b1"}
 
 
-def test_who_is_away_keeps_nobody_else_waiting(store: Store) -> None:
+def test_who_is_away_keeps_nobody_else_waiting(store: FleetStore) -> None:
     room = Room(store, spec(at_once=1), boards=3)
     for name in ("b0", "b1"):
         room.dispatch.tell_presence("f", name, is_there=False)
@@ -122,7 +122,7 @@ def test_who_is_away_keeps_nobody_else_waiting(store: Store) -> None:
     assert room.states() == [Target.SENT] * 3
 
 
-def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: Store) -> None:
+def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: FleetStore) -> None:
     room = Room(store, spec(windows=("00:00-24:00",), valid_s=0.05), boards=1)
     room.step()
     with store.begun() as transaction:
@@ -134,14 +134,14 @@ def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: Store)
 
 
 def test_a_board_may_take_so_long_from_when_it_has_begun() -> None:
-    order = Order("c", 1, "b", Role.DO, "{}", sent=0.0, expires=86_400.0, accepted=86_000.0)
+    order = CommandRow("c", 1, "b", Role.DO, "{}", sent=0.0, expires=86_400.0, accepted=86_000.0)
     assert overdue(order, 86_000.0 + 7_000.0, 7_200.0) is None
     late = overdue(order, 86_000.0 + 7_300.0, 7_200.0)
     assert late is not None
     assert late.status == "FAILED"
 
 
-def test_an_expiry_after_it_had_begun_is_a_failure(store: Store) -> None:
+def test_an_expiry_after_it_had_begun_is_a_failure(store: FleetStore) -> None:
     """As of a board that was restored from a backup in between, and knows nothing of the command."""
     room = Room(store, spec(), boards=2)
     room.step()
@@ -151,7 +151,7 @@ def test_an_expiry_after_it_had_begun_is_a_failure(store: Store) -> None:
     assert room.states() == [Target.FAILED, Target.UNREACHED]
 
 
-def test_a_commit_whose_answer_was_lost_is_looked_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_answer_was_lost_is_looked_up(store: FleetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(store, spec(), boards=1)
     begun = store.begun
 
@@ -177,7 +177,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
         Room(store, spec(), boards=1).conductor.forget("")
         with store.begun() as transaction:
             transaction.execute("UPDATE rollouts SET lease_until = 0.0")
-        (identity,) = [each.rollout.id for each in RolloutBook(store, "").all("f")]
+        (identity,) = [each.rollout.id for each in RolloutRegister(store, "").all("f")]
         nowhere = Endpoint("127.0.0.1", 1)
         first, second = (Controller(nowhere, open_store(where), "who", lease_s=0.3) for _ in range(2))
         with first._client, second._client, first._store, second._store:
@@ -193,7 +193,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
             first._claim()
             first._step()
             assert first._conductor._open[identity] == {}
-        (board,) = RolloutBook(store, "").show(identity)[1]
+        (board,) = RolloutRegister(store, "").show(identity)[1]
         assert board.state is Target.DONE
 
 

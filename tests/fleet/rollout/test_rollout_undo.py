@@ -18,11 +18,13 @@ from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutBook
 from fleet.rollout.spec import with_file
 from fleet.rollout.states import Role, State, Target
-from fleet.store import Store, open_store
+from fleet.store import FleetStore, open_store
 
 
 @pytest.mark.parametrize(("back_at", "state"), [("e0", Target.UNDONE), ("e7", Target.KEPT), (None, Target.UNDONE)])
-def test_a_board_has_gone_back_where_it_serves_what_it_had(store: Store, back_at: str | None, state: Target) -> None:
+def test_a_board_has_gone_back_where_it_serves_what_it_had(
+    store: FleetStore, back_at: str | None, state: Target
+) -> None:
     room = Room(store, spec(), boards=1)
     room.step()
     room.step(done(room.open()["b0"], artefact="e1"))
@@ -34,7 +36,7 @@ def test_a_board_has_gone_back_where_it_serves_what_it_had(store: Store, back_at
 
 
 @pytest.mark.parametrize(("serves", "state"), [("e2", Target.KEPT), ("e0", Target.UNDONE)])
-def test_a_board_that_has_gone_on_since_is_left_alone(store: Store, serves: str, state: Target) -> None:
+def test_a_board_that_has_gone_on_since_is_left_alone(store: FleetStore, serves: str, state: Target) -> None:
     room = Room(store, spec(), boards=1)
     room.step()
     room.step(done(room.open()["b0"], artefact="e1"))
@@ -47,7 +49,7 @@ def test_a_board_that_has_gone_on_since_is_left_alone(store: Store, serves: str,
     assert room.open(Role.UNDO) == {}
 
 
-def test_a_board_that_was_done_too_late_goes_back_too(store: Store) -> None:
+def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None:
     room = Room(store, spec(deadline_s=0.0, valid_s=0.1), boards=1)
     room.step()
     order = room.open()["b0"]
@@ -68,7 +70,7 @@ def test_a_board_that_was_done_too_late_goes_back_too(store: Store) -> None:
     room.until(State.ABORTED)
 
 
-def two_waves(store: Store) -> Room:
+def two_waves(store: FleetStore) -> Room:
     """Of b0, which is done and serves e1, and of b1 and b2, of which one is done and one has failed."""
     room = Room(store, spec(waves="1,100%", gates="failures<=0%", soak_s=0.0), boards=3)
     for names in (("b0",), ("b1",)):
@@ -86,7 +88,7 @@ def undo_all_that_is_asked(room: Room) -> None:
     room.serves(dict.fromkeys(range(room.boards), "e0"))
 
 
-def test_after_a_wave_went_back_the_earlier_ones_can_be_taken_back_too(store: Store) -> None:
+def test_after_a_wave_went_back_the_earlier_ones_can_be_taken_back_too(store: FleetStore) -> None:
     room = two_waves(store)
     room.step()
     assert room.open(Role.UNDO).keys() == {"b1"}
@@ -106,7 +108,7 @@ def test_after_a_wave_went_back_the_earlier_ones_can_be_taken_back_too(store: St
     ]
 
 
-def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: Store) -> None:
+def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: FleetStore) -> None:
     room = two_waves(store)
     room.step()
     (former,) = room.open(Role.UNDO).values()
@@ -119,7 +121,7 @@ def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: Store) -> No
     assert room.states() == [Target.UNDONE, Target.UNDONE, Target.FAILED]
 
 
-def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: Store) -> None:
+def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: FleetStore) -> None:
     """Whoever has been sent a command may yet do it, and is waited for; whose was only on record never will."""
     room = Room(store, spec(gates="failures<=10%"), boards=3)
     room.step()
@@ -134,7 +136,7 @@ def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: St
     room.until(State.ROLLED_BACK)
 
 
-def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: Store) -> None:
+def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: FleetStore) -> None:
     room = Room(store, spec(soak_s=0.0), boards=3)
     room.step()
     orders = room.open()
@@ -156,7 +158,7 @@ def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: St
 
 
 @pytest.mark.parametrize("undo", [None, "wave"])
-def test_nothing_else_can_be_done_to_what_is_over_and_that_is_said(store: Store, undo: str | None) -> None:
+def test_nothing_else_can_be_done_to_what_is_over_and_that_is_said(store: FleetStore, undo: str | None) -> None:
     room = Room(store, spec(soak_s=0.0), boards=1)
     room.step()
     room.step(done(room.open()["b0"], artefact="e1"))

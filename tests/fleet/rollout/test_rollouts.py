@@ -15,10 +15,10 @@ from simulator_bench import topics
 
 from agent.contract.signing import Keyring, Signer, new_key
 from fleet.devices.devices import Devices
-from fleet.rollout.register import RolloutBook
+from fleet.rollout.register import RolloutRegister
 from fleet.rollout.spec import Spec
 from fleet.rollout.states import State, Target
-from fleet.simulator.options import Bad
+from fleet.simulator.options import BadEngines
 from fleet.store import open_store
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -57,7 +57,7 @@ def test_each_wave_is_told_judged_and_followed_by_the_next(mosquitto: RealBroker
 
 @IN_EACH
 def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosquitto: RealBroker, where: str) -> None:
-    bad = Bad(first=1, last=3)
+    bad = BadEngines(first=1, last=3)
     with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick())
         seen = ended(where, identity)
@@ -77,13 +77,13 @@ def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosqui
 
 @pytest.mark.trial
 def test_after_a_bad_wave_went_back_an_abort_takes_the_good_one_back_too(mosquitto: RealBroker, where: str) -> None:
-    bad = Bad(first=1, last=3)
+    bad = BadEngines(first=1, last=3)
     with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick())
         assert ended(where, identity).rollout.state is State.ROLLED_BACK
         assert commands.told("rollback").keys() == names(1, 2, 3)
         with open_store(where) as store:
-            assert RolloutBook(store, "operator").abort(identity, "all", "none of it").state is State.UNDOING
+            assert RolloutRegister(store, "operator").abort(identity, "all", "none of it").state is State.UNDOING
         assert ended(where, identity).rollout.state is State.ABORTED
         assert commands.told("rollback").keys() == names(0, 1, 2, 3)
     assert boards(where, identity, Target.UNDONE) == names(0, 1, 2, 3)
@@ -107,13 +107,13 @@ def test_a_pause_tells_nobody_else_and_a_resumption_goes_on_there(mosquitto: Rea
         identity = begin(where, quick(waves="2,100%", soak_s=2.0))
         eventually(lambda: len(commands.told("recalibrate")) == 2, 20.0)
         with open_store(where) as store:
-            RolloutBook(store, "operator").pause(identity, "lunch")
+            RolloutRegister(store, "operator").pause(identity, "lunch")
         eventually(lambda: boards(where, identity, Target.DONE) == names(0, 1), 20.0)
         time.sleep(3.0)  # longer than the soak
         assert overview(where, identity).rollout.state is State.PAUSED
         assert len(commands.told("recalibrate")) == 2
         with open_store(where) as store:
-            RolloutBook(store, "operator").resume(identity, "")
+            RolloutRegister(store, "operator").resume(identity, "")
         seen = ended(where, identity)
         assert {len(ids) for ids in commands.told("recalibrate").values()} == {1}
     assert seen.rollout.state is State.COMPLETED
@@ -134,7 +134,7 @@ def test_an_abort_cancels_what_is_under_way_and_undoes_what_it_is_told_to(
         # The second wave's first two are done, its others are at it.
         eventually(lambda: commands.told("recalibrate").keys() == names(*range(5)), 30.0)
         with open_store(where) as store:
-            RolloutBook(store, "operator").abort(identity, undo, "enough")
+            RolloutRegister(store, "operator").abort(identity, undo, "enough")
         seen = ended(where, identity)
         assert not names(5, 6, 7) & commands.told("recalibrate").keys()
         eventually(lambda: commands.told("cancel").keys() == at_it, 10.0)
@@ -217,10 +217,10 @@ def test_each_command_is_signed_for_its_board_and_kept_as_it_was_sent(mosquitto:
         assert "command.unsigned" in halted.why
         assert "run --sign KEY" in halted.why
         with controlling(mosquitto, where, Signer(private)), open_store(where) as store:
-            RolloutBook(store, "operator").resume(identity, "with the key")
+            RolloutRegister(store, "operator").resume(identity, "with the key")
             assert ended(where, identity).rollout.state is State.COMPLETED
     with open_store(where) as store:
-        _, _, (refused, *commands) = RolloutBook(store, "").show(identity)
+        _, _, (refused, *commands) = RolloutRegister(store, "").show(identity)
     assert (refused[4], "signature" in json.loads(refused[5])) == ("REJECTED", False)
     assert len(commands) == 3
     ring = Keyring([public])

@@ -21,7 +21,7 @@ from agent.uplink.outbox_store import NO_CLOCK_S
 from fleet.cli.main import main
 from fleet.devices.reports import Reports
 from fleet.operator import new_command, send
-from fleet.simulator.options import Bad, Faults
+from fleet.simulator.options import BadEngines, Faults
 from fleet.simulator.scene import Drift
 from fleet.simulator.simulation import allow_files
 from fleet.store import open_store
@@ -157,7 +157,7 @@ def test_a_wave_that_is_bad_shows_in_fidelity_and_latency(mosquitto: RealBroker)
         document = watcher.expect(topics(number).telemetry)
         return Telemetry.from_json(json.dumps(document).encode()).cameras["camera"]
 
-    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 3, bad=Bad(named="max")):
+    with Watcher(mosquitto.endpoint) as watcher, simulating(mosquitto, 3, bad=BadEngines(named="max")):
         before = camera(1)
         for number, method, expected in ((0, "mse", True), (1, "max", False)):
             ask(mosquitto, number, "recalibrate", method=method)

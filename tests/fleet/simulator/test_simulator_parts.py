@@ -14,8 +14,8 @@ from agent.contract.topics import Topics
 from fleet.cli.simulate import pairs
 from fleet.collector.batch import numbered, read
 from fleet.simulator.event_loop import Loop
-from fleet.simulator.options import Bad, Faults, rubbish
-from fleet.simulator.scene import Drift, Engine, Scene, drift_state
+from fleet.simulator.options import BadEngines, Faults, rubbish
+from fleet.simulator.scene import Drift, SimulatedEngine, SimulatedScene, drift_state
 
 STILL = Drift()
 FAST = Drift(db=6.0, after_s=10.0, spread_s=70.0, ramp_s=10.0, groups=8, day_s=100.0)
@@ -64,21 +64,21 @@ def test_what_a_dial_raises_is_told_in_the_loop() -> None:
 
 
 def test_a_scene_drifts_group_by_group_and_a_new_engine_fits_it() -> None:
-    scenes = [Scene(FAST, group, random.Random(group)) for group in range(8)]
-    old = Engine("old", "day")
+    scenes = [SimulatedScene(FAST, group, random.Random(group)) for group in range(8)]
+    old = SimulatedEngine("old", "day")
     begun = [next(t for t in range(200) if scene.gain_db(old, t) > 0.0) for scene in scenes]
     assert begun == sorted(begun)
     assert 10 <= begun[0] < 15
     assert begun[-1] >= 80
     assert drift_state(scenes[0].gain_db(old, 150.0)) == "alarm"
-    new = Engine("new", "day", db=scenes[0].moved_db(150.0))
+    new = SimulatedEngine("new", "day", db=scenes[0].moved_db(150.0))
     assert drift_state(scenes[0].gain_db(new, 150.0)) == "calm"
     assert {scenes[0].light(t) for t in range(100)} == {"day", "night"}
 
 
 def test_fidelity_is_lost_to_drift_and_to_a_bad_engine_and_its_interval_narrows() -> None:
-    scene = Scene(FAST, 0, random.Random(1))
-    sound, bad = Engine("a", "day"), Engine("a", "day", bad=True)
+    scene = SimulatedScene(FAST, 0, random.Random(1))
+    sound, bad = SimulatedEngine("a", "day"), SimulatedEngine("a", "day", bad=True)
     calm, drifted = scene.fidelity(sound, 0.0, 5.0), scene.fidelity(sound, 0.0, 3600.0)
     assert calm.high - calm.low > drifted.high - drifted.low
     assert calm.estimate - drifted.estimate == pytest.approx(0.18, abs=0.1)
@@ -88,26 +88,28 @@ def test_fidelity_is_lost_to_drift_and_to_a_bad_engine_and_its_interval_narrows(
 
 
 def test_the_same_seed_sees_the_same() -> None:
-    samples = [Scene(STILL, 3, random.Random(7)).sample(Engine("a", "day"), 0.0, 60.0) for _ in range(2)]
+    samples = [
+        SimulatedScene(STILL, 3, random.Random(7)).sample(SimulatedEngine("a", "day"), 0.0, 60.0) for _ in range(2)
+    ]
     assert samples[0] == samples[1]
-    assert Scene(STILL, 3, random.Random(8)).sample(Engine("a", "day"), 0.0, 60.0) != samples[0]
+    assert SimulatedScene(STILL, 3, random.Random(8)).sample(SimulatedEngine("a", "day"), 0.0, 60.0) != samples[0]
 
 
 @pytest.mark.parametrize(
     ("bad", "number", "asked", "hit"),
     [
-        (Bad(), 0, None, False),
-        (Bad(), 0, "", False),
-        (Bad(named="max"), 5, "max", True),
-        (Bad(named="max"), 5, "mse", False),
-        (Bad(first=2, last=4), 4, None, True),
-        (Bad(first=2, last=4), 5, None, False),
-        (Bad("max", 2, 4), 3, "max", True),
-        (Bad("max", 2, 4), 3, "mse", False),
-        (Bad("max", 2, 4), 5, "max", False),
+        (BadEngines(), 0, None, False),
+        (BadEngines(), 0, "", False),
+        (BadEngines(named="max"), 5, "max", True),
+        (BadEngines(named="max"), 5, "mse", False),
+        (BadEngines(first=2, last=4), 4, None, True),
+        (BadEngines(first=2, last=4), 5, None, False),
+        (BadEngines("max", 2, 4), 3, "max", True),
+        (BadEngines("max", 2, 4), 3, "mse", False),
+        (BadEngines("max", 2, 4), 5, "max", False),
     ],
 )
-def test_which_engines_turn_out_bad(bad: Bad, number: int, asked: str | None, hit: bool) -> None:
+def test_which_engines_turn_out_bad(bad: BadEngines, number: int, asked: str | None, hit: bool) -> None:
     assert bad.hits(number, asked) == hit
 
 

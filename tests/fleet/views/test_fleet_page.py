@@ -16,9 +16,9 @@ from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, audit, quarantine
 from fleet.devices.reports import Report, Reports, Stream
-from fleet.rollout.register import RolloutBook
+from fleet.rollout.register import RolloutRegister
 from fleet.rollout.spec import Spec
-from fleet.store import Store, open_store
+from fleet.store import FleetStore, open_store
 from fleet.views.page import histogram, stacked_bars, timeline
 
 _VOID = {"meta"}
@@ -71,7 +71,7 @@ def test_a_timeline_of_one_moment_is_one_too() -> None:
     assert timeline({"r1": [(5.0, "blue", "begun")]}).count("<circle") == 1
 
 
-def fill(store: Store, evil: str) -> None:
+def fill(store: FleetStore, evil: str) -> None:
     """Two boards, one of which says what no page should run."""
     reports, devices, now = Reports(store), Devices(store), time.time()
     for number, name in enumerate(("board-1", f"b{evil}"[:20].replace("/", ""))):
@@ -85,7 +85,7 @@ def fill(store: Store, evil: str) -> None:
             quarantine(transaction, [Refused("default", name, "event", "c", evil, evil.encode())], now)
             audit(transaction, evil, evil, evil, evil, "{}")
     devices.tag(devices.all("default")[:1], {"site": "berlin"}, [], "ann")
-    book, spec = RolloutBook(store, "ann"), Spec("recalibrate", waves="1,100%")
+    book, spec = RolloutRegister(store, "ann"), Spec("recalibrate", waves="1,100%")
     book.abort(book.create("default", spec, book.plan("default", spec, "seed"), evil), "all", evil)
     elsewhere = Status(state="online", session="s", boot_id="b", ts=now)
     with store.begun() as transaction:
