@@ -44,7 +44,7 @@ _TYPED = (
 )  # ops whose arguments are no text: nobody types a hash, or a list of numbers
 _UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 
 def new_command(

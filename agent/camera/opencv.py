@@ -22,7 +22,7 @@ _OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 _OPENING = threading.Lock()
 _FPS_TOLERANCE = 0.05  # 29.97 is 30
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 
 def open_capture(source: Source, silence_s: float) -> Any:

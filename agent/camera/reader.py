@@ -103,7 +103,7 @@ _IMAGE_PERIOD_S = 0.1  # capture time between the images of a folder or zip, whi
 _FAILED_AT_END = 300  # reads in a row; one costs about 10 us at the end, and ten seconds of a video may be damaged
 _CUT_SHORT = 0.02  # of the length that a file claims to have; less is how some count it
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 
 def read_images(

@@ -19,7 +19,7 @@ from agent.contract.commands import OPS, READS, CommandResult, Failure
 from agent.mqtt.message import Reply
 from calibrate.errors import TaredError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 INTERRUPTED = "command.interrupted"
 

@@ -219,7 +219,7 @@ def check_room(folder: Path, more_bytes: int, reserve_bytes: int, what: str) -> 
         raise AgentError(f"command.{what}", f"{free} bytes free in {folder}", expected, "free some, then send it again")
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 
 class Staged(Protocol):

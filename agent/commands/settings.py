@@ -17,7 +17,7 @@ from agent.config import Config
 from agent.contract.commands import Desired, Reported
 from agent.contract.wire import MessageError, problems, read_object
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 # Keys whose readers look at them each time. Any other is read once, when something is built from it.
 LIVE = (

@@ -128,7 +128,7 @@ RESTART = "restart"  # why the run has ended
 MAX_SNAPSHOT_BYTES = 512 * 1024
 _SNAPSHOT_PERIOD_S = 1.0
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 
 class BoardHandlers:

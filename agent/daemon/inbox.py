@@ -32,7 +32,7 @@ from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
 from agent.uplink.reporter import Reporter
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _MESSAGES_PER_TICK = 20  # of each kind: a flood of them must not hold up the watchdog
 _CHUNKS_PER_TICK = 100

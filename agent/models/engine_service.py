@@ -24,7 +24,7 @@ from engines.store.store import LINKS, Store
 if TYPE_CHECKING:  # the service asks here
     pass
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 # An engine that its calibration can replace: damaged, or refused by another library that calls itself the same version.
 _REPLACEABLE = ("artefact.damaged", "engine.unreadable")

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 LOOK_S = 2.0  # between two looks; a file that is the same at two of them is not being written any more
 _CHUNK_BYTES = 1 << 20

@@ -32,7 +32,7 @@ from calibrate.histogram import AbsHistogram
 from engines.interface import Observer, Progress, silent
 from engines.trace import span
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _NICE = 10  # of the thread: the frame path goes first
 # Between attempts to open it, at random up to so much: none is given up, and one in vain costs a build every half hour.

@@ -279,7 +279,7 @@ def _variable(data: bytes, at: int) -> tuple[int, int]:
             return at, value
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 
 class PubackPolicy:

@@ -26,7 +26,7 @@ from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Mailbox, Message, MessageSource
 from agent.mqtt.protocol import Negotiation
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 STABLE_S = 10.0  # a connection that lasted this long was a success, and the backoff starts over
 INBOX_SIZE = 100

@@ -43,7 +43,7 @@ from agent.mqtt.protocol import (
     violation,
 )
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 ACKNOWLEDGE_TIMEOUT_S = 60.0  # between one acknowledgement and the next, while there is something to acknowledge
 

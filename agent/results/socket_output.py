@@ -15,7 +15,7 @@ from pathlib import Path
 from agent.common.errors import AgentError, ConfigError
 from agent.results.writer import ResultLine
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 MAX_READERS = 8
 _LOOK_S = 0.2  # for new readers; a line looks too, so that none misses it

@@ -235,7 +235,7 @@ class Probation:
         return AgentError("probation.fidelity", found, f"at most {self._may_lose:g} lower", remedy)
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 # A first inference loads a runtime's code and maps its memory: seconds on a slow board, tens of them from a slow disk.
 # Nobody waits for it, so this only has to be longer than any.

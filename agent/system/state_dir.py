@@ -52,7 +52,7 @@ def _lock(state_dir: Path) -> TextIO:
     return lock
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _GONE_S = 5.0  # within which a process that was killed is gone, unless its disk hangs
 # What is written under such a name, with the process id but for links, is then renamed.

@@ -19,7 +19,7 @@ from agent.contract.topics import Topics
 from agent.mqtt.message import Mailbox, Message
 from engines.store.files import replace_files
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 BORN = b"online"  # on its status topic, when Home Assistant has started
 _EXPIRES_S = 300  # of a command: its clock and the board's may differ by so much

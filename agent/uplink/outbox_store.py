@@ -16,7 +16,7 @@ from agent.mqtt.config import OutboxConfig
 from agent.system.clock import unix_s
 from agent.uplink.outbox_tables import START, DroppedRange, Key, OutboxRow, OutboxTable, database, in_memory
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 NO_CLOCK_S = 1_704_067_200.0  # 2024: a board that says less has not heard what time it is
 RANGE = "range"  # the kind of a run that was itself forgotten

@@ -15,7 +15,7 @@ from agent.uplink.outbox import TELEMETRY
 from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE
 from calibrate.errors import TaredError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 # What outlives the samples where the outbox is full, and is written to the disk at once.
 _ALARMS = frozenset({"alarm", "error", "fidelity", "view", "swap", "commit", "rollback"})

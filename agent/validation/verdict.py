@@ -198,7 +198,7 @@ def _slower(times_ms: tuple[float, ...], max_slowdown: float) -> bool:
     return candidate > max_slowdown * serving and candidate - serving > _NOTICED_MS
 
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger(__package__)
 
 _ASKED = {
     "outputs": "finite outputs of the reference's names, types and shapes",

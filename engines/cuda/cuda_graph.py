@@ -16,7 +16,7 @@ from typing import Any
 
 from calibrate.errors import TaredError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _ROUNDS = 15  # of both, in turns
 _WORTH = 0.98  # of the time without a graph: less of a gain is noise

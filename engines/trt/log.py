@@ -18,7 +18,7 @@ from engines.trt.dialect import TensorRtRelease
 
 Made = TypeVar("Made")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _MOST_MESSAGES = 200  # of each kind: a builder that fails over and over must not fill the memory
 

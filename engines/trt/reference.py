@@ -133,7 +133,7 @@ def _sqnr_db(expected: Array, found: Array) -> float:
     return np.inf if noise == 0.0 else float(10.0 * np.log10(signal / noise)) if signal else -np.inf
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _CHUNK = 16  # taps that one engine has as outputs: each lies in memory of its own while an image is observed
 _LISTENING, _OUTPUTS = "debug listener", "outputs"

@@ -21,7 +21,7 @@ from engines.interface import Array, TensorSpec
 from engines.trt.dialect import TensorRtRelease
 from engines.trt.session import Session
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _POINTER = ctypes.pythonapi.PyCapsule_GetPointer
 _POINTER.restype, _POINTER.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)

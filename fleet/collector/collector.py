@@ -128,7 +128,7 @@ class ReadAhead:
                 return
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 CLIENT_ID = "tared-collector"
 

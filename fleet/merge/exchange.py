@@ -25,7 +25,7 @@ from fleet.merge.inbox import Announced, UploadInbox
 from fleet.operator import REPEAT_S, as_sent, command_message, may_be_of_anybodys, new_command
 from fleet.untrusted import Warnings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _INTAKE_BYTES = 16 << 20  # what comes faster waits with the broker
 _BATCH_BYTES = 1 << 20

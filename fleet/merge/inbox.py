@@ -19,7 +19,7 @@ from agent.contract.histograms import MAX_UPLOAD_BYTES, read_chunk, read_facts, 
 from agent.contract.messages import Document
 from agent.contract.wire import MessageError, problems
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _MOST_QUARANTINED = 100  # files; what more boards send wrong is counted only
 

@@ -38,7 +38,7 @@ from fleet.rollout.states import State
 from fleet.rollout.stepper import RolloutStepper
 from fleet.store import FleetStore, Transaction
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 LEASE_S = 30.0
 

@@ -25,7 +25,7 @@ from fleet.rollout.states import Role, State, Target
 from fleet.store import Transaction
 from fleet.untrusted import printable
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(__package__)
 
 _AT_ONCE = 200  # boards of a step
 

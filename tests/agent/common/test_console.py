@@ -54,7 +54,7 @@ def test_a_daemon_in_the_journal_says_lines_with_priorities_and_no_progress(worl
 def test_elsewhere_it_says_what_it_always_has(world: World, tmp_path: Path) -> None:
     said = run(world.command("--frames", "150"), tmp_path / "log", connected=False)
     assert re.search(r"^serving: \d+/150 ", said, re.MULTILINE)
-    assert re.search(r"^level=INFO at=agent.uplink.reporter event=swap ", said, re.MULTILINE)
+    assert re.search(r"^level=INFO at=agent.uplink event=swap ", said, re.MULTILINE)
     assert not re.search(r"^<", said, re.MULTILINE)
 
 
