@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from agent.camera.config import CameraConfig
-from agent.common.credentials import FileOrCredential, based
-from agent.common.schema import Finite, Strict, read_yaml, stated, validate
+from agent.common.credentials import FileOrCredential, resolve_against
+from agent.common.schema import Finite, Strict, read_yaml, validate, verbatim_error
 from agent.mqtt.config import MqttConfig
 from agent.vision.spec import ModelSpec, rebase
 from calibrate.errors import CalibrationError
@@ -31,10 +31,11 @@ class CommandsConfig(Strict):
     unsigned: Literal["refuse", "allow"] | None = None
     clock: Literal["synchronised", "trusted"] = "synchronised"
 
-    def based(self, base: Path) -> CommandsConfig:
+    def resolve_paths(self, base: Path) -> CommandsConfig:
         """The same section, relative paths taken from the folder `base`."""
         update = {
-            name: tuple(based(path, base) for path in getattr(self, name)) for name in ("operator_keys", "release_keys")
+            name: tuple(resolve_against(path, base) for path in getattr(self, name))
+            for name in ("operator_keys", "release_keys")
         }
         return self.model_copy(update=update)
 
@@ -53,7 +54,7 @@ class ResultsConfig(Strict):
     socket: Path | None = None
     mqtt_per_s: Finite = Field(default=0.0, ge=0.0, le=60.0)
 
-    def based(self, base: Path) -> ResultsConfig:
+    def resolve_paths(self, base: Path) -> ResultsConfig:
         """The same section, relative paths taken from the folder `base`."""
         paths = {"file": self.file, "socket": self.socket}
         return self.model_copy(update={name: base / path if path else None for name, path in paths.items()})
@@ -226,14 +227,14 @@ class Config(Strict):
     def _are_told_apart(cls, cameras: tuple[CameraConfig, ...]) -> tuple[CameraConfig, ...]:
         names = [camera.name for camera in cameras]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise stated(f"expected a name of its own for each, got {twice[0]!r} more than once")
+            raise verbatim_error(f"expected a name of its own for each, got {twice[0]!r} more than once")
         return cameras
 
     @field_validator("camera")
     @classmethod
     def _is_the_only_one(cls, camera: CameraConfig | None, info: ValidationInfo) -> CameraConfig | None:
         if "cameras" in info.data and bool(info.data["cameras"]) == (camera is not None):
-            raise stated("expected camera or cameras, got both" if camera is not None else "missing")
+            raise verbatim_error("expected camera or cameras, got both" if camera is not None else "missing")
         return camera
 
     @property
@@ -273,10 +274,10 @@ def _absolute(config: Config, base: Path) -> Config:
         update={
             "state_dir": base / config.state_dir,
             "plan": base / config.plan if config.plan else None,
-            "camera": config.camera and config.camera.based(base),
-            "cameras": tuple(camera.based(base) for camera in config.cameras),
-            "mqtt": config.mqtt.based(base),
-            "results": config.results.based(base),
-            "commands": config.commands.based(base),
+            "camera": config.camera and config.camera.resolve_paths(base),
+            "cameras": tuple(camera.resolve_paths(base) for camera in config.cameras),
+            "mqtt": config.mqtt.resolve_paths(base),
+            "results": config.results.resolve_paths(base),
+            "commands": config.commands.resolve_paths(base),
         }
     )

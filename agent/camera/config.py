@@ -71,7 +71,7 @@ class CameraConfig(Strict):
     region: Region | None = None
     masks: tuple[Polygon, ...] = ()
 
-    def opened(self) -> Source:
+    def to_source(self) -> Source:
         """What is read, and how. Raises CameraError as `parse_source`, and `camera.option` for a key that does not fit
         the kind of source and has not its default, or comes alone."""
         if (self.width is None) != (self.height is None):
@@ -80,14 +80,14 @@ class CameraConfig(Strict):
         source = parse_source(self.source)
         for key in _OF_THE_KIND:
             if getattr(self, key) != type(self).model_fields[key].default:
-                source.check_takes(key, getattr(self, key))
+                source.check_accepts(key, getattr(self, key))
         source = replace(
             source, asked=CaptureSettings(**{each.name: getattr(self, each.name) for each in fields(CaptureSettings)})
         )
         frozen_s = source.usual_frozen_s if self.frozen_s == "auto" else self.frozen_s
         return replace(source, frozen_s=frozen_s, framing=Framing(self.region, self.masks))
 
-    def based(self, base: Path) -> CameraConfig:
+    def resolve_paths(self, base: Path) -> CameraConfig:
         """The same with its relative paths taken from `base`."""
         source = self.source if is_live(self.source) else str(base / self.source)
         return self.model_copy(update={"source": source, "labels": base / self.labels if self.labels else None})

@@ -11,7 +11,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from agent.common.errors import CameraError
-from agent.common.redaction import hidden, redacted
+from agent.common.redaction import redact, redact_location
 from engines.board import is_jetson
 
 
@@ -95,36 +95,36 @@ class Source:
 
     kind: str
     location: str = field(repr=False)
-    asked: CaptureSettings = CaptureSettings()
+    requested: CaptureSettings = CaptureSettings()
     frozen_s: float | None = None
     framing: Framing = WHOLE
 
     def __post_init__(self) -> None:
         """Raises CameraError (`camera.option`) for what nobody can ask of such a source."""
         for each in fields(CaptureSettings):
-            if getattr(self.asked, each.name) != each.default:
-                self.check_takes(each.name, getattr(self.asked, each.name))
-        if self.asked.decoder == "gstreamer" and self.asked.decode_threads != CaptureSettings.decode_threads:
-            found = f"camera.decode_threads: {self.asked.decode_threads} beside camera.decoder: gstreamer"
+            if getattr(self.requested, each.name) != each.default:
+                self.check_accepts(each.name, getattr(self.requested, each.name))
+        if self.requested.decoder == "gstreamer" and self.requested.decode_threads != CaptureSettings.decode_threads:
+            found = f"camera.decode_threads: {self.requested.decode_threads} beside camera.decoder: gstreamer"
             raise CameraError("camera.option", found, "one of them: they are FFmpeg's threads", "leave one of them out")
 
-    def check_takes(self, key: str, value: object) -> None:
+    def check_accepts(self, key: str, value: object) -> None:
         """Raises CameraError (`camera.option`) where this key of `camera:` does nothing for such a source."""
         taken_by = _TAKEN_BY[key]
         if self.kind not in taken_by:
             found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
             raise CameraError("camera.option", found, f"one of kind {' or '.join(taken_by)}", "leave the key out")
 
-    def check_undecoded(self) -> None:
+    def check_accepts_mjpeg(self) -> None:
         """Raises CameraError (`camera.option`) for what is asked of a decoder, where pictures come one by one."""
-        if self.asked.decode_threads != CaptureSettings.decode_threads:
-            found = f"camera.decode_threads: {self.asked.decode_threads} for {self.shown}, which sends MJPEG"
+        if self.requested.decode_threads != CaptureSettings.decode_threads:
+            found = f"camera.decode_threads: {self.requested.decode_threads} for {self.shown}, which sends MJPEG"
             raise CameraError("camera.option", found, "a stream that FFmpeg decodes", "leave the key out")
 
     @property
     def shown(self) -> str:
         """The location as it may appear in logs and messages: without user names, passwords and what a query says."""
-        return redacted(self.location) if self.kind == "gst" else hidden(self.location)
+        return redact(self.location) if self.kind == "gst" else redact_location(self.location)
 
     @property
     def live(self) -> bool:
@@ -132,17 +132,17 @@ class Source:
 
     @property
     def needs_gstreamer(self) -> bool:
-        return self.kind in ("csi", "gst") or self.asked.decoder == "gstreamer"
+        return self.kind in ("csi", "gst") or self.requested.decoder == "gstreamer"
 
     @property
-    def tells_key_frames(self) -> bool:
+    def reports_key_frames(self) -> bool:
         """Whether it is a stream of a video codec, and which of its pictures stand alone is known."""
         return self.kind in ("rtsp", "http") and not self.needs_gstreamer
 
     @property
     def usual_frozen_s(self) -> float | None:
         """After how long a camera of this kind that repeats its picture has frozen; None where nothing says so."""
-        return _FROZEN_S if self.kind in _FROZEN_KINDS or self.tells_key_frames else None
+        return _FROZEN_S if self.kind in _FROZEN_KINDS or self.reports_key_frames else None
 
 
 def is_live(text: str) -> bool:
@@ -162,22 +162,24 @@ def parse_source(text: str) -> Source:
         _check_address(text)
         return Source(kind, text)
     if kind == "csi" and not rest.isdigit():
-        raise CameraError("camera.source", f"source '{hidden(text)}'", "csi:N with a sensor number", "e.g. csi:0")
+        raise CameraError(
+            "camera.source", f"source '{redact_location(text)}'", "csi:N with a sensor number", "e.g. csi:0"
+        )
     if kind == "gst" and not re.search(r"!\s*appsink\b", rest):
-        found = f"a pipeline without '! appsink': '{redacted(rest)}'"
+        found = f"a pipeline without '! appsink': '{redact(rest)}'"
         remedy = "end it with '! videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false'"
         raise CameraError("camera.source", found, "one whose frames reach us", remedy)
     if kind in ("csi", "gst"):
         return Source(kind, rest)
     if kind is None and rest.startswith("//"):
-        found = f"source '{hidden(text)}'"
+        found = f"source '{redact_location(text)}'"
         raise CameraError("camera.source", found, f"{', '.join(_SCHEMES)} or a path", "check how it begins")
     name = rest if kind == "v4l2" else text
     path = Path(name)
     if not name.strip() or not path.exists():
         raise CameraError(
             "camera.missing",
-            f"no {hidden(name).strip() or 'source'}",
+            f"no {redact_location(name).strip() or 'source'}",
             "a video, images or a camera there",
             "check the source",
         )
@@ -194,7 +196,10 @@ def _check_address(text: str) -> None:
             return
     except ValueError:
         pass
-    found, expected = f"source '{hidden(text)}'", "scheme://host/path, or scheme://user:password@host:port/path"
+    found, expected = (
+        f"source '{redact_location(text)}'",
+        "scheme://host/path, or scheme://user:password@host:port/path",
+    )
     raise CameraError("camera.source", found, expected, "in a password write / as %2F, ? as %3F, # as %23, @ as %40")
 
 

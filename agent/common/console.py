@@ -78,7 +78,7 @@ def say(text: str, priority: int = _NOTICE) -> None:
     console.print(text, markup=False, emoji=False)
 
 
-def complain(text: str) -> None:
+def say_error(text: str) -> None:
     """As `say`, of what ends the program."""
     say(text, _ERROR)
 

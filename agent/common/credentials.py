@@ -24,12 +24,12 @@ def _known_form(path: Path) -> Path:
 FileOrCredential = Annotated[Path, AfterValidator(_known_form)]
 
 
-def based(path: Path | None, base: Path) -> Path | None:
+def resolve_against(path: Path | None, base: Path) -> Path | None:
     """The same file, taken from the folder `base` where its path is relative."""
     return path if path is None or _name(path) is not None else base / path
 
 
-def located(path: Path) -> Path:
+def locate(path: Path) -> Path:
     """Where the file is.
 
     Raises ConfigError (`config.credential`) for a credential outside a service that has any, and where it is the unit's

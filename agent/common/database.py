@@ -42,7 +42,7 @@ class Database:
         Raises AgentError: `.schema` for a file of a newer tared, `.damaged` for one that was moved aside, `.read` or
         `.write` for one that cannot be opened.
         """
-        with self.translated(what):
+        with self.translating_errors(what):
             if self.path.is_dir():
                 raise self.set_aside("a folder")
             db = sqlite3.connect(
@@ -58,13 +58,13 @@ class Database:
     @contextmanager
     def transaction(self, what: str) -> Iterator[sqlite3.Connection]:
         """On a connection of its own; whatever is raised inside undoes it. Raises AgentError as `connect`."""
-        with closing(self.connect(what)) as db, self.begun(db, what):
+        with closing(self.connect(what)) as db, self.transaction_on(db, what):
             yield db
 
     @contextmanager
-    def begun(self, db: sqlite3.Connection, what: str = "write") -> Iterator[None]:
+    def transaction_on(self, db: sqlite3.Connection, what: str = "write") -> Iterator[None]:
         """A transaction on this connection, as `transaction`."""
-        with self.translated(what):
+        with self.translating_errors(what):
             db.execute("BEGIN IMMEDIATE" if what == "write" else "BEGIN")
             try:
                 yield
@@ -75,14 +75,14 @@ class Database:
                 raise
 
     @contextmanager
-    def translated(self, what: str) -> Iterator[None]:
+    def translating_errors(self, what: str) -> Iterator[None]:
         """What SQLite and the disk raise inside is raised as AgentError; a damaged file is moved aside."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:
             if type(error) is sqlite3.DatabaseError:  # what SQLite says of a file that is none, or no longer one
                 raise self.set_aside(str(error)) from error
-            raise self.refused(what, str(error)) from error
+            raise self.access_error(what, str(error)) from error
 
     def set_aside(self, found: str) -> AgentError:
         """Let a damaged file lie beside the new one, for whoever wants to look; what to tell of it.
@@ -110,7 +110,7 @@ class Database:
     def _aside(self, number: int) -> Path:
         return _beside(self.path, f".damaged.{number}")
 
-    def refused(self, what: str, found: str) -> AgentError:
+    def access_error(self, what: str, found: str) -> AgentError:
         """What to tell of a file that cannot be read, or written."""
         remedy = "make room there, or correct its rights"
         return AgentError(f"{self.name}.{what}", f"{self.path}: {found}", f"{self.holds}, in a file of its own", remedy)

@@ -62,7 +62,7 @@ class LatencyHistogram:
         bucket = int(np.searchsorted(np.cumsum(counts), percent / 100.0 * total))
         return float(_SMALLEST_NS * 2.0 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE)) / 1e6
 
-    def cumulated(self) -> list[tuple[float, int]]:
+    def cumulative_counts(self) -> list[tuple[float, int]]:
         """How many values were at most so long, at powers of two of a microsecond: (bound in s, count)."""
         per_octave = np.cumsum(self._counts.reshape(_OCTAVES, _BUCKETS_PER_OCTAVE).sum(axis=1))
         return [(2.0**octave * 1e-6, int(per_octave[octave - 1])) for octave in _TOLD_OCTAVES]
@@ -146,7 +146,7 @@ class LoopMeter:
         """What was counted since the last sample, without beginning anew."""
         with self._lock:
             dropped = Counter(self._dropped()) - self._dropped_before
-            return LoopTotals(self._frames, dropped, self._latency.cumulated(), self._latency.sum_ns / 1e9)
+            return LoopTotals(self._frames, dropped, self._latency.cumulative_counts(), self._latency.sum_ns / 1e9)
 
     def sample(self) -> LoopSample:
         """The stretch since the last sample."""

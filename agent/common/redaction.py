@@ -14,13 +14,13 @@ _PROPERTY = re.compile(
 _START, _END = 45, 46  # of the arguments in memory: fields 48 and 49 of proc_pid_stat(5), counted behind the name
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """The text without user names, passwords and what queries say, in addresses and in properties of GStreamer."""
     return _PROPERTY.sub(r"\1...", _ADDRESS.sub(lambda found: _bare(found[0]), text))
 
 
-def hidden(location: str) -> str:
-    """As `redacted`, of a text that is one location and nothing else: whatever is not allowed in one is known, too.
+def redact_location(location: str) -> str:
+    """As `redact`, of a text that is one location and nothing else: whatever is not allowed in one is known, too.
 
     What looks like a user and a password is hidden where the `//` is missing as well.
     """
@@ -36,7 +36,7 @@ def hide_arguments() -> None:
 
     As the clients of databases do. They were readable until now, since the process began; a file keeps them better.
     """
-    if sys.platform != "linux" or not any("//" in each and redacted(each) != each for each in sys.argv):
+    if sys.platform != "linux" or not any("//" in each and redact(each) != each for each in sys.argv):
         return
     import ctypes  # most commands have no address
 
@@ -45,7 +45,7 @@ def hide_arguments() -> None:
     if start <= 0 or size <= 0:  # a kernel that does not say where they are
         return
     arguments = ctypes.string_at(start, size).split(b"\0")
-    shown = [redacted(each.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape") for each in arguments]
+    shown = [redact(each.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape") for each in arguments]
     # Each keeps its length: the kernel shows the memory as it is.
     memory = b"\0".join(new.ljust(len(old))[: len(old)] for new, old in zip(shown, arguments, strict=True))
     ctypes.memmove(start, memory, size)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from agent.common.errors import ConfigError
-from agent.common.redaction import hidden, redacted
+from agent.common.redaction import redact, redact_location
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -55,7 +55,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
             "config.missing", f"no file {path}", "a YAML file", "check the path, or copy config.yaml from the project"
         ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        detail = redacted(" ".join(str(error).split()))  # quotes the file
+        detail = redact(" ".join(str(error).split()))  # quotes the file
         raise ConfigError("config.unreadable", f"{path}: {detail}", "valid YAML", "correct the file") from error
     if not isinstance(content, Mapping):
         found = "nothing" if content is None else f"a {type(content).__name__}"
@@ -68,7 +68,7 @@ def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str) -> 
     try:
         return schema.model_validate(content)
     except ValidationError as error:
-        lines = [redacted(_error_line(detail)) for detail in error.errors()]
+        lines = [redact(_error_line(detail)) for detail in error.errors()]
         raise ConfigError(
             "config.invalid",
             f"{len(lines)} error{'s' if len(lines) > 1 else ''} in {source}:\n  " + "\n  ".join(lines) + "\n",
@@ -77,7 +77,7 @@ def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str) -> 
         ) from error
 
 
-def stated(error: str) -> PydanticCustomError:
+def verbatim_error(error: str) -> PydanticCustomError:
     """An error of a validator in whole, for values that are not to be shown: they may hold a password."""
     return PydanticCustomError(_STATED, "{error}", {"error": error})
 
@@ -96,4 +96,4 @@ def _error_line(detail: ErrorDetails) -> str:
         message = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
         expected = message[:1].lower() + message[1:]
     found = detail["input"]
-    return f"{where}: expected {expected}, got {hidden(found) if isinstance(found, str) else found!r}"
+    return f"{where}: expected {expected}, got {redact_location(found) if isinstance(found, str) else found!r}"

@@ -26,7 +26,7 @@ _MOST_DEEP = 32  # containers inside each other: what is only just read could no
 T = TypeVar("T")
 
 
-def understood(take: Callable[[], T]) -> T | None:
+def parse_or_none(take: Callable[[], T]) -> T | None:
     """What `take` makes of a file; None where it meets what no tared has written."""
     try:
         return take()
@@ -84,7 +84,7 @@ class StateFile:
         path = self._path
         if path is None:
             return None
-        document: Any = understood(lambda: parse_state(path.read_bytes()))
+        document: Any = parse_or_none(lambda: parse_state(path.read_bytes()))
         schema = document.get("schema") if isinstance(document, dict) else None
         if isinstance(schema, int) and schema > self._schema:
             raise AgentError(
@@ -93,7 +93,7 @@ class StateFile:
                 f"schema {self._schema} or an older one",
                 "run the tared that wrote it, or remove the file: it is begun anew",
             )
-        return understood(lambda: take(self._of_today(document)))
+        return parse_or_none(lambda: take(self._of_today(document)))
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Put an object in the place of the one before, all or nothing."""
@@ -115,7 +115,7 @@ class StateFile:
             raise AgentError(self._code, found, "a writable state directory", "make room there") from error
 
     def _of_today(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Raises what `understood` takes for what is of no schema that is still read."""
+        """Raises what `parse_or_none` takes for what is of no schema that is still read."""
         schema = document["schema"]
         if schema in self._added:
             return {**document, **self._added[schema]}
@@ -176,7 +176,7 @@ class Journal:
         """Drop a value; from the file with the next `shorten`."""
         self._values.pop(key, None)
 
-    def remember(self, key: str, compute: Callable[[], T]) -> T:
+    def get_or_compute(self, key: str, compute: Callable[[], T]) -> T:
         """The value of a key, computed where it is not known. It must be as JSON gives it back: lists, no tuples."""
         if key not in self._values:
             self.put(key, compute())  # type: ignore[arg-type]  # json.dumps refuses what is no JSON
@@ -204,7 +204,7 @@ class Journal:
             return 0
         kept = len(first)
         for line in lines:
-            pair = understood(partial(_parse, line))
+            pair = parse_or_none(partial(_parse, line))
             if pair is None:
                 break
             self._values.update([pair])

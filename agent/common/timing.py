@@ -24,7 +24,7 @@ class PeriodicTimer:
             self._next_s = now_s + self._period_s
         return True
 
-    def change(self, period_s: float, now_s: float) -> None:
+    def set_period(self, period_s: float, now_s: float) -> None:
         """Another period, from now on."""
         if period_s != self._period_s:
             self._period_s, self._next_s = period_s, now_s + period_s
@@ -51,7 +51,7 @@ class RandomInterval:
         self._due = ts + self.period_s * self._random.uniform(0.5, 1.5)
         return True
 
-    def change(self, period_s: float) -> None:
+    def set_period(self, period_s: float) -> None:
         """Change the period from now on; the next frame is due at once."""
         self.period_s = period_s
         self._due = float("-inf")
@@ -98,7 +98,7 @@ class RetryState:
         self._successes = 0
         self.code = ""  # of the newest error of an outage; empty while there is none
 
-    def failed(self, error: TaredError) -> float:
+    def note_failure(self, error: TaredError) -> float:
         """Note a failure; the pause before the next attempt, in seconds."""
         began = not self.code
         self.code, self._successes = error.code, 0
@@ -106,7 +106,7 @@ class RetryState:
             self._on_change(error)
         return self._backoff.next_s()
 
-    def worked(self) -> None:
+    def note_success(self) -> None:
         """Note a success."""
         if not self.code:
             return

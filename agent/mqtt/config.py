@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from agent.common.credentials import FileOrCredential, based
+from agent.common.credentials import FileOrCredential, resolve_against
 from agent.common.schema import Finite, Strict, read_yaml, validate
 from agent.contract.topics import check_name
 from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles, Transport
@@ -74,10 +74,10 @@ class MqttConfig(Strict):
         fields = self.model_dump(include=set(Endpoint.__dataclass_fields__))
         return Endpoint(**{**fields, "host": self.host or "127.0.0.1", "tls": self.tls})
 
-    def based(self, base: Path) -> MqttConfig:
+    def resolve_paths(self, base: Path) -> MqttConfig:
         """The same section, relative paths taken from the folder `base`."""
-        tls = self.tls.based(base) if self.tls is not None else None
-        return self.model_copy(update={"password_file": based(self.password_file, base), "tls": tls})
+        tls = self.tls.resolve_paths(base) if self.tls is not None else None
+        return self.model_copy(update={"password_file": resolve_against(self.password_file, base), "tls": tls})
 
 
 class _File(BaseModel):
@@ -88,7 +88,7 @@ class _File(BaseModel):
 
 def read_mqtt_config(path: Path) -> MqttConfig:
     """The `mqtt` section of a config.yaml, of which nothing else is looked at. Raises ConfigError as `load_config`."""
-    return validate(_File, read_yaml(path), str(path)).mqtt.based(path.resolve().parent)
+    return validate(_File, read_yaml(path), str(path)).mqtt.resolve_paths(path.resolve().parent)
 
 
 def _host_name() -> str:

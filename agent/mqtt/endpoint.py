@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import ValidationInfo, field_validator
 
-from agent.common.credentials import FileOrCredential, based, located
+from agent.common.credentials import FileOrCredential, locate, resolve_against
 from agent.common.errors import AgentError, ConfigError
 from agent.common.schema import Strict
 from engines.store.signing import open_regular
@@ -37,9 +37,9 @@ class TlsFiles(Strict):
             raise ValueError("cert_file beside it")
         return key_file
 
-    def based(self, base: Path) -> TlsFiles:
+    def resolve_paths(self, base: Path) -> TlsFiles:
         """The same files, relative paths taken from the folder `base`."""
-        return self.model_copy(update={name: based(path, base) for name, path in self})
+        return self.model_copy(update={name: resolve_against(path, base) for name, path in self})
 
     def context(self) -> ssl.SSLContext:
         """What the files say now; TLS 1.2 or later, and the broker's name is always checked.
@@ -110,7 +110,7 @@ _NO_TLS = (ssl.SSLEOFError, ConnectionResetError, ConnectionAbortedError, Broken
 _NO_TLS_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 
 
-def explained(error: OSError, in_handshake: bool = False) -> AgentError | None:
+def explain(error: OSError, in_handshake: bool = False) -> AgentError | None:
     """What an error means where TLS is spoken (`broker.tls`); None for one that has nothing to do with that."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(error)
@@ -146,7 +146,7 @@ def _checked(name: str, path: Path | None) -> Path | None:
     """Where the file is, which can be read."""
     if path is None:
         return None
-    file = located(path)
+    file = locate(path)
     try:
         with open_regular(file):
             return file
@@ -193,7 +193,7 @@ class Endpoint:
         if self.password_file is None:
             return None
         try:
-            return located(self.password_file).read_text(encoding="utf-8").partition("\n")[0]
+            return locate(self.password_file).read_text(encoding="utf-8").partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
             remedy = "correct mqtt.password_file, or its permissions"
             raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error

@@ -51,7 +51,7 @@ class BoardReading:
     """
 
     memory_available_bytes: int
-    jetson: bool = False
+    is_jetson: bool = False
     zones: tuple[Zone, ...] = ()
     throttling: tuple[str, ...] | None = None
     over_current_events: int | None = None
@@ -76,7 +76,7 @@ class BoardState:
         return BoardReading(
             # Unified memory: of a Jetson this is also what the GPU can have.
             memory_available_bytes=int(psutil.virtual_memory().available),
-            jetson=self._is_jetson(),
+            is_jetson=self._is_jetson(),
             zones=tuple(self._zones()),
             throttling=self._throttling(),
             over_current_events=self._over_current_events(),

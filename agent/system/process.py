@@ -16,7 +16,7 @@ _M_ARENA_MAX = -8  # malloc.h of glibc
 _ARENAS = 2  # as many as threads that are busy at once on a small board
 
 
-def share_arenas() -> None:
+def limit_malloc_arenas() -> None:
     """Have threads share places to take memory from; those that have one already keep it. Nothing without glibc.
 
     By itself it makes one for each thread, up to eight for each core, and each keeps what that thread once needed at
@@ -26,7 +26,7 @@ def share_arenas() -> None:
         _LIBC.mallopt(_M_ARENA_MAX, _ARENAS)
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Return whole free pages to the system, in a few milliseconds; nothing where the C library is not glibc.
 
     Its heap lets go of its end alone, and arrays of up to 32 MB lie there once others of their size were freed. Source:
@@ -51,7 +51,7 @@ def handling_signals(handle: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def interrupt(_name: str) -> None:
+def raise_interrupt(_name: str) -> None:
     """A handler that ends what is running as Ctrl-C does, through every `finally`."""
     raise KeyboardInterrupt
 

@@ -31,7 +31,7 @@ class SystemdService:
     name: str = "tared"
 
     @classmethod
-    def named(cls, name: str) -> SystemdService:
+    def from_name(cls, name: str) -> SystemdService:
         """The one that somebody calls so, beside the first one. Raises AgentError (`service.name`)."""
         if not _NAME.fullmatch(name):
             expected = "up to 32 small letters, digits and hyphens, with no hyphen at either end"
@@ -39,7 +39,7 @@ class SystemdService:
         return cls(f"tared-{name}")
 
     @classmethod
-    def of_config(cls, path: Path, root: Path) -> SystemdService | None:
+    def from_config(cls, path: Path, root: Path) -> SystemdService | None:
         """The one that starts with this configuration; None where none does."""
         service = cls(path.resolve().parent.name)
         known = service.name == "tared" or service.name.startswith("tared-")
@@ -71,7 +71,7 @@ class SystemdService:
         """What StateDirectory= makes of the name."""
         return Path("var/lib") / self.name
 
-    def as_its_own(self, unit: str) -> str:
+    def with_own_folders(self, unit: str) -> str:
         """A unit or an addition to one, as it ships, with this service's own folders."""
         if self == TARED:
             return unit
@@ -96,7 +96,7 @@ class InstallStep:
         return self.action != "keep"
 
 
-def shipped(name: str = TARED.unit) -> str:
+def shipped_file(name: str = TARED.unit) -> str:
     """A file of the folder systemd/, as it came with this tared: beside the source, or with the installed wheel.
 
     Raises AgentError (`service.files`).
@@ -123,7 +123,7 @@ def unit_text(root: Path = Path("/"), service: SystemdService = TARED) -> str:
         if any(seen.is_relative_to(private) for private in _PRIVATE):
             remedy = "make the virtual environment in /opt/tared, of a python3 of the system's"
             raise AgentError("service.home", str(seen), "what a service may see, which no home directory is", remedy)
-    lines = service.as_its_own(shipped()).splitlines(keepends=True)
+    lines = service.with_own_folders(shipped_file()).splitlines(keepends=True)
     start = f"ExecStart={_word(path)} run -c /{service.config_path}\n"
     return "".join(start if line.startswith("ExecStart=") else line for line in lines)
 
@@ -134,7 +134,7 @@ def plan_install(
     """What is still to be done until a service is installed under `root`; a second time that is nothing.
 
     drop_ins: of DROP_INS. A config.yaml that is there is the user's, and stays. Raises AgentError as `unit_text` and
-    `shipped`, and `service.unreadable`.
+    `shipped_file`, and `service.unreadable`.
     """
     try:
         return _plan_install(root, drop_ins, now, service)
@@ -147,10 +147,10 @@ def plan_install(
 def _plan_install(root: Path, drop_ins: Sequence[str], now: bool, service: SystemdService) -> list[InstallStep]:
     steps = [_written(root / service.unit_path, unit_text(root, service))]
     for name in drop_ins:
-        addition = service.as_its_own(shipped(f"{TARED.unit}.d/{name}"))
+        addition = service.with_own_folders(shipped_file(f"{TARED.unit}.d/{name}"))
         steps.append(_written(root / service.drop_ins_path / name, addition))
     config = root / service.config_path
-    first = service.as_its_own(shipped("config.yaml"))
+    first = service.with_own_folders(shipped_file("config.yaml"))
     steps.append(InstallStep("keep", str(config)) if config.exists() else _written(config, first))
     link = root / service.link_path
     linked = link.is_symlink() and os.readlink(link) == f"/{service.unit_path}"

@@ -73,7 +73,7 @@ def remove_leftovers(state_dir: Path) -> None:
     _remove([*jobs.glob("*"), *unfinished])
 
 
-def sweep_builds(state_dir: Path) -> None:
+def remove_unfinished_builds(state_dir: Path) -> None:
     """Remove what a child that was killed left in the store; no other may be at work."""
     _remove((state_dir / "artefacts").glob(".*.new"))
 

@@ -25,8 +25,8 @@ def test_what_was_missed_is_not_made_up_for() -> None:
 
 def test_another_period_begins_at_once() -> None:
     cadence = PeriodicTimer(3600.0, 0.0)
-    cadence.change(2.0, 10.0)
+    cadence.set_period(2.0, 10.0)
     assert not cadence.due(11.9)
     assert cadence.due(12.0)
-    cadence.change(2.0, 13.9)
+    cadence.set_period(2.0, 13.9)
     assert cadence.due(14.0), "the same one goes on"

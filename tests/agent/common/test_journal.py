@@ -43,8 +43,8 @@ def test_a_value_is_computed_once_over_all_runs(tmp_path: Path) -> None:
 
     for _ in range(3):
         journal = Journal(path, "model x")
-        assert journal.remember("gain", compute) == journal.remember("gain", compute) == [0.1, float("inf")]
-        assert journal.remember("nothing", lambda: computed.append("y")) is None
+        assert journal.get_or_compute("gain", compute) == journal.get_or_compute("gain", compute) == [0.1, float("inf")]
+        assert journal.get_or_compute("nothing", lambda: computed.append("y")) is None
     assert computed == ["x", "y"]
     assert os.listdir(tmp_path) == ["plan.journal"]
 

@@ -22,7 +22,7 @@ def test_an_orin_nano(tmp_path: Path) -> None:
     reading = _read(lay_down(ORIN_NANO, tmp_path))
     assert reading == BoardReading(
         memory_available_bytes=0,
-        jetson=True,
+        is_jetson=True,
         zones=(Zone("cpu-thermal", 51.562, 99.0), Zone("tj-thermal", 52.0, None)),
         throttling=(),  # neither the fan, nor the warm surface, nor the power mode's frequency
         over_current_events=3,
@@ -36,7 +36,7 @@ def test_an_agx_xavier_measures_no_input_rail(tmp_path: Path) -> None:
     reading = _read(lay_down(AGX_XAVIER, tmp_path))
     assert reading == BoardReading(
         memory_available_bytes=0,
-        jetson=True,
+        is_jetson=True,
         zones=(Zone("GPU-therm", 44.5, None),),
         throttling=("thermal-cpufreq-0",),
         rails=(Rail("CPU", 0.95, None), Rail("GPU", 1.9, 0.01)),
@@ -49,7 +49,7 @@ def test_an_old_nano(tmp_path: Path) -> None:
     reading = _read(lay_down(NANO, tmp_path))
     assert reading == BoardReading(
         memory_available_bytes=0,
-        jetson=True,
+        is_jetson=True,
         zones=(Zone("AO-therm", 39.5, None),),
         throttling=(),
         rails=(Rail("POM_5V_GPU", 0.5, None), Rail("POM_5V_IN", 2.5, 0.25)),
@@ -62,7 +62,7 @@ def test_an_old_nano(tmp_path: Path) -> None:
     ("model", "jetson"), [("NVIDIA Jetson Orin NX Developer Kit\0", True), ("Raspberry Pi 5 Model B\0", False)]
 )
 def test_a_jetson_is_known_by_its_device_tree(tmp_path: Path, model: str, jetson: bool) -> None:
-    assert _read(lay_down({"proc/device-tree/model": model}, tmp_path)).jetson is jetson
+    assert _read(lay_down({"proc/device-tree/model": model}, tmp_path)).is_jetson is jetson
 
 
 def test_a_laptop(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from job_bench import JobDeskBench
 
 from agent.jobs import report as desks
-from agent.system.process import give_back
+from agent.system.process import release_free_memory
 
 ARENAS = """
 import ctypes, sys, threading
@@ -51,14 +51,14 @@ def test_what_was_freed_below_what_is_kept_goes_back() -> None:
     kept = filled[:: -COUNT // 10]  # the last one among them
     filled.clear()
     before_bytes = process.memory_info().rss
-    give_back()
+    release_free_memory()
     assert before_bytes - process.memory_info().rss > COUNT * BYTES / 2
     assert len(kept) == 10
 
 
 def test_it_goes_back_once_after_each_job(job_desk: JobDeskBench, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[str] = []
-    monkeypatch.setattr(desks, "give_back", lambda: given_back.append(job_desk.service.serving.id))
+    monkeypatch.setattr(desks, "release_free_memory", lambda: given_back.append(job_desk.service.serving.id))
     job_desk.operations.tick({"camera": job_desk.state})  # what the start took
     job_desk.recalibrate()
     for _ in range(3):

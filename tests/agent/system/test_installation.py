@@ -254,7 +254,7 @@ def test_one_more_service_has_everything_of_its_own(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "etc").rglob("*") if path.is_file()}
     install(tmp_path, "--name", "yard", "--csi", "--jit-hardened")
     assert all(path.read_bytes() == content for path, content in before.items())
-    yard = SystemdService.named("yard")
+    yard = SystemdService.from_name("yard")
     unit = (tmp_path / yard.unit_path).read_text()
     assert "ExecStart=/opt/tared/.venv/bin/tared run -c /etc/tared-yard/config.yaml\n" in unit
     section = read_unit(path=tmp_path / yard.unit_path)
@@ -280,9 +280,9 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str, capsys: pytes
 def test_a_configuration_tells_whose_it_is(tmp_path: Path) -> None:
     install(tmp_path)
     install(tmp_path, "--name", "yard")
-    for service in (TARED, SystemdService.named("yard")):
-        assert SystemdService.of_config(tmp_path / service.config_path, tmp_path) == service
-    (tmp_path / SystemdService.named("yard").unit_path).unlink()
-    assert SystemdService.of_config(tmp_path / "etc/tared-yard/config.yaml", tmp_path) is None
+    for service in (TARED, SystemdService.from_name("yard")):
+        assert SystemdService.from_config(tmp_path / service.config_path, tmp_path) == service
+    (tmp_path / SystemdService.from_name("yard").unit_path).unlink()
+    assert SystemdService.from_config(tmp_path / "etc/tared-yard/config.yaml", tmp_path) is None
     (tmp_path / "tared").mkdir()
-    assert SystemdService.of_config(tmp_path / "tared/config.yaml", tmp_path) is None
+    assert SystemdService.from_config(tmp_path / "tared/config.yaml", tmp_path) is None
