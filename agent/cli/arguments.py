@@ -1,25 +1,36 @@
-"""What the commands of the command line have in common: their parsers' manners, and how a result is printed."""
+"""Share parsers and printing among all commands, the board's and the control room's."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from rich.console import Console
+
 from agent.common.errors import AgentError
+
+_PIPED_COLUMNS = 180  # of a table that is piped on
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses arguments in the form of all other errors."""
+    """Reports wrong arguments in the form of all other errors (AgentError, `cli.arguments`)."""
 
     def error(self, message: str) -> NoReturn:
         raise AgentError("cli.arguments", message, "arguments as documented", f"see '{self.prog} --help'")
 
 
 def command(commands: Any, name: str, run: Callable[..., int], text: str) -> argparse.ArgumentParser:
-    """A command's parser, which knows what runs it."""
+    """Add a command with --json, and return its parser.
+
+    Args:
+        commands: argparse's subparsers.
+        run: runs the command with the parsed options; returns the exit code.
+        text: the help, and the description.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.set_defaults(run=run)
@@ -27,7 +38,7 @@ def command(commands: Any, name: str, run: Callable[..., int], text: str) -> arg
 
 
 def number(kind: type[int] | type[float], low: float, high: float = math.inf) -> Callable[[str], float]:
-    """The parser of a number from `low` to `high`."""
+    """Return a parser of numbers from `low` to `high`, for argparse's `type`."""
 
     def parse(text: str) -> float:
         try:
@@ -43,10 +54,15 @@ def number(kind: type[int] | type[float], low: float, high: float = math.inf) ->
 
 
 def print_result(options: argparse.Namespace, result: dict[str, Any]) -> int:
-    """Print a result for people, or with --json as one object; the exit code of success."""
+    """Print a result for people, or with --json as one object; return the exit code of success."""
     if options.json:
         print(json.dumps(result))
     else:
         for key, value in result.items():
             print(f"{key:16} {value}")
     return 0
+
+
+def table_console() -> Console:
+    """A console on stdout, wide where it is piped, so that no table is cut."""
+    return Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)

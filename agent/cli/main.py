@@ -1,6 +1,6 @@
-"""The board's half of the command line, `tared`: each command runs the code that the daemon runs, one job at a time.
+"""Run the board's half of the command line, `tared`; each command runs the same code as the daemon.
 
-fleet/cli/main.py is the entry point: it adds the control room's commands, which no module of a board may import.
+The entry point is fleet/cli/main.py. It adds the control room's commands, which no module of a board may import.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from engines.trace import start_tracing
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141  # 128 + SIGPIPE, as shells have it
-EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: for Restart=on-failure, which takes 0 for the end
-
+EXIT_RESTART = 75  # EX_TEMPFAIL of sysexits.h: systemd's Restart=on-failure does not start again after 0
 
 CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparsers
 
@@ -38,13 +37,13 @@ CommandGroup = Callable[[Any], None]  # adds its commands to argparse's subparse
 def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] = ()) -> int:
     """Run one command and return its exit code.
 
-    Errors go to stderr as one line `error: CODE: found; expected; remedy`, exit code 2.
+    Errors go to stderr as one line `error: CODE: found; expected; remedy`; the exit code is then 2.
 
     Args:
-        arguments: the command line without the program's name; None: the process's own.
-        extra: command groups beside the board's own.
+        arguments: The command line without the program's name; None: the process's own.
+        extra: Further command groups, added to the board's.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which cleans up; the daemon sets its own
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so `finally` runs; the daemon sets its own
     hide_arguments()
     try:
         options = _parser(extra).parse_args(arguments)
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
         return _fail(f"error: {error}")
     except TaredError as error:
         return _fail("error: " + " ".join(str(error).split()))
-    except BrokenPipeError:  # whoever read our stdout has gone, as `head` does; nor could its buffer be flushed
+    except BrokenPipeError:  # the reader of our stdout has gone, as `head` does, so its buffer cannot be flushed either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     except KeyboardInterrupt:
@@ -65,14 +64,14 @@ def main(arguments: Sequence[str] | None = None, extra: Sequence[CommandGroup] =
 
 
 def _fail(text: str) -> int:
-    from agent.common.console import complain  # progress bars: a command that succeeds may never need them
+    from agent.common.console import say_error  # progress bars: a command that succeeds may never need them
 
-    complain(text)
+    say_error(text)
     return EXIT_ERROR
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for: that takes longer than all other preparations together."""
+    """Looks the version up only for --version: that takes longer than all other preparations together."""
 
     def __call__(self, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -100,9 +99,9 @@ def _parser(extra: Sequence[CommandGroup]) -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from agent.system.process import share_arenas
+    from agent.system.process import limit_malloc_arenas
 
-    share_arenas()  # before what follows starts any thread
+    limit_malloc_arenas()  # before what follows starts any thread
     from agent.common.console import set_up_logging
     from agent.config import load_config
     from agent.daemon.handlers import RESTART
@@ -113,7 +112,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.backend:
         config = config.model_copy(update={"backend": options.backend})
     set_up_logging(config.log_level)
-    faulthandler.enable(2)  # what systemd's watchdog ends with SIGABRT leaves every thread's stack in the journal
+    faulthandler.enable(2)  # after a SIGABRT of systemd's watchdog, the journal has every thread's stack
     summary = run_daemon(config, options.frames)
     if options.json:
         print(json.dumps(summary.as_dict()))

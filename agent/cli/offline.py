@@ -1,237 +1,31 @@
-"""The jobs that need no daemon: calibrate, build, infer, evaluate. The daemon runs the same code underneath.
+"""Declare the commands that need no daemon: calibrate, plan, build, inspect, infer, evaluate.
 
-Each returns the object that its command prints with --json.
+Each command imports what it runs when it runs, from agent/cli/offline_runs.py among others: `tared send` must not wait
+for OpenCV.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import os
-import resource
-import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from agent.camera.reader import Image, read_images, source_length
-from agent.camera.source import Source, parse_source
-from agent.cli.arguments import command, number, print_result
-from agent.collection.collection import CalibrationSet
-from agent.common.console import Task, progress, say
+from agent.cli.arguments import command, number, print_result, table_console
 from agent.common.errors import AgentError
-from agent.common.latency import LatencyHistogram
-from agent.common.schema import validate
-from agent.models.build import build_artefact
-from agent.models.model import calibrate, open_model, read_plan, slower_here
-from agent.vision.decode import described
-from agent.vision.evaluation import evaluate
-from agent.vision.spec import ModelSpec, load_model_spec
-from agent.vision.task import VisionTask
-from calibrate.plan import ALL_INT8
-from calibrate.threshold import parse_method
-from engines.calibration import check_destination, load_calibration, save_calibration
-from engines.interface import Backend, Engine, Progress
-from engines.store.artefact import check_runtime, read_artefact
 
-
-def run_calibrate(
-    spec_path: Path, frames: str, count: int, method: str, output: Path, backend: Backend
-) -> dict[str, Any]:
-    """Observe up to `count` frames, spread evenly over a file, and write calibration.json and .npz.
-
-    Constant memory: one frame and one set of histograms, however many frames there are.
-    """
-    parse_method(method)
-    check_destination(output)
-    started = time.monotonic()
-    source = parse_source(frames)
-    model = open_model(load_model_spec(spec_path))
-    collection = CalibrationSet(held_out_size=0)
-    with progress("preparing", 100) as bar:
-        observer = backend.observer(model.reference, model.placement.taps, _percent(bar))
-    with closing(observer), progress("calibrating", min(count, source_length(source) or count)) as bar:
-        task = VisionTask(model.spec, observer.inputs, observer.outputs)
-        for image in _spread(source, count):
-            tensor, _ = task.preprocess(image)
-            collection.add(tensor, observer.observe(tensor).histograms)
-            bar.update(collection.frames)
-    calibration = calibrate(model, collection.histograms, method, collection.frames, Path(source.shown).name)
-    save_calibration(calibration, output)
-    return {
-        "tensors": len(calibration.amax),
-        "frames": calibration.frames,
-        "seconds": round(time.monotonic() - started, 3),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "output": str(output),
-    }
-
-
-def run_build(
-    spec_path: Path,
-    calibration_path: Path | None,
-    output: Path | None,
-    backend: Backend,
-    *,
-    precision: str | None = None,
-    plan_path: Path | None = None,
-    key: bytes | None = None,
-) -> dict[str, Any]:
-    """Build an engine into the artefact directory `output`; a plan names the nodes that stay float.
-
-    Without a precision it is int8 where there is a calibration, or a plan, and else the runtime's fastest float.
-    """
-    started = time.monotonic()
-    plan = read_plan(plan_path) if plan_path else ALL_INT8
-    calibration = load_calibration(calibration_path) if calibration_path else None
-    model = open_model(load_model_spec(spec_path), plan)
-    precision = precision or ("int8" if calibration or plan_path else backend.precisions[-1])
-    if precision == "int8" and (warning := slower_here(plan, backend.describe())):
-        say(f"warning: {warning}")
-    destination = output or Path(f"{spec_path.stem}-{precision}")
-    with progress("building", 100) as bar:
-        artefact = build_artefact(
-            model,
-            backend,
-            lambda _: destination,
-            _percent(bar),
-            calibration=calibration,
-            precision=precision,
-            key=key,
-        )
-    return {
-        "artefact": str(artefact.path),
-        "id": artefact.id,
-        "precision": precision,
-        "int8_macs_share": round(artefact.manifest["int8_macs_share"], 4),
-        "engine_bytes": artefact.manifest["engine_bytes"],
-        "seconds": round(time.monotonic() - started, 3),
-    }
-
-
-def run_infer(
-    artefact_path: Path, frames: str, output: Path | None, backend: Backend, key: bytes | None = None
-) -> dict[str, Any]:
-    """Run an artefact over a source; predictions go to `output` as JSON lines, boxes in frame pixels.
-
-    A frame's latency is from when it was read until it is decoded; where frames overlap that of the next is in it.
-    """
-    source = parse_source(frames)
-    latency = LatencyHistogram()
-    read: deque[tuple[float, int]] = deque()
-
-    def images() -> Iterator[Image]:
-        for ts, image in read_images(source):
-            read.append((ts, time.perf_counter_ns()))
-            yield image
-
-    count = 0
-    with open_engine(artefact_path, backend, key) as (engine, spec), _results(output) as write:
-        task = VisionTask(spec, engine.inputs, engine.outputs)
-        started = time.monotonic()
-        with progress("inferring", source_length(source)) as bar:
-            for prediction, geometry in task.infer_each(engine, images()):
-                ts, began_ns = read.popleft()
-                latency.add(time.perf_counter_ns() - began_ns)
-                if write is not None:
-                    write({"frame": count, "ts": ts, **described(prediction, geometry, spec)})
-                count += 1
-                bar.update(count)
-    return {
-        "frames": count,
-        "fps": round(count / max(time.monotonic() - started, 1e-9), 2),
-        "latency_ms": {
-            "p50": round(latency.percentile_ms(50.0), 3),
-            "p99": round(latency.percentile_ms(99.0), 3),
-        },
-    }
-
-
-def run_evaluate(target: Path, dataset: Path, backend: Backend, key: bytes | None = None) -> dict[str, Any]:
-    """Score an artefact, or the float reference of a MODEL.yaml, on labelled images."""
-    with open_engine(target, backend, key) as (engine, spec):
-        evaluation = evaluate(engine, spec, dataset)
-    scores = {name: round(score, 4) for name, score in evaluation.scores.items()}
-    return {"task": evaluation.task, "images": evaluation.images, **scores}
-
-
-@contextmanager
-def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Iterator[tuple[Engine, ModelSpec]]:
-    """The engine of an artefact directory, or the float reference of a MODEL.yaml, with its spec."""
-    if target.is_dir():
-        artefact = read_artefact(target, key)
-        check_runtime(artefact, backend.describe())
-        spec = validate(ModelSpec, {**artefact.manifest["inputs"]["spec"], "path": artefact.engine_path}, str(target))
-        with closing(backend.load(artefact.read_engine())) as engine:
-            yield engine, spec
-        return
-    model = open_model(load_model_spec(target))
-    with progress("preparing", 100) as bar:
-        built = backend.build(model.reference, _percent(bar))
-    with closing(backend.load(built.engine)) as engine:
-        yield engine, model.spec
-
-
-def _percent(bar: Task) -> Progress:
-    """A backend's progress as a bar of a hundred."""
-    return lambda fraction, doing: bar.update(round(100 * fraction), doing)
-
-
-def _spread(source: Source, count: int) -> Iterator[Image]:
-    """At most `count` images: evenly spaced where the source knows its length, else the first ones."""
-    length = source_length(source) or count
-    taken = 0
-    for index, (_, image) in enumerate(read_images(source)):
-        if index * count >= taken * length:
-            yield image
-            taken += 1
-        if taken == count:
-            return
-
-
-@contextmanager
-def _results(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
-    """What writes one JSON line, None without a path. The file has its name only when the block has ended well.
-
-    Raises AgentError (`results.write`) when the disk refuses.
-    """
-    if path is None:
-        yield None
-        return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8") as file:
-            yield lambda record: file.write(json.dumps(record) + "\n")
-        os.replace(partial, path)
-    except OSError as error:
-        raise AgentError(
-            "results.write", f"{path}: {error.strerror}", "a writable place with room", "choose another -o"
-        ) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
-
-
-if TYPE_CHECKING:  # the commands import what they need when they run: `tared send` should not wait for OpenCV
+if TYPE_CHECKING:
     from engines.interface import Backend
 
-_WIDE = 180  # columns of a table that is piped on
 MAX_LOSS = "the loss, 1 - mean fidelity, that you accept (0.02)"
 MAX_CONFUSION = "the share of a class that may be taken for one other (0.1)"
 SOURCES = "a video file, a folder or zip of images, v4l2:/dev/video0, csi:0, rtsp://..., http://..."
 
 
 def add_offline(commands: Any) -> None:
-    """The jobs that need no daemon."""
+    """Add the commands that need no daemon."""
     calibrate = command(commands, "calibrate", _calibrate, "observe frames and choose the INT8 scales")
     calibrate.add_argument("model", type=Path, metavar="MODEL.yaml")
     calibrate.add_argument("--frames", required=True, metavar="SRC", help=SOURCES)
@@ -296,43 +90,38 @@ def add_offline(commands: Any) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    pass
+    from agent.cli.offline_runs import run_calibrate
 
-    method, output = options.method, options.output
-    return print_result(
-        options, run_calibrate(options.model, options.frames, options.count, method, output, _open(options))
-    )
+    backend = _open_backend(options)
+    result = run_calibrate(options.model, options.frames, options.count, options.method, options.output, backend)
+    return print_result(options, result)
 
 
 def _plan(options: argparse.Namespace) -> int:
     from agent.planning.chart import draw_chart
+    from agent.planning.command import read_evidence
     from agent.planning.report import named, print_explanation, print_plan
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDE)
     if options.explain is not None or options.show or options.model.suffix == ".json":
-        from agent.planning.command import read_evidence
-
         evidence = read_evidence(options.model)
-        if options.explain is not None and options.json:
-            print(json.dumps({"groups": [evidence["groups"][index] for index in named(evidence, options.explain)]}))
-        elif options.explain is not None:
-            print_explanation(evidence, options.explain, console)
-        elif not options.json:
-            print_plan(evidence, console, options.all)
-        else:
-            print(json.dumps(dict(evidence)))
+        result = dict(evidence)
+        if options.explain is not None:
+            result = {"groups": [evidence["groups"][index] for index in named(evidence, options.explain)]}
     else:
         evidence, result = _search(options)
-        if options.json:
-            print(json.dumps(result))
-        else:
-            print_plan(evidence, console, options.all)
+    if options.json:
+        print(json.dumps(result))
+    elif options.explain is not None:
+        print_explanation(evidence, options.explain, table_console())
+    else:
+        print_plan(evidence, table_console(), options.all)
     if options.chart is not None:
         draw_chart(evidence, options.chart)
     return 0
 
 
 def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Search for a plan; return its evidence, and the object that --json prints."""
     from agent.planning.command import run_plan
     from agent.planning.search import PlanOptions
     from engines.interface import BackendOptions
@@ -342,26 +131,25 @@ def _search(options: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, A
     if missing:
         found = f"'tared plan' without --{missing[0]}"
         raise AgentError("cli.arguments", found, "--calibration, --frames and --output", "see 'tared plan --help'")
-    wanted = PlanOptions(options.max_loss, options.max_confusion, options.budget_s, options.costs, options.seed)
-    backend, embedded = _open(options), open_backend("onnxruntime", BackendOptions(options.threads))
+    limits = PlanOptions(options.max_loss, options.max_confusion, options.budget_s, options.costs, options.seed)
+    backend, embedded = _open_backend(options), open_backend("onnxruntime", BackendOptions(options.threads))
     plan, result = run_plan(
-        options.model, options.calibration, options.frames, options.output, backend, embedded, wanted, options.dataset
+        options.model, options.calibration, options.frames, options.output, backend, embedded, limits, options.dataset
     )
     return plan.evidence, result
 
 
 def _build(options: argparse.Namespace) -> int:
-    pass
+    from agent.cli.offline_runs import run_build
 
     if options.offline != (options.target is not None):
         given, other = ("--offline", "--target") if options.offline else ("--target", "--offline")
         raise AgentError("cli.arguments", f"{given} without {other}", "both or neither", f"add {other}, or leave both")
-    backend = _open(options, target=options.target, dla=options.dla, best=options.best)
     result = run_build(
         options.model,
         options.calibration,
         options.output,
-        backend,
+        _open_backend(options, target=options.target, dla=options.dla, best=options.best),
         precision=options.precision,
         plan_path=options.plan,
         key=_key(options),
@@ -371,21 +159,23 @@ def _build(options: argparse.Namespace) -> int:
 
 def _inspect(options: argparse.Namespace) -> int:
     is_model = options.target.is_file() or options.target.suffix == ".onnx"
-    strange = ("layers", "time") if is_model else ("output", "overwrite")
-    given = next((name for name in strange if getattr(options, name)), None)
+    unsuitable = ("layers", "time") if is_model else ("output", "overwrite")
+    given = next((name for name in unsuitable if getattr(options, name)), None)
     if given is not None:
         found = f"--{given} for {'a model' if is_model else 'an artefact'}"
         raise AgentError("cli.arguments", found, "arguments as documented", "see 'tared inspect --help'")
-    if is_model:
-        return _inspect_model(options)
+    return _inspect_model(options) if is_model else _inspect_artefact(options)
+
+
+def _inspect_artefact(options: argparse.Namespace) -> int:
     from agent.inspection.inspect import inspect_artefact, print_inspection
 
-    backend = _open(options) if options.time else None
+    backend = _open_backend(options) if options.time else None
     inspection = inspect_artefact(options.target, options.layers or options.time, backend, _key(options))
     if options.json:
         print(json.dumps(inspection.as_dict()))
     else:
-        print_inspection(inspection, Console(width=None if sys.stdout.isatty() else _WIDE))
+        print_inspection(inspection, table_console())
     return 0
 
 
@@ -400,26 +190,27 @@ def _inspect_model(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**inspection.as_dict(), "output": str(output) if is_written else None}))
     else:
-        print_model_inspection(inspection, Console(width=None if sys.stdout.isatty() else _WIDE))
+        print_model_inspection(inspection, table_console())
         print(f"{output} {'is written: correct it' if is_written else 'is there already, and left as it is'}")
     return 0
 
 
 def _infer(options: argparse.Namespace) -> int:
-    pass
+    from agent.cli.offline_runs import run_infer
 
-    result = run_infer(options.artefact, options.frames, options.output, _open(options), _key(options))
-    return print_result(options, result)
+    backend = _open_backend(options)
+    return print_result(options, run_infer(options.artefact, options.frames, options.output, backend, _key(options)))
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    pass
+    from agent.cli.offline_runs import run_evaluate
 
-    return print_result(options, run_evaluate(options.target, options.dataset, _open(options), _key(options)))
+    backend = _open_backend(options)
+    return print_result(options, run_evaluate(options.target, options.dataset, backend, _key(options)))
 
 
-def _open(options: argparse.Namespace, **more: Any) -> Backend:
-    """The backend of an offline command; what makes its next build faster is kept in the user's cache."""
+def _open_backend(options: argparse.Namespace, **more: Any) -> Backend:
+    """Open the requested backend; whatever makes its next build faster is kept in the user's cache."""
     from engines.interface import BackendOptions
     from engines.registry import open_backend
 

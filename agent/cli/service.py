@@ -1,4 +1,4 @@
-"""`tared install-service` and `tared doctor`: the machine that tared is to run on."""
+"""`tared install-service` and `tared doctor`: prepare and examine the machine that tared runs on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 from agent.cli.arguments import command
 
-_WIDEST = 48  # of the doctor's findings: longer ones push their remedies aside
+# Characters of the column that shows the doctor's findings. Longer findings push their remedies aside.
+_WIDEST = 48
 
 
 def add_service(commands: Any) -> None:
-    """What is done to a machine, not to a model."""
+    """Add the commands that concern a machine, not a model."""
     about = "write the systemd unit and a first configuration; a second time changes nothing"
     install = command(commands, "install-service", _install, about)
     install.add_argument(
@@ -35,29 +36,22 @@ def add_service(commands: Any) -> None:
 
 
 def _install(options: argparse.Namespace) -> int:
-    from agent.system.service_unit import (
-        DROP_INS,
-        TARED,
-        SystemdService,
-        carry_out,
-        need_root,
-        plan_install,
-        plan_uninstall,
-    )
+    from agent.system.service_unit import TARED, SystemdService, carry_out, need_root, plan_install, plan_uninstall
 
-    service = TARED if options.name is None else SystemdService.named(options.name)
+    service = TARED if options.name is None else SystemdService.from_name(options.name)
     if not options.dry_run:
         need_root(options.root)
     if options.uninstall:
         steps = plan_uninstall(options.root, service)
     else:
-        wanted = {"csi.conf": options.csi, "jit-hardened.conf": options.jit_hardened}
-        steps = plan_install(options.root, [name for name in DROP_INS if wanted[name]], options.now, service)
+        requested = {"csi.conf": options.csi, "jit-hardened.conf": options.jit_hardened}
+        drop_ins = [name for name, is_requested in requested.items() if is_requested]
+        steps = plan_install(options.root, drop_ins, options.now, service)
     if not options.dry_run:
         carry_out(steps, options.root)
     if options.json:
-        told = [{"action": step.action, "what": step.what} for step in steps]
-        print(json.dumps({"dry_run": options.dry_run, "changed": any(step.changes for step in steps), "steps": told}))
+        listed = [{"action": step.action, "what": step.what} for step in steps]
+        print(json.dumps({"dry_run": options.dry_run, "changed": any(step.changes for step in steps), "steps": listed}))
         return 0
     for step in steps:
         print(f"{step.action:8} {step.what}")

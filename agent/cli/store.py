@@ -1,35 +1,32 @@
-"""`tared store`: which engines lie on the disk and why, whether they are whole, and away with what nobody needs."""
+"""`tared store`: list the engines on the disk, verify them, and remove what nobody needs."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
-from agent.cli.arguments import command
+from agent.cli.arguments import command, table_console
 from agent.common.errors import AgentError
 from calibrate.errors import TaredError
 
-if TYPE_CHECKING:  # imported when a command runs, as in cli_offline.py
+if TYPE_CHECKING:  # imported when a command runs, as in offline.py
     from agent.config import Config
     from engines.store.retention import Pins, StoreCleaner, Stored
     from engines.store.store import Store
 
-EXIT_FOUND = 1
-_WIDE = 180  # columns of a table that is piped on
+EXIT_DAMAGED = 1
 _COLUMNS = ("id", "made", "precision", "bytes", "fidelity", "method", "roles", "trouble")
 
 
 def add_store(commands: Any) -> None:
-    """What may be done to a store beside the daemon: look; what only without one: tidy."""
+    """Add `store list` and `store verify`, which may run beside the daemon, and `store gc`, which may not."""
     about = "the engines on the disk: list them, verify them, remove what nobody needs"
     store = commands.add_parser("store", help=about, description=about)
     actions = store.add_subparsers(title="actions", required=True, metavar="ACTION")
@@ -47,19 +44,18 @@ def add_store(commands: Any) -> None:
 def _list(options: argparse.Namespace) -> int:
     from engines.store.retention import size
 
-    config, store = _open(options)
-    upkeep = _upkeep(config, store)
-    stored, retention = upkeep.survey(_pins(config))
+    config, store, cleaner = _open(options)
+    stored, retention = cleaner.survey(_pins(config))
     rows = [_row(store, one, retention.roles.get(one.id, ())) for one in sorted(stored, key=lambda one: one.made_s)]
-    cached = {str(path.relative_to(store.root)): size(path) for path in upkeep.cached()}
+    cached = {str(path.relative_to(store.root)): size(path) for path in cleaner.cached()}
     if options.json:
-        print(json.dumps({"artefacts": rows, "cached": cached, "free_bytes": upkeep.free_bytes()}))
+        print(json.dumps({"artefacts": rows, "cached": cached, "free_bytes": cleaner.free_bytes()}))
         return 0
     table = Table(*_COLUMNS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(_plain(row[column]) for column in _COLUMNS))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
-    print(f"{len(cached)} cached, {sum(cached.values())} bytes; {upkeep.free_bytes()} bytes free on the disk")
+    table_console().print(table)
+    print(f"{len(cached)} cached, {sum(cached.values())} bytes; {cleaner.free_bytes()} bytes free on the disk")
     return 0
 
 
@@ -83,7 +79,7 @@ def _row(store: Store, one: Stored, roles: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _entry(document: object, name: str) -> Any:
-    """Of what should be a mapping: a seal does not promise it."""
+    """Return an entry of what should be a mapping, which a valid seal does not promise; None without it."""
     return document.get(name) if isinstance(document, Mapping) else None
 
 
@@ -94,25 +90,25 @@ def _plain(value: object) -> str:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    config, store = _open(options)
-    count, errors = _upkeep(config, store).verify()
+    _, _, cleaner = _open(options)
+    count, errors = cleaner.verify()
     if options.json:
-        found = [{name: getattr(error, name) for name in ("code", "found", "expected", "remedy")} for error in errors]
-        print(json.dumps({"artefacts": count, "damaged": found}))
+        keys = ("code", "found", "expected", "remedy")
+        damaged = [{key: getattr(error, key) for key in keys} for error in errors]
+        print(json.dumps({"artefacts": count, "damaged": damaged}))
     else:
         for error in errors:
             print(error)
         print(f"{count} artefacts, {len(errors)} found damaged")
-    return EXIT_FOUND if errors else 0
+    return EXIT_DAMAGED if errors else 0
 
 
 def _gc(options: argparse.Namespace) -> int:
     from agent.system.state_dir import lock_state_dir
 
-    config, store = _open(options)
-    upkeep = _upkeep(config, store)
+    config, _, cleaner = _open(options)
     with lock_state_dir(config.state_dir):
-        freed = upkeep.tidy(_pins(config), options.dry_run)
+        freed = cleaner.tidy(_pins(config), options.dry_run)
     removed = [*freed.artefacts, *freed.cached]
     if options.json:
         print(json.dumps({"removed": removed, "freed_bytes": freed.nbytes, "dry_run": options.dry_run}))
@@ -120,13 +116,17 @@ def _gc(options: argparse.Namespace) -> int:
     for name in removed:
         print(name)
     done = "would be removed" if options.dry_run else "removed"
-    print(f"{len(removed)} {done}, {freed.nbytes} bytes; {upkeep.free_bytes()} bytes free on the disk")
+    print(f"{len(removed)} {done}, {freed.nbytes} bytes; {cleaner.free_bytes()} bytes free on the disk")
     return 0
 
 
-def _open(options: argparse.Namespace) -> tuple[Config, Store]:
-    """Raises AgentError (`store.missing`): what only looks makes no store."""
+def _open(options: argparse.Namespace) -> tuple[Config, Store, StoreCleaner]:
+    """Open the store of a configuration; it must exist, since these commands create none.
+
+    Raises AgentError: `store.missing`  there is no store in state_dir.
+    """
     from agent.config import load_config
+    from engines.store.retention import StoreCleaner
     from engines.store.signing import find_key
     from engines.store.store import Store
 
@@ -134,17 +134,12 @@ def _open(options: argparse.Namespace) -> tuple[Config, Store]:
     if not (config.state_dir / "artefacts").is_dir():
         found, remedy = f"no store in {config.state_dir}", "run tared first, or name its configuration with -c"
         raise AgentError("store.missing", found, "the state_dir of a daemon", remedy)
-    return config, Store(config.state_dir, find_key(options.key))
-
-
-def _upkeep(config: Config, store: Store) -> StoreCleaner:
-    from engines.store.retention import StoreCleaner
-
-    return StoreCleaner(store, config.store.keep, config.store.reserve_bytes)
+    store = Store(config.state_dir, find_key(options.key))
+    return config, store, StoreCleaner(store, config.store.keep, config.store.reserve_bytes)
 
 
 def _pins(config: Config) -> Pins:
-    """What is needed while no daemon runs. Raises AgentError (`regimes.schema`)."""
+    """Return the artefacts that regimes need while no daemon runs. Raises AgentError (`regimes.schema`)."""
     from agent.monitoring.regimes import regime_artefacts
 
     return {"regime": regime_artefacts(config.state_dir / "regimes.json")}

@@ -17,19 +17,19 @@ def main() -> None:
     sys.path.insert(0, os.getcwd())
     with phases.phase("imports"):
         from agent.cli import main as cli
-        from agent.cli import offline
+        from agent.cli import offline_runs
         from agent.vision import task as vision
         from engines import onnxruntime_backend as runtime
     results: list[dict[str, Any]] = []
-    phases.wrap(offline, "open_model", "model preparation")
+    phases.wrap(offline_runs, "open_model", "model preparation")
     phases.wrap(runtime.OnnxRuntimeObserver, "__init__", "model preparation")
     phases.wrap(vision.VisionTask, "preprocess", "images")
     phases.wrap(runtime.OnnxRuntimeEngine, "infer", "network")
     phases.wrap(runtime.OnnxRuntimeObserver, "observe", "histograms")
-    phases.wrap(offline.Collection, "add", "histograms")
-    phases.wrap(offline, "calibrate", "search")
-    phases.wrap(offline, "save_calibration", "writing")
-    read_images = offline.read_images
+    phases.wrap(offline_runs.CalibrationSet, "add", "histograms")
+    phases.wrap(offline_runs, "calibrate", "search")
+    phases.wrap(offline_runs, "save_calibration", "writing")
+    read_images = offline_runs.read_images
 
     def timed_images(source: object) -> object:
         images = iter(read_images(source))
@@ -40,14 +40,14 @@ def main() -> None:
                 return
             yield image
 
-    run_calibrate = offline.run_calibrate
+    run_calibrate = offline_runs.run_calibrate
 
     def run_and_keep(*arguments: Any) -> dict[str, Any]:
         results.append(run_calibrate(*arguments))
         return results[-1]
 
-    offline.run_calibrate = run_and_keep
-    offline.read_images = timed_images
+    offline_runs.run_calibrate = run_and_keep
+    offline_runs.read_images = timed_images
     with phases.phase("the rest of the command"):
         status = cli.main(sys.argv[1:])
     if status == 0:

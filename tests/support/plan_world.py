@@ -17,7 +17,7 @@ from worlds import FPS, SPEC, make_world
 from zoo import Net
 
 from agent.camera.source import parse_source
-from agent.cli.offline import run_calibrate
+from agent.cli.offline_runs import run_calibrate
 from agent.common.state_files import Journal
 from agent.models.model import open_model, read_rules
 from agent.planning.costs import PlanBuilder

@@ -192,8 +192,8 @@ def test_the_journal_has_priorities(tmp_path: Path) -> None:
         pytest.skip(f"systemd cannot run here: {reason}")
     for name in ("units", "world"):
         (tmp_path / name).mkdir(mode=0o755)
-    source = "from agent.common.console import complain, set_up_logging; set_up_logging('info')\nimport logging\n"
-    (tmp_path / "world/say.py").write_text(f"{source}logging.warning('hot')\nlogging.info('calm')\ncomplain('over')\n")
+    source = "from agent.common.console import say_error, set_up_logging; set_up_logging('info')\nimport logging\n"
+    (tmp_path / "world/say.py").write_text(f"{source}logging.warning('hot')\nlogging.info('calm')\nsay_error('over')\n")
     unit = f"""[Service]
 Type=oneshot
 ExecStart={sys.executable} {tmp_path}/world/say.py

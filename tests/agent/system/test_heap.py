@@ -14,11 +14,11 @@ from agent.system.process import release_free_memory
 
 ARENAS = """
 import ctypes, sys, threading
-from agent.system.process import share_arenas
+from agent.system.process import limit_malloc_arenas
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
 if sys.argv[1] == "shared":
-    share_arenas()
+    limit_malloc_arenas()
 together = threading.Barrier(8)
 def take():
     together.wait()

@@ -1,0 +1,228 @@
+"""Run the work of the commands that need no daemon: calibrate, build, infer and evaluate.
+
+Each `run_*` function returns the object that its command prints with --json. The daemon runs the same code underneath.
+This module loads OpenCV and NumPy; therefore agent/cli/offline.py imports it only when a command runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from agent.camera.reader import Image, read_images, source_length
+from agent.camera.source import Source, parse_source
+from agent.collection.collection import CalibrationSet
+from agent.common.console import Task, progress, say
+from agent.common.errors import AgentError
+from agent.common.latency import LatencyHistogram
+from agent.common.schema import validate
+from agent.models.build import build_artefact
+from agent.models.model import calibrate, open_model, read_plan, slower_here
+from agent.vision.decode import prediction_as_dict
+from agent.vision.evaluation import evaluate
+from agent.vision.spec import ModelSpec, load_model_spec
+from agent.vision.task import VisionTask
+from calibrate.plan import ALL_INT8
+from calibrate.threshold import parse_method
+from engines.calibration import check_destination, load_calibration, save_calibration
+from engines.interface import Backend, Engine, Progress
+from engines.store.artefact import check_runtime, read_artefact
+
+
+def run_calibrate(
+    spec_path: Path, frames: str, count: int, method: str, output: Path, backend: Backend
+) -> dict[str, Any]:
+    """Observe frames, choose the INT8 scales, and write calibration.json and .npz.
+
+    Memory is constant: one frame and one set of histograms, however many frames there are.
+
+    Args:
+        frames: A source, as `parse_source` understands it.
+        count: Frames to observe at most; spread evenly where the source knows its length, else the first ones.
+        method: As `parse_method` understands it.
+    """
+    parse_method(method)
+    check_destination(output)
+    started = time.monotonic()
+    source = parse_source(frames)
+    model = open_model(load_model_spec(spec_path))
+    collection = CalibrationSet(held_out_size=0)
+    with progress("preparing", 100) as bar:
+        observer = backend.observer(model.reference, model.placement.taps, _percent(bar))
+    with closing(observer), progress("calibrating", min(count, source_length(source) or count)) as bar:
+        task = VisionTask(model.spec, observer.inputs, observer.outputs)
+        for image in _spread(source, count):
+            tensor, _ = task.preprocess(image)
+            collection.add(tensor, observer.observe(tensor).histograms)
+            bar.update(collection.frames)
+    calibration = calibrate(model, collection.histograms, method, collection.frames, Path(source.shown).name, backend)
+    save_calibration(calibration, output)
+    return {
+        "tensors": len(calibration.amax),
+        "frames": calibration.frames,
+        "seconds": round(time.monotonic() - started, 3),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "output": str(output),
+    }
+
+
+def run_build(
+    spec_path: Path,
+    calibration_path: Path | None,
+    output: Path | None,
+    backend: Backend,
+    *,
+    precision: str | None = None,
+    plan_path: Path | None = None,
+    key: bytes | None = None,
+) -> dict[str, Any]:
+    """Build an engine into an artefact directory.
+
+    Args:
+        output: The directory; None: `SPEC-PRECISION` in the working directory.
+        precision: None: int8 with a calibration or a plan, else the runtime's fastest float.
+        plan_path: A plan names the nodes that stay float; None: all are INT8.
+        key: Signs the artefact.
+    """
+    started = time.monotonic()
+    plan = read_plan(plan_path) if plan_path else ALL_INT8
+    calibration = load_calibration(calibration_path) if calibration_path else None
+    model = open_model(load_model_spec(spec_path), plan)
+    precision = precision or ("int8" if calibration or plan_path else backend.precisions[-1])
+    if precision == "int8" and (warning := slower_here(plan, backend.describe())):
+        say(f"warning: {warning}")
+    destination = output or Path(f"{spec_path.stem}-{precision}")
+    with progress("building", 100) as bar:
+        artefact = build_artefact(
+            model,
+            backend,
+            lambda _: destination,
+            _percent(bar),
+            calibration=calibration,
+            precision=precision,
+            key=key,
+        )
+    return {
+        "artefact": str(artefact.path),
+        "id": artefact.id,
+        "precision": precision,
+        "int8_macs_share": round(artefact.manifest["int8_macs_share"], 4),
+        "engine_bytes": artefact.manifest["engine_bytes"],
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def run_infer(
+    artefact_path: Path, frames: str, output: Path | None, backend: Backend, key: bytes | None = None
+) -> dict[str, Any]:
+    """Run an artefact over a source; write predictions to `output` as JSON lines, boxes in frame pixels.
+
+    A frame's latency runs from when it was read until it is decoded. Where the engine overlaps frames, it includes the
+    wait for the next frame.
+    """
+    source = parse_source(frames)
+    latency = LatencyHistogram()
+    read: deque[tuple[float, int]] = deque()
+
+    def images() -> Iterator[Image]:
+        for ts, image in read_images(source):
+            read.append((ts, time.perf_counter_ns()))
+            yield image
+
+    count = 0
+    with open_engine(artefact_path, backend, key) as (engine, spec), _results(output) as write:
+        task = VisionTask(spec, engine.inputs, engine.outputs)
+        started = time.monotonic()
+        with progress("inferring", source_length(source)) as bar:
+            for prediction, geometry in task.infer_each(engine, images()):
+                ts, read_ns = read.popleft()
+                latency.add(time.perf_counter_ns() - read_ns)
+                if write is not None:
+                    write({"frame": count, "ts": ts, **prediction_as_dict(prediction, geometry, spec)})
+                count += 1
+                bar.update(count)
+    return {
+        "frames": count,
+        "fps": round(count / max(time.monotonic() - started, 1e-9), 2),
+        "latency_ms": {
+            "p50": round(latency.percentile_ms(50.0), 3),
+            "p99": round(latency.percentile_ms(99.0), 3),
+        },
+    }
+
+
+def run_evaluate(target: Path, dataset: Path, backend: Backend, key: bytes | None = None) -> dict[str, Any]:
+    """Score an artefact, or the float reference of a MODEL.yaml, on labelled images."""
+    with open_engine(target, backend, key) as (engine, spec):
+        evaluation = evaluate(engine, spec, dataset)
+    scores = {name: round(score, 4) for name, score in evaluation.scores.items()}
+    return {"task": evaluation.task, "images": evaluation.images, **scores}
+
+
+@contextmanager
+def open_engine(target: Path, backend: Backend, key: bytes | None = None) -> Iterator[tuple[Engine, ModelSpec]]:
+    """Open the engine of an artefact directory, or the float reference of a MODEL.yaml; yield it with its spec."""
+    if target.is_dir():
+        artefact = read_artefact(target, key)
+        check_runtime(artefact, backend.describe())
+        spec = validate(ModelSpec, {**artefact.manifest["inputs"]["spec"], "path": artefact.engine_path}, str(target))
+        with closing(backend.load(artefact.read_engine())) as engine:
+            yield engine, spec
+        return
+    model = open_model(load_model_spec(target))
+    with progress("preparing", 100) as bar:
+        built = backend.build(model.reference, _percent(bar))
+    with closing(backend.load(built.engine)) as engine:
+        yield engine, model.spec
+
+
+def _percent(bar: Task) -> Progress:
+    """Return a callback that shows a backend's progress in percent."""
+    return lambda fraction, doing: bar.update(round(100 * fraction), doing)
+
+
+def _spread(source: Source, count: int) -> Iterator[Image]:
+    """Yield at most `count` images: evenly spaced where the source knows its length, else the first ones."""
+    length = source_length(source) or count
+    yielded = 0
+    for index, (_, image) in enumerate(read_images(source)):
+        if index * count >= yielded * length:
+            yield image
+            yielded += 1
+        if yielded == count:
+            return
+
+
+@contextmanager
+def _results(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
+    """Yield a function that writes one JSON line; None without a path.
+
+    The file gets its name only when the block has ended without an error.
+    Raises AgentError: `results.write`  the disk refuses.
+    """
+    if path is None:
+        yield None
+        return
+    partial = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as file:
+            yield lambda record: file.write(json.dumps(record) + "\n")
+        os.replace(partial, path)
+    except OSError as error:
+        raise AgentError(
+            "results.write", f"{path}: {error.strerror}", "a writable place with room", "choose another -o"
+        ) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()
