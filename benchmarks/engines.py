@@ -47,7 +47,9 @@ def compare(name: str, rounds: int) -> Row:
     model, task, held_out = observed.model, observed.task, observed.held_out
     calibration = calibrate(model, observed.histograms, "entropy", observed.frames, observed.source)
     fp32 = backend.build(model.reference).engine
-    int8 = backend.build(model.request(insert_qdq(model.master, model.placement, calibration.amax), "int8")).engine
+    int8 = backend.build(
+        model.build_request(insert_qdq(model.master, model.placement, calibration.amax), "int8")
+    ).engine
     with closing(backend.load(fp32)) as reference, closing(backend.load(int8)) as engine:
         agreement = [fidelity(task.decode(engine.infer(x)), task.decode(reference.infer(x))).value for x in held_out]
         options = ort.SessionOptions()

@@ -29,7 +29,7 @@ import psutil
 
 from agent.contract.messages import Ack, CameraTelemetry, FidelityReport, Latency, Status, Telemetry
 from agent.contract.topics import Topics
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres
 from benchmarks.report import Section, add_output_option, at_least, bars_section, publish
@@ -157,7 +157,10 @@ def collect(endpoint: Endpoint, folder: Path, rows: int, store: tuple[str, str],
     command += ["--share", "benchmark"] if "two" in name else []
     fleet = f"bench{time.monotonic_ns()}"
     count = 2 if "two" in name else 1
-    with MqttClient(endpoint, "benchmark", subscriptions=[f"tared/v1/{fleet}/+/ack"]) as watcher, ExitStack() as stack:
+    with (
+        MqttClient(endpoint, "benchmark", SessionOptions(subscriptions=[f"tared/v1/{fleet}/+/ack"])) as watcher,
+        ExitStack() as stack,
+    ):
         ears, collectors = Ears(watcher), []
         for _ in range(count):
             collectors.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))

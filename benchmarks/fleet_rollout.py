@@ -25,17 +25,18 @@ import psutil
 
 from agent.common.console import set_up_logging
 from agent.mqtt.bulk_receive import ReceiveQueue
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from benchmarks.fleet_storm import Broker, wait_for_collector
 from benchmarks.report import Bar, Section, add_output_option, bars_section, publish
 from fleet.devices.devices import Devices
+from fleet.rollout.board_rows import TargetState
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.spec import Spec
-from fleet.rollout.states import State, Target
+from fleet.rollout.rollout_rows import RolloutState
+from fleet.rollout.spec import RolloutSpec
 from fleet.simulator.options import BadEngines, SimulationOptions
 from fleet.simulator.simulation import Simulation, allow_files
-from fleet.store import open_existing
+from fleet.store.opening import open_existing
 
 _FLEET = "rollout"
 _GATES = "fidelity>=0.8,latency_p99<=1.25x,failures<=5%"
@@ -48,7 +49,7 @@ _COMING_S = 400.0
 class Course:
     """What came of one rollout. told: commands by op and board. took_s: from its creation to its end."""
 
-    state: State | None
+    state: RolloutState | None
     waves: list[dict[str, int]]
     gates: int
     took_s: float
@@ -60,7 +61,9 @@ class Listener:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._intake = ReceiveQueue(256 << 20)
-        self._client = MqttClient(endpoint, "listener", subscriptions=["tared/v1/+/+/cmd"], intake=self._intake)
+        self._client = MqttClient(
+            endpoint, "listener", SessionOptions(subscriptions=["tared/v1/+/+/cmd"], receive_queue=self._intake)
+        )
 
     def __enter__(self) -> Listener:
         self._client.__enter__()
@@ -73,14 +76,14 @@ class Listener:
     def told(self) -> dict[str, dict[str, set[str]]]:
         """Ids by op and board, since it was asked last."""
         found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-        while arrivals := self._intake.take(64 << 20, 1.0, 0.0):
+        while arrivals := self._intake.pop(64 << 20, 1.0, 0.0):
             for topic, payload, _ in arrivals:
                 document = json.loads(payload)
                 found[document["op"]][topic.decode().split("/")[3]].add(document["id"])
         return found
 
 
-def carried_out(where: str, spec: Spec, listener: Listener) -> Course:
+def carried_out(where: str, spec: RolloutSpec, listener: Listener) -> Course:
     """A rollout from its creation to its end, by a controller that runs."""
     began_s = time.monotonic()
     with open_existing(where) as store:
@@ -88,14 +91,14 @@ def carried_out(where: str, spec: Spec, listener: Listener) -> Course:
         identity = book.create(_FLEET, spec, book.plan(_FLEET, spec, "benchmark"), "")
         while True:
             overview, _, _ = book.show(identity)
-            if overview.rollout.state.over or time.monotonic() - began_s > _PATIENCE_S:
+            if overview.rollout.state.is_finished or time.monotonic() - began_s > _PATIENCE_S:
                 break
             time.sleep(2.0)
     waves = [{each.value: n for each, n in overview.counts[wave].items() if n} for wave in sorted(overview.counts)]
     gates = sum(len(json.loads(each.document)["gates"]) for each in overview.records if each.what.startswith("gate"))
     for each in overview.records:
         print(f"{each.at:.0f} {each.what}: {each.why}", file=sys.stderr)
-    state = overview.rollout.state if overview.rollout.state.over else None
+    state = overview.rollout.state if overview.rollout.state.is_finished else None
     return Course(state, waves, gates, time.monotonic() - began_s, listener.told())
 
 
@@ -135,7 +138,9 @@ def rollouts(
         with Listener(endpoint) as listener:
             for method in ("percentile:99.99", _BAD_METHOD):
                 arguments = {"frames": "64", "method": method}
-                spec = Spec("recalibrate", arguments, gates=gates, soak_s=1.2 * period_s, at_once=1000, order="name")
+                spec = RolloutSpec(
+                    "recalibrate", arguments, gates=gates, soak_s=1.2 * period_s, at_once=1000, order="name"
+                )
                 found.append(carried_out(where, spec, listener))
 
     operator = threading.Thread(target=operate, name="operator")
@@ -185,17 +190,22 @@ def bars(courses: list[Course], devices: int) -> list[Bar]:
     once = Counter(len(ids) for course in courses for ids in course.told.get("recalibrate", {}).values())
     third = round(0.25 * devices)
     beyond = [board for board in bad.told.get("recalibrate", {}) if int(board[4:]) >= third]
-    done = bad.waves[2].get(Target.UNDONE.value, 0)
+    done = bad.waves[2].get(TargetState.UNDONE.value, 0)
     left = {key: n for key, n in bad.waves[2].items() if key not in ("UNDONE", "FAILED")}
     return [
         Bar(
             "a good one runs to its end",
             "COMPLETED",
             str(good.state and good.state.value),
-            good.state is State.COMPLETED,
+            good.state is RolloutState.COMPLETED,
         ),
         Bar("gates evaluated of four waves", "12", str(good.gates), good.gates == 12),
-        Bar("a bad wave is stopped", "ROLLED_BACK", str(bad.state and bad.state.value), bad.state is State.ROLLED_BACK),
+        Bar(
+            "a bad wave is stopped",
+            "ROLLED_BACK",
+            str(bad.state and bad.state.value),
+            bad.state is RolloutState.ROLLED_BACK,
+        ),
         Bar("its boards went back", f"all of {sum(bad.waves[2].values())}", f"{done}, left {left}", not left),
         Bar("boards beyond it that were told anything", "0", str(len(beyond)), not beyond),
         Bar("commands that a board was told, at most", "1", str(max(once, default=0)), set(once) == {1}),

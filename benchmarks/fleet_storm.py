@@ -28,14 +28,14 @@ import psutil
 
 from agent.common.console import set_up_logging
 from agent.contract.topics import Topics
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from benchmarks.report import Bar, Section, add_output_option, at_most, bars_section, publish
 from fleet.devices.reports import Reports
 from fleet.simulator.options import SimulationOptions
 from fleet.simulator.simulation import Simulation, SimulationOutcome, allow_files
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 _FLEET = "storm"
 _STEADY_S = 60.0
@@ -184,7 +184,7 @@ def lost(database: Path, made: dict[str, tuple[int, int]]) -> tuple[int, int]:
     with open_store(database) as store:
         reports = Reports(store)
         for device, (epoch, last) in made.items():
-            found = {each.seq for each in reports.of(_FLEET, device) if each.stream.epoch == epoch}
+            found = {each.seq for each in reports.reports_of(_FLEET, device) if each.stream.epoch == epoch}
             missing += len(set(range(1, last + 1)) - found)
     return sum(last for _, last in made.values()), missing
 
@@ -192,7 +192,7 @@ def lost(database: Path, made: dict[str, tuple[int, int]]) -> tuple[int, int]:
 def wait_for_collector(broker: Broker, fleet: str) -> None:
     """What a board reports before there ever was a collector, the broker's word is enough for."""
     topics = Topics(fleet, "probe")
-    with MqttClient(Endpoint("127.0.0.1", broker.port), "probe", subscriptions=[topics.ack]) as client:
+    with MqttClient(Endpoint("127.0.0.1", broker.port), "probe", SessionOptions(subscriptions=[topics.ack])) as client:
         client.publish(Message(topics.status, b"{}", retain=True))
         client.inbox.get(timeout=_PATIENCE_S)
 

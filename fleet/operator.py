@@ -20,7 +20,7 @@ from agent.common.schema import Strict
 from agent.common.timing import Backoff
 from agent.contract.commands import (
     MODEL_CHUNK_BYTES,
-    MODEL_CHUNKS_ASKED,
+    MODEL_CHUNKS_REQUESTED,
     OPS,
     RECEIVING,
     Command,
@@ -30,7 +30,7 @@ from agent.contract.commands import (
 from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 
 REPEAT_S = 2.0
@@ -79,10 +79,10 @@ def new_command(
         raise CommandError("command.args", found, known, "correct the arguments") from None
     if version is None:
         version = int(now * 1000.0) if op == "set" else 1
-    return command_of(op, args, now, valid_s, to, version)
+    return command_from_args(op, args, now, valid_s, to, version)
 
 
-def command_of(op: str, args: Strict, now: float, valid_s: float, to: Topics | None, version: int) -> Command:
+def command_from_args(op: str, args: Strict, now: float, valid_s: float, to: Topics | None, version: int) -> Command:
     """As `new_command`, of arguments that are ones."""
     name = f"{to.fleet}/{to.device}" if to is not None else None
     expires = now + valid_s
@@ -125,8 +125,8 @@ def send(
     """
     client_id = f"tared-operator-{uuid.uuid4().hex}"
     results = [topics.result(command.id)]
-    payload = as_sent(command, signer)
-    with MqttClient(endpoint, client_id, subscriptions=results, backoff=Backoff(0.2, 2.0)) as client:
+    payload = encode_command(command, signer)
+    with MqttClient(endpoint, client_id, SessionOptions(subscriptions=results, backoff=Backoff(0.2, 2.0))) as client:
         if not client.wait_connected(silence_s):
             found = f"no connection to {endpoint.host}:{endpoint.port} ({client.outcome})"
             remedy = "check that it runs, its address, user name and password"
@@ -134,7 +134,7 @@ def send(
         latest = None
         for result in _answers(client, topics, command, payload, silence_s, signer is not None):
             if file is not None and isinstance(command.args, FileArgs):
-                for chunk in chunks_asked(topics, command.args, file, result):
+                for chunk in requested_chunks(topics, command.args, file, result):
                     client.publish(chunk)
             if result != latest:
                 latest = result
@@ -168,7 +168,7 @@ def _answers(
             log.warning("result=unreadable id=%s error=%r", command.id, str(error))
             unread = f", but what cannot be read: {error}"
             continue
-        if signed and may_be_of_anybodys(result):
+        if signed and may_answer_forged_command(result):
             if doubted is None:  # the device is there: it will answer ours too
                 doubted, doubted_at = result, time.monotonic()
                 client.publish(command_message(topics, payload, command.expires))
@@ -177,12 +177,12 @@ def _answers(
         yield result
 
 
-def may_be_of_anybodys(result: CommandResult) -> bool:
+def may_answer_forged_command(result: CommandResult) -> bool:
     """Whether it refuses what may not be our command: nobody's word is needed to be refused under its id."""
     return result.error is not None and result.error.code.startswith(_UNPROVEN)
 
 
-def as_sent(command: Command, signer: Signer | None) -> bytes:
+def encode_command(command: Command, signer: Signer | None) -> bytes:
     """The document that goes to the board, with the operator's signature where there is a key."""
     payload = command.to_json()
     return payload if signer is None else json.dumps(signer.sign(json.loads(payload))).encode()
@@ -195,14 +195,14 @@ def command_message(topics: Topics, payload: bytes, expires: float) -> Message:
     return Message(topics.command, payload, expires_s=min(max(left_s, 1), _MOST_EXPIRY_S))
 
 
-def chunks_asked(topics: Topics, args: FileArgs, path: Path, asked: CommandResult) -> Iterator[Message]:
+def requested_chunks(topics: Topics, args: FileArgs, path: Path, asked: CommandResult) -> Iterator[Message]:
     """A few of those that the device asks for with this result, if it does; it asks again before it has them all."""
     first = (asked.result or {}).get("next")
     if asked.step != RECEIVING or not isinstance(first, int) or not 0 <= first <= args.size:
         return
     with path.open("rb") as file:
         file.seek(first * MODEL_CHUNK_BYTES)
-        for number in range(first, first + MODEL_CHUNKS_ASKED):
+        for number in range(first, first + MODEL_CHUNKS_REQUESTED):
             if not (chunk := file.read(MODEL_CHUNK_BYTES)):
                 return
             yield Message(topics.model_chunk(args.sha256, number), chunk)

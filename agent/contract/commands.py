@@ -25,7 +25,7 @@ from agent.contract.topics import check_name
 MAX_LABELLED_BOXES = 1000  # of a frame; more do not fit a payload
 MAX_VALUES = 64  # of a `set`
 RECEIVING = "RECEIVING"  # the step at which a device asks for chunks, from `next` of its result on
-MODEL_CHUNKS_ASKED = 8  # at a time
+MODEL_CHUNKS_REQUESTED = 8  # at a time
 MODEL_CHUNK_BYTES = 32 * 1024  # each but the last one of a file
 MAX_MODEL_BYTES = 2**31 - 1  # what an ONNX file can have
 HISTOGRAM_CHUNK_BYTES = 32 * 1024  # each but the last one of an upload
@@ -185,7 +185,7 @@ OPS: Mapping[str, type[Strict]] = {
     "histograms": HistogramsArgs,
     "calibration": CalibrationArgs,
 }
-READS = frozenset({"status"})  # ops that change nothing, and may be carried out twice
+READ_ONLY_OPS = frozenset({"status"})  # ops that change nothing, and may be carried out twice
 
 
 class Command(Document):

@@ -131,7 +131,7 @@ class Upload:
     sha256: str
 
     @classmethod
-    def of(cls, content: bytes) -> Upload:
+    def from_content(cls, content: bytes) -> Upload:
         return cls(content, hashlib.sha256(content).hexdigest())
 
     @property

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
+from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError, describe_errors, read_object
 
 SCHEMA_VERSION = 1
 NEWER_SCHEMA = "message.schema"  # the code of a document that this tared is too old for
@@ -55,7 +55,7 @@ class Document(BaseModel):
             return cls.model_validate(cls._fields(document))
         except ValidationError as error:
             expected = f"the fields of a {cls.__name__}"
-            raise MessageError("message.invalid", problems(error), expected, "correct the sender") from None
+            raise MessageError("message.invalid", describe_errors(error), expected, "correct the sender") from None
 
     @staticmethod
     def _fields(document: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from agent.common.credentials import located
+from agent.common.credentials import locate
 from agent.common.errors import ConfigError
 from engines.store.signing import is_credential
 
@@ -72,8 +72,8 @@ class Signer:
 
     def __init__(self, path: Path) -> None:
         content = _read(path)
-        mode = stat.S_IMODE(located(path).stat().st_mode)
-        if mode & 0o077 and not is_credential(located(path)):
+        mode = stat.S_IMODE(locate(path).stat().st_mode)
+        if mode & 0o077 and not is_credential(locate(path)):
             found = f"{path} with mode {mode:03o}, open to others than its owner"
             raise ConfigError("key.mode", found, "a private key", f"chmod 600 {path}")
         try:
@@ -106,7 +106,7 @@ class Keyring:
         """Of the keys that are trusted today."""
         return frozenset(self._keys)
 
-    def signer(self, document: Mapping[str, Any]) -> str | None:
+    def signer_id(self, document: Mapping[str, Any]) -> str | None:
         """The id of the key that signed this document; None where none of these did."""
         encoded = document.get("signature")
         if not isinstance(encoded, str) or not encoded.isascii():
@@ -143,7 +143,7 @@ def _public_key(path: Path, block: bytes) -> Ed25519PublicKey:
 
 def _read(path: Path) -> bytes:
     try:
-        return located(path).read_bytes()
+        return locate(path).read_bytes()
     except OSError as error:
         raise _no_key(path, error.strerror or str(error)) from error
 

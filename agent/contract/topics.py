@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from agent.common.errors import ConfigError
 
 MAX_NAME_BYTES = 64
-HOUSE = "homeassistant"  # the default prefix of Home Assistant's discovery
+HOME_ASSISTANT_PREFIX = "homeassistant"  # the default prefix of Home Assistant's discovery
 MAX_TOPIC_BYTES = 256  # of a topic that somebody else names
 
 
@@ -24,7 +24,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def may_reply_to(topic: str, own: str, house: str = HOUSE) -> bool:
+def may_reply_to(topic: str, own: str, house: str = HOME_ASSISTANT_PREFIX) -> bool:
     """Whether an answer may go to a topic that its asker names, `own` being where it goes anyway.
 
     house: the prefix that Home Assistant is set to; another one at the same broker may be set to its default.
@@ -33,7 +33,7 @@ def may_reply_to(topic: str, own: str, house: str = HOUSE) -> bool:
     """
     if not topic or not topic.isprintable() or set(topic) & set("+#") or len(topic.encode()) > MAX_TOPIC_BYTES:
         return False
-    reserved = topic.startswith(("$", "tared/", f"{HOUSE}/", f"{house}/")) or topic == "tared"
+    reserved = topic.startswith(("$", "tared/", f"{HOME_ASSISTANT_PREFIX}/", f"{house}/")) or topic == "tared"
     return topic == own or not reserved
 
 

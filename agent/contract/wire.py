@@ -45,7 +45,7 @@ def read_object(payload: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str
     return document
 
 
-def problems(error: ValidationError) -> str:
+def describe_errors(error: ValidationError) -> str:
     """The first errors as `frames: Input should be a valid integer`; in ASCII, for keys are the sender's."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     lines = [

@@ -41,9 +41,9 @@ class ReceiveQueue:
 
     def __init__(self, most_bytes: int) -> None:
         self.on_room: Callable[[], None] = lambda: None
-        self.on_settled: Callable[[], None] = lambda: None
+        self.on_confirmed: Callable[[], None] = lambda: None
         self.arrived = 0
-        self.settled = 0
+        self.confirmed = 0
         self._most_bytes = most_bytes
         self._changed = threading.Condition()
         self._waiting: deque[tuple[int, Sequence[Arrival]]] = deque()
@@ -61,7 +61,7 @@ class ReceiveQueue:
             self.arrived += len(arrivals)
             self._changed.notify()
 
-    def take(self, most_bytes: int, wait_s: float, gather_s: float) -> list[Arrival]:
+    def pop(self, most_bytes: int, wait_s: float, gather_s: float) -> list[Arrival]:
         """What there is, so much or a little more; nothing where nothing came for so long. gather_s: how long, once
         something is there, it waits for more."""
         with self._changed:
@@ -80,10 +80,10 @@ class ReceiveQueue:
             self.on_room()
         return taken
 
-    def settle(self, count: int) -> None:
+    def confirm(self, count: int) -> None:
         """So many more of those that were taken, in their order."""
-        self.settled += count
-        self.on_settled()
+        self.confirmed += count
+        self.on_confirmed()
 
     def clear(self) -> None:
         """What waits has not come: whoever fills it will be sent it again."""
@@ -104,13 +104,13 @@ class BulkSocket:
 
     sock: a socket, one of TLS, or paho's for websockets. has_properties: of publications, by MQTT 5. has_room: while it
     is false, publications of QoS 0, which no broker holds back, are dropped and counted in `dropped`. taken: how many
-    `take` has returned.
+    `pop` has returned.
     """
 
     def __init__(self, sock: Any, has_properties: bool) -> None:
         self.has_room = True
         self.dropped = 0
-        self.taken = 0
+        self.popped = 0
         self._sock = sock
         self._has_properties = has_properties
         self._unread = b""  # the beginning of a packet
@@ -125,12 +125,12 @@ class BulkSocket:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
-    def take(self) -> list[Arrival]:
+    def pop(self) -> list[Arrival]:
         """The publications that have come. A payload that is too long has one byte more than it may, and no end."""
         arrived, self._arrived = self._arrived, []
-        self.taken += len(arrived)
+        self.popped += len(arrived)
         if self._acknowledgements:
-            self._withheld.append((self.taken, self._acknowledgements))
+            self._withheld.append((self.popped, self._acknowledgements))
             self._acknowledgements = bytearray()
         return arrived
 
@@ -298,14 +298,14 @@ class PubackPolicy:
         self._before = intake.arrived
         self._told_dropped = 0
 
-    def advance(self, bulk: BulkSocket) -> None:
+    def update(self, bulk: BulkSocket) -> None:
         """Hand over what came, and acknowledge what may be."""
-        if arrived := bulk.take():
+        if arrived := bulk.pop():
             self._intake.put(arrived)
         bulk.has_room = self._intake.has_room
         if bulk.dropped > 2 * self._told_dropped:  # a flood is told each time that it has doubled
             log.warning("mqtt=no_room qos=0 dropped=%d", bulk.dropped)
             self._told_dropped = bulk.dropped
-        settled = self._intake.settled - self._before if self._holds else bulk.taken if bulk.has_room else 0
+        settled = self._intake.confirmed - self._before if self._holds else bulk.popped if bulk.has_room else 0
         with contextlib.suppress(OSError):  # which paho finds, too
             bulk.acknowledge(settled)

@@ -1,4 +1,15 @@
-"""What the broker was handed on one connection and has not acknowledged yet."""
+"""Drive one connection to an MQTT broker, from CONNECT until it ends.
+
+A connection passes through these steps; each of the first three has CONNECT_TIMEOUT_S:
+
+1. `Connection.open` reaches the broker, with TLS where it is configured, and sends CONNECT with the will.
+2. The broker answers CONNACK. Its limits apply from here on (agent/mqtt/protocol.py). We send SUBSCRIBE.
+3. The broker answers SUBACK: it has admitted us, and `admitted_at` is set.
+4. Each `turn` moves messages. `InFlight` holds what we have published and the broker has not acknowledged (PUBACK).
+5. The connection ends; `outcome` says why. The session returns to its sources what is still in flight.
+
+This is the only module that imports paho. Its client runs without a thread of its own: `turn` or `handle` drive it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +19,9 @@ import math
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from paho.mqtt.client import (
     Client,
@@ -25,31 +37,64 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from agent.common.errors import AgentError, ConfigError
+from agent.common.timing import Backoff
 from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt import endpoint as tls
 from agent.mqtt.bulk_receive import BulkSocket, PubackPolicy, ReceiveQueue
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message, MessageSource
 from agent.mqtt.protocol import (
-    Answer,
     BrokerLimits,
     LastError,
     Version,
-    extras,
-    no_websocket,
+    VersionReply,
+    describe_reason,
     packet_bytes,
-    recognise,
-    said,
-    violation,
+    parse_properties,
+    protocol_error,
+    websocket_error,
+    wrong_port_error,
 )
 
 log = logging.getLogger(__package__)
 
+CONNECT_TIMEOUT_S = 5.0  # for each of: reaching the broker, its CONNACK, its SUBACK
 ACKNOWLEDGE_TIMEOUT_S = 60.0  # between one acknowledgement and the next, while there is something to acknowledge
+IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
+_MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # a broker that speaks MQTT 5 sends a board nothing longer
+_UNACKNOWLEDGED = 1000  # messages that a broker may have under way to a client with a receive queue
+_PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQTTv5}
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """What an MQTT session publishes and receives; the same for each of its connections.
+
+    Args:
+        subscriptions: Topic filters, at QoS 1. Each gets a bounded inbox of its own, so that a flood on one pushes
+            nothing out of another.
+        will: Called for each attempt to connect. The broker gets its message as the last will.
+        greet: Called at the start of each connection, in the thread that drives it. It may publish; it must not wait.
+        backoff: Delay between attempts to connect; None: the default Backoff.
+        sources: Messages to publish, after all that `publish` was given. Call `wake` after filling one.
+        receive_queue: Receives all messages, in the order of arrival, instead of the inboxes. While it is full, the
+            broker waits.
+        session_s: Seconds for which the broker keeps messages for us after a connection; 0: it keeps none. By MQTT
+            3.1.1 a broker keeps them as long as it pleases. With a receive queue, messages are acknowledged only once
+            the reader of the queue has confirmed them.
+    """
+
+    subscriptions: Sequence[str] = ()
+    will: Callable[[], Message] | None = None
+    greet: Callable[[], None] | None = None
+    backoff: Backoff | None = None
+    sources: Sequence[MessageSource] = ()
+    receive_queue: ReceiveQueue | None = None
+    session_s: int = 0
 
 
 class InFlight:
-    """At most `most` messages of QoS 1, by their packet ids, the oldest first.
+    """Messages of QoS 1 that were sent and not acknowledged: at most `most`, by packet id, the oldest first.
 
     `answer_by` is the monotonic time by which the broker has to acknowledge one more.
     """
@@ -58,30 +103,30 @@ class InFlight:
         self.most = most
         self.answer_by = math.inf
         self._sent: dict[int, tuple[Message, MessageSource]] = {}
-        self._denied: set[str] = set()  # topics
+        self._denied_topics: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._sent)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may be on its way."""
+        """Whether one more may be sent."""
         return len(self._sent) < self.most
 
-    def of(self, source: MessageSource) -> list[Message]:
-        """What was taken from this source, the oldest first."""
+    def messages_from(self, source: MessageSource) -> list[Message]:
+        """Return the messages that were popped from this source, the oldest first."""
         return [message for message, its_source in self._sent.values() if its_source is source]
 
     def add(self, packet_id: int, message: Message, source: MessageSource) -> None:
-        """It is on its way; `source` hears of its delivery."""
+        """Note that a message was sent; `source` is notified of its delivery."""
         if not self._sent:
             self.answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S
         self._sent[packet_id] = message, source
 
     def acknowledge(self, packet_id: int, refusal: str | None) -> None:
-        """The broker has it, or says why not: that is told once for each topic.
+        """Pass the broker's PUBACK to the message's source; a refusal is logged once for each topic.
 
-        A source that keeps its messages gives a refused one away again after a while.
+        A source that keeps its messages sends a refused one again after a while.
         """
         if packet_id in self._sent:
             message, source = self._sent.pop(packet_id)
@@ -89,240 +134,17 @@ class InFlight:
                 source.delivered(message)
             else:
                 source.refused(message, for_good=False)
-            if refusal is not None and message.topic not in self._denied:
-                self._denied.add(message.topic)
-                log.warning("mqtt=denied topic=%s reason=%r remedy=%r", message.topic, refusal, "the broker's ACL")
+                if message.topic not in self._denied_topics:
+                    self._denied_topics.add(message.topic)
+                    log.warning("mqtt=denied topic=%s reason=%r remedy=%r", message.topic, refusal, "the broker's ACL")
         self.answer_by = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S if self._sent else math.inf
 
 
-_PROTOCOLS = {"3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQTTv5}
-
-
-class Hearer(Protocol):
-    """Whom the client tells what comes, while it is called. A refusal is in words; None: there is none."""
-
-    def on_connack(self, refusal: str | None, speaks_version: bool, limits: BrokerLimits) -> None:
-        """speaks_version: false where the version is why the broker refuses."""
-
-    def on_suback(self, packet_id: int, refusals: Sequence[str | None]) -> None:
-        """For each topic of a SUBSCRIBE."""
-
-    def on_message(self, subscription: str, message: Message) -> None:
-        """subscription: the first of those that it fits."""
-
-    def on_puback(self, packet_id: int, refusal: str | None) -> None:
-        """For a message of ours."""
-
-    def on_end(self, cause: str, error: OSError | None) -> None:
-        """The connection is over. error: the socket's, where that is why."""
-
-
-class PahoClient:
-    """For one connection, and one thread. will_delay_s, session_s: how long after the connection the broker waits with
-    the will, and keeps the session; 0 where there is to be none, and by MQTT 3.1.1 that lasts as long as it pleases.
-
-    in_flight: how many messages it sends at once. connect_s: for how long an attempt to connect may last. bulk: `sock`
-    is a BulkSocket, which has all publications.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        version: Version,
-        client_id: str,
-        hearer: Hearer,
-        *,
-        will: Message | None,
-        will_delay_s: int,
-        session_s: int,
-        in_flight: int,
-        connect_s: float,
-        bulk: bool,
-    ) -> None:
-        self._endpoint = endpoint
-        self._speaks_5 = version == "5"
-        self._session_s = session_s
-        self._subscriptions: Sequence[str] = ()
-        self._trouble = LastError()
-        self._client = client = (_BulkClient if bulk else Client)(
-            CallbackAPIVersion.VERSION2,
-            client_id,
-            clean_session=None if self._speaks_5 else not session_s,
-            userdata=hearer,
-            protocol=_PROTOCOLS[version],
-            transport=endpoint.transport,
-            reconnect_on_failure=False,
-        )
-        client.ws_set_options(endpoint.websocket_path)
-        client.enable_logger(self._trouble.logger)
-        client.connect_timeout = connect_s
-        client.max_inflight_messages = in_flight
-        client.on_connect = _on_connect
-        client.on_subscribe = _on_subscribe
-        client.on_message = self._on_message
-        client.on_publish = _on_publish
-        client.on_disconnect = self._on_disconnect
-        if will is not None:
-            delayed = self._properties(PacketTypes.WILLMESSAGE, WillDelayInterval=will_delay_s or None)
-            client.will_set(will.topic, will.payload, will.qos, will.retain, delayed)
-
-    @property
-    def sock(self) -> Any:
-        """What a selector takes; None without a connection."""
-        return self._client.socket()
-
-    @property
-    def wants_write(self) -> bool:
-        """Whether it waits until the socket takes more."""
-        return self._client.want_write()
-
-    def connect(self, password: str | None, **properties: int | None) -> None:
-        """Reach the broker, and send CONNECT. properties: by their names in MQTT 5, section 3.1.2.11.
-
-        Raises OSError, AgentError (`broker.tls`, `broker.websocket`), ConfigError (`mqtt.host`, `mqtt.tls`).
-        """
-        endpoint = self._endpoint
-        if endpoint.username is not None:
-            self._client.username_pw_set(endpoint.username, password)
-        if endpoint.tls is not None:
-            self._client.tls_set_context(endpoint.tls.context())
-        where = endpoint.host, endpoint.port, endpoint.keepalive_s
-        try:
-            if self._speaks_5:
-                lasts_s = self._session_s or None
-                asked = self._properties(PacketTypes.CONNECT, SessionExpiryInterval=lasts_s, **properties)
-                # A clean start would end the session that the connection before has left, and publish its will.
-                self._client.connect(*where, clean_start=not self._session_s, properties=asked)
-            else:
-                self._client.connect(*where)
-        except WebsocketConnectionError as error:
-            raise no_websocket(endpoint.websocket_path, endpoint.port, error) from None
-        except OSError as error:
-            told = tls.explained(error, in_handshake=True) if endpoint.tls is not None else None
-            raise told or error from None
-        except ValueError as error:
-            found = f"{endpoint.host!a} port {endpoint.port} ({error})"
-            raise ConfigError("mqtt.host", found, "a host that can be looked up", "correct mqtt.host") from None
-
-    def subscribe(self, topics: Sequence[str]) -> int | None:
-        """At QoS 1; the packet id that the answer will have."""
-        self._subscriptions = topics
-        _, packet_id = self._client.subscribe([(topic, 1) for topic in topics])
-        return packet_id
-
-    def publish(self, message: Message, retain: bool) -> int:
-        """Its packet id."""
-        properties = self._properties(
-            PacketTypes.PUBLISH,
-            MessageExpiryInterval=message.expires_s,
-            ResponseTopic=message.reply_to,
-            CorrelationData=message.correlation,
-        )
-        return self._client.publish(message.topic, message.payload, message.qos, retain, properties).mid
-
-    def disconnect(self, ends_session: bool) -> None:
-        """Say goodbye, so that the will stays unsaid. ends_session: which else lasts as long as it was asked to."""
-        expiry_s = 0 if ends_session else None
-        self._client.disconnect(properties=self._properties(PacketTypes.DISCONNECT, SessionExpiryInterval=expiry_s))
-
-    def read(self) -> None:
-        """What has come. Raises what the hearer does, and whatever paho makes of broken packets."""
-        self._client.loop_read()
-
-    def write(self) -> None:
-        """What waits for the socket."""
-        self._client.loop_write()
-
-    def keep_alive(self) -> None:
-        """Ping, or give up, where that is due; called every second or so."""
-        self._client.loop_misc()
-
-    def close(self) -> None:
-        """Cut the connection, unless it was ended."""
-        if (sock := self.sock) is not None:
-            sock.close()
-        # Else we and paho's client hold each other, until Python looks for such: of thousands that takes it seconds.
-        client = self._client
-        client.on_connect = client.on_subscribe = client.on_message = client.on_publish = client.on_disconnect = None
-        client.user_data_set(None)
-
-    def _properties(self, packet: int, **values: object) -> Properties | None:
-        """Those that are not None, by their names in the specification. None where there are none, or no MQTT 5."""
-        given = {name: value for name, value in values.items() if value is not None}
-        if not given or not self._speaks_5:
-            return None
-        properties = Properties(packet)  # type: ignore[no-untyped-call]  # paho has no types for it
-        for name, value in given.items():
-            setattr(properties, name, value)
-        return properties
-
-    def _on_message(self, _client: Client, hearer: Hearer, message: MQTTMessage) -> None:
-        try:
-            topic = message.topic
-        except UnicodeDecodeError as error:
-            raise violation(f"a topic that is no text ({error})", "UTF-8") from None
-        # amqtt sends a new client the retained messages of everybody's subscriptions.
-        subscription = next((each for each in self._subscriptions if topic_matches_sub(each, topic)), None)
-        if subscription is not None:
-            # One byte too many is kept, so that its reader sees that it is too long; 256 MB of them are not.
-            payload = bytes(message.payload[: MAX_PAYLOAD_BYTES + 1])
-            heard = Message(topic, payload, message.qos, message.retain, *extras(message.properties))
-            hearer.on_message(subscription, heard)
-
-    def _on_disconnect(
-        self, _client: Client, hearer: Hearer, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
-    ) -> None:
-        error = self._trouble.error
-        if flags.is_disconnect_packet_from_server:
-            cause = said(reason, properties)
-        else:  # paho's reason for an end of the stream is none
-            cause = str(error or reason).replace("Unspecified error", "the broker hung up")
-        hearer.on_end(cause, error)
-
-
-class _BulkClient(Client):
-    """Whose socket takes out publications."""
-
-    def _create_socket(self) -> Any:
-        """The one place where paho lets anybody come between it and its socket."""
-        return BulkSocket(super()._create_socket(), has_properties=self._protocol == MQTTProtocolVersion.MQTTv5)
-
-
-def _on_connect(
-    _client: Client, hearer: Hearer, _flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
-) -> None:
-    refusal = said(reason, properties) if reason.is_failure else None
-    hearer.on_connack(refusal, str(reason) != "Unsupported protocol version", BrokerLimits.of(properties))
-
-
-def _on_subscribe(
-    _client: Client, hearer: Hearer, packet_id: int, reasons: list[ReasonCode], _properties: Properties | None
-) -> None:
-    hearer.on_suback(packet_id, [str(reason) if reason.is_failure else None for reason in reasons])
-
-
-def _on_publish(
-    _client: Client, hearer: Hearer, packet_id: int, reason: ReasonCode, properties: Properties | None
-) -> None:
-    hearer.on_puback(packet_id, said(reason, properties) if reason.is_failure else None)
-
-
-CONNECT_TIMEOUT_S = 5.0
-IN_FLIGHT = 20  # messages handed to paho and not yet acknowledged
-_MAX_PACKET_BYTES = 4 * MAX_PAYLOAD_BYTES  # what is longer a broker that speaks MQTT 5 does not send a board
-_UNACKNOWLEDGED = 1000  # messages that a broker has under way to whoever takes in many
-
-
 class Connection:
-    """Belongs to one thread: it calls `open`, then `turn` while `alive`, and `close` in any case.
+    """One connection, which belongs to one thread: call `open`, then `turn` while `alive`, and `close` in any case.
 
-    `outcome` says in words how far it has come, `answer` what became of the version it speaks. `admitted_at` is the
-    monotonic time at which the broker had taken us and our subscriptions. A byte in `wakee` ends a turn; `hear` gets
-    what arrives, with its subscription; where there is an intake, that gets all of it instead. Without a wakee there
-    are no turns: who waits for many connections at once waits for their `sock`, and calls `handle`.
-
-    session_s: for so long the broker keeps what comes for us after the connection, by MQTT 3.1.1 for as long as it
-    pleases; and until the intake's reader has settled what came, it stays unacknowledged. 0: nothing outlasts us.
+    `outcome` says in words how far the connection has come. `version_reply` is the broker's reaction to the version of
+    MQTT. `admitted_at` is the monotonic time at which the broker had accepted us and our subscriptions.
     """
 
     def __init__(
@@ -330,42 +152,67 @@ class Connection:
         endpoint: Endpoint,
         version: Version,
         client_id: str,
-        subscriptions: Sequence[str],
-        will: Message | None,
-        hear: Callable[[str, Message], None],
+        options: SessionOptions,
+        on_message: Callable[[str, Message], None],
         wakee: socket.socket | None,
-        intake: ReceiveQueue | None = None,
-        session_s: int = 0,
     ) -> None:
+        """Prepare a connection without reaching for the broker.
+
+        Args:
+            endpoint: The broker.
+            version: The version of MQTT to speak.
+            client_id: Our name at the broker; it ends an older connection of the same name.
+            options: Those of the session. Of `will`, the message is taken now.
+            on_message: Receives each message with its subscription, unless there is a receive queue.
+            wakee: A byte that arrives here ends a `turn`. None: there are no turns; a caller that waits for many
+                connections at once waits for their `sock`, and calls `handle`.
+        """
         self.outcome = "not tried yet"
-        self.answer: Answer = "unasked"
+        self.version_reply: VersionReply = "none"
         self.admitted_at: float | None = None
         self.in_flight = InFlight(IN_FLIGHT)
         self._endpoint = endpoint
+        self._speaks_5 = version == "5"
+        self._subscriptions = options.subscriptions
+        will = options.will() if options.will is not None else None
         # The broker publishes a delayed will no later than at the session's end (section 3.1.3.2.2).
-        will_delay_s = endpoint.will_delay_s if version == "5" and will is not None else 0
-        self._session_ends = bool(will_delay_s) and not session_s  # with a goodbye
+        will_delay_s = endpoint.will_delay_s if self._speaks_5 and will is not None else 0
+        self._session_s = max(options.session_s, will_delay_s)
+        self._goodbye_ends_session = bool(will_delay_s) and not options.session_s
         self._is_board = will is not None
         self._limits = BrokerLimits()
-        self._subscriptions = subscriptions
-        self._subscribing: int | None = None  # the message id of the SUBSCRIBE that waits for its answer
+        self._subscribing: int | None = None  # the packet id of the SUBSCRIBE that waits for its answer
         self._answer_by = math.inf
-        self._hear = hear
+        self._receive = on_message
         self._wakee = wakee
-        self._taking_in = PubackPolicy(intake, holds=session_s > 0) if intake is not None else None
+        queue = options.receive_queue
+        self._puback_policy = PubackPolicy(queue, holds=options.session_s > 0) if queue is not None else None
         self._selector = selectors.DefaultSelector() if wakee is not None else None
-        self._client = PahoClient(
-            endpoint,
-            version,
+        self._last_error = LastError()
+        self._client = self._new_client(client_id, will, will_delay_s)
+
+    def _new_client(self, client_id: str, will: Message | None, will_delay_s: int) -> Client:
+        client = (_BulkClient if self._puback_policy is not None else Client)(
+            CallbackAPIVersion.VERSION2,
             client_id,
-            self,
-            will=will,
-            will_delay_s=will_delay_s,
-            session_s=max(session_s, will_delay_s),
-            in_flight=IN_FLIGHT,
-            connect_s=CONNECT_TIMEOUT_S,
-            bulk=self._taking_in is not None,
+            clean_session=None if self._speaks_5 else not self._session_s,
+            protocol=_PROTOCOLS["5" if self._speaks_5 else "3.1.1"],
+            transport=self._endpoint.transport,
+            reconnect_on_failure=False,
         )
+        client.ws_set_options(self._endpoint.websocket_path)
+        client.enable_logger(self._last_error.logger)
+        client.connect_timeout = CONNECT_TIMEOUT_S
+        client.max_inflight_messages = IN_FLIGHT
+        client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_disconnect = self._on_disconnect
+        if will is not None:
+            delay = self._properties(PacketTypes.WILLMESSAGE, WillDelayInterval=will_delay_s or None)
+            client.will_set(will.topic, will.payload, will.qos, will.retain, delay)
+        return client
 
     @property
     def alive(self) -> bool:
@@ -374,50 +221,14 @@ class Connection:
 
     @property
     def sock(self) -> Any:
-        """What a selector takes; None without a connection."""
-        return self._client.sock
+        """The socket, for a selector; None without a connection."""
+        return self._client.socket()
 
     @property
     def wants_write(self) -> bool:
-        """Whether it waits until the socket takes more."""
+        """Whether data waits until the socket accepts more."""
         sock = self.sock
-        return self._client.wants_write or (isinstance(sock, BulkSocket) and sock.wants_write)
-
-    def open(self, password: str | None) -> None:
-        """Reach the broker and introduce ourselves.
-
-        Raises OSError, AgentError (`broker.tls`, `broker.websocket`), ConfigError (`mqtt.host`, `mqtt.tls`).
-        """
-        self.outcome = "no answer to CONNECT"
-        # An operator asks for nothing: amqtt 0.12 refuses a version that comes without properties, else it waits.
-        wishes: dict[str, int | None] = {}
-        if self._is_board or self._taking_in is not None:
-            wishes["MaximumPacketSize"] = _MAX_PACKET_BYTES
-        if self._taking_in is not None:
-            wishes["ReceiveMaximum"] = _UNACKNOWLEDGED
-        self._client.connect(password, **wishes)
-        self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
-        if (sock := self.sock) is not None:
-            self.answer = "silence"
-            if self._selector is not None and self._wakee is not None:
-                self._selector.register(self._wakee, selectors.EVENT_READ)
-                self._selector.register(sock, selectors.EVENT_READ)
-
-    def turn(self, patience_s: float) -> None:
-        """Wait for something to do, for at most `patience_s`, and do it.
-
-        Raises AgentError (`broker.protocol`, `broker.silent`, `broker.port`, `broker.limits`), and whatever paho makes
-        of broken packets.
-        """
-        if (sock := self.sock) is None or self._selector is None or self._wakee is None:
-            return
-        self._selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self.wants_write else 0))
-        ready = {
-            key.fileobj: events for key, events in self._selector.select(0.0 if self.has_read_ahead else patience_s)
-        }
-        if self._wakee in ready:
-            self._wakee.recv(4096)
-        self.handle(ready.get(sock, 0))
+        return self._client.want_write() or (isinstance(sock, BulkSocket) and sock.wants_write)
 
     @property
     def has_read_ahead(self) -> bool:
@@ -425,26 +236,98 @@ class Connection:
         # Only the sockets of TLS, and paho's for websockets, have `pending`.
         return bool(getattr(self.sock, "pending", int)())
 
+    def open(self, password: str | None) -> None:
+        """Reach the broker and send CONNECT.
+
+        Raises OSError, AgentError (`broker.tls`, `broker.websocket`), ConfigError (`mqtt.host`, `mqtt.tls`).
+        """
+        self.outcome = "no answer to CONNECT"
+        # An operator sets no property: amqtt 0.12 refuses a version that comes without properties, else it waits.
+        properties: dict[str, int] = {}  # by their names in MQTT 5, section 3.1.2.11
+        if self._is_board or self._puback_policy is not None:
+            properties["MaximumPacketSize"] = _MAX_PACKET_BYTES
+        if self._puback_policy is not None:
+            properties["ReceiveMaximum"] = _UNACKNOWLEDGED
+        if self._session_s:
+            properties["SessionExpiryInterval"] = self._session_s
+        self._connect(password, properties)
+        self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
+        if (sock := self.sock) is not None:
+            self.version_reply = "silence"
+            if self._selector is not None and self._wakee is not None:
+                self._selector.register(self._wakee, selectors.EVENT_READ)
+                self._selector.register(sock, selectors.EVENT_READ)
+
+    def _connect(self, password: str | None, properties: Mapping[str, int]) -> None:
+        endpoint = self._endpoint
+        if endpoint.username is not None:
+            self._client.username_pw_set(endpoint.username, password)
+        if endpoint.tls is not None:
+            self._client.tls_set_context(endpoint.tls.context())
+        address = endpoint.host, endpoint.port, endpoint.keepalive_s
+        try:
+            if self._speaks_5:
+                requested = self._properties(PacketTypes.CONNECT, **properties)
+                # A clean start would end the session that the previous connection has left, and publish its will.
+                self._client.connect(*address, clean_start=not self._session_s, properties=requested)
+            else:
+                self._client.connect(*address)
+        except WebsocketConnectionError as error:
+            raise websocket_error(endpoint.websocket_path, endpoint.port, error) from None
+        except OSError as error:
+            tls_error = tls.explain(error, in_handshake=True) if endpoint.tls is not None else None
+            raise tls_error or error from None
+        except ValueError as error:
+            found = f"{endpoint.host!a} port {endpoint.port} ({error})"
+            raise ConfigError("mqtt.host", found, "a host that can be looked up", "correct mqtt.host") from None
+
+    def turn(self, wait_s: float) -> None:
+        """Wait for something to do, for at most `wait_s`, and do it.
+
+        Raises AgentError (`broker.protocol`, `broker.silent`, `broker.port`, `broker.limits`), and whatever paho makes
+        of broken packets.
+        """
+        if (sock := self.sock) is None or self._selector is None or self._wakee is None:
+            return
+        self._selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self.wants_write else 0))
+        ready = {key.fileobj: events for key, events in self._selector.select(0.0 if self.has_read_ahead else wait_s)}
+        if self._wakee in ready:
+            self._wakee.recv(4096)
+        self.handle(ready.get(sock, 0))
+
     def handle(self, events: int) -> None:
-        """Do what is due. events: of `selectors`, that the socket is ready for. Raises as `turn`."""
+        """Do what is due. events: for which the socket is ready, as in `selectors`. Raises as `turn`."""
         if (sock := self.sock) is None:
             return
         if events & selectors.EVENT_READ or self.has_read_ahead:
             self._read(sock)
-        if isinstance(sock, BulkSocket) and self._taking_in is not None:
-            self._taking_in.advance(sock)
+        if isinstance(sock, BulkSocket) and self._puback_policy is not None:
+            self._puback_policy.update(sock)
         if events & selectors.EVENT_WRITE:
-            self._client.write()
-        self._client.keep_alive()
+            self._client.loop_write()
+        self._client.loop_misc()  # pings the broker, or gives it up; has to be called every second or so
         if time.monotonic() > min(self._answer_by, self.in_flight.answer_by):
             found = self.outcome if self.admitted_at is None else f"{len(self.in_flight)} messages unacknowledged"
             raise AgentError("broker.silent", found, "answers in time", "see the broker's log, or restart it")
 
-    def send(self, message: Message, source: MessageSource) -> None:
-        """Publish what was taken from `source`, which hears of its delivery.
+    def _read(self, sock: Any) -> None:
+        if (
+            self.version_reply == "silence"
+            and isinstance(sock, (socket.socket, BulkSocket))
+            and self._endpoint.tls is None
+        ):
+            with contextlib.suppress(ConnectionError):  # paho gets the same error below
+                first_bytes = sock.peek(5) if isinstance(sock, BulkSocket) else sock.recv(5, socket.MSG_PEEK)
+                if (error := wrong_port_error(first_bytes)) is not None:
+                    self.version_reply = "none"
+                    raise error
+        self._client.loop_read()
 
-        What the broker takes from nobody, for its length, is left out, and the source hears of that; so is a message of
-        QoS 0 while the network has no room.
+    def send(self, message: Message, source: MessageSource) -> None:
+        """Publish what was popped from `source`, which is notified of its delivery.
+
+        A message that is longer than the broker accepts is not sent, and neither is a message of QoS 0 while the
+        network has no room; the source is notified of either.
         """
         length = packet_bytes(message)
         if length > self._limits.packet_bytes:
@@ -452,40 +335,57 @@ class Connection:
             log.warning(line, message.topic, length, self._limits.packet_bytes)
             source.refused(message, for_good=True)
             return
-        if not message.qos and self._client.wants_write:  # it would wait where nothing bounds what waits
+        if not message.qos and self._client.want_write():  # paho's queue for these is unbounded
             source.refused(message, for_good=False)
             return
-        packet_id = self._client.publish(message, message.retain and self._limits.retains)
+        properties = self._properties(
+            PacketTypes.PUBLISH,
+            MessageExpiryInterval=message.expires_s,
+            ResponseTopic=message.reply_to,
+            CorrelationData=message.correlation,
+        )
+        retain = message.retain and self._limits.retains
+        packet_id = self._client.publish(message.topic, message.payload, message.qos, retain, properties).mid
         if message.qos:
             self.in_flight.add(packet_id, message, source)
 
     def say_goodbye(self) -> None:
-        """Disconnect, so that the will stays unsaid, and no session is left but one that was asked for."""
-        self._client.disconnect(ends_session=self._session_ends)
+        """Disconnect, so that the broker discards the will, and keeps a session only if one was requested."""
+        expiry_s = 0 if self._goodbye_ends_session else None
+        self._client.disconnect(properties=self._properties(PacketTypes.DISCONNECT, SessionExpiryInterval=expiry_s))
 
     def close(self) -> None:
         """Cut the connection, unless a goodbye was said: then the broker publishes the will."""
         if self._selector is not None:
             self._selector.close()
-        self._client.close()
+        if (sock := self.sock) is not None:
+            sock.close()
+        # Otherwise we and paho's client refer to each other until the garbage collector runs: seconds for thousands.
+        client = self._client
+        client.on_connect = client.on_subscribe = client.on_message = client.on_publish = client.on_disconnect = None
 
-    def _read(self, sock: Any) -> None:
-        if self.answer == "silence" and isinstance(sock, (socket.socket, BulkSocket)) and self._endpoint.tls is None:
-            with contextlib.suppress(ConnectionError):  # which paho is told again
-                begin = sock.peek(5) if isinstance(sock, BulkSocket) else sock.recv(5, socket.MSG_PEEK)
-                if (other := recognise(begin)) is not None:
-                    self.answer = "unasked"
-                    raise other
-        self._client.read()
+    def _properties(self, packet: int, **values: object) -> Properties | None:
+        """Return the values that are not None as properties; None if there are none, or without MQTT 5."""
+        given = {name: value for name, value in values.items() if value is not None}
+        if not given or not self._speaks_5:
+            return None
+        properties = Properties(packet)  # type: ignore[no-untyped-call]  # paho has no types for it
+        for name, value in given.items():
+            setattr(properties, name, value)
+        return properties
 
-    def on_connack(self, refusal: str | None, speaks_version: bool, limits: BrokerLimits) -> None:
-        """As PahoClient tells it; so are all `on_`."""
-        self.answer = "spoken" if speaks_version else "refused"
-        if refusal is not None:
-            hint = "; set mqtt.protocol: auto" if self.answer == "refused" and self._endpoint.protocol == "5" else ""
-            self.outcome = f"refused: {refusal}{hint}"
+    # paho calls the following methods while it is driven, in the same thread. What they raise, `turn` raises.
+
+    def _on_connect(
+        self, _client: Client, _: object, _flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        self.version_reply = "refused" if str(reason) == "Unsupported protocol version" else "spoken"
+        if reason.is_failure:
+            is_fixed = self.version_reply == "refused" and self._endpoint.protocol == "5"
+            hint = "; set mqtt.protocol: auto" if is_fixed else ""
+            self.outcome = f"refused: {describe_reason(reason, properties)}{hint}"
             return
-        self._limits = limits
+        self._limits = limits = BrokerLimits.from_connack(properties)
         self.in_flight.most = min(IN_FLIGHT, limits.in_flight)
         if limits.qos < 1:
             raise AgentError(
@@ -494,19 +394,21 @@ class Connection:
         if self._subscriptions:
             self.outcome = "no answer to SUBSCRIBE"
             self._answer_by = time.monotonic() + CONNECT_TIMEOUT_S
-            self._subscribing = self._client.subscribe(self._subscriptions)
+            _, self._subscribing = self._client.subscribe([(topic, 1) for topic in self._subscriptions])
         else:
             self._admit()
 
-    def on_suback(self, packet_id: int, refusals: Sequence[str | None]) -> None:
+    def _on_subscribe(
+        self, _client: Client, _: object, packet_id: int, reasons: Sequence[ReasonCode], _properties: Properties | None
+    ) -> None:
         if packet_id != self._subscribing:
-            raise violation("a SUBACK that nobody waits for", "one answer to each SUBSCRIBE")
+            raise protocol_error("a SUBACK that nobody waits for", "one answer to each SUBSCRIBE")
         self._subscribing = None
-        if len(refusals) != len(self._subscriptions):
-            raise violation(f"a SUBACK with {len(refusals)} codes", f"{len(self._subscriptions)}")
-        for topic, refusal in zip(self._subscriptions, refusals, strict=True):
-            if refusal is not None:
-                log.warning("mqtt=deaf topic=%s reason=%r remedy=%r", topic, refusal, "the broker's ACL")
+        if len(reasons) != len(self._subscriptions):
+            raise protocol_error(f"a SUBACK with {len(reasons)} codes", f"{len(self._subscriptions)}")
+        for topic, reason in zip(self._subscriptions, reasons, strict=True):
+            if reason.is_failure:
+                log.warning("mqtt=deaf topic=%s reason=%r remedy=%r", topic, str(reason), "the broker's ACL")
         self._admit()
 
     def _admit(self) -> None:
@@ -514,18 +416,47 @@ class Connection:
         self.admitted_at = time.monotonic()
         self._answer_by = math.inf
 
-    def on_message(self, subscription: str, message: Message) -> None:
-        self._hear(subscription, message)
+    def _on_message(self, _client: Client, _: object, message: MQTTMessage) -> None:
+        try:
+            topic = message.topic
+        except UnicodeDecodeError as error:
+            raise protocol_error(f"a topic that is no text ({error})", "UTF-8") from None
+        # amqtt sends a new client the retained messages of everybody's subscriptions.
+        subscription = next((each for each in self._subscriptions if topic_matches_sub(each, topic)), None)
+        if subscription is not None:
+            # One byte too many is kept, so that the reader sees that the payload is too long; 256 MB are not kept.
+            payload = bytes(message.payload[: MAX_PAYLOAD_BYTES + 1])
+            properties = parse_properties(message.properties)
+            self._receive(subscription, Message(topic, payload, message.qos, message.retain, *properties))
 
-    def on_puback(self, packet_id: int, refusal: str | None) -> None:
-        self.in_flight.acknowledge(packet_id, refusal)
+    def _on_publish(
+        self, _client: Client, _: object, packet_id: int, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        self.in_flight.acknowledge(packet_id, describe_reason(reason, properties) if reason.is_failure else None)
 
-    def on_end(self, cause: str, error: OSError | None) -> None:
-        if error is not None and (told := tls.explained(error)) is not None:
-            self.answer = "unasked"
-            self.outcome = str(told)
-        elif self.admitted_at is not None:
+    def _on_disconnect(
+        self, _client: Client, _: object, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        error = self._last_error.error
+        if error is not None and (tls_error := tls.explain(error)) is not None:
+            self.version_reply = "none"
+            self.outcome = str(tls_error)
+            return
+        if flags.is_disconnect_packet_from_server:
+            cause = describe_reason(reason, properties)
+        else:  # paho reports the end of the stream as "Unspecified error"
+            cause = str(error or reason).replace("Unspecified error", "the broker hung up")
+        if self.admitted_at is not None:
             self.outcome = f"connection lost: {cause}"
         elif not self.outcome.startswith("refused"):
-            hint = "; a port for TLS wants mqtt.tls" if self._endpoint.tls is None and self.answer == "silence" else ""
+            is_plain = self._endpoint.tls is None and self.version_reply == "silence"
+            hint = "; a port for TLS wants mqtt.tls" if is_plain else ""
             self.outcome += f", then the connection was lost: {cause}{hint}"
+
+
+class _BulkClient(Client):
+    """A paho client whose socket takes publications out of the stream (agent/mqtt/bulk_receive.py)."""
+
+    def _create_socket(self) -> Any:
+        """Wrap the socket. paho allows it in no other place."""
+        return BulkSocket(super()._create_socket(), has_properties=self._protocol == MQTTProtocolVersion.MQTTv5)

@@ -52,10 +52,10 @@ class MessageSource(Protocol):
     def __len__(self) -> int:
         """How many wait for the broker."""
 
-    def renew(self) -> None:
+    def connection_started(self) -> None:
         """A connection begins."""
 
-    def take(self) -> Message | None:
+    def pop(self) -> Message | None:
         """The next one, None when nothing is due."""
 
     def delivered(self, message: Message) -> None:
@@ -107,7 +107,7 @@ class Mailbox:
             self._state.pop(topic, None)
             self._due.pop(topic, None)
 
-    def take(self) -> Message | None:
+    def pop(self) -> Message | None:
         """The next message to publish, state before news; None when nothing waits."""
         with self._lock:
             if self._due:
@@ -129,7 +129,7 @@ class Mailbox:
             self._news.extendleft(message for message in reversed(messages) if not message.retain)
             self._trim()
 
-    def renew(self) -> None:
+    def connection_started(self) -> None:
         """A connection begins: all state is due."""
         with self._lock:
             self._due = dict(self._state)
@@ -146,7 +146,7 @@ class Newest(Mailbox):
     def __init__(self) -> None:
         super().__init__(size=1)
 
-    def renew(self) -> None:
+    def connection_started(self) -> None:
         """A connection begins: only what comes from now on is worth its while."""
-        while self.take() is not None:
+        while self.pop() is not None:
             pass

@@ -1,4 +1,8 @@
-"""What MQTT 5 adds to a connection (OASIS MQTT Version 5.0): which version is spoken, and what the broker takes."""
+"""Decide which version of MQTT a broker speaks, what it accepts, and put its errors into words.
+
+`Negotiation` chooses between MQTT 5 and 3.1.1 (OASIS MQTT Version 5.0; the sections named here are its). `BrokerLimits`
+holds what the broker's CONNACK allows. The functions at the end make an AgentError, or a text, of what a broker does.
+"""
 
 from __future__ import annotations
 
@@ -12,38 +16,44 @@ from agent.mqtt.endpoint import Protocol
 from agent.mqtt.message import Message
 
 Version = Literal["5", "3.1.1"]
-# What CONNECT brought forth: nothing (it was not sent, or something else than the version explains the failure), no
-# CONNACK, one that refuses the version, or one in this version, whatever it says.
-Answer = Literal["unasked", "silence", "refused", "spoken"]
-_HINTS = 2
+# How the broker reacted to the version in CONNECT:
+#   none     CONNECT was not sent, or the failure has another reason than the version
+#   silence  no CONNACK came
+#   refused  CONNACK refused the version
+#   spoken   CONNACK came in this version, whatever it says otherwise
+VersionReply = Literal["none", "silence", "refused", "spoken"]
+_HINTS = 2  # so many connections by 3.1.1, each after silence to 5, show that the broker does not speak 5
+_TAKEN_OVER = "Session taken over"
 
 
 class Negotiation:
     """Which version the next connection speaks: 5, until the broker has shown that it does not.
 
-    Some brokers refuse the version, which settles it. Others hang up (RabbitMQ before 3.13), or wait for more (amqtt
-    0.12, which takes the properties for the client's name): then 3.1.1 is tried, and settles it where that was of use
-    twice; once may have been the network. A broker that has spoken MQTT 5 can only lose it by refusing it.
+    1. A broker that refuses the version does not speak it: 3.1.1 from now on.
+    2. Other brokers hang up (RabbitMQ before 3.13), or wait for more (amqtt 0.12, which reads the properties as the
+       client's name). Then 3.1.1 is tried once; after that has helped twice, 3.1.1 is kept. Once may have been the
+       network.
+    3. A broker that has spoken MQTT 5 before falls back only if it refuses the version.
     """
 
     def __init__(self, wish: Protocol) -> None:
         self.version: Version = "3.1.1" if wish == "3.1.1" else "5"
-        self.fell_back = False  # with the latest connection: the next is due at once
+        self.fell_back = False  # with the latest connection: the next one is due at once
         self._open = wish == "auto"
         self._spoken = False
         self._hints = 0
 
-    def learn(self, answer: Answer, admitted: bool) -> None:
-        """What the connection that has ended tells. admitted: whether the broker took us."""
+    def learn(self, reply: VersionReply, admitted: bool) -> None:
+        """Choose the next version after a connection has ended. admitted: whether the broker accepted us."""
         self.fell_back = False
         if not self._open:
             return
         if self.version == "5":
-            self._spoken = self._spoken or answer == "spoken"
-            self.fell_back = answer == "refused" or (answer == "silence" and not self._spoken)
+            self._spoken = self._spoken or reply == "spoken"
+            self.fell_back = reply == "refused" or (reply == "silence" and not self._spoken)
             if self.fell_back:
                 self.version = "3.1.1"
-                self._open = answer != "refused"
+                self._open = reply != "refused"
         else:
             self._hints += admitted
             if self._hints >= _HINTS:
@@ -54,7 +64,7 @@ class Negotiation:
 
 @dataclass(frozen=True)
 class BrokerLimits:
-    """What a broker takes (section 3.2.2.3); by MQTT 3.1.1 it says nothing of that."""
+    """What a broker accepts (section 3.2.2.3). By MQTT 3.1.1 it does not say: the defaults hold."""
 
     packet_bytes: float = math.inf
     in_flight: int = 65535
@@ -62,8 +72,8 @@ class BrokerLimits:
     retains: bool = True
 
     @classmethod
-    def of(cls, properties: object) -> BrokerLimits:
-        """As in the properties of a CONNACK, each an attribute by its name in the specification."""
+    def from_connack(cls, properties: object) -> BrokerLimits:
+        """Read the properties of a CONNACK, each an attribute by its name in the specification."""
         return cls(
             getattr(properties, "MaximumPacketSize", math.inf),
             getattr(properties, "ReceiveMaximum", 65535),
@@ -73,43 +83,40 @@ class BrokerLimits:
 
 
 def packet_bytes(message: Message) -> int:
-    """How long its PUBLISH is (section 3.3)."""
+    """Return the length of a message's PUBLISH packet (section 3.3)."""
     properties = 0 if message.expires_s is None else 5
     if message.reply_to is not None:
         properties += 3 + len(message.reply_to.encode())
     if message.correlation is not None:
         properties += 3 + len(message.correlation)
     packet_id = 2 if message.qos else 0
-    rest = 2 + len(message.topic.encode()) + packet_id + _counted(properties) + len(message.payload)
-    return 1 + _counted(rest)
+    rest = 2 + len(message.topic.encode()) + packet_id + _with_length(properties) + len(message.payload)
+    return 1 + _with_length(rest)
 
 
-def extras(properties: object) -> tuple[int | None, str | None, bytes | None]:
-    """expires_s, reply_to and correlation of a message from its properties; no reply_to that takes no publication."""
-    reply_to = getattr(properties, "ResponseTopic", None)
-    if not reply_to or set(reply_to) & set("+#"):
-        reply_to = None
-    return getattr(properties, "MessageExpiryInterval", None), reply_to, getattr(properties, "CorrelationData", None)
-
-
-def _counted(length: int) -> int:
-    """So many bytes, with their number before them as a variable byte integer (section 1.5.5)."""
+def _with_length(length: int) -> int:
+    """Return `length` plus the bytes of the variable byte integer that states it (section 1.5.5)."""
     digits = 1
     while length >= 1 << 7 * digits:
         digits += 1
     return digits + length
 
 
-_TAKEN_OVER = "Session taken over"
+def parse_properties(properties: object) -> tuple[int | None, str | None, bytes | None]:
+    """Return expires_s, reply_to and correlation of a received message; a reply_to with wildcards is left out."""
+    reply_to = getattr(properties, "ResponseTopic", None)
+    if not reply_to or set(reply_to) & set("+#"):
+        reply_to = None
+    return getattr(properties, "MessageExpiryInterval", None), reply_to, getattr(properties, "CorrelationData", None)
 
 
 class LastError(logging.Handler):
-    """The error that ended a connection: paho swallows it, and tells its log alone, which `logger` is to be."""
+    """Keep the error that ended a connection: paho only logs it, to the logger that it is given, which is `logger`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.error: OSError | None = None
-        self.logger = logging.Logger("paho", logging.ERROR)  # in no hierarchy: nobody else hears it
+        self.logger = logging.Logger("paho", logging.ERROR)  # in no hierarchy: no other handler gets these records
         self.logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -117,36 +124,34 @@ class LastError(logging.Handler):
         self.error = next((arg for arg in args if isinstance(arg, OSError)), self.error)
 
 
-def said(reason: object, properties: object) -> str:
-    """A reason code's name, what the broker adds to it (ASCII, for it may be anything), and what it may mean."""
+def describe_reason(reason: object, properties: object) -> str:
+    """Return a reason code's name, with the broker's own text in ASCII (it may be anything) and a likely cause."""
     text = getattr(properties, "ReasonString", "")
-    told = f"{reason} ({text[:200]!a})" if text else str(reason)
+    description = f"{reason} ({text[:200]!a})" if text else str(reason)
     if str(reason) == _TAKEN_OVER:
-        told += "; another client has our name: do two boards have the same mqtt.fleet and mqtt.device, or two "
-        told += "collectors the same --client-id?"
-    return told
+        description += "; another client has our name: do two boards have the same mqtt.fleet and mqtt.device, or two "
+        description += "collectors the same --client-id?"
+    return description
 
 
-def recognise(start: bytes) -> AgentError | None:
-    """The error for a server that is no MQTT broker on TCP, by its first bytes (`broker.port`); None for any other."""
-    if start.startswith(b"\x15\x03"):  # a TLS alert (RFC 8446, 5.1)
-        return _other_port("for TLS", "set mqtt.tls, or mqtt.port to the broker's port without TLS")
-    if start.startswith(b"HTTP/"):
-        return _other_port("for HTTP", "set mqtt.transport: websockets, or mqtt.port to the broker's port for TCP")
-    return None
+def wrong_port_error(first_bytes: bytes) -> AgentError | None:
+    """Return the error for a server that is no MQTT broker on TCP, by its first bytes (`broker.port`), or None."""
+    if first_bytes.startswith(b"\x15\x03"):  # a TLS alert (RFC 8446, 5.1)
+        found, remedy = "a port for TLS", "set mqtt.tls, or mqtt.port to the broker's port without TLS"
+    elif first_bytes.startswith(b"HTTP/"):
+        found, remedy = "a port for HTTP", "set mqtt.transport: websockets, or mqtt.port to the broker's port for TCP"
+    else:
+        return None
+    return AgentError("broker.port", found, "one for MQTT", remedy)
 
 
-def no_websocket(path: str, port: int, error: OSError) -> AgentError:
-    """The error for a server that takes us for no websocket (`broker.websocket`)."""
+def websocket_error(path: str, port: int, error: OSError) -> AgentError:
+    """Return the error for a server that accepts no websocket (`broker.websocket`)."""
     remedy = "correct mqtt.port and mqtt.websocket_path, or set mqtt.transport: tcp"
     found = f"no websocket at {path} of port {port} ({error})"
     return AgentError("broker.websocket", found, "a listener for MQTT over websockets", remedy)
 
 
-def violation(found: str, expected: str) -> AgentError:
-    """The error for a broker that breaks the protocol (`broker.protocol`)."""
+def protocol_error(found: str, expected: str) -> AgentError:
+    """Return the error for a broker that breaks the protocol (`broker.protocol`)."""
     return AgentError("broker.protocol", found, expected, "update the broker, or use another")
-
-
-def _other_port(purpose: str, remedy: str) -> AgentError:
-    return AgentError("broker.port", f"a port {purpose}", "one for MQTT", remedy)

@@ -10,7 +10,7 @@ from agent.contract.histograms import Upload
 from agent.contract.topics import Topics
 from agent.mqtt.message import Message
 
-Told = Callable[[int, str], None]  # so many chunks are still to come; what of the broker refuses them, or empty
+OnChunk = Callable[[int, str], None]  # so many chunks are still to come; what of the broker refuses them, or empty
 
 
 class UploadSource:
@@ -27,12 +27,12 @@ class UploadSource:
         self._left: deque[int] = deque()
         self._sent: int | None = None  # on its way
         self._message: Message | None = None  # the one that carries it
-        self._told: Told = lambda _left, _refusal: None
+        self._told: OnChunk = lambda _left, _refusal: None
 
     def __len__(self) -> int:
         return 0
 
-    def begin(self, upload: Upload, numbers: Iterable[int], told: Told) -> None:
+    def start(self, upload: Upload, numbers: Iterable[int], told: OnChunk) -> None:
         """Give these chunks away, in the place of what is left. told: called in the MQTT thread, after each."""
         with self._lock:
             self._upload, self._left, self._told = upload, deque(numbers), told
@@ -44,10 +44,10 @@ class UploadSource:
             self._upload = None
             self._left.clear()
 
-    def renew(self) -> None:
+    def connection_started(self) -> None:
         """A connection begins."""
 
-    def take(self) -> Message | None:
+    def pop(self) -> Message | None:
         with self._lock:
             if self._upload is None or self._sent is not None or not self._left:
                 return None

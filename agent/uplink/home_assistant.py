@@ -126,7 +126,7 @@ class Discovery(Mailbox):
         self._note = note
         self._announcement: Message | None = None
         self.prefix = prefix
-        self.births = f"{prefix}/status" if enabled else ""
+        self.birth_topic = f"{prefix}/status" if enabled else ""
         announced = self._noted()
         if enabled:
             identity = device_id(topics)
@@ -141,9 +141,9 @@ class Discovery(Mailbox):
             announced.append(topic)
             self._remember(announced)
         self._announced = announced
-        self.present()
+        self.announce()
 
-    def present(self) -> None:
+    def announce(self) -> None:
         """Home Assistant may not know the board, or no more."""
         if self._announcement is not None:
             self.put(self._announcement)

@@ -15,11 +15,11 @@ from agent.common.timing import Backoff
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.histograms import Upload
 from agent.contract.messages import Birth, DeviceState, Status
-from agent.contract.topics import HOUSE, Topics, may_reply_to
-from agent.mqtt.client import Endpoint, MqttClient, MqttSession
+from agent.contract.topics import HOME_ASSISTANT_PREFIX, Topics, may_reply_to
+from agent.mqtt.client import Endpoint, MqttClient, MqttSession, SessionOptions
 from agent.mqtt.message import Mailbox, Message, Newest, Reply
 from agent.system.clock import unix_s
-from agent.uplink.histogram_sender import Told, UploadSource
+from agent.uplink.histogram_sender import OnChunk, UploadSource
 from agent.uplink.home_assistant import BORN, Discovery
 from agent.uplink.outbox import Outbox
 
@@ -32,16 +32,16 @@ class _Final(Message):
 
 
 class CommandResults(Mailbox):
-    """`arrived` has the id of each command whose final result the broker has acknowledged.
+    """`delivered_ids` has the id of each command whose final result the broker has acknowledged.
 
     house: the prefix under which Home Assistant hears, where no answer goes.
     """
 
-    def __init__(self, topics: Topics, house: str = HOUSE) -> None:
+    def __init__(self, topics: Topics, house: str = HOME_ASSISTANT_PREFIX) -> None:
         super().__init__()
         self._topics = topics
         self._house = house
-        self.arrived: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.delivered_ids: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def add(self, result: CommandResult) -> None:
         topic, payload = self._topics.result(result.id), result.to_json()
@@ -54,7 +54,7 @@ class CommandResults(Mailbox):
 
     def delivered(self, message: Message) -> None:
         if isinstance(message, _Final):
-            self.arrived.put(message.command_id)
+            self.delivered_ids.put(message.command_id)
 
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -78,7 +78,7 @@ class MqttLink:
         outbox: Outbox,
         backoff: Backoff | None = None,
         discovery: Discovery | None = None,
-        client: Callable[..., MqttSession] = MqttClient,
+        client: Callable[[Endpoint, str, SessionOptions], MqttSession] = MqttClient,
         clock: Callable[[], float] = unix_s,
         boot_id: str | None = None,
     ) -> None:
@@ -87,13 +87,13 @@ class MqttLink:
         self.topics = topics
         self.outbox = outbox
         self._discovery = discovery
-        self._births = discovery.births if discovery is not None else ""
+        self._births = discovery.birth_topic if discovery is not None else ""
         self._lock = threading.Lock()  # state and session change together with the status in the outbox
         self._state: DeviceState = "degraded"
         self._session = ""
         self._clock = clock
         self._boot_id = boot_id or _boot_id()
-        self._results = CommandResults(topics, discovery.prefix if discovery is not None else HOUSE)
+        self._results = CommandResults(topics, discovery.prefix if discovery is not None else HOME_ASSISTANT_PREFIX)
         self._detections = Newest()
         self._histograms = UploadSource(topics)
         # One id per device: a broker ends the connection it still holds for us before it admits the new one,
@@ -104,11 +104,13 @@ class MqttLink:
         self._client = client(
             endpoint,
             client_id,
-            subscriptions=[*heard, *([self._births] if self._births else [])],
-            will=self._will,
-            greet=self._greet,
-            backoff=backoff,
-            sources=[*presented, self._results, outbox, self._detections, self._histograms],
+            SessionOptions(
+                subscriptions=[*heard, *([self._births] if self._births else [])],
+                will=self._will,
+                greet=self._greet,
+                backoff=backoff,
+                sources=[*presented, self._results, outbox, self._detections, self._histograms],
+            ),
         )
         outbox.on_due = self._client.wake
         self.send(birth)
@@ -143,9 +145,9 @@ class MqttLink:
         return self._client.inboxes[self.topics.model_chunks]
 
     @property
-    def answered(self) -> queue.SimpleQueue[str]:
+    def delivered_results(self) -> queue.SimpleQueue[str]:
         """Ids of commands whose final result the broker has."""
-        return self._results.arrived
+        return self._results.delivered_ids
 
     @property
     def connected(self) -> bool:
@@ -191,9 +193,9 @@ class MqttLink:
             self._detections.put(Message(self.topics.detections, payload, qos=0))
             self._client.wake()
 
-    def send_histograms(self, upload: Upload, numbers: Iterable[int], told: Told) -> None:
+    def send_histograms(self, upload: Upload, numbers: Iterable[int], told: OnChunk) -> None:
         """These chunks of an upload, one after the other; told: called in the MQTT thread, after each."""
-        self._histograms.begin(upload, numbers, told)
+        self._histograms.start(upload, numbers, told)
         self._client.wake()
 
     def answer_births(self) -> None:
@@ -203,7 +205,7 @@ class MqttLink:
         with suppress(queue.Empty):
             while True:
                 if self._client.inboxes[self._births].get_nowait().payload == BORN:
-                    self._discovery.present()
+                    self._discovery.announce()
                     self._client.wake()
 
     def close(self, timeout_s: float = 2.0) -> None:

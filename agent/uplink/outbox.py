@@ -19,19 +19,19 @@ from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Message
 from agent.system.clock import unix_s
-from agent.uplink.outbox_store import OutboxStore, Work
-from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE, START, DroppedRange, Key, OutboxRow
+from agent.uplink.outbox_store import OutboxStore, PendingWrites
+from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE, START, DroppedRange, Key, OutboxRow
 
 _LACKING_S = 10.0  # over which a collector says the same, though it was sent again what there is
 _MOST_EPOCHS = 1000  # of which is remembered what was said
 
 
 class AckResult(Enum):
-    """NEWS: it has more than before. HOLE: it has heard of more, but not of what comes next. LACKING: so it goes on."""
+    """EVENT: it has more than before. HOLE: it has heard of more, but not of what comes next. LACKING: so it goes on."""
 
-    NEWS = "news"
-    HOLE = "hole"
-    LACKING = "lacking"
+    PROGRESS = "news"
+    GAP = "hole"
+    STILL_MISSING = "lacking"
 
 
 class AckTracker:
@@ -41,7 +41,7 @@ class AckTracker:
         self._most: dict[int, int] = {}
         self._repeated: dict[int, tuple[int, float]] = {}  # the number that is repeated, and since when
 
-    def hear(self, epoch: int, upto: int, now_s: float) -> AckResult:
+    def update(self, epoch: int, upto: int, now_s: float) -> AckResult:
         """now_s: monotonic."""
         if len(self._most) >= _MOST_EPOCHS:
             self._most.clear()
@@ -49,13 +49,13 @@ class AckTracker:
         if upto > self._most.get(epoch, -1):
             self._most[epoch] = upto
             self._repeated.pop(epoch, None)
-            return AckResult.NEWS
+            return AckResult.PROGRESS
         repeated, since_s = self._repeated.get(epoch, (-1, now_s))
         if repeated != upto:
             self._repeated[epoch] = upto, now_s
         elif now_s - since_s >= _LACKING_S:
-            return AckResult.LACKING
-        return AckResult.HOLE
+            return AckResult.STILL_MISSING
+        return AckResult.GAP
 
 
 TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
@@ -95,7 +95,7 @@ class SendWindow:
         """Whether it is time to look for more."""
         return not self.complete and len(self._window) < WINDOW // 2
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Another connection: it has carried nothing yet."""
         self._window.clear()
         self._opened.clear()
@@ -106,18 +106,18 @@ class SendWindow:
         """What is due next, no more than there is room for; complete: there is no more. Whether any of it is new here:
         a run may be on its way while another of them grows."""
         here = [*self._window, *(parcel.content for parcel in self._parcels.values())]
-        runs = {each.ends for each in here if isinstance(each, DroppedRange)}
-        news = [each for each in due if isinstance(each, OutboxRow) or each.ends not in runs]
+        runs = {each.identity for each in here if isinstance(each, DroppedRange)}
+        news = [each for each in due if isinstance(each, OutboxRow) or each.identity not in runs]
         self._window.extend(news)
         self.complete = complete
         return bool(news)
 
     @property
-    def begins(self) -> bool:
+    def is_at_start(self) -> bool:
         """Whether the next message would be the first of something."""
         return not self._opened
 
-    def take(self) -> Message | None:
+    def pop(self) -> Message | None:
         """The next message."""
         if not self._opened and self._window:
             self._open(self._window.popleft())
@@ -136,7 +136,7 @@ class SendWindow:
         parcel = self._parcels.pop(id(message), None)
         return parcel.content if parcel is not None else None
 
-    def arrived(self, epoch: int, upto: int) -> int:
+    def delivered_upto(self, epoch: int, upto: int) -> int:
         """Up to which number, of those up to `upto`, none is still on its way to the broker."""
         rows = [parcel.content for parcel in self._parcels.values() if isinstance(parcel.content, OutboxRow)]
         return min([upto, *(row.seq - 1 for row in rows if row.epoch == epoch)])
@@ -148,7 +148,7 @@ class SendWindow:
         else:
             topic = self._topics.telemetry if content.kind == TELEMETRY else self._topics.event
             told = [Message(topic, content.payload)]
-        self.furthest = max(self.furthest, content.upto)
+        self.furthest = max(self.furthest, content.last_key)
         parcel = _Parcel(content, len(told))
         self._parcels.update({id(message): parcel for message in told})
         self._opened.extend(told)
@@ -168,7 +168,7 @@ class RateLimiter:
         self._counted_s = time.monotonic()
 
     @property
-    def has_one(self) -> bool:
+    def allows_one(self) -> bool:
         """Whether one more is allowed now."""
         now = time.monotonic()
         self._left = min(self._per_s, self._left + (now - self._counted_s) * self._per_s)
@@ -206,7 +206,7 @@ class Outbox:
         self.epoch = self._store.epoch
         self._seq = 0
         self._changed = threading.Condition()  # guards all that follows
-        self._work = Work()
+        self._work = PendingWrites()
         self._write_at = math.inf  # monotonic
         self._committed_s = time.monotonic()
         self._again = False  # what is unconfirmed is due once more, from the oldest on
@@ -265,7 +265,7 @@ class Outbox:
             else:
                 self._work.lost.append(((self.epoch, self._seq), kind))
             since_s = time.monotonic() - self._committed_s
-            self._write_within({SAMPLE: self._config.commit_s - since_s, NEWS: _NEWS_WAIT_S, ALARM: 0.0}[rank])
+            self._write_within({SAMPLE: self._config.commit_s - since_s, EVENT: _NEWS_WAIT_S, ALARM: 0.0}[rank])
 
     def hurry(self) -> None:
         """Write at once what there is."""
@@ -280,30 +280,30 @@ class Outbox:
                 return
             if epoch == epoch_sent:
                 upto = min(upto, sent)
-            heard = self._acknowledgements.hear(epoch, upto, time.monotonic())
+            heard = self._acknowledgements.update(epoch, upto, time.monotonic())
             self._confirmed[epoch] = max(upto, self._confirmed.get(epoch, 0))
             self._settle()  # also what it has said before: the disk may have refused it
-            if heard is AckResult.NEWS:  # there is a collector again; what else it has, it will say soon
+            if heard is AckResult.PROGRESS:  # there is a collector again; what else it has, it will say soon
                 self._silence_s = self._shortest_s
                 self._again_at = min(self._again_at, time.monotonic() + self._shortest_s)
                 self._changed.notify()
                 return
             self._again_at = min(self._again_at, self._resent_s + self._hole_s)
-            if heard is AckResult.LACKING:
-                self._work.lacking[epoch] = upto
+            if heard is AckResult.STILL_MISSING:
+                self._work.missing[epoch] = upto
                 self._write_within(self._config.commit_s)
             self._changed.notify()
 
-    def renew(self) -> None:
+    def connection_started(self) -> None:
         """A connection begins: what the one before has not carried, and what no collector confirmed, is due."""
         with self._changed:
             self._send_again()
 
-    def take(self) -> Message | None:
+    def pop(self) -> Message | None:
         with self._changed:
-            if self._sending.begins and not self._allowance.has_one:
+            if self._sending.is_at_start and not self._allowance.allows_one:
                 return None
-            begins, message = self._sending.begins, self._sending.take()
+            begins, message = self._sending.is_at_start, self._sending.pop()
             if message is not None and begins:
                 self._allowance.spend()
             if self._sending.is_low:
@@ -336,7 +336,7 @@ class Outbox:
         """Forget what a collector has confirmed, as far as the broker has, too: who acknowledges what is still on its
         way to the broker has not seen it."""
         for epoch, upto in list(self._confirmed.items()):
-            settled = self._sending.arrived(epoch, upto)
+            settled = self._sending.delivered_upto(epoch, upto)
             if settled == upto:
                 del self._confirmed[epoch]
             self._work.acks[epoch] = max(settled, self._work.acks.get(epoch, 0))
@@ -352,8 +352,8 @@ class Outbox:
     def _send_again(self) -> None:
         self._again = True
         self._resent_s = time.monotonic()
-        self._again_at = self._resent_s + self._silence_s if self._store.asks_collector else math.inf
-        self._sending.begin()
+        self._again_at = self._resent_s + self._silence_s if self._store.needs_collector else math.inf
+        self._sending.reset()
         self._write_within(0.0)
 
     def _run(self) -> None:
@@ -381,7 +381,7 @@ class Outbox:
             writes = self._closing or again or time.monotonic() >= self._write_at
             if writes:
                 self._sending.complete = self._sending.complete and not work.rows  # until these are there
-                self._work, self._again, self._write_at = Work(), False, math.inf
+                self._work, self._again, self._write_at = PendingWrites(), False, math.inf
                 self._committed_s = time.monotonic()
             last = self.epoch, self._seq
             room = self._sending.room
@@ -407,13 +407,13 @@ class Outbox:
         """Until there may be something to do that nobody tells."""
         return min(60.0, max(0.0, min(self._write_at, self._again_at) - time.monotonic()))
 
-    def _commit(self, work: Work, last: Key, again: bool) -> None:
+    def _commit(self, work: PendingWrites, last: Key, again: bool) -> None:
         oldest = self._store.oldest
         self._store.commit(work, last, again)
         with self._changed:
             if self._store.oldest is None:
                 self._again_at = math.inf
-            elif self._store.oldest != oldest and self._store.asks_collector:
+            elif self._store.oldest != oldest and self._store.needs_collector:
                 self._silence_s, self._hole_s = self._shortest_s, _HOLE_S
                 self._again_at = time.monotonic() + self._shortest_s
             if self._store.returned:

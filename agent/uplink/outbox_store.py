@@ -38,19 +38,19 @@ class RetentionLimits:
         self._aged_s = 0.0
         self._clocks = clock(), time.monotonic()
 
-    def keep(self, rows: OutboxTable, epoch: int) -> Counter[str]:
+    def apply(self, rows: OutboxTable, epoch: int) -> Counter[str]:
         """Drop what is too much, or too old; by kind. epoch: the one that goes on."""
         dropped: Counter[str] = Counter()
         if time.monotonic() >= self._aged_s:
             self._aged_s = time.monotonic() + _AGED_EVERY_S
             if self._clock() > NO_CLOCK_S:  # nobody can say how old it is: it counts from now on
-                rows.date(NO_CLOCK_S, self._clock())
+                rows.set_missing_dates(NO_CLOCK_S, self._clock())
             dropped += rows.drop_older(self._clock() - self._config.days * _DAY_S)
         if rows.size_bytes() > self._config.bytes:
             dropped += self._make_room(rows, epoch)
         return dropped
 
-    def set_dates(self, rows: OutboxTable) -> None:
+    def correct_dates(self, rows: OutboxTable) -> None:
         """A board without a battery for its clock starts in 1970, and all it has would seem too old once the clock is
         set: what is dated before the jump is of as long ago as the board has known since."""
         wall, monotonic = self._clocks
@@ -58,13 +58,13 @@ class RetentionLimits:
         passed_s = self._clocks[1] - monotonic
         jump_s = self._clocks[0] - wall - passed_s
         if jump_s > _CLOCK_JUMP_S:
-            rows.redate(wall + passed_s, jump_s)  # the latest that the clock can have said before
+            rows.shift_dates(wall + passed_s, jump_s)  # the latest that the clock can have said before
 
     def _make_room(self, rows: OutboxTable, epoch: int) -> Counter[str]:
         """Each row that goes may leave a run behind: so neither takes the place of the other."""
         dropped: Counter[str] = Counter()
         while True:
-            if forgotten := rows.runs.forget_epochs(epoch, round(_MOST_RUNS * self._config.bytes)):
+            if forgotten := rows.ranges.forget_epochs(epoch, round(_MOST_RUNS * self._config.bytes)):
                 log.warning("outbox=forgotten ranges=%d: more starts without a broker than it can tell of", forgotten)
                 dropped[RANGE] += forgotten
             size, enough = rows.size_bytes(), round(_ROOM * self._config.bytes)
@@ -79,7 +79,7 @@ _FORGOTTEN = "forgotten"  # the kind of what only a broker has acknowledged, for
 
 
 @dataclass
-class Work:
+class PendingWrites:
     """What there is to write, from one commit to the next.
 
     lost: numbers of rows that never came this far, with their kinds. delivered: the broker has them. refused: no broker
@@ -92,10 +92,10 @@ class Work:
     delivered: list[OutboxRow | DroppedRange] = field(default_factory=list)
     refused: list[OutboxRow] = field(default_factory=list)
     acks: dict[int, int] = field(default_factory=dict)
-    lacking: dict[int, int] = field(default_factory=dict)
+    missing: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.lost or self.delivered or self.refused or self.acks or self.lacking)
+        return bool(self.rows or self.lost or self.delivered or self.refused or self.acks or self.missing)
 
 
 class OutboxStore:
@@ -137,7 +137,7 @@ class OutboxStore:
             self.epoch = _epoch_after(0, self._clock())
 
     @property
-    def asks_collector(self) -> bool:
+    def needs_collector(self) -> bool:
         """Whether PUBACK is not enough."""
         return self._config.confirm == "collector" or (self._config.confirm == "auto" and self._collected)
 
@@ -145,13 +145,13 @@ class OutboxStore:
         """The next of what the broker has not acknowledged, in the order of their numbers; before them runs that have
         grown among the numbers that were handed out already."""
         try:
-            with self._database.translated("read"):
+            with self._database.translating_errors("read"):
                 return self._next(limit) if limit else []
         except AgentError as error:
             self._leave_disk(error)
             return []
 
-    def commit(self, work: Work, last: Key, again: bool = False) -> None:
+    def commit(self, work: PendingWrites, last: Key, again: bool = False) -> None:
         """Write it, durably if the disk allows. last: the greatest number so far. again: what only a broker has
         acknowledged is due once more, from the oldest on."""
         if not self._on_disk and time.monotonic() >= self._retry_s:
@@ -168,7 +168,7 @@ class OutboxStore:
         self._rows.db.close()
 
     def _next(self, limit: int) -> list[OutboxRow | DroppedRange]:
-        runs = self._rows.runs
+        runs = self._rows.ranges
         self._behind, runs.grown = min(self._behind, runs.grown or self._at), None
         late: list[OutboxRow | DroppedRange] = [*runs.due(self._behind, limit, self._at)]
         if len(late) == limit:
@@ -178,21 +178,21 @@ class OutboxStore:
         self._at = self._behind = max([self._at, *(each.key for each in due)])
         return due
 
-    def _write(self, work: Work, last: Key, again: bool) -> None:
-        with self._database.begun(self._rows.db):
+    def _write(self, work: PendingWrites, last: Key, again: bool) -> None:
+        with self._database.transaction_on(self._rows.db):
             self._rows.add(work.rows)
-            self._bounds.set_dates(self._rows)
+            self._bounds.correct_dates(self._rows)
             for (epoch, seq), kind in work.lost:
-                self._rows.runs.add(epoch, seq, seq, {kind: 1})
+                self._rows.ranges.add(epoch, seq, seq, {kind: 1})
             self._deliver(work.delivered)
             refused = self._rows.drop(work.refused)
             for epoch, upto in work.acks.items():
                 self._confirm(epoch, upto)
-            for epoch, upto in work.lacking.items():
+            for epoch, upto in work.missing.items():
                 self._give_up(epoch, upto, last)
-            dropped = self._bounds.keep(self._rows, self.epoch)
-            if again and self.asks_collector:
-                self._rows.unsend()
+            dropped = self._bounds.apply(self._rows, self.epoch)
+            if again and self.needs_collector:
+                self._rows.mark_all_due()
             self._keep_facts(self._rows)
             self.oldest = self._rows.oldest_key()
         self.dropped += dropped + refused + Counter(kind for _, kind in work.lost)
@@ -204,12 +204,12 @@ class OutboxStore:
     def _deliver(self, delivered: list[OutboxRow | DroppedRange]) -> None:
         rows = [each for each in delivered if isinstance(each, OutboxRow)]
         runs = [each for each in delivered if isinstance(each, DroppedRange)]
-        if self.asks_collector:
-            self._rows.sent(rows)
-            self._rows.runs.sent(runs)
+        if self.needs_collector:
+            self._rows.mark_sent(rows)
+            self._rows.ranges.mark_sent(runs)
         else:
-            self._rows.gone(rows)
-            self._rows.runs.gone(runs)
+            self._rows.remove(rows)
+            self._rows.ranges.remove(runs)
 
     def _confirm(self, epoch: int, upto: int) -> None:
         """A collector has all up to this number."""
@@ -220,11 +220,11 @@ class OutboxStore:
         """A collector goes on to lack what comes after this number. Where that is no longer here, it is told so."""
         if not self._on_disk:  # it may lie there
             return
-        oldest = self._rows.oldest(epoch)
+        oldest = self._rows.oldest_seq(epoch)
         if oldest is None and epoch == last[0]:
             oldest = last[1] + 1
         if oldest is not None and upto + 1 < oldest:
-            self._rows.runs.add(epoch, upto + 1, oldest - 1, {_FORGOTTEN: oldest - 1 - upto})
+            self._rows.ranges.add(epoch, upto + 1, oldest - 1, {_FORGOTTEN: oldest - 1 - upto})
 
     def _return_to_disk(self) -> None:
         """Use the file, with what memory has kept meanwhile; a disk that refuses is tried again later."""
@@ -244,7 +244,7 @@ class OutboxStore:
     def _take_over(self, file: OutboxTable) -> None:
         """What the file and memory know holds for both from now on. An epoch that was begun without the file ends where
         that tells of a later one: what comes would else be numbered before what lies there. Raises AgentError."""
-        with self._database.begun(file.db):
+        with self._database.transaction_on(file.db):
             known = max(file.fact("epoch"), file.last_epoch())
             self._rows.copy_to(file)
             self._collected = self._collected or file.fact("collected") > 0

@@ -31,12 +31,12 @@ class DroppedRange:
         return self.epoch, self.first
 
     @property
-    def upto(self) -> Key:
+    def last_key(self) -> Key:
         """The greatest number that is told with it."""
         return self.epoch, self.last
 
     @property
-    def ends(self) -> tuple[int, int, int]:
+    def identity(self) -> tuple[int, int, int]:
         """What tells it from what it becomes with a neighbour."""
         return self.epoch, self.first, self.last
 
@@ -67,7 +67,7 @@ class DroppedRanges:
         self.grown = before if self.grown is None else min(self.grown, before)
 
     def due(self, after: Key, limit: int, upto: Key = _END) -> list[DroppedRange]:
-        """What the broker has not acknowledged, with keys beyond `after`, up to `upto`, in their order."""
+        """What the broker has not acknowledged, with keys beyond `after`, up to `last_key`, in their order."""
         found = self._db.execute(
             "SELECT epoch, first, last, counts FROM runs WHERE (epoch, first) > (?, ?) AND (epoch, first) <= (?, ?) "
             "AND sent = 0 ORDER BY epoch, first LIMIT ?",
@@ -75,15 +75,15 @@ class DroppedRanges:
         )
         return [DroppedRange(epoch, first, last, json.loads(counts)) for epoch, first, last, counts in found]
 
-    def sent(self, runs: Iterable[DroppedRange]) -> None:
+    def mark_sent(self, runs: Iterable[DroppedRange]) -> None:
         """The broker has acknowledged these."""
         which = "epoch = ? AND first = ? AND last = ?"
-        self._db.executemany(f"UPDATE runs SET sent = 1 WHERE {which}", [run.ends for run in runs])
+        self._db.executemany(f"UPDATE runs SET sent = 1 WHERE {which}", [run.identity for run in runs])
 
-    def gone(self, runs: Iterable[DroppedRange]) -> None:
+    def remove(self, runs: Iterable[DroppedRange]) -> None:
         """These have arrived where they were meant to."""
         which = "epoch = ? AND first = ? AND last = ?"
-        self._db.executemany(f"DELETE FROM runs WHERE {which}", [run.ends for run in runs])
+        self._db.executemany(f"DELETE FROM runs WHERE {which}", [run.identity for run in runs])
 
     def forget_epochs(self, going_on: int, size_bytes: int) -> int:
         """Where epochs of which there are runs alone take more than so much, forget the oldest until the rest take half
@@ -106,7 +106,10 @@ class DroppedRanges:
         return self._db.execute(f"DELETE FROM runs WHERE epoch <= ? AND {alone}", (newest, going_on)).rowcount
 
 
-SAMPLE, NEWS, ALARM = range(3)  # ranks: of the lowest is dropped first
+# Ranks: when the outbox is full, rows of the lowest rank are dropped first.
+SAMPLE = 0
+EVENT = 1
+ALARM = 2
 _MIGRATIONS = (
     """
     CREATE TABLE rows (
@@ -154,7 +157,7 @@ class OutboxRow:
         return self.epoch, self.seq
 
     @property
-    def upto(self) -> Key:
+    def last_key(self) -> Key:
         """The greatest number that is told with it."""
         return self.key
 
@@ -173,11 +176,11 @@ def in_memory() -> sqlite3.Connection:
 
 
 class OutboxTable:
-    """Everything that is asked of the rows and the `runs` among them; the caller's transactions, and one thread's."""
+    """Everything that is asked of the rows and the `ranges` among them; the caller's transactions, and one thread's."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
-        self.runs = DroppedRanges(db)
+        self.ranges = DroppedRanges(db)
 
     def add(self, rows: Iterable[OutboxRow]) -> None:
         """New ones, which nobody has been sent."""
@@ -194,13 +197,13 @@ class OutboxTable:
             (*after, limit),
         )
         due: list[OutboxRow | DroppedRange] = [OutboxRow(*values) for values in found]
-        return sorted([*due, *self.runs.due(after, limit)], key=lambda each: each.key)[:limit]
+        return sorted([*due, *self.ranges.due(after, limit)], key=lambda each: each.key)[:limit]
 
-    def sent(self, rows: Iterable[OutboxRow]) -> None:
+    def mark_sent(self, rows: Iterable[OutboxRow]) -> None:
         """The broker has acknowledged these."""
         self.db.executemany("UPDATE rows SET sent = 1 WHERE epoch = ? AND seq = ?", [row.key for row in rows])
 
-    def gone(self, rows: Iterable[OutboxRow]) -> None:
+    def remove(self, rows: Iterable[OutboxRow]) -> None:
         """These have arrived where they were meant to."""
         self.db.executemany("DELETE FROM rows WHERE epoch = ? AND seq = ?", [row.key for row in rows])
 
@@ -209,12 +212,12 @@ class OutboxTable:
         self.db.execute("DELETE FROM rows WHERE epoch = ? AND seq <= ?", (epoch, upto))
         self.db.execute("DELETE FROM runs WHERE epoch = ? AND last <= ?", (epoch, upto))
 
-    def unsend(self) -> None:
+    def mark_all_due(self) -> None:
         """All are due again."""
         for table in ("rows", "runs"):
             self.db.execute(f"UPDATE {table} SET sent = 0 WHERE sent = 1")
 
-    def oldest(self, epoch: int) -> int | None:
+    def oldest_seq(self, epoch: int) -> int | None:
         """The least number of an epoch that is still there, also of a run; None without one."""
         found = self.db.execute(
             "SELECT min(number) FROM (SELECT min(seq) AS number FROM rows WHERE epoch = ? "
@@ -263,11 +266,11 @@ class OutboxTable:
         ).fetchall()
         return self._drop(going)
 
-    def redate(self, upto_wall: float, by_s: float) -> None:
+    def shift_dates(self, upto_wall: float, by_s: float) -> None:
         """The clock was wrong until `upto_wall`, by so many seconds."""
         self.db.execute("UPDATE rows SET wall = wall + ? WHERE wall <= ?", (by_s, upto_wall))
 
-    def date(self, before_wall: float, wall: float) -> None:
+    def set_missing_dates(self, before_wall: float, wall: float) -> None:
         """What is dated before `before_wall` is of `wall`."""
         self.db.execute("UPDATE rows SET wall = ? WHERE wall < ?", (wall, before_wall))
 
@@ -293,6 +296,6 @@ class OutboxTable:
         dropped: Counter[str] = Counter()
         for epoch, seq, kind in going:
             self.db.execute("DELETE FROM rows WHERE epoch = ? AND seq = ?", (epoch, seq))
-            self.runs.add(epoch, seq, seq, {kind: 1})
+            self.ranges.add(epoch, seq, seq, {kind: 1})
             dropped[kind] += 1
         return dropped

@@ -12,7 +12,7 @@ from agent.system.board import health
 from agent.system.clock import unix_s
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import TELEMETRY
-from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE
+from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE
 from calibrate.errors import TaredError
 
 log = logging.getLogger(__package__)
@@ -45,7 +45,7 @@ class Reporter:
         words = " ".join(f"{key}={_plain(value)}" for key, value in detail.items())
         log.log(level, "event=%s %s", kind, words)
         if self._link is not None:
-            ts, rank = self._clock(), ALARM if kind in _ALARMS else NEWS
+            ts, rank = self._clock(), ALARM if kind in _ALARMS else EVENT
             self._link.outbox.put(
                 kind, rank, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=ts, kind=kind, detail=detail).to_json()
             )

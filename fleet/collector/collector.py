@@ -17,12 +17,12 @@ from agent.common.timing import Backoff
 from agent.contract.messages import Ack
 from agent.contract.topics import Topics
 from agent.mqtt.bulk_receive import ReceiveQueue
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from fleet.collector.batch import NUMBERED, RESULTS, STATES, WHOLE, Batch, Part, Reader
 from fleet.collector.writer import BatchWriter, ReportRetention
 from fleet.devices.reports import Gap, Stream
-from fleet.store import FleetStore
+from fleet.store.transaction import FleetStore
 from fleet.untrusted import Warnings
 
 
@@ -42,7 +42,7 @@ class Acks:
         with self._lock:
             self._due.update(complete)
 
-    def take(self) -> Message | None:
+    def pop(self) -> Message | None:
         with self._lock:
             if not self._due:
                 return None
@@ -50,7 +50,7 @@ class Acks:
         payload = Ack(epoch=stream.epoch, upto=upto).to_json()
         return Message(Topics(stream.fleet, stream.device).ack, payload)
 
-    def renew(self) -> None:
+    def connection_started(self) -> None:
         """Nothing is due anew."""
 
     def delivered(self, message: Message) -> None:
@@ -66,16 +66,16 @@ class Acks:
 _READ_WAIT_S = 0.2  # until it looks whether it is to end
 
 
-class Read(NamedTuple):
+class ReadBatch(NamedTuple):
     """batch: what so many arrivals are, the next ones that this intake had."""
 
     batch: Batch
-    intake: ReceiveQueue
+    queue: ReceiveQueue
     arrivals: int
 
-    def settle(self) -> None:
+    def confirm(self) -> None:
         """None of it need come again."""
-        self.intake.settle(self.arrivals)
+        self.queue.confirm(self.arrivals)
 
 
 class ReadAhead:
@@ -86,7 +86,7 @@ class ReadAhead:
     def __init__(self, gather_s: Mapping[ReceiveQueue, float], reader: Reader, batch_bytes: int) -> None:
         self._reader = reader
         self._batch_bytes = batch_bytes
-        self._ready: queue.Queue[Read | BaseException] = queue.Queue(1)
+        self._ready: queue.Queue[ReadBatch | BaseException] = queue.Queue(1)
         self._ending = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=each, name="reading", daemon=True) for each in gather_s.items()
@@ -102,7 +102,7 @@ class ReadAhead:
         for thread in self._threads:
             thread.join()
 
-    def next(self, wait_s: float) -> Read | None:
+    def next(self, wait_s: float) -> ReadBatch | None:
         """The next one; None where there is none for so long. Raises what ended a thread, which is a bug."""
         try:
             read = self._ready.get(timeout=wait_s)
@@ -115,12 +115,12 @@ class ReadAhead:
     def _run(self, intake: ReceiveQueue, gather_s: float) -> None:
         try:
             while not self._ending.is_set():
-                if arrivals := intake.take(self._batch_bytes, _READ_WAIT_S, gather_s):
-                    self._offer(Read(self._reader.read(arrivals), intake, len(arrivals)))
+                if arrivals := intake.pop(self._batch_bytes, _READ_WAIT_S, gather_s):
+                    self._offer(ReadBatch(self._reader.read(arrivals), intake, len(arrivals)))
         except BaseException as error:
             self._offer(error)
 
-    def _offer(self, read: Read | BaseException) -> None:
+    def _offer(self, read: ReadBatch | BaseException) -> None:
         """Nobody may be there any more to take it."""
         while not self._ending.is_set():
             with suppress(queue.Full):
@@ -183,20 +183,24 @@ class Collector:
         self._client = MqttClient(
             endpoint,
             name,
-            subscriptions=subscriptions(share, fleet),
-            backoff=Backoff(0.2, 10.0),
-            sources=[self._acks],
-            intake=self._intake,
+            SessionOptions(
+                subscriptions=subscriptions(share, fleet),
+                backoff=Backoff(0.2, 10.0),
+                sources=[self._acks],
+                receive_queue=self._intake,
+            ),
         )
         # A session remembers what it was subscribed to: that of another fleet is another one.
         of_fleet = "" if fleet is None else f"-{fleet}"
         self._results_client = MqttClient(
             endpoint,
             f"{name}-results{of_fleet}",
-            subscriptions=_topics(RESULTS, fleet),
-            backoff=Backoff(0.2, 10.0),
-            intake=self._results,
-            session_s=0 if client_id is None else _SESSION_S,
+            SessionOptions(
+                subscriptions=_topics(RESULTS, fleet),
+                backoff=Backoff(0.2, 10.0),
+                receive_queue=self._results,
+                session_s=0 if client_id is None else _SESSION_S,
+            ),
         )
 
     @property
@@ -218,34 +222,34 @@ class Collector:
                     return
                 self._tidy()
 
-    def _take(self, read: Read, stopping: Callable[[], bool]) -> bool:
+    def _take(self, read: ReadBatch, stopping: Callable[[], bool]) -> bool:
         """Take what came; False if it was time to stop before the database took it: then nothing was acknowledged."""
         batch = read.batch
         for each in batch.refused:
             self._warnings.warn("refused", f"topic={each.topic!r} error={each.found!r}")
         while True:
             try:
-                self._acks.put(self._keeper.keep(batch))
+                self._acks.put(self._keeper.write(batch))
                 break
             except AgentError as error:  # a damaged file is moved aside, and the next attempt begins a new one
                 self._tell_or_raise(error)
                 if stopping():
                     return False
                 time.sleep(_RETRY_S)
-        read.settle()
+        read.confirm()
         self._client.wake()
         self._count(batch)
         return True
 
     def _count(self, batch: Batch) -> None:
-        gaps = sum(isinstance(each, Gap) for each in batch.news)
-        told = {"gap": gaps, "report": len(batch.news) - gaps, "refused": len(batch.refused)}
+        gaps = sum(isinstance(each, Gap) for each in batch.entries)
+        told = {"gap": gaps, "report": len(batch.entries) - gaps, "refused": len(batch.refused)}
         told |= {"status": len(batch.statuses), "birth": len(batch.births), "result": len(batch.results)}
         self.counts.update({name: count for name, count in told.items() if count})
 
     def _tidy(self) -> None:
         try:
-            self._retention.keep(self._store, time.time())
+            self._retention.prune_if_due(self._store, time.time())
         except AgentError as error:
             self._tell_or_raise(error)
         self._warnings.tick()
@@ -258,7 +262,7 @@ class Collector:
         log.error("collector=%s error=%r retry_s=%.0f", state, str(error), _RETRY_S)
 
 
-def client_id_of(part: Part = WHOLE, fleet: str | None = None) -> str:
+def client_id_for(part: Part = WHOLE, fleet: str | None = None) -> str:
     """The same at each start, for the one collector of a part and a fleet, or of all fleets."""
     own = [CLIENT_ID] if fleet is None else [CLIENT_ID, fleet]
     return "-".join(own if part == WHOLE else [*own, f"{part.number}-of-{part.of}"])

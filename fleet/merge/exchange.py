@@ -19,10 +19,10 @@ from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError
 from agent.mqtt.bulk_receive import ReceiveQueue
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
-from fleet.merge.inbox import Announced, UploadInbox
-from fleet.operator import REPEAT_S, as_sent, command_message, may_be_of_anybodys, new_command
+from fleet.merge.inbox import AnnouncedUpload, UploadInbox
+from fleet.operator import REPEAT_S, command_message, encode_command, may_answer_forged_command, new_command
 from fleet.untrusted import Warnings
 
 log = logging.getLogger(__package__)
@@ -85,9 +85,11 @@ class MergeExchange:
         self._client = MqttClient(
             endpoint,
             f"tared-merge-{uuid.uuid4().hex}",
-            subscriptions=[f"{own}/status", f"{own}/cmd/+/result", f"{own}/histograms/+/+"],
-            backoff=Backoff(0.2, 2.0),
-            intake=self._intake,
+            SessionOptions(
+                subscriptions=[f"{own}/status", f"{own}/cmd/+/result", f"{own}/histograms/+/+"],
+                backoff=Backoff(0.2, 2.0),
+                receive_queue=self._intake,
+            ),
         )
         self._online: set[str] = set()
 
@@ -134,7 +136,7 @@ class MergeExchange:
         command = new_command("histograms", arguments, time.time(), _VALID_S, to)
         asked.rounds += 1
         asked.command_id = command.id
-        asked.command = command_message(asked.topics, as_sent(command, self._signer), command.expires)
+        asked.command = command_message(asked.topics, encode_command(command, self._signer), command.expires)
         self._publish(asked)
 
     def _publish(self, asked: _PendingUpload) -> None:
@@ -156,7 +158,7 @@ class MergeExchange:
 
     def _hear(self, until_s: float) -> None:
         while (left_s := until_s - time.monotonic()) > 0.0:
-            for topic, payload, _ in self._intake.take(_BATCH_BYTES, left_s, 0.0):
+            for topic, payload, _ in self._intake.pop(_BATCH_BYTES, left_s, 0.0):
                 self._hear_one(topic, payload)
 
     def _hear_one(self, topic: bytes, payload: bytes) -> None:
@@ -184,7 +186,7 @@ class MergeExchange:
     def _chunk(self, device: str, asked: _PendingUpload, name: str, number: str, payload: bytes) -> None:
         """Raises MessageError."""
         try:
-            whole = self.inbox.take(device, name, number, payload)
+            whole = self.inbox.receive_chunk(device, name, number, payload)
         except MessageError as error:
             if error.code not in ("histograms.sha256", "histograms.unreadable"):
                 raise
@@ -208,9 +210,9 @@ class MergeExchange:
     def _answered(self, device: str, asked: _PendingUpload, result: CommandResult) -> None:
         """Raises MessageError."""
         if result.result is not None:
-            self.inbox.expect(device, Announced.read(result.result))
+            self.inbox.expect(device, AnnouncedUpload.from_result(result.result))
         if result.error is not None:
-            doubtful = self._signer is not None and may_be_of_anybodys(result)
+            doubtful = self._signer is not None and may_answer_forged_command(result)
             if doubtful or result.error.code in _PASSING:
                 self._again(device, asked, result.error.message)
             else:

@@ -25,18 +25,17 @@ from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError
 from agent.mqtt.bulk_receive import ReceiveQueue
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from fleet.devices.records import audit
-from fleet.operator import chunks_asked, file_arguments, may_be_of_anybodys
-from fleet.rollout import board_rows as targets
-from fleet.rollout import rollout_rows as tables
-from fleet.rollout.outcomes import read_answer
-from fleet.rollout.rollout_rows import Rollout
+from fleet.operator import file_arguments, may_answer_forged_command, requested_chunks
+from fleet.rollout import board_rows, rollout_rows
+from fleet.rollout.outcomes import parse_result
+from fleet.rollout.rollout_rows import Rollout, RolloutState
+from fleet.rollout.schedule import check_zone
 from fleet.rollout.sender import CommandSender
-from fleet.rollout.spec import Spec, check_zone
-from fleet.rollout.states import State
+from fleet.rollout.spec import RolloutSpec
 from fleet.rollout.stepper import RolloutStepper
-from fleet.store import FleetStore, Transaction
+from fleet.store.transaction import FleetStore, Transaction
 
 log = logging.getLogger(__package__)
 
@@ -94,10 +93,12 @@ class Controller:
         self._client = MqttClient(
             endpoint,
             f"tared-rollout-{uuid.uuid4().hex}",
-            subscriptions=[f"tared/v1/{fleet or '+'}/+/{path}" for path in _SUBSCRIPTIONS],
-            backoff=Backoff(0.2, 5.0),
-            sources=[self._dispatch],
-            intake=self._intake,
+            SessionOptions(
+                subscriptions=[f"tared/v1/{fleet or '+'}/+/{path}" for path in _SUBSCRIPTIONS],
+                backoff=Backoff(0.2, 5.0),
+                sources=[self._dispatch],
+                receive_queue=self._intake,
+            ),
         )
 
     @property
@@ -126,17 +127,19 @@ class Controller:
                 except AgentError as error:
                     log.error("rollouts=waiting error=%r retry_s=%.0f", str(error), _RETRY_S)
                     time.sleep(_RETRY_S)
-            with suppress(AgentError), self._store.begun("write") as transaction:  # else the lease runs out
-                tables.release(transaction, self._owner, self.rollouts)
+            with suppress(AgentError), self._store.transaction("write") as transaction:  # else the lease runs out
+                rollout_rows.release(transaction, self._owner, self.rollouts)
 
     def _claim(self) -> None:
         now = time.time()
         unable = {each for each, until_s in self._unable.items() if until_s > time.monotonic()}
-        with self._store.begun("write") as transaction:
+        with self._store.transaction("write") as transaction:
             can_sign = self._signer is not None
             if not can_sign:
                 self._leave_signed(transaction, now)
-            claimed = tables.claim(transaction, self._owner, now, now + self._lease_s, unable, self._fleet, can_sign)
+            claimed = rollout_rows.claim(
+                transaction, self._owner, now, now + self._lease_s, unable, self._fleet, can_sign
+            )
         for identity, is_strange in claimed.items():
             if is_strange or identity not in self.rollouts:  # else it is as it is remembered here
                 self._lose(identity)
@@ -145,7 +148,7 @@ class Controller:
 
     def _leave_signed(self, transaction: Transaction, now: float) -> None:
         """Say once of each that waits for a controller with a key that this is none."""
-        found = set(tables.signed_only(transaction, now, self._fleet))
+        found = set(rollout_rows.waiting_for_signer(transaction, now, self._fleet))
         for identity in found - self._left:
             audit(transaction, self._who, _LEFT, str(_NO_KEY), identity, "{}")
             log.error("rollout=%s step=%r error=%r", identity, _LEFT, str(_NO_KEY))
@@ -155,17 +158,21 @@ class Controller:
         """Unless it cannot be carried out here, now: another tared has made it, the file that boards will ask for is
         not there, or one of its time zones is not known."""
         try:
-            with self._store.begun("read") as transaction:
-                rollout = tables.get(transaction, identity)
-                zones = [zone for wave in range(rollout.waves) for zone in targets.zones(transaction, identity, wave)]
+            with self._store.transaction("read") as transaction:
+                rollout = rollout_rows.get(transaction, identity)
+                zones = [
+                    zone
+                    for wave in range(rollout.waves)
+                    for zone in board_rows.waiting_zones(transaction, identity, wave)
+                ]
             for zone in dict.fromkeys(zones):
                 check_zone(zone)
-            if rollout.state is not State.UNDOING:  # else nobody will ask for it
+            if rollout.state is not RolloutState.UNDOING:  # else nobody will ask for it
                 _check_file(rollout.spec)
         except CommandError as error:
             is_new, self._unable[identity] = identity not in self._unable, time.monotonic() + _UNABLE_S
-            with self._store.begun("write") as transaction:
-                tables.release(transaction, self._owner, [identity])
+            with self._store.transaction("write") as transaction:
+                rollout_rows.release(transaction, self._owner, [identity])
                 if is_new:
                     audit(transaction, self._who, _LEFT, str(error), identity, "{}")
             log.error("rollout=%s step=%r error=%r", identity, _LEFT, str(error))
@@ -183,7 +190,7 @@ class Controller:
                 failed = error
                 continue
             more |= has_more
-            if rollout is None or rollout.state.over:
+            if rollout is None or rollout.state.is_finished:
                 self.ended += [rollout] if rollout is not None else []
                 self._lose(identity)
             else:
@@ -198,7 +205,7 @@ class Controller:
         self.rollouts.pop(identity, None)
 
     def _hear(self, wait_s: float) -> None:
-        for topic, payload, _ in self._intake.take(_BATCH_BYTES, wait_s, 0.0):
+        for topic, payload, _ in self._intake.pop(_BATCH_BYTES, wait_s, 0.0):
             try:
                 _, _, fleet, device, kind, *rest = topic.decode().split("/")
                 self._take(fleet, device, kind, rest[0] if rest else "", payload)
@@ -210,29 +217,29 @@ class Controller:
         if not payload:  # a retained one that is cleared
             return
         if kind == "status":
-            self._dispatch.tell_presence(fleet, device, Status.from_json(payload).state in ("online", "degraded"))
+            self._dispatch.report_presence(fleet, device, Status.from_json(payload).state in ("online", "degraded"))
         elif kind == "reported":
             self._held[fleet, device] = Reported.from_json(payload)
         else:
-            self._answer(fleet, device, read_answer(command, payload))
+            self._answer(fleet, device, parse_result(command, payload))
 
     def _answer(self, fleet: str, device: str, result: CommandResult) -> None:
         order = self._dispatch.find(fleet, device, result.id)
         if order is None:
             return
-        if self._signer is not None and may_be_of_anybodys(result):
+        if self._signer is not None and may_answer_forged_command(result):
             self._doubts[result.id] += 1
             if self._doubts[result.id] < _DOUBTED:
                 return
         former = self._heard.get(result.id)
         if former is None or not former.final:
             self._heard[result.id] = result
-        self._dispatch.heard(result.id)
+        self._dispatch.note_answer(result.id)
         for rollout in self.rollouts.values():
             if rollout.spec.file is not None and self._conductor.has(rollout.id, result.id):
                 self._send_file(rollout.spec, Path(rollout.spec.file), Topics(fleet, device), result)
 
-    def _send_file(self, spec: Spec, path: Path, topics: Topics, asked: CommandResult) -> None:
+    def _send_file(self, spec: RolloutSpec, path: Path, topics: Topics, asked: CommandResult) -> None:
         """The pieces that the board asks for; the same once more where they were lost, not where it is impatient."""
         piece, now_s = str((asked.result or {}).get("next")), time.monotonic()
         former, since_s = self._pieces.get(asked.id, ("", -math.inf))
@@ -240,13 +247,13 @@ class Controller:
             return
         self._pieces[asked.id] = piece, now_s
         try:
-            for chunk in chunks_asked(topics, spec.args, path, asked) if isinstance(spec.args, FileArgs) else ():
+            for chunk in requested_chunks(topics, spec.args, path, asked) if isinstance(spec.args, FileArgs) else ():
                 self._client.publish(chunk)
         except OSError as error:
             log.error("file=%s error=%r", path, str(error))
 
 
-def _check_file(spec: Spec) -> None:
+def _check_file(spec: RolloutSpec) -> None:
     """Raises CommandError (`rollout.file`) where it is not what the rollout was made for."""
     if spec.file is None:
         return

@@ -90,7 +90,7 @@ class CommandSender:
             return None
         return flight.order
 
-    def heard(self, identity: str) -> None:
+    def note_answer(self, identity: str) -> None:
         """Its board is at it: whether it still is, is asked in a while."""
         with self._lock:
             flight = self._flights.get(identity)
@@ -98,7 +98,7 @@ class CommandSender:
                 flight.repeat_s, flight.is_heard = _MOST_REPEAT_S, True
                 self._plan(flight, time.monotonic() + _MOST_REPEAT_S)
 
-    def tell_presence(self, fleet: str, device: str, is_there: bool) -> None:
+    def report_presence(self, fleet: str, device: str, is_there: bool) -> None:
         """What the board, or its will, has said of it; who comes back is told at once."""
         board = fleet, device
         with self._lock:
@@ -114,7 +114,7 @@ class CommandSender:
                     flight.repeat_s = REPEAT_S
                     self._plan(flight, time.monotonic())
 
-    def take(self) -> Message | None:
+    def pop(self) -> Message | None:
         now_s = time.monotonic()
         with self._lock:
             while self._heap and self._heap[0][0] <= now_s:
@@ -132,7 +132,7 @@ class CommandSender:
                 return command_message(flight.topics, flight.order.payload.encode(), flight.order.expires)
         return None
 
-    def renew(self) -> None:
+    def connection_started(self) -> None:
         """A connection begins: what was under way may be lost, and comes again as all does."""
 
     def delivered(self, message: Message) -> None:

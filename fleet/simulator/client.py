@@ -5,9 +5,9 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from agent.mqtt.client import MqttSession
+from agent.mqtt.client import MqttSession, SessionOptions
 from agent.mqtt.connection import Connection
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Mailbox, Message, MessageSource
@@ -26,8 +26,8 @@ class LightClient(MqttSession):
     in seconds; for a network that duplicates and delays. Not thread-safe: all is done in the loop's thread.
     """
 
-    def __init__(self, loop: Loop, endpoint: Endpoint, client_id: str, **wishes: Any) -> None:
-        super().__init__(endpoint, client_id, **wishes)
+    def __init__(self, loop: Loop, endpoint: Endpoint, client_id: str, options: SessionOptions) -> None:
+        super().__init__(endpoint, client_id, options)
         self.on_turn: Callable[[], None] = lambda: None
         self.on_dial: Callable[[], None] = lambda: None
         self.on_admitted: Callable[[], None] = lambda: None
@@ -142,8 +142,8 @@ class LightClient(MqttSession):
             self._events = events
             self._loop.watch_for(fd, events, self._advance)
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _on_connected(self) -> None:
+        super()._on_connected()
         self._end_dialling()
         self.on_admitted()
 

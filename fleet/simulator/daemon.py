@@ -6,7 +6,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import JsonValue
 
@@ -19,6 +18,7 @@ from agent.config import Config
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Ack, Birth
 from agent.contract.wire import MessageError
+from agent.mqtt.client import Endpoint, SessionOptions
 from agent.mqtt.message import Message, Reply
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
@@ -71,7 +71,7 @@ class Daemon:
         self._authority = Authority(plan.config.commands, site.topics, local=True, synchronised=lambda: True)
         orders = SimulatedHandlers(site, self._settings, restart)
         self._desk = CommandDispatcher(
-            orders.handlers, self._answer, journal=self._journal, authority=self._authority, reply=self._link.reply
+            orders.handlers, self._answer, command_log=self._journal, authority=self._authority, reply=self._link.reply
         )
         self._telemetry_timer: Timer | None = None
         self._outbox_timer: Timer | None = None
@@ -94,7 +94,7 @@ class Daemon:
     def start(self) -> None:
         """What a daemon says and does at its start."""
         self._site.engines.adopt(self._reporter)
-        self._desk.recall([])
+        self._desk.restore([])
         self._link.send(self._settings.reported())
         self._link.set_state("online")
         self._link.__enter__()
@@ -126,10 +126,10 @@ class Daemon:
         if self._telemetry_timer is not None:
             self._telemetry_timer.cancel()
 
-    def _new_client(self, *arguments: Any, **wishes: Any) -> LightClient:
+    def _new_client(self, endpoint: Endpoint, client_id: str, options: SessionOptions) -> LightClient:
         """As MqttLink wants one."""
         site = self._site
-        self.client = LightClient(self._loop, *arguments, **wishes)
+        self.client = LightClient(self._loop, endpoint, client_id, options)
         self.client.on_turn, self.client.on_admitted = self._tick, site.on_admitted
         self.client.on_dial = site.on_dial
         faults = site.plan.wishes.faults
@@ -148,10 +148,10 @@ class Daemon:
             self._desk.receive(message.payload, self._clock(), message.retain, reply)
         while not link.desired.empty():
             self._take_desired(link.desired.get_nowait().payload)
-        while not link.answered.empty():
-            command_id = link.answered.get_nowait()
+        while not link.delivered_results.empty():
+            command_id = link.delivered_results.get_nowait()
             if self._journal is not None:
-                self._journal.delivered([command_id])
+                self._journal.mark_delivered([command_id])
         self._pump()
 
     def _acknowledge(self, message: Message) -> None:

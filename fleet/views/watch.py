@@ -19,7 +19,7 @@ from agent.common.errors import AgentError
 from agent.common.timing import Backoff
 from agent.contract.topics import Topics
 from agent.contract.wire import MessageError, read_object
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 
 KINDS = ("status", "birth", "telemetry", "event", "reported")
@@ -51,7 +51,9 @@ def watch(
     live = console.is_terminal and not as_json
     known: dict[str, WatchedDevice] = {}
     topics = [f"tared/v1/{fleet}/+/{kind}" for kind in KINDS]
-    client = MqttClient(endpoint, f"tared-watch-{uuid.uuid4().hex}", subscriptions=topics, backoff=Backoff(0.2, 2.0))
+    client = MqttClient(
+        endpoint, f"tared-watch-{uuid.uuid4().hex}", SessionOptions(subscriptions=topics, backoff=Backoff(0.2, 2.0))
+    )
     screen = Live(console=console, auto_refresh=False) if live else nullcontext()
     with client, screen as table:
         if not client.wait_connected(_CONNECT_S):

@@ -20,7 +20,7 @@ from agent.common.errors import CommandError
 from agent.contract.commands import CommandResult
 from agent.contract.messages import NEWER_SCHEMA, Birth, Status, Telemetry
 from agent.mqtt.bulk_receive import Arrival
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from fleet import operator
@@ -29,13 +29,16 @@ from fleet.collector.batch import Reader
 from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
-from fleet.devices.records import Results, refused
+from fleet.devices.records import Results, quarantined
 from fleet.devices.reports import Reports
+from fleet.rollout.board_rows import TargetState
+from fleet.rollout.command_rows import CommandRole
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.states import Role, State, Target
+from fleet.rollout.rollout_rows import RolloutState
 from fleet.rollout.stepper import judge_wave
-from fleet.store import FleetStore, open_store
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore
 from fleet.untrusted import Warnings
 
 _TOPIC = "tared/v1/fleet/board/"
@@ -57,7 +60,7 @@ def of_schema(version: object, path: str) -> Arrival:
 
 def keep(store: FleetStore, *arrivals: Arrival) -> dict[int, int]:
     """What a collector does with these; up to which number it acknowledges, by epoch."""
-    complete = BatchWriter(store, Warnings(logging.getLogger(), "test")).keep(Reader().read(arrivals))
+    complete = BatchWriter(store, Warnings(logging.getLogger(), "test")).write(Reader().read(arrivals))
     return {stream.epoch: upto for stream, upto in complete.items()}
 
 
@@ -72,7 +75,7 @@ def test_a_document_of_a_newer_schema_is_refused_and_its_number_is_not_given_up(
     assert [(each.topic, each.code) for each in batch.refused] == [(path, NEWER_SCHEMA)]
     assert "a document of schema 2; expected schema 1" in batch.refused[0].found
     assert "update this tared" in batch.refused[0].found
-    assert (batch.news, batch.results, batch.statuses) == ([], [], {})
+    assert (batch.entries, batch.results, batch.statuses) == ([], [], {})
     assert batch.births == ({("fleet", "board"): (None, '{"schema_version": 2}')} if path == "birth" else {})
 
 
@@ -93,15 +96,15 @@ def test_a_schema_that_is_no_number_of_one_is_refused_as_damage(path: str, versi
 def test_telemetry_whose_key_is_escaped_is_refused_too() -> None:
     payload = _OURS["telemetry"][:-1] + b',"schema\\u005fversion":2}'
     batch = Reader().read([Arrival((_TOPIC + "telemetry").encode(), payload)])
-    assert ([each.code for each in batch.refused], batch.news) == ([NEWER_SCHEMA], [])
+    assert ([each.code for each in batch.refused], batch.entries) == ([NEWER_SCHEMA], [])
 
 
 def test_what_is_refused_is_not_acknowledged_and_comes_again(store: FleetStore) -> None:
     assert keep(store, of_schema(2, "telemetry"), of_schema(2, "event")) == {}
-    assert {each.code for each in refused(store)} == {NEWER_SCHEMA}
+    assert {each.code for each in quarantined(store)} == {NEWER_SCHEMA}
     first, second = (Arrival((_TOPIC + path).encode(), _OURS[path]) for path in ("telemetry", "event"))
     assert keep(store, first, second) == {7: 2}  # once this tared has been updated
-    assert Reports(store).dropped("fleet", "board") == []
+    assert Reports(store).gaps_of("fleet", "board") == []
 
 
 def test_of_a_board_with_a_newer_birth_nothing_is_read_but_that_it_is_there(store: FleetStore) -> None:
@@ -122,8 +125,8 @@ def test_of_a_board_with_a_newer_birth_nothing_is_read_but_that_it_is_there(stor
 
 def test_a_birth_that_an_older_tared_has_taken_for_one_is_not_read_either(store: FleetStore) -> None:
     birth = Birth(schema_version=3, agent_version="9", engine="e")
-    with store.begun() as transaction:
-        Devices(store).told_birth(transaction, {("fleet", "board"): (birth, birth.to_json().decode())}, 1.0)
+    with store.transaction() as transaction:
+        Devices(store).apply_births(transaction, {("fleet", "board"): (birth, birth.to_json().decode())}, 1.0)
     told = facts(the_board(store), time.time())
     assert (told["schema"], told["engine"], told["agent"]) == (3.0, None, None)
 
@@ -165,8 +168,8 @@ def test_a_collector_counts_what_is_too_new_for_it_and_goes_on(mosquitto: RealBr
         watcher.expect(TOPICS.ack, epoch=8, upto=1)
         eventually(lambda: made.counts["refused"] == len(_OURS))
     with open_store(where) as store:
-        assert {each.code for each in refused(store)} == {NEWER_SCHEMA}
-        assert [each.seq for each in Reports(store).of("fleet", "board") if each.stream == STREAM] == [1, 3]
+        assert {each.code for each in quarantined(store)} == {NEWER_SCHEMA}
+        assert [each.seq for each in Reports(store).reports_of("fleet", "board") if each.stream == STREAM] == [1, 3]
         assert the_board(store).schema == 2
     assert not [each for each in watcher.seen if each.topic == TOPICS.ack and b'"upto":3' in each.payload]
 
@@ -178,7 +181,7 @@ def test_who_sends_a_command_hears_why_its_answer_cannot_be_read(
     monkeypatch.setattr(operator, "REPEAT_S", 0.1)
     command = operator.new_command("status", {}, time.time())
     answer = CommandResult(id=command.id, status="SUCCEEDED").to_json()[:-1] + b',"schema_version":2}'
-    with MqttClient(mosquitto.endpoint, "board", subscriptions=[TOPICS.command]) as board:
+    with MqttClient(mosquitto.endpoint, "board", SessionOptions(subscriptions=[TOPICS.command])) as board:
         assert board.wait_connected(10.0)
 
         def obey() -> None:
@@ -194,9 +197,9 @@ def test_who_sends_a_command_hears_why_its_answer_cannot_be_read(
 
 def newer(room: Room, *numbers: int) -> None:
     """These boards have come to speak another schema."""
-    with room.store.begun() as transaction:
+    with room.store.transaction() as transaction:
         told = {("f", f"b{number}"): (None, '{"schema_version": 2}') for number in numbers}
-        Devices(room.store).told_birth(transaction, told, time.time())
+        Devices(room.store).apply_births(transaction, told, time.time())
 
 
 def test_a_rollout_is_not_begun_with_boards_whose_answers_could_not_be_read(store: FleetStore) -> None:
@@ -213,7 +216,7 @@ def test_a_board_that_has_become_newer_since_is_told_nothing_and_counts_as_unrea
     room = Room(store, spec())
     newer(room, 0)
     room.step()
-    assert room.states() == [Target.UNREACHED, Target.SENT]
+    assert room.states() == [TargetState.UNREACHED, TargetState.SENT]
     assert "schema 2" in room.rows()[0].reason
     assert room.open().keys() == {"b1"}
 
@@ -226,14 +229,14 @@ def test_what_a_board_answers_that_has_become_newer_is_not_believed(store: Fleet
     room.step(accepted(orders["b0"]))
     newer(room, 0)
     room.step(CommandResult.model_validate({"id": orders["b0"].id, "status": status}))
-    assert room.states() == [Target.UNREACHED, Target.SENT]
+    assert room.states() == [TargetState.UNREACHED, TargetState.SENT]
 
 
 def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> None:
     with open_store(where) as store:
         room = Room(store, spec(), boards=1)
         room.conductor.forget(room.id)
-        with store.begun() as transaction:
+        with store.transaction() as transaction:
             transaction.execute("UPDATE rollouts SET lease_until = 0.0")
         controller = Controller(Endpoint("127.0.0.1", 1), open_store(where), "who")
         with controller._client, controller._store:
@@ -244,7 +247,7 @@ def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> No
             payload = done(order).to_json()[:-1] + b',"schema_version":2}'
             controller._take("f", "b0", "cmd", order.id, payload)
             controller._step()
-        assert room.states() == [Target.UNREACHED]
+        assert room.states() == [TargetState.UNREACHED]
         assert "rollout.schema" in room.rows()[0].reason
         assert "update this tared" in room.rows()[0].reason
 
@@ -268,13 +271,13 @@ def test_a_board_that_became_newer_is_not_told_to_go_back(store: FleetStore) -> 
     room.step(*(done(each, artefact="e1") for each in orders.values()))
     room.serves({1: "e1"})
     newer(room, 0)
-    with store.begun() as transaction:  # a collector had it before the board changed
+    with store.transaction() as transaction:  # a collector had it before the board changed
         late = done(orders["b0"], artefact="e1")
-        Results(store).take(transaction, [(("f", "b0"), late, late.to_json().decode())], time.time())
+        Results(store).store(transaction, [(("f", "b0"), late, late.to_json().decode())], time.time())
     room.turn()
     room.step()
-    assert room.open(Role.UNDO).keys() == {"b1"}
-    room.step(done(room.open(Role.UNDO)["b1"], artefact="e0"))
-    room.until(State.ABORTED)
-    assert room.states() == [Target.KEPT, Target.UNDONE]
+    assert room.open(CommandRole.UNDO).keys() == {"b1"}
+    room.step(done(room.open(CommandRole.UNDO)["b1"], artefact="e0"))
+    room.until(RolloutState.ABORTED)
+    assert room.states() == [TargetState.KEPT, TargetState.UNDONE]
     assert "schema 2" in room.rows()[0].reason

@@ -17,7 +17,7 @@ from operator_bench import quick_repeats, send
 from agent.common.errors import CommandError
 from agent.contract.commands import Command, CommandResult, Failure
 from agent.contract.signing import Signer, new_key
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from fleet import operator
 
@@ -28,7 +28,9 @@ class Stranger:
     """Whoever may publish on the topics of results, in the device's place."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._client = MqttClient(endpoint, "stranger", subscriptions=[TOPICS.command, TOPICS.model_chunks])
+        self._client = MqttClient(
+            endpoint, "stranger", SessionOptions(subscriptions=[TOPICS.command, TOPICS.model_chunks])
+        )
 
     def __enter__(self) -> Stranger:
         self._client.__enter__()

@@ -25,14 +25,14 @@ import pytest
 from agent.common.timing import Backoff
 from agent.contract.messages import Birth, Event
 from agent.contract.topics import Topics
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.config import OutboxConfig
 from agent.mqtt.embedded_broker import EmbeddedBroker
 from agent.mqtt.endpoint import Protocol
 from agent.mqtt.message import Message
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import Outbox
-from agent.uplink.outbox_tables import NEWS
+from agent.uplink.outbox_tables import EVENT
 
 _MOSQUITTO = shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin")
 _AMQTT = importlib.util.find_spec("amqtt") is not None
@@ -159,7 +159,7 @@ class Watcher:
 
     def __init__(self, endpoint: Endpoint) -> None:
         name = f"watcher-{uuid.uuid4().hex}"
-        self._client = MqttClient(endpoint, name, subscriptions=["tared/#"], backoff=Backoff(0.05, 0.2))
+        self._client = MqttClient(endpoint, name, SessionOptions(subscriptions=["tared/#"], backoff=Backoff(0.05, 0.2)))
         self.seen: list[Message] = []
 
     def __enter__(self) -> Watcher:
@@ -211,7 +211,7 @@ def on_the_air(endpoint: Endpoint, topics: Topics, birth: Birth, backoff: Backof
 
 def report(link: MqttLink, kind: str = "alarm") -> None:
     """One event more in the link's outbox."""
-    link.outbox.put(kind, NEWS, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=0.0, kind=kind).to_json())
+    link.outbox.put(kind, EVENT, lambda epoch, seq: Event(epoch=epoch, seq=seq, ts=0.0, kind=kind).to_json())
 
 
 def check_board_reports_and_obeys(endpoint: Endpoint) -> None:

@@ -23,7 +23,7 @@ from worlds import World
 
 from agent.contract.commands import CommandResult
 from agent.jobs.job import JobJournal, JobRecord
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from engines.store.artefact import read_artefact
 from fleet import operator
@@ -81,7 +81,11 @@ class Case:
                 self.answers.setdefault(command.id, []).append(answer)
 
         self.listeners[command.id] = self.stack.enter_context(
-            MqttClient(self.broker.endpoint, f"listener-{command.id}", subscriptions=[TOPICS.result(command.id)])
+            MqttClient(
+                self.broker.endpoint,
+                f"listener-{command.id}",
+                SessionOptions(subscriptions=[TOPICS.result(command.id)]),
+            )
         )
         assert self.listeners[command.id].wait_connected(LIMIT_S)
         self.senders.append(threading.Thread(target=follow))
@@ -127,7 +131,7 @@ class Case:
         assert [path for path in unfinished if path.is_dir() or path.is_file()] == []
         jobs = self.world.state_dir / "jobs"
         journal = JobJournal(jobs.with_name("jobs.sqlite"), _unexpected)
-        running = {record.id for record in journal.records() if not record.state.over}
+        running = {record.id for record in journal.records() if not record.state.is_finished}
         assert {path.name for path in jobs.glob("*")} <= running
 
     @property

@@ -24,7 +24,7 @@ class Listening:
         self.acks: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.desired: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.model_chunks: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.answered: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.delivered_results: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
         self.error: BaseException | None = None
         self.drops: dict[str, int] = {}

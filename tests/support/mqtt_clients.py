@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.common.timing import Backoff
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 
 SELDOM = 3600.0  # seconds: a client that waits for its backoff fails the test
@@ -18,14 +18,18 @@ SELDOM = 3600.0  # seconds: a client that waits for its backoff fails the test
 
 @contextlib.contextmanager
 def connected(endpoint: Endpoint, *subscriptions: str) -> Iterator[MqttClient]:
-    with MqttClient(endpoint, uuid.uuid4().hex, subscriptions=subscriptions, backoff=Backoff(0.05, 0.2)) as client:
+    with MqttClient(
+        endpoint, uuid.uuid4().hex, SessionOptions(subscriptions=subscriptions, backoff=Backoff(0.05, 0.2))
+    ) as client:
         assert client.wait_connected(10.0), client.outcome
         yield client
 
 
 def impatient(endpoint: Endpoint) -> MqttClient:
     """A client that is connected at once or never."""
-    return MqttClient(endpoint, "us", subscriptions=["t"], backoff=Backoff(SELDOM, SELDOM, random.Random(7)))
+    return MqttClient(
+        endpoint, "us", SessionOptions(subscriptions=["t"], backoff=Backoff(SELDOM, SELDOM, random.Random(7)))
+    )
 
 
 def told(caplog: pytest.LogCaptureFixture, start: str) -> list[str]:

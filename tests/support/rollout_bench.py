@@ -15,15 +15,15 @@ from simulator_bench import FLEET, simulating, topics, wait_for_collector
 
 from agent.contract.signing import Signer
 from agent.mqtt.bulk_receive import ReceiveQueue
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from fleet.devices.devices import Devices
 from fleet.devices.reports import Reports
+from fleet.rollout.board_rows import TargetState
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import Overview, RolloutRegister
-from fleet.rollout.spec import Spec
-from fleet.rollout.states import Target
+from fleet.rollout.spec import RolloutSpec
 from fleet.simulator.simulation import Simulation
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 PATIENCE_S = 60.0
 
@@ -59,7 +59,9 @@ class Commands:
     def __init__(self, broker: RealBroker) -> None:
         self.ids: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._intake = ReceiveQueue(16 << 20)
-        self._client = MqttClient(broker.endpoint, "spy", subscriptions=["tared/v1/+/+/cmd"], intake=self._intake)
+        self._client = MqttClient(
+            broker.endpoint, "spy", SessionOptions(subscriptions=["tared/v1/+/+/cmd"], receive_queue=self._intake)
+        )
 
     def __enter__(self) -> Commands:
         self._client.__enter__()
@@ -71,13 +73,13 @@ class Commands:
 
     def told(self, op: str) -> dict[str, set[str]]:
         """By device, the ids of all commands of this op so far."""
-        for topic, payload, _ in self._intake.take(1 << 30, 0.2, 0.0):
+        for topic, payload, _ in self._intake.pop(1 << 30, 0.2, 0.0):
             document = json.loads(payload)
             self.ids[topic.decode().split("/")[3], document["op"]].add(document["id"])
         return {device: ids for (device, each), ids in self.ids.items() if each == op}
 
 
-def begin(where: str, spec: Spec, why: str = "") -> str:
+def begin(where: str, spec: RolloutSpec, why: str = "") -> str:
     """Write a rollout down; its id."""
     with open_store(where) as store:
         book = RolloutRegister(store, "operator")
@@ -91,11 +93,11 @@ def overview(where: str, identity: str) -> Overview:
 
 def ended(where: str, identity: str, within_s: float = PATIENCE_S) -> Overview:
     """Once it is over."""
-    eventually(lambda: overview(where, identity).rollout.state.over, within_s)
+    eventually(lambda: overview(where, identity).rollout.state.is_finished, within_s)
     return overview(where, identity)
 
 
-def boards(where: str, identity: str, *states: Target) -> set[str]:
+def boards(where: str, identity: str, *states: TargetState) -> set[str]:
     """The names of those in one of these states."""
     with open_store(where) as store:
         return {each.name for each in RolloutRegister(store, "").show(identity)[1] if each.state in states}
@@ -104,6 +106,6 @@ def boards(where: str, identity: str, *states: Target) -> set[str]:
 def swaps(where: str, number: int) -> list[str]:
     """The engines that a board has gone to, in their order; with "rollback:" before those that it went back to."""
     with open_store(where) as store:
-        found = Reports(store).of(FLEET, topics(number).device)
+        found = Reports(store).reports_of(FLEET, topics(number).device)
         told = [(each.kind, json.loads(each.document)) for each in found if each.kind in ("swap", "rollback")]
     return [f"{'rollback:' if kind == 'rollback' else ''}{document['artefact']}" for kind, document in told]

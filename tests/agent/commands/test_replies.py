@@ -14,7 +14,7 @@ from agent.commands.log import CommandLog
 from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message, Reply
 from agent.uplink.link import CommandResults
 from fleet.operator import new_command
@@ -29,7 +29,7 @@ def asked(broker: RealBroker, reply_to: str, listens: str) -> list[tuple[str, by
     heard: list[tuple[str, bytes | None]] = []
     with (
         on_the_air(broker.endpoint, TOPICS, Birth(agent_version="0")) as link,
-        MqttClient(broker.endpoint, "ann", subscriptions=[listens.format(own=own), "end"]) as ann,
+        MqttClient(broker.endpoint, "ann", SessionOptions(subscriptions=[listens.format(own=own), "end"])) as ann,
     ):
         desk = CommandDispatcher(Device().handlers(), link.send, reply=link.reply)
         assert ann.wait_connected(10.0)
@@ -67,7 +67,7 @@ def test_after_a_restart_too(tmp_path: Path) -> None:
     first.receive(command.to_json(), NOW, reply=Reply(ANSWERS, b"7"))
     assert [result.status for _, result in heard] == ["ACCEPTED"]
     second, heard = desk_of(tmp_path)
-    second.recall([], [])
+    second.restore([], [])
     assert [(reply, result.status) for reply, result in heard] == [(Reply(ANSWERS, b"7"), "FAILED")]
 
 
@@ -76,7 +76,7 @@ def desk_of(folder: Path) -> tuple[CommandDispatcher, list[tuple[Reply, CommandR
     heard: list[tuple[Reply, CommandResult]] = []
     log = CommandLog(folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
     desk = CommandDispatcher(
-        Device().handlers(), lambda _: None, journal=log, reply=lambda *answered: heard.append(answered)
+        Device().handlers(), lambda _: None, command_log=log, reply=lambda *answered: heard.append(answered)
     )
     return desk, heard
 

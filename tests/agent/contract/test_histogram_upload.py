@@ -69,14 +69,14 @@ def test_one_tensor_twice_and_none_at_all_are_refused() -> None:
 
 def test_chunks_are_of_the_upload_that_they_name() -> None:
     content = np.random.default_rng(0).bytes(2 * HISTOGRAM_CHUNK_BYTES + 7)
-    upload = Upload.of(content)
+    upload = Upload.from_content(content)
     pieces = [read_chunk(upload.name, str(number), upload.chunk(number)) for number in range(upload.total)]
     assert b"".join(piece for _, _, piece in pieces) == content
     assert {(head.sha256, head.total) for head, _, _ in pieces} == {(upload.sha256, 3)}
     assert max(len(upload.chunk(number)) for number in range(3)) < 48 * 1024
 
 
-SOUND = Upload.of(bytes(HISTOGRAM_CHUNK_BYTES + 1))
+SOUND = Upload.from_content(bytes(HISTOGRAM_CHUNK_BYTES + 1))
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ class Sending:
     def __init__(self) -> None:
         self.source = UploadSource(TOPICS)
         self.told: list[tuple[int, str]] = []
-        self.upload = Upload.of(bytes(3 * HISTOGRAM_CHUNK_BYTES))
-        self.source.begin(self.upload, range(3), lambda left, refusal: self.told.append((left, refusal)))
+        self.upload = Upload.from_content(bytes(3 * HISTOGRAM_CHUNK_BYTES))
+        self.source.start(self.upload, range(3), lambda left, refusal: self.told.append((left, refusal)))
 
     def take(self, number: int) -> Message:
-        message = self.source.take()
+        message = self.source.pop()
         assert message is not None
         assert message.topic == TOPICS.histogram_chunk(self.upload.name, number)
         return message
@@ -127,9 +127,9 @@ def test_one_chunk_is_on_its_way_at_a_time() -> None:
     sending = Sending()
     for number in range(3):
         message = sending.take(number)
-        assert sending.source.take() is None, "telemetry never waits for two"
+        assert sending.source.pop() is None, "telemetry never waits for two"
         sending.source.delivered(message)
-    assert sending.source.take() is None
+    assert sending.source.pop() is None
     assert sending.told == [(2, ""), (1, ""), (0, "")]
     assert len(sending.source) == 0
 
@@ -138,7 +138,7 @@ def test_what_a_lost_connection_carried_goes_again() -> None:
     sending = Sending()
     lost = sending.take(0)
     sending.source.put_back([lost])
-    sending.source.renew()
+    sending.source.connection_started()
     sending.source.delivered(sending.take(0))
     sending.source.delivered(sending.take(1))
     assert sending.told == [(2, ""), (1, "")]
@@ -148,18 +148,18 @@ def test_what_the_broker_refuses_ends_it() -> None:
     for for_good, why in ((True, "its longest message"), (False, "its access rules")):
         sending = Sending()
         sending.source.refused(sending.take(0), for_good)
-        assert sending.source.take() is None
+        assert sending.source.pop() is None
         assert sending.told == [(0, why)]
 
 
 def test_a_chunk_of_an_upload_that_has_ended_is_no_news() -> None:
     sending = Sending()
     old = sending.take(0)
-    sending.source.begin(sending.upload, [2], lambda left, refusal: sending.told.append((left, refusal)))
+    sending.source.start(sending.upload, [2], lambda left, refusal: sending.told.append((left, refusal)))
     sending.source.delivered(old)
     assert sending.told == []
     sending.source.end()
-    assert sending.source.take() is None
+    assert sending.source.pop() is None
 
 
 def test_histograms_of_other_sizes_in_one_upload_come_back() -> None:

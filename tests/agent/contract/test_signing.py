@@ -99,7 +99,7 @@ def test_another_spelling_of_the_same_is_signed_too(
     assert other != payload
     if b'"n"' not in other:
         other = other.removesuffix(b"}") + b', "n": 100}'
-    assert keyring.signer(read_object(other)) is not None
+    assert keyring.signer_id(read_object(other)) is not None
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def test_another_spelling_of_the_same_is_signed_too(
 )
 def test_anything_else_is_not(signer: Signer, keyring: Keyring, signed: bytes, forged: bytes) -> None:
     payload = as_sent(signer, n=100, a="\u00e9")
-    assert keyring.signer(read_object(payload)) in keyring.ids
+    assert keyring.signer_id(read_object(payload)) in keyring.ids
     other = payload.replace(signed, forged)
     assert other != payload
-    assert keyring.signer(read_object(other)) is None
+    assert keyring.signer_id(read_object(other)) is None
 
 
 def test_a_key_that_appears_twice_is_refused_before_anybody_asks_which(signer: Signer) -> None:
@@ -130,13 +130,13 @@ def test_a_key_that_appears_twice_is_refused_before_anybody_asks_which(signer: S
     "signature", [None, 7, "", "AAAA", "\u00e9", "=" * 88, base64.b64encode(bytes(64)).decode(), []]
 )
 def test_what_is_no_signature_is_none(keyring: Keyring, signature: object) -> None:
-    assert keyring.signer({"op": "status", "signature": signature}) is None
+    assert keyring.signer_id({"op": "status", "signature": signature}) is None
 
 
 def test_a_signature_of_another_document_is_none(signer: Signer, keyring: Keyring) -> None:
     signature = signer.sign({"id": "a"})["signature"]
-    assert keyring.signer({"id": "a", "signature": signature}) is not None
-    assert keyring.signer({"id": "b", "signature": signature}) is None
+    assert keyring.signer_id({"id": "a", "signature": signature}) is not None
+    assert keyring.signer_id({"id": "b", "signature": signature}) is None
 
 
 def test_a_private_key_is_for_its_owner_alone_and_never_written_over(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_file_may_hold_several_keys_and_each_counts(tmp_path: Path) -> None:
     both.write_bytes(b"Ann and Bob\n" + b"\n# and\n".join(public.read_bytes() for _, public, _ in made))
     keyring = Keyring([both])
     assert keyring.ids == {identity for _, _, identity in made}
-    assert [keyring.signer(Signer(private).sign({"a": 1})) for private, _, _ in made] == [each[2] for each in made]
+    assert [keyring.signer_id(Signer(private).sign({"a": 1})) for private, _, _ in made] == [each[2] for each in made]
     both.write_bytes(both.read_bytes()[:-30])
     with pytest.raises(ConfigError, match=r"key\.unreadable"):
         Keyring([both])

@@ -19,7 +19,7 @@ from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt import client as session_module
 from agent.mqtt import connection as connection_module
 from agent.mqtt import connection as in_flight
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.uplink.link import MqttLink
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -92,7 +92,7 @@ def test_an_error_of_our_own_ends_the_connection_and_not_the_client(caplog: pyte
 
     with (
         FakeBroker() as broker,
-        MqttClient(broker.endpoint, "us", greet=greet, backoff=Backoff(0.05, 0.2)) as client,
+        MqttClient(broker.endpoint, "us", SessionOptions(greet=greet, backoff=Backoff(0.05, 0.2))) as client,
     ):
         with broker.connection() as connection:
             connection.sendall(bytes([0x20, 2, 0, 0]))

@@ -71,7 +71,7 @@ def test_however_it_is_cut(data: st.DataObject) -> None:
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True) if a < b]
     sock = BulkSocket(Wire(pieces), has_properties=properties is not None)
     assert read_all(sock) == b"".join(between)
-    assert sock.take() == [Arrival(topic, payload) for topic, payload, _ in messages]
+    assert sock.pop() == [Arrival(topic, payload) for topic, payload, _ in messages]
     sock.acknowledge(len(messages))
     assert sock._sock.written == b"".join(b"\x40\x02" + each[2].to_bytes(2, "big") for each in messages if each[2])
 
@@ -84,7 +84,7 @@ def test_one_that_is_too_long_is_cut_while_it_comes_and_never_held_whole() -> No
         with pytest.raises(BlockingIOError):
             sock.recv(1)
         assert len(sock._unread) <= MAX_PAYLOAD_BYTES + 200_000
-    assert [len(each.payload) for each in sock.take()] == [MAX_PAYLOAD_BYTES + 1, 5]
+    assert [len(each.payload) for each in sock.pop()] == [MAX_PAYLOAD_BYTES + 1, 5]
 
 
 def test_what_cannot_be_written_waits_in_its_order() -> None:
@@ -93,7 +93,7 @@ def test_what_cannot_be_written_waits_in_its_order() -> None:
     with pytest.raises(BlockingIOError):
         sock.recv(1)
     assert sock.send(b"a packet of the client's") == 24
-    sock.take()
+    sock.pop()
     sock.acknowledge(1)
     assert sock.wants_write
     wire.takes = 5
@@ -116,12 +116,12 @@ def test_an_intake_gives_what_came_in_its_order_and_tells_of_room() -> None:
         assert intake.has_room is (batch is not batches[2])
         intake.put(batch)
     assert not intake.has_room
-    assert intake.take(1, 0.0, 0.0) == batches[0]
+    assert intake.pop(1, 0.0, 0.0) == batches[0]
     assert told == []
-    assert intake.take(1, 0.0, 0.0) == batches[1]
+    assert intake.pop(1, 0.0, 0.0) == batches[1]
     assert told == ["room"]
-    assert intake.take(1 << 20, 0.0, 0.0) == batches[2]
-    assert intake.take(1 << 20, 0.0, 0.0) == []
+    assert intake.pop(1 << 20, 0.0, 0.0) == batches[2]
+    assert intake.pop(1 << 20, 0.0, 0.0) == []
 
 
 def test_what_the_connection_before_has_put_into_an_intake_is_acknowledged_on_no_other() -> None:
@@ -131,11 +131,11 @@ def test_what_the_connection_before_has_put_into_an_intake_is_acknowledged_on_no
         bulk, taking_in = BulkSocket(wire, has_properties=False), PubackPolicy(intake, holds=True)
         with suppress(BlockingIOError):
             bulk.recv(1)
-        taking_in.advance(bulk)
-    assert intake.take(1 << 20, 0.0, 0.0) == [Arrival(b"t", b"1"), Arrival(b"t", b"2")]
+        taking_in.update(bulk)
+    assert intake.pop(1 << 20, 0.0, 0.0) == [Arrival(b"t", b"1"), Arrival(b"t", b"2")]
     for settled, acknowledged in ((1, b""), (1, b"\x40\x02\x00\x07")):
-        intake.settle(settled)
-        taking_in.advance(bulk)
+        intake.confirm(settled)
+        taking_in.update(bulk)
         assert (lost.written, now.written) == (b"", acknowledged)
 
 
@@ -148,7 +148,7 @@ def test_what_is_withheld_is_acknowledged_once_and_when_it_is_settled() -> None:
     for expected in (2, 0):
         with suppress(BlockingIOError):
             sock.recv(1)
-        assert len(sock.take()) == expected
+        assert len(sock.pop()) == expected
     sock.acknowledge(1)  # what was taken at once is acknowledged at once
     assert wire.written == b""
     sock.acknowledge(2)
@@ -156,7 +156,7 @@ def test_what_is_withheld_is_acknowledged_once_and_when_it_is_settled() -> None:
     wire.pieces = [again]
     with suppress(BlockingIOError):
         sock.recv(1)
-    assert len(sock.take()) == 1
+    assert len(sock.pop()) == 1
 
 
 def test_connections_that_are_lost_while_nobody_takes_do_not_fill_the_memory() -> None:
@@ -166,9 +166,9 @@ def test_connections_that_are_lost_while_nobody_takes_do_not_fill_the_memory() -
         bulk, taking_in = BulkSocket(wire, has_properties=False), PubackPolicy(intake, holds=True)
         with suppress(BlockingIOError):
             bulk.recv(1)
-        taking_in.advance(bulk)
-    taken = intake.take(1 << 20, 0.0, 0.0)
+        taking_in.update(bulk)
+    taken = intake.pop(1 << 20, 0.0, 0.0)
     assert len(taken) <= 2
-    intake.settle(len(taken))
-    taking_in.advance(bulk)
+    intake.confirm(len(taken))
+    taking_in.update(bulk)
     assert wire.written == b"\x40\x02\x00\x07"

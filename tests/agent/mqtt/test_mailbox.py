@@ -12,12 +12,12 @@ def test_the_mailbox_pushes_out_the_oldest_news_and_never_state() -> None:
         mailbox.put(Message("event", payload))
     mailbox.put(Message("status", b"new", retain=True))
     assert mailbox.dropped == 1
-    assert [mailbox.take() for _ in range(len(mailbox))] == [
+    assert [mailbox.pop() for _ in range(len(mailbox))] == [
         Message("status", b"new", retain=True),
         Message("event", b"2"),
         Message("event", b"3"),
     ]
-    assert mailbox.take() is None
+    assert mailbox.pop() is None
 
 
 def test_what_was_not_acknowledged_goes_first_and_old_state_is_not_repeated() -> None:
@@ -26,9 +26,9 @@ def test_what_was_not_acknowledged_goes_first_and_old_state_is_not_repeated() ->
     mailbox.put(Message("event", b"3"))
     mailbox.put(Message("status", b"new", retain=True))
     mailbox.put_back(lost)
-    mailbox.renew()
-    taken = [mailbox.take() for _ in range(len(mailbox))]
+    mailbox.connection_started()
+    taken = [mailbox.pop() for _ in range(len(mailbox))]
     assert [message.payload for message in taken if message] == [b"new", b"1", b"2", b"3"]
-    mailbox.renew()
-    assert mailbox.take() == Message("status", b"new", retain=True)
+    mailbox.connection_started()
+    assert mailbox.pop() == Message("status", b"new", retain=True)
     assert mailbox.dropped == 0

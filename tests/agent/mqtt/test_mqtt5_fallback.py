@@ -144,5 +144,5 @@ def test_a_broker_that_has_spoken_mqtt_5_may_fall_silent() -> None:
 
 def test_a_failure_that_the_version_has_no_part_in_changes_nothing() -> None:
     negotiation = Negotiation("auto")
-    negotiation.learn("unasked", admitted=False)
+    negotiation.learn("none", admitted=False)
     assert (negotiation.version, negotiation.fell_back) == ("5", False)

@@ -25,7 +25,7 @@ from fake_broker import FakeBroker, admit, publish
 
 from agent.common.errors import ConfigError
 from agent.common.timing import Backoff
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles
 
 SELDOM = 3600.0  # seconds
@@ -48,7 +48,7 @@ def tls_broker(folder: Path, authority: Authority, served: Pair, *settings: str)
 @contextlib.contextmanager
 def tried(endpoint: Endpoint) -> Iterator[MqttClient]:
     """A client that tries once."""
-    with MqttClient(endpoint, "us", backoff=Backoff(SELDOM, SELDOM, random.Random(7))) as client:
+    with MqttClient(endpoint, "us", SessionOptions(backoff=Backoff(SELDOM, SELDOM, random.Random(7)))) as client:
         yield client
         client.close(timeout_s=0.0)
 
@@ -75,7 +75,8 @@ def test_what_tls_has_read_ahead_does_not_wait(authority: Authority) -> None:
     context.load_cert_chain(served.certificate, served.key)
     with FakeBroker("5", context) as broker:
         endpoint = replace(broker.endpoint, tls=TlsFiles(ca_file=authority.file))
-        with MqttClient(endpoint, "us", subscriptions=["t"]) as client, broker.connection() as connection:
+        options = SessionOptions(subscriptions=["t"])
+        with MqttClient(endpoint, "us", options) as client, broker.connection() as connection:
             admit(connection, b"\1", b"")
             connection.sendall(b"".join(publish("t", bytes([number]), b"") for number in range(20)))  # one record
             eventually(lambda: client.inbox.qsize() == 20, 5.0)  # a look each second would take 20 s
@@ -121,7 +122,7 @@ def test_a_broker_of_another_ca_is_refused_until_the_ca_is_corrected(
     ca_file.write_bytes(Authority(tmp_path, "a third CA").file.read_bytes())
     with tls_broker(tmp_path, authority, authority.issue("broker")) as broker:
         endpoint = replace(broker.endpoint, tls=TlsFiles(ca_file=ca_file))
-        with MqttClient(endpoint, "us", backoff=Backoff(0.05, 0.2)) as client:
+        with MqttClient(endpoint, "us", SessionOptions(backoff=Backoff(0.05, 0.2))) as client:
             eventually(lambda: "mqtt=down" in caplog.text)
             ca_file.write_bytes(authority.file.read_bytes())
             assert client.wait_connected(10.0)
@@ -206,7 +207,7 @@ def test_after_each_failure_the_next_attempt_is_drawn_later(
             broker = stack.enter_context(running_mosquitto(tmp_path))
         else:
             broker = stack.enter_context(tls_broker(tmp_path, authority, authority.issue("broker"), *demands))
-        with MqttClient(replace(broker.endpoint, tls=tls), "us", backoff=backoff):
+        with MqttClient(replace(broker.endpoint, tls=tls), "us", SessionOptions(backoff=backoff)):
             eventually(lambda: ceilings[:5] == [0.001, 0.002, 0.004, 0.004, 0.004])
 
 

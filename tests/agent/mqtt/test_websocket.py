@@ -23,7 +23,7 @@ from certificates import Authority
 from agent.common.timing import Backoff
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles
 from agent.mqtt.message import Message
 
@@ -59,7 +59,10 @@ def test_a_board_reports_and_obeys(listener: tuple[Mosquitto, Endpoint], protoco
 
 def test_a_long_message_passes_whole(listener: tuple[Mosquitto, Endpoint]) -> None:
     sent = random.Random(7).randbytes(60_000)
-    with MqttClient(listener[1], "hearer", subscriptions=["t"]) as hearer, MqttClient(listener[1], "us") as speaker:
+    with (
+        MqttClient(listener[1], "hearer", SessionOptions(subscriptions=["t"])) as hearer,
+        MqttClient(listener[1], "us") as speaker,
+    ):
         assert hearer.wait_connected(10.0)
         speaker.publish(Message("t", sent))
         assert hearer.inbox.get(timeout=10.0).payload == sent
@@ -90,6 +93,6 @@ def test_tcp_to_a_port_for_websockets_is_told(tmp_path: Path) -> None:
 
 def told(endpoint: Endpoint, words: str) -> None:
     seldom = Backoff(3600.0, 3600.0, random.Random(7))
-    with MqttClient(endpoint, "us", backoff=seldom) as client:
+    with MqttClient(endpoint, "us", SessionOptions(backoff=seldom)) as client:
         eventually(lambda: client.outcome.startswith(words))
         client.close(timeout_s=0.0)

@@ -19,9 +19,9 @@ from worlds import make_world
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
 from agent.contract.wire import MAX_PAYLOAD_BYTES, read_object
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message, Newest
-from agent.results.mqtt_output import ResultsTopic, payload
+from agent.results.mqtt_output import ResultsTopic, result_payload
 from agent.results.writer import ResultsWriter
 
 TOPICS = Topics("default", "board")
@@ -82,7 +82,7 @@ def test_a_document_is_what_the_file_has() -> None:
 def test_what_is_too_long_keeps_the_surest_and_tells_of_the_others() -> None:
     scores = np.random.default_rng(0).permutation(5000) / 5000.0
     document = line(3, detections(*scores)).document
-    cut = payload(document)
+    cut = result_payload(document)
     assert len(cut) <= MAX_PAYLOAD_BYTES < len(cut) + 300
     found = read_object(cut)
     kept = [each["score"] for each in found["detections"]]
@@ -94,17 +94,17 @@ def test_what_is_too_long_keeps_the_surest_and_tells_of_the_others() -> None:
 def test_a_document_that_just_fits_is_whole() -> None:
     document = line(3, detections(0.5, 0.9)).document
     length = len(json.dumps(document))
-    assert "left_out" not in strict(payload(document, length).decode() + "\n")
-    cut = strict(payload(document, length - 1).decode() + "\n")
+    assert "left_out" not in strict(result_payload(document, length).decode() + "\n")
+    cut = strict(result_payload(document, length - 1).decode() + "\n")
     assert (cut["left_out"], [each["score"] for each in cut["detections"]]) == (1, [pytest.approx(0.9)])
 
 
 def test_not_even_one_fits() -> None:
-    assert json.loads(payload(line(3, detections(0.5)).document, 10))["left_out"] == 1
+    assert json.loads(result_payload(line(3, detections(0.5)).document, 10))["left_out"] == 1
 
 
 def test_raw_outputs_that_are_too_long_are_left_out() -> None:
-    cut = read_object(payload(line(3, {"y": np.zeros((1, 20_000), np.float32)}).document))
+    cut = read_object(result_payload(line(3, {"y": np.zeros((1, 20_000), np.float32)}).document))
     assert (cut["outputs"], cut["left_out"]) == ({}, 1)
 
 
@@ -124,7 +124,7 @@ def test_a_broker_that_was_away_hears_of_nothing_old(any_broker: RealBroker) -> 
         eventually(lambda: not link.connected)
         for number in range(1, 50):
             writer.offer(served(number))
-        writer.settle()
+        writer.flush()
         any_broker.start()
         with Watcher(any_broker.endpoint) as watcher:
             eventually(lambda: link.connected)
@@ -137,7 +137,7 @@ def test_what_waited_for_a_connection_is_gone_with_it() -> None:
     newest.put(Message("detections", b"1", qos=0))
     newest.put(Message("detections", b"2", qos=0))
     assert len(newest) == 1
-    newest.renew()
+    newest.connection_started()
     assert newest.take() is None
 
 
@@ -146,7 +146,7 @@ def test_nothing_piles_up_before_a_network_that_stands_still() -> None:
     newest = Newest()
     with (
         FakeBroker() as broker,
-        MqttClient(broker.endpoint, "board", subscriptions=["a"], sources=[newest]) as client,
+        MqttClient(broker.endpoint, "board", SessionOptions(subscriptions=["a"], sources=[newest])) as client,
         broker.connection() as connection,
     ):
         admit(connection)

@@ -27,7 +27,7 @@ from agent.common.timing import Backoff
 from agent.config import load_config
 from agent.contract.messages import Birth, CameraTelemetry, FidelityReport, Latency, Status, Telemetry
 from agent.contract.topics import Topics
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Message
 from agent.uplink.home_assistant import Discovery, describe, device_id
@@ -220,7 +220,9 @@ class Board:
 
     def retained(self) -> list[str]:
         """The topics under which a newcomer finds devices."""
-        with MqttClient(self.endpoint, "newcomer", subscriptions=["homeassistant/device/+/config", "mark"]) as client:
+        with MqttClient(
+            self.endpoint, "newcomer", SessionOptions(subscriptions=["homeassistant/device/+/config", "mark"])
+        ) as client:
             assert client.wait_connected(10.0)
             client.publish(Message("mark", b""))
             client.inboxes["mark"].get(timeout=10.0)
@@ -237,7 +239,7 @@ def board(any_broker: RealBroker, tmp_path: Path) -> Board:
 def test_it_is_announced_retained_and_again_whenever_home_assistant_is_born(board: Board) -> None:
     topic = f"homeassistant/device/{device_id(TOPICS)}/config"
     subscriptions = ["homeassistant/device/#"]
-    with MqttClient(board.endpoint, "ha", subscriptions=subscriptions) as home, board.link() as link:
+    with MqttClient(board.endpoint, "ha", SessionOptions(subscriptions=subscriptions)) as home, board.link() as link:
         assert home.wait_connected(10.0)
         first = home.inbox.get(timeout=10.0)
         check_rules(json.loads(first.payload))
@@ -263,7 +265,7 @@ def test_its_button_recalibrates_a_daemon(any_broker: RealBroker, tmp_path: Path
     mqtt = {"host": any_broker.host, "port": any_broker.port, "device": "board", "home_assistant": {"enabled": True}}
     world.config["mqtt"] = mqtt
     subscriptions = ["homeassistant/device/+/config", f"{TOPICS.command}/+/result"]
-    with MqttClient(any_broker.endpoint, "ha", subscriptions=subscriptions) as home, world.running():
+    with MqttClient(any_broker.endpoint, "ha", SessionOptions(subscriptions=subscriptions)) as home, world.running():
         announced = json.loads(home.inboxes[subscriptions[0]].get(timeout=60.0).payload)
         check_rules(announced)
         eventually(lambda: (world.state_dir / "current").is_symlink(), 60.0)

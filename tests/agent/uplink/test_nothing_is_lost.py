@@ -21,10 +21,10 @@ from cutting_proxy import CuttingProxy
 from places import TEST_PATH
 
 from agent.contract.topics import Topics
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from fleet.devices.reports import Reports
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 _ALL_ARRIVE_S = 60.0
 
@@ -71,8 +71,8 @@ class Board:
         with open_store(self.folder / processes.COLLECTED) as store:
             reports = Reports(store)
             arrived: dict[int, list[int]] = {}
-            assert reports.dropped("fleet", "board") == []
-            for report in reports.of("fleet", "board"):
+            assert reports.gaps_of("fleet", "board") == []
+            for report in reports.reports_of("fleet", "board"):
                 arrived.setdefault(report.stream.epoch, []).append(report.seq)
                 told = json.loads(report.document)
                 assert told == json.loads(processes.document(told["epoch"], told["seq"], report.kind))
@@ -102,7 +102,7 @@ def lasting(tmp_path: Path) -> Iterator[RealBroker]:
 def heard_by_the_collector(broker: RealBroker) -> None:
     """From now on it is: it answers a board that comes online. What nobody hears a broker drops."""
     board = Topics("fleet", "another")
-    with MqttClient(broker.endpoint, "another", subscriptions=[board.ack]) as client:
+    with MqttClient(broker.endpoint, "another", SessionOptions(subscriptions=[board.ack])) as client:
 
         def is_answered() -> bool:
             client.publish(Message(board.status, b"{}"))

@@ -14,7 +14,7 @@ from outbox_bench import collect, numbers, opened, put, stored, taken
 from agent.mqtt.message import Message
 from agent.uplink import outbox_store as outbox_bounds
 from agent.uplink.outbox import TELEMETRY, WINDOW
-from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE
+from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_left")
 def test_telemetry_and_events_are_numbered_together_on_topics_of_their_own(tmp_path: Path) -> None:
     with opened(tmp_path) as outbox:
         put(outbox, 1, TELEMETRY, SAMPLE)
-        put(outbox, 1, "job", NEWS)
+        put(outbox, 1, "job", EVENT)
         put(outbox, 1, "alarm", ALARM)
         messages: list[Message] = []
         eventually(lambda: (collect(outbox, messages) and len(messages) == 3) or len(messages) == 3)
@@ -68,7 +68,7 @@ def test_samples_are_dropped_before_alarms_and_each_range_is_a_message(tmp_path:
             eventually(lambda: not outbox._work)
         eventually(lambda: outbox.dropped.total() > 100)
         assert set(outbox.dropped) == {TELEMETRY}
-        outbox.renew()
+        outbox.connection_started()
         told: dict[int, str] = {}
         while len(told) < 210:
             (document,) = taken(outbox, 1)

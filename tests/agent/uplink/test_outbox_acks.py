@@ -38,7 +38,7 @@ def test_a_collector_that_has_acknowledged_once_is_waited_for_ever_after(tmp_pat
         taken(outbox, 1)
         eventually(lambda: stored(tmp_path) == [(3, 1)])
     with opened(tmp_path) as later:
-        later.renew()
+        later.connection_started()
         put(later, 1)
         assert numbers(taken(later, 2)) == [3, 1]
     assert stored(tmp_path) == [(3, 1), (1, 1)]
@@ -61,10 +61,10 @@ def test_with_a_new_connection_all_that_is_unconfirmed_is_due_again_in_order(tmp
         put(outbox, 5)
         taken(outbox, 3)
         taken(outbox, 1, deliver=False)
-        outbox.renew()
+        outbox.connection_started()
         assert numbers(taken(outbox, 5)) == [1, 2, 3, 4, 5]
         outbox.acknowledge(outbox.epoch, 5)
-        outbox.renew()
+        outbox.connection_started()
         put(outbox, 1)
         assert numbers(taken(outbox, 1)) == [6]
 
@@ -84,7 +84,7 @@ def test_a_collector_that_comes_back_is_sent_soon_what_it_has_not_seen(
     monkeypatch.setattr(outbox_module, "_SILENCE_S", 0.2)
     with opened(tmp_path, confirm="collector") as outbox:
         outbox._silence_s = 3600.0  # nobody has answered for hours
-        outbox.renew()
+        outbox.connection_started()
         put(outbox, 3)
         taken(outbox, 3)
         outbox.acknowledge(outbox.epoch, 1)  # which it says at its start: it has heard of no more
@@ -115,7 +115,7 @@ def test_an_older_ack_that_comes_late_takes_nothing_back(tmp_path: Path) -> None
         for upto in (10, 5, 10, 5):
             outbox.acknowledge(outbox.epoch, upto)
         eventually(lambda: stored(tmp_path) == [])
-        outbox.renew()
+        outbox.connection_started()
         put(outbox, 1)
         assert numbers(taken(outbox, 1)) == [11]
         assert outbox.dropped == {}

@@ -41,7 +41,7 @@ def test_nothing_is_sent_that_is_not_on_the_disk(tmp_path: Path, written: thread
     with opened(tmp_path) as outbox:
         put(outbox, 1)
         for _ in range(50):
-            assert outbox.take() is None
+            assert outbox.pop() is None
             time.sleep(0.001)
         written.set()
         assert numbers(taken(outbox, 1)) == [1]
@@ -69,7 +69,7 @@ def test_what_lay_on_a_disk_that_refused_for_a_while_is_not_lost(
         put(outbox, 30, size=10_000)
         assert outbox.errors.get(timeout=5.0).code == "outbox.write"
         put(outbox, 5)
-        outbox.renew()
+        outbox.connection_started()
         memory = taken(outbox, 35)
         assert max(numbers(memory)) == 135
         for _ in range(5):  # a collector that has nothing of what lies on the disk
@@ -121,7 +121,7 @@ def test_while_the_disk_is_full_memory_stands_in_and_then_the_disk_has_it(
             eventually(lambda: {seq for seq, _ in stored(disk)} >= set(range(2, 33)))
             assert outbox.errors.empty()
         with opened(disk, confirm="collector") as later:
-            later.renew()
+            later.connection_started()
             assert numbers(taken(later, 32)) == list(range(1, 33))
 
 

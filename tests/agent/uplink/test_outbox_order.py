@@ -42,7 +42,7 @@ def test_a_dropped_range_is_told_in_its_place(tmp_path: Path) -> None:
         put(outbox, 1, size=TOO_LONG)
         put(outbox, 99)
         eventually(lambda: not outbox._work)
-        outbox.renew()
+        outbox.connection_started()
         documents = taken(outbox, 600)
         assert first_numbers(documents) == list(range(1, 601))
         assert "from" in documents[500]
@@ -53,12 +53,12 @@ def test_however_many_ranges_there_are_memory_holds_a_window_of_them(tmp_path: P
     with opened(tmp_path, confirm="collector") as outbox:
         put_with_gaps(outbox, pairs)
         for _ in range(3):
-            outbox.renew()
+            outbox.connection_started()
             eventually(lambda: outbox._sending.room == 0)
             put(outbox, 1)  # with each commit it is looked for more
             eventually(lambda: not outbox._work)
             assert outbox._sending.room == 0
-        outbox.renew()
+        outbox.connection_started()
         arrived = []
         for _ in range(2 * pairs + 3):
             arrived += taken(outbox, 1)
@@ -77,7 +77,7 @@ def test_ranges_that_arise_behind_what_was_sent_are_told_on_the_same_connection(
             outbox.delivered(message) if json.loads(message.payload)["seq"] % 2 else outbox.refused(message, True)
         gaps = taken(outbox, count // 2)
         assert sorted(first_numbers(gaps)) == list(range(2, count + 1, 2))
-        assert outbox.take() is None
+        assert outbox.pop() is None
 
 
 def test_a_range_that_is_on_its_way_is_not_sent_again_for_another(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_range_that_is_on_its_way_is_not_sent_again_for_another(tmp_path: Path
         assert first_numbers(taken(outbox, 1, deliver=False)) == [4]
         outbox.refused(messages[1], for_good=True)
         assert first_numbers(taken(outbox, 1, deliver=False)) == [2]
-        assert outbox.take() is None
+        assert outbox.pop() is None
 
 
 def test_an_ack_of_a_range_that_comes_last_forgets_it(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_ack_of_a_range_that_comes_last_forgets_it(tmp_path: Path) -> None:
         put_with_gaps(outbox, 1)
         put(outbox, 1, size=TOO_LONG)
         eventually(lambda: not outbox._work)
-        outbox.renew()
+        outbox.connection_started()
         assert first_numbers(taken(outbox, 2)) == [1, 2]
         outbox.acknowledge(outbox.epoch, 3)
         eventually(lambda: stored_ranges(tmp_path) == 0)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.mqtt.config import OutboxConfig
-from agent.uplink.outbox_store import OutboxStore, Work
-from agent.uplink.outbox_tables import ALARM, NEWS, DroppedRange, OutboxRow
+from agent.uplink.outbox_store import OutboxStore, PendingWrites
+from agent.uplink.outbox_tables import ALARM, EVENT, DroppedRange, OutboxRow
 
 BYTES = 100_000
 FIRST = 1000  # an epoch
@@ -25,18 +25,18 @@ def store(tmp_path: Path) -> Iterator[OutboxStore]:
         yield store
 
 
-def row(epoch: int, seq: int, kind: str = "job", rank: int = NEWS, size: int = 300) -> OutboxRow:
+def row(epoch: int, seq: int, kind: str = "job", rank: int = EVENT, size: int = 300) -> OutboxRow:
     return OutboxRow(epoch, seq, kind, rank, time.time(), b"x" * size)
 
 
 def short_epochs(store: OutboxStore, first: int, count: int) -> None:
     """As many starts without a broker, of one row each."""
     rows = [row(epoch, 1) for epoch in range(first, first + count)]
-    store.commit(Work(rows=rows), (first + count - 1, 1))
+    store.commit(PendingWrites(rows=rows), (first + count - 1, 1))
 
 
 def all_due(store: OutboxStore) -> list[OutboxRow | DroppedRange]:
-    store.commit(Work(), (store.epoch, 0), again=True)
+    store.commit(PendingWrites(), (store.epoch, 0), again=True)
     return store.due(10**6)
 
 
@@ -46,7 +46,7 @@ def test_after_any_number_of_short_epochs_there_is_room_for_an_alarm(
     for first in range(FIRST, FIRST + 10_000, 1000):
         short_epochs(store, first, 1000)
     assert store._rows.size_bytes() <= BYTES
-    store.commit(Work(rows=[row(store.epoch, 1, "alarm", ALARM)]), (store.epoch, 1))
+    store.commit(PendingWrites(rows=[row(store.epoch, 1, "alarm", ALARM)]), (store.epoch, 1))
     due = all_due(store)
     assert isinstance(due[-1], OutboxRow)
     assert due[-1].kind == "alarm"
@@ -65,7 +65,7 @@ def test_after_any_number_of_short_epochs_there_is_room_for_an_alarm(
 def test_a_range_of_an_epoch_that_goes_on_is_kept(store: OutboxStore) -> None:
     """A collector would miss it for ever, and acknowledge nothing that comes after it."""
     lost = [((FIRST, 1), "telemetry"), ((store.epoch, 1), "telemetry")]
-    store.commit(Work(rows=[row(FIRST, 2, "alarm", ALARM)], lost=lost), (store.epoch, 1))
+    store.commit(PendingWrites(rows=[row(FIRST, 2, "alarm", ALARM)], lost=lost), (store.epoch, 1))
     short_epochs(store, store.epoch + 1, 3000)  # later ones: as on a board whose clock was wrong
     due = all_due(store)
     assert due[0] == DroppedRange(FIRST, 1, 1, {"telemetry": 1})
@@ -78,8 +78,8 @@ def test_a_range_of_an_epoch_that_goes_on_is_kept(store: OutboxStore) -> None:
 def test_ranges_of_one_epoch_become_one(store: OutboxStore) -> None:
     for first in range(1, 3001, 100):
         numbers = range(first, first + 100)
-        rows = [row(store.epoch, seq, *(("alarm", ALARM) if seq % 2 else ("job", NEWS))) for seq in numbers]
-        store.commit(Work(rows=rows), (store.epoch, numbers[-1]))
+        rows = [row(store.epoch, seq, *(("alarm", ALARM) if seq % 2 else ("job", EVENT))) for seq in numbers]
+        store.commit(PendingWrites(rows=rows), (store.epoch, numbers[-1]))
     assert store._rows.size_bytes() <= BYTES
     oldest = all_due(store)[0]
     assert isinstance(oldest, DroppedRange)
@@ -91,7 +91,7 @@ def test_ranges_of_one_epoch_become_one(store: OutboxStore) -> None:
 
 def test_while_the_bound_is_far_no_range_is_forgotten(store: OutboxStore) -> None:
     lost = [((epoch, 1), "telemetry") for epoch in range(FIRST, FIRST + 500)]
-    store.commit(Work(lost=lost), (store.epoch, 0))
+    store.commit(PendingWrites(lost=lost), (store.epoch, 0))
     assert len(all_due(store)) == 500
     assert store.dropped == Counter(telemetry=500)
 

@@ -73,7 +73,7 @@ def test_that_there_is_a_collector_is_known_again_once_the_disk_is_back(disk: Pa
         put(first, 1)
         taken(first, 1)
         first.acknowledge(first.epoch, 1)
-        eventually(lambda: first._store.asks_collector)
+        eventually(lambda: first._store.needs_collector)
         put(first, 1)
         taken(first, 1)
     now[0] += 60.0
@@ -94,7 +94,7 @@ def test_a_collector_that_is_heard_of_while_the_disk_is_away_is_waited_for_ever_
             put(outbox, 1)
             taken(outbox, 1)
             outbox.acknowledge(outbox.epoch, 1)
-            eventually(lambda: outbox._store.asks_collector)
+            eventually(lambda: outbox._store.needs_collector)
         put(outbox, 1)
         eventually(lambda: (outbox.epoch, 2, 0) in stored(disk))
     with opened(disk) as later:

@@ -15,14 +15,14 @@ from device import TOPICS
 
 from agent.common.errors import AgentError
 from agent.mqtt.bulk_receive import Arrival, ReceiveQueue
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres
 from fleet.collector import collector as collector_module
 from fleet.collector.batch import Reader
 from fleet.collector.collector import Collector
-from fleet.devices.records import refused
-from fleet.store import open_store
+from fleet.devices.records import quarantined
+from fleet.store.opening import open_store
 from fleet.untrusted import Warnings
 
 
@@ -32,7 +32,9 @@ def test_while_there_is_no_room_what_nobody_need_acknowledge_is_dropped_and_the_
 ) -> None:
     intake = ReceiveQueue(most_bytes=1)
     with (
-        MqttClient(any_broker.endpoint, "taker", subscriptions=[TOPICS.event, "begin"], intake=intake) as taker,
+        MqttClient(
+            any_broker.endpoint, "taker", SessionOptions(subscriptions=[TOPICS.event, "begin"], receive_queue=intake)
+        ) as taker,
         MqttClient(any_broker.endpoint, "flooding") as flooding,
         MqttClient(any_broker.endpoint, "board") as board,
     ):
@@ -47,7 +49,7 @@ def test_while_there_is_no_room_what_nobody_need_acknowledge_is_dropped_and_the_
         told = list[Arrival]()
 
         def take() -> bool:
-            told.extend(intake.take(1 << 20, 0.1, 0.0))
+            told.extend(intake.pop(1 << 20, 0.1, 0.0))
             return sum(len(each.payload) != 500 for each in told) == 6
 
         eventually(take)
@@ -125,7 +127,7 @@ def test_a_flood_of_rubbish_does_not_fill_the_log(
     lines = [each for each in caplog.text.splitlines() if "collector=" in each]
     assert len(lines) == 20
     with open_store(tmp_path / "db") as store:
-        assert len(refused(store, 1000)) == 120
+        assert len(quarantined(store, 1000)) == 120
 
 
 @pytest.mark.broker
@@ -142,7 +144,7 @@ def test_a_database_that_a_newer_tared_has_taken_over_ends_the_collector(
     ):
         ended = threads.submit(collector.run, lambda: False)
         online(board, watcher)
-        with open_store(where) as store, store.begun() as transaction:
+        with open_store(where) as store, store.transaction() as transaction:
             transaction.execute("UPDATE tared_schema SET version = 99")
             transaction.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

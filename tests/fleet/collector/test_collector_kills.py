@@ -14,19 +14,19 @@ from device import TOPICS
 
 from agent.contract.messages import Ack
 from agent.mqtt.bulk_receive import ReceiveQueue
-from agent.mqtt.client import Endpoint, MqttClient
+from agent.mqtt.client import Endpoint, MqttClient, SessionOptions
 from agent.mqtt.message import Message
 from benchmarks.postgres import Postgres
 from fleet.collector import collector as collector_module
 from fleet.devices.reports import Reports
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 
 class Board:
     """Sends what nobody has acknowledged, as a board's outbox does."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._client = MqttClient(endpoint, "board", subscriptions=[TOPICS.ack])
+        self._client = MqttClient(endpoint, "board", SessionOptions(subscriptions=[TOPICS.ack]))
         self.acknowledged = 0
 
     def __enter__(self) -> Board:
@@ -70,13 +70,13 @@ def test_a_collector_that_is_killed_at_any_time_loses_nothing(mosquitto: RealBro
                 process.kill()
                 process.wait()
             with open_store(where) as store:
-                assert Reports(store).latest("fleet", "board")[1] >= board.hear()
+                assert Reports(store).position("fleet", "board")[1] >= board.hear()
         with a_process(mosquitto, where):
             eventually(lambda: _sent_until_some(board, 3 * per_life) and board.hear() == 3 * per_life, 30.0)
             said = {f"c{number}" for number in range(next(numbers))}
             eventually(lambda: stored(where) == said, 30.0)
     with open_store(where) as store:
-        assert [each.seq for each in Reports(store).of("fleet", "board")] == list(range(1, 3 * per_life + 1))
+        assert [each.seq for each in Reports(store).reports_of("fleet", "board")] == list(range(1, 3 * per_life + 1))
 
 
 def _sent_until_some(board: Board, upto: int) -> bool:
@@ -101,7 +101,7 @@ def test_two_collectors_share_the_load(mosquitto: RealBroker, where: str) -> Non
         eventually(lambda: board.hear() == 600 or bool(board.send(600)), 30.0)
         eventually(lambda: min(one.counts["report"], two.counts["report"]) > 50)
         with open_store(where) as store:  # as of the last acknowledgement, not of the collectors' end
-            found = [(each.seq, each.document) for each in Reports(store).of("fleet", "board")]
+            found = [(each.seq, each.document) for each in Reports(store).reports_of("fleet", "board")]
     assert found == [(seq, alarm(seq).payload.decode()) for seq in range(1, 601)]
 
 
@@ -136,18 +136,18 @@ def test_what_nobody_takes_waits_with_the_broker(tmp_path: Path) -> None:
     with running_mosquitto(tmp_path) as broker:
         endpoint = Endpoint(broker.host, broker.port, protocol="3.1.1")
         with (
-            MqttClient(endpoint, "taker", subscriptions=[TOPICS.event], intake=intake) as taker,
-            MqttClient(endpoint, "board", subscriptions=["done"]) as board,
+            MqttClient(endpoint, "taker", SessionOptions(subscriptions=[TOPICS.event], receive_queue=intake)) as taker,
+            MqttClient(endpoint, "board", SessionOptions(subscriptions=["done"])) as board,
         ):
             assert taker.wait_connected(10.0)
             for seq in range(500):
                 board.publish(Message(TOPICS.event, b"%d" % seq))
             board.publish(Message("done", b""))
             board.inbox.get(timeout=10.0)
-            taken = intake.take(1 << 20, 10.0, 0.0)
+            taken = intake.pop(1 << 20, 10.0, 0.0)
             assert 0 < len(taken) <= 40
             while len(taken) < 500:
-                more = intake.take(1 << 20, 10.0, 0.0)
+                more = intake.pop(1 << 20, 10.0, 0.0)
                 assert more
                 taken += more
     assert [int(each.payload) for each in taken] == list(range(500))
@@ -159,7 +159,7 @@ def test_a_payload_that_is_too_long_is_cut_and_what_follows_it_is_not(tmp_path: 
     with running_mosquitto(tmp_path) as broker:
         endpoint = Endpoint(broker.host, broker.port, protocol="3.1.1")
         with (
-            MqttClient(endpoint, "taker", subscriptions=[TOPICS.event], intake=intake) as taker,
+            MqttClient(endpoint, "taker", SessionOptions(subscriptions=[TOPICS.event], receive_queue=intake)) as taker,
             MqttClient(endpoint, "board") as board,
         ):
             assert taker.wait_connected(10.0)
@@ -168,7 +168,7 @@ def test_a_payload_that_is_too_long_is_cut_and_what_follows_it_is_not(tmp_path: 
                 board.publish(Message(TOPICS.event, bytes([size % 251]) * size))
             taken: list[bytes] = []
             while len(taken) < len(sizes):
-                more = intake.take(1 << 30, 10.0, 0.0)
+                more = intake.pop(1 << 30, 10.0, 0.0)
                 assert more
                 taken += [each.payload for each in more]
     assert [len(each) for each in taken] == [min(size, 65_537) for size in sizes]

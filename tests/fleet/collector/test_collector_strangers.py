@@ -19,7 +19,7 @@ from agent.contract.commands import CommandResult
 from agent.contract.messages import Birth, Status
 from agent.contract.topics import Topics
 from agent.mqtt.bulk_receive import Arrival, ReceiveQueue
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from agent.uplink.home_assistant import device_id
@@ -27,9 +27,10 @@ from fleet.collector.batch import Batch, Part, Reader
 from fleet.collector.collector import ReadAhead
 from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Devices
-from fleet.devices.records import refused
+from fleet.devices.records import quarantined
 from fleet.devices.reports import Report, Reports, Stream
-from fleet.store import FleetStore, open_store
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore
 from fleet.untrusted import Warnings
 
 _TOPIC = b"tared/v1/fleet/board/"
@@ -60,8 +61,8 @@ _DIRT = [
 
 def test_telemetry_is_read_the_same_the_quick_way_and_the_thorough_one() -> None:
     for payload in (_HONEST[b"telemetry"], _HONEST[b"telemetry"].replace(b"{", b"{ ")):
-        (quick,) = Reader().read([Arrival(_TOPIC + b"telemetry", payload)]).news
-        (thorough,) = Reader().read([Arrival(_TOPIC + b"telemetry", payload[:-1] + b',"device":"board"}')]).news
+        (quick,) = Reader().read([Arrival(_TOPIC + b"telemetry", payload)]).entries
+        (thorough,) = Reader().read([Arrival(_TOPIC + b"telemetry", payload[:-1] + b',"device":"board"}')]).entries
         assert isinstance(quick, Report)
         assert isinstance(thorough, Report)
         assert quick[:-1] == thorough[:-1]
@@ -83,7 +84,7 @@ def test_telemetry_is_read_the_same_the_quick_way_and_the_thorough_one() -> None
 def test_what_is_no_telemetry_is_kept_as_a_number_that_was_unreadable(payload: bytes) -> None:
     batch = Reader().read([Arrival(_TOPIC + b"telemetry", payload)])
     assert [each.code.partition(".")[0] for each in batch.refused] == ["message"]
-    assert [each[1:4] for each in batch.news] == [(3, 3, "unreadable")]
+    assert [each[1:4] for each in batch.entries] == [(3, 3, "unreadable")]
 
 
 @given(
@@ -95,7 +96,7 @@ def test_what_is_no_telemetry_is_kept_as_a_number_that_was_unreadable(payload: b
 )
 def test_bytes_of_any_kind_are_read_or_refused(arrivals: list[tuple[bytes, bytes]]) -> None:
     batch = Reader().read([Arrival(*each) for each in arrivals])
-    known = len(batch.news) + len(batch.statuses) + len(batch.births) + len(batch.results)
+    known = len(batch.entries) + len(batch.statuses) + len(batch.births) + len(batch.results)
     assert known + len(batch.refused) <= 2 * len(arrivals)
 
 
@@ -104,8 +105,8 @@ def test_documents_that_were_tampered_with_are_stored_or_refused_by_any_database
     chance = random.Random(7)
     keeper, reader = BatchWriter(store, Warnings(logging.getLogger(), "test")), Reader()
     for _ in range(60):
-        keeper.keep(reader.read([tampered(chance) for _ in range(20)]))
-    assert len(refused(store, 2000)) > 100
+        keeper.write(reader.read([tampered(chance) for _ in range(20)]))
+    assert len(quarantined(store, 2000)) > 100
     assert len(Devices(store).all("fleet")) == 1
 
 
@@ -146,7 +147,7 @@ def test_a_board_that_says_it_is_another_is_taken_for_whom_its_topic_names() -> 
     lie = json.dumps({"epoch": 7, "seq": 1, "ts": 0.0, "kind": "alarm", "device": "other"}).encode()
     truth = lie.replace(b"other", b"board")
     batch = Reader().read([Arrival(_TOPIC + b"event", lie), Arrival(_TOPIC + b"event", truth)])
-    assert {each.stream.device for each in batch.news} == {"board"}
+    assert {each.stream.device for each in batch.entries} == {"board"}
     assert [each.code for each in batch.refused] == ["fleet.identity"]
     foreign = Arrival(_TOPIC + b"cmd/c2/result", _HONEST[b"cmd/c1/result"])
     assert [each.code for each in Reader().read([foreign]).refused] == ["fleet.identity"]
@@ -157,8 +158,8 @@ def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: FleetStore) -
     later = Stream("fleet", "board", 100)
 
     def twins(stream: Stream, seq: int, ts: float) -> list[Stream]:
-        with store.begun() as transaction:
-            return list(reports.take(transaction, [Report(stream, seq, "alarm", ts, "{}")], 1.0).twins)
+        with store.transaction() as transaction:
+            return list(reports.insert(transaction, [Report(stream, seq, "alarm", ts, "{}")], 1.0).duplicates)
 
     assert twins(STREAM, 1, 50.0) == []
     assert twins(later, 1, 110.0) == []
@@ -166,7 +167,7 @@ def test_a_start_that_goes_on_beside_a_later_one_is_a_twins(store: FleetStore) -
     assert twins(STREAM, 2, 120.0) == []  # the same number once more
     assert twins(STREAM, 3, 120.0) == [STREAM]
     assert twins(STREAM, 4, 121.0) == []  # told once
-    assert Reports(store).latest("fleet", "board") == (100, 1)
+    assert Reports(store).position("fleet", "board") == (100, 1)
 
 
 def test_a_replayed_epoch_changes_nothing_and_is_answered(store: FleetStore) -> None:
@@ -174,18 +175,18 @@ def test_a_replayed_epoch_changes_nothing_and_is_answered(store: FleetStore) -> 
     reports.add([report(1), report(2)])
     reports.add([report(1, later)])
     assert reports.add([report(1), report(2)]) == {STREAM: 2}
-    assert reports.latest("fleet", "board") == (100, 1)
-    assert len(list(reports.of("fleet", "board"))) == 3
+    assert reports.position("fleet", "board") == (100, 1)
+    assert len(list(reports.reports_of("fleet", "board"))) == 3
 
 
 def test_parts_are_of_all_devices_each_once() -> None:
     names = [f"board-{number}" for number in range(300)]
-    taken = [[name for name in names if Part(number, 4).has("fleet", name)] for number in (1, 2, 3, 4)]
+    taken = [[name for name in names if Part(number, 4).contains("fleet", name)] for number in (1, 2, 3, 4)]
     assert sorted(name for part in taken for name in part) == sorted(names)
     assert all(40 < len(part) < 110 for part in taken)
     ours, others = taken[0][0], taken[1][0]
     arrivals = [Arrival(f"tared/v1/fleet/{name}/event".encode(), alarm(1).payload) for name in (ours, others)]
-    assert [each.stream.device for each in Reader(Part(1, 4)).read(arrivals).news] == [ours]
+    assert [each.stream.device for each in Reader(Part(1, 4)).read(arrivals).entries] == [ours]
 
 
 @pytest.mark.broker
@@ -199,7 +200,9 @@ def test_with_the_acl_that_comes_along_no_board_speaks_for_another(tmp_path: Pat
             Watcher(known_as("operator")) as watcher,
             MqttClient(known_as("board"), "honest") as board,
             MqttClient(known_as("other"), "liar") as liar,
-            MqttClient(known_as("tared-collector"), "c", subscriptions=["tared/v1/+/+/event"]) as collector,
+            MqttClient(
+                known_as("tared-collector"), "c", SessionOptions(subscriptions=["tared/v1/+/+/event"])
+            ) as collector,
         ):
             assert collector.wait_connected(10.0)
             liar.publish(alarm(1))
@@ -227,7 +230,7 @@ def test_with_that_acl_a_board_that_is_named_announces_itself_to_home_assistant_
 
         def client(name: str, *subscriptions: str) -> MqttClient:
             endpoint = Endpoint(broker.host, broker.port, username=name)
-            return MqttClient(endpoint, f"{name}'s", subscriptions=subscriptions)
+            return MqttClient(endpoint, f"{name}'s", SessionOptions(subscriptions=subscriptions))
 
         with (
             client("homeassistant", "homeassistant/device/+/config", topics.telemetry, its_own) as house,
@@ -265,5 +268,5 @@ def test_what_was_refused_lies_in_quarantine_and_the_collector_goes_on(tmp_path:
         watcher.expect("tared/v1/fleet/board/ack", upto=1)
         eventually(lambda: made.counts["refused"] == 2)
     with open_store(str(tmp_path / "fleet.sqlite")) as store:
-        assert {each.code for each in refused(store)} == {"message.malformed", "message.not_object"}
-        assert {each.payload for each in refused(store)} == {b"\x00\xff{", b"[]"}
+        assert {each.code for each in quarantined(store)} == {"message.malformed", "message.not_object"}
+        assert {each.payload for each in quarantined(store)} == {b"\x00\xff{", b"[]"}

@@ -20,7 +20,7 @@ from agent.common.errors import AgentError
 from agent.contract.histograms import Upload
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
-from agent.mqtt.client import MqttClient
+from agent.mqtt.client import MqttClient, SessionOptions
 from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from agent.uplink import histogram_sender as histogram_upload_source
@@ -29,7 +29,7 @@ from engines.calibration import load_calibration
 from fleet.cli.main import main
 from fleet.merge import exchange as merge_exchange
 from fleet.merge.exchange import MergeExchange
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 pytestmark = pytest.mark.broker
 
@@ -81,7 +81,7 @@ def test_who_is_asked_may_be_chosen_by_what_the_store_knows(
     any_broker: RealBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where, output = str(tmp_path / "db"), tmp_path / "calibration.json"
-    with open_store(where) as store, store.begun("write") as transaction:
+    with open_store(where) as store, store.transaction("write") as transaction:
         insert = "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, 0.0, 0.0)"
         transaction.execute_many(insert, [(FLEET, name) for name in ("b0", "b1", "c0")])
     to = ["--port", str(any_broker.port), "--fleet", FLEET, "--db", where, "--json"]
@@ -100,8 +100,8 @@ class Lossy(histogram_upload_source.UploadSource):
 
     lost: set[int]
 
-    def take(self) -> Message | None:
-        message = super().take()
+    def pop(self) -> Message | None:
+        message = super().pop()
         if message is not None and self._sent is not None and self._sent % 3 == 1 and self._sent not in self.lost:
             self.lost.add(self._sent)
             return Message("nowhere", b"")
@@ -119,8 +119,8 @@ def test_lost_chunks_are_asked_for_and_nothing_else(
     exchange = exchange_with(any_broker.endpoint, tmp_path)
     with board(any_broker.endpoint, "b", calibration_of(noisy(0))) as sender:
         exchange.gather(["b"], 0.0)
-    (whole,) = exchange.inbox.whole.values()
-    total = Upload.of(whole.read_bytes()).total
+    (whole,) = exchange.inbox.complete.values()
+    total = Upload.from_content(whole.read_bytes()).total
     assert total >= 3
     assert Lossy.lost
     assert exchange.inbox.counts["chunks"] == total, "each once"
@@ -131,7 +131,7 @@ def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(
     mosquitto: RealBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = exchange_with(mosquitto.endpoint, tmp_path)
-    take, given = histogram_upload_source.UploadSource.take, list[Message]()
+    take, given = histogram_upload_source.UploadSource.pop, list[Message]()
 
     def taking(source: histogram_upload_source.UploadSource) -> Message | None:
         message = take(source) if len(given) != 2 else None
@@ -143,10 +143,10 @@ def test_a_board_that_goes_while_it_sends_is_asked_again_when_it_is_back(
                 given.append(message)
         return message
 
-    monkeypatch.setattr(histogram_upload_source.UploadSource, "take", taking)
+    monkeypatch.setattr(histogram_upload_source.UploadSource, "pop", taking)
     with board(mosquitto.endpoint, "b", calibration_of(noisy(0))):
         exchange.gather(["b"], 0.0)
-    assert set(exchange.inbox.whole) == {"b"}
+    assert set(exchange.inbox.complete) == {"b"}
 
 
 def test_two_that_ask_at_once_both_get_it(any_broker: RealBroker, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_two_that_ask_at_once_both_get_it(any_broker: RealBroker, tmp_path: Path
     both = [exchange_with(any_broker.endpoint, tmp_path / name) for name in ("one", "other")]
     with board(any_broker.endpoint, "b", calibration_of(noisy(0))), ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda exchange: exchange.gather(["b"], 0.0), both))
-    one, other = (exchange.inbox.whole["b"].read_bytes() for exchange in both)
+    one, other = (exchange.inbox.complete["b"].read_bytes() for exchange in both)
     assert one == other
 
 
@@ -229,7 +229,7 @@ def test_a_board_that_answers_in_a_newer_schema_is_named_with_that_reason(
 ) -> None:
     topics = Topics(FLEET, "newer")
     exchange = exchange_with(any_broker.endpoint, tmp_path)
-    with MqttClient(any_broker.endpoint, "newer", subscriptions=[topics.command]) as newer:
+    with MqttClient(any_broker.endpoint, "newer", SessionOptions(subscriptions=[topics.command])) as newer:
         assert newer.wait_connected(10.0)
 
         def obey() -> None:
@@ -246,7 +246,7 @@ def test_a_board_that_answers_in_a_newer_schema_is_named_with_that_reason(
 
 def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -> None:
     exchange = exchange_with(any_broker.endpoint, tmp_path)
-    forged = Upload.of(b"nobody asked")
+    forged = Upload.from_content(b"nobody asked")
     sender = board(any_broker.endpoint, "b", calibration_of(noisy(0)))
     with MqttClient(any_broker.endpoint, "stranger") as stranger, sender as there:
         assert stranger.wait_connected(10.0)
@@ -259,7 +259,7 @@ def test_strangers_chunks_do_not_count(any_broker: RealBroker, tmp_path: Path) -
 
         there.link.send_histograms = beginning  # type: ignore[method-assign]  # chunks come once somebody hears them
         exchange.gather(["b"], 0.0)
-    assert set(exchange.inbox.whole) == {"b"}
+    assert set(exchange.inbox.complete) == {"b"}
     assert exchange.inbox.counts["quarantined"] == 0
 
 
@@ -270,4 +270,4 @@ def test_a_board_that_only_says_that_it_is_at_it_is_given_up_too(any_broker: Rea
         there.link.send_histograms = lambda *_: None  # type: ignore[method-assign]  # each repetition is still answered
         exchange.gather(["talking", "honest"], 0.0)
     assert "though it was not silent" in exchange.failed["talking"]
-    assert set(exchange.inbox.whole) == {"honest"}
+    assert set(exchange.inbox.complete) == {"honest"}
