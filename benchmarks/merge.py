@@ -149,7 +149,7 @@ def comparing(boards: Sequence[Mapping[str, AbsHistogram]]) -> Section:
     """What telling outliers takes beside the merge."""
     tensors = tuple(sorted(boards[0]))
     began_s = time.process_time()
-    sketches = [Sketch.of(each, tensors) for each in boards]
+    sketches = [Sketch.from_histograms(each, tensors) for each in boards]
     sketched_s = time.process_time()
     group = Group(tensors, sketches)
     costs = [group.cost_to_board_db(each) for each in boards]

@@ -67,7 +67,7 @@ def seen(name: str, backend: Backend, images: int) -> tuple[list[Histograms], di
 
 def distances(boards: Sequence[Histograms]) -> list[Distance]:
     tensors = sorted(boards[0])
-    sketches = [Sketch.of(each, tensors) for each in boards]
+    sketches = [Sketch.from_histograms(each, tensors) for each in boards]
     group, merger = Group(tensors, sketches), Merger()
     for each in boards:
         merger.add(each.items())
@@ -80,7 +80,7 @@ def table(name: str, boards: list[Histograms], spoilt: dict[str, Histograms]) ->
     found = Section(name, columns)
     for words, each in spoilt.items():
         *others, odd = distances([*boards, each])
-        limits = OutlierLimits.of([*others, odd])
+        limits = OutlierLimits.from_distances([*others, odd])
         wrongly = sum(bool(limits.reason(other)) for other in others)
         told = "yes" if limits.reason(odd) else "no"
         bounds = f"{limits.to_board_db:.1f}, {limits.to_group_db:.1f}"

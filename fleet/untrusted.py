@@ -1,4 +1,4 @@
-"""Text that strangers chose, for where it is stored and shown."""
+"""Make text from strangers safe to store, show and log."""
 
 from __future__ import annotations
 
@@ -8,42 +8,46 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+_MOST_LINES = 10  # of a kind in a period
+_PERIOD_S = 60.0
+
 
 def printable(text: str, most: int = 256) -> str:
-    """Its first `most` characters, without those that are none to print: no terminal takes it for an order, and every
-    database for text."""
+    """Return the first `most` characters, without the unprintable ones.
+
+    The result holds no control sequence for a terminal, and every database accepts it as text.
+    """
     return "".join(char for char in text[:most] if char.isprintable())
 
 
-_MOST = 10  # of a kind
-_PERIOD_S = 60.0  # in which so many are told
-
-
 class Warnings:
-    """Lines that begin with `{subject}={kind}`. clock: monotonic, in s."""
+    """Log warnings that begin with `{subject}={kind}`, at most ten of a kind in a minute.
+
+    clock: monotonic, in s.
+    """
 
     def __init__(self, log: logging.Logger, subject: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._subject = subject
         self._clock = clock
         self._counts: Counter[str] = Counter()
-        self._began_s = -math.inf
+        self._period_start_s = -math.inf
 
     def warn(self, kind: str, words: str) -> None:
-        """kind: one of few."""
+        """Log this line, unless too many of its kind came already. kind: one of a few constants."""
         self.tick()
         self._counts[kind] += 1
-        if self._counts[kind] <= _MOST:
+        if self._counts[kind] <= _MOST_LINES:
             self._log.warning("%s=%s %s", self._subject, kind, words)
 
     def tick(self) -> None:
-        """Tell, once it is time to, how many were left out."""
+        """At the end of a period, log how many lines of each kind were left out."""
         now_s = self._clock()
-        if now_s - self._began_s < _PERIOD_S:
+        if now_s - self._period_start_s < _PERIOD_S:
             return
         for kind, count in self._counts.items():
-            if count > _MOST:
-                seconds = now_s - self._began_s
-                self._log.warning("%s=%s more=%d seconds=%.0f", self._subject, kind, count - _MOST, seconds)
+            if count > _MOST_LINES:
+                seconds = now_s - self._period_start_s
+                self._log.warning("%s=%s more=%d seconds=%.0f", self._subject, kind, count - _MOST_LINES, seconds)
         self._counts.clear()
-        self._began_s = now_s
+        self._period_start_s = now_s

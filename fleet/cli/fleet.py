@@ -78,13 +78,13 @@ def _collect(options: argparse.Namespace) -> int:
     from agent.common.console import progress, set_up_logging
     from agent.system.process import handling_signals
     from fleet.collector.batch import Part
-    from fleet.collector.collector import Collector, client_id_of
+    from fleet.collector.collector import Collector, client_id_for
     from fleet.collector.writer import ReportRetention
-    from fleet.store import open_store
+    from fleet.store.opening import open_store
 
     set_up_logging("warning")
     part, fleet = Part(*(options.part or (1, 1))), fleets_from(options)
-    client_id = options.client_id or (client_id_of(part, fleet) if options.share is None else None)
+    client_id = options.client_id or (client_id_for(part, fleet) if options.share is None else None)
     store, retention = open_store(options.db), ReportRetention(options.keep_days)
     collector = Collector(endpoint_from(options), store, client_id, part, options.share, retention, fleet)
     counts, signalled = collector.counts, threading.Event()
@@ -107,7 +107,7 @@ def _devices(options: argparse.Namespace) -> int:
 
     from fleet.devices.devices import Devices
     from fleet.devices.selection import select
-    from fleet.store import open_existing
+    from fleet.store.opening import open_existing
     from fleet.views.listing import as_objects, print_devices
 
     with open_existing(options.db) as store:
@@ -124,7 +124,7 @@ def _devices(options: argparse.Namespace) -> int:
 def _tag(options: argparse.Namespace) -> int:
     from fleet.devices.devices import Devices
     from fleet.devices.selection import parse_tag, select
-    from fleet.store import open_existing
+    from fleet.store.opening import open_existing
 
     tags = dict(map(parse_tag, options.tags))
     with open_existing(options.db) as store:
@@ -139,17 +139,22 @@ def _tag(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from agent.common.errors import AgentError
     from fleet.devices.devices import Devices
-    from fleet.devices.records import audited, refused
+    from fleet.devices.records import audit_entries, quarantined
     from fleet.devices.selection import select
     from fleet.rollout.register import RolloutRegister
-    from fleet.store import open_existing
+    from fleet.store.opening import open_existing
     from fleet.views.page import page
 
     with open_existing(options.db) as store:
         selected = select(Devices(store), options.fleet, options.where, options.silent)
         rollouts = RolloutRegister(store, getpass.getuser()).all(options.fleet)
         text = page(
-            options.fleet, selected, rollouts, audited(store), refused(store, fleet=options.fleet), options.silent
+            options.fleet,
+            selected,
+            rollouts,
+            audit_entries(store),
+            quarantined(store, fleet=options.fleet),
+            options.silent,
         )
     try:
         options.output.write_text(text, encoding="utf-8")

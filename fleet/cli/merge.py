@@ -13,7 +13,7 @@ from agent.cli.arguments import command, number
 from fleet.cli.send import add_broker_options, endpoint_from, fleet_from
 
 if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
-    from fleet.merge.calibration import Merged
+    from fleet.merge.calibration import MergedCalibration
     from fleet.merge.exchange import MergeExchange
 
 
@@ -69,7 +69,7 @@ def _merge(options: argparse.Namespace) -> int:
                 bar.update(round(100.0 * fraction), doing)
 
             exchange.gather(devices, options.within, advance)
-            merged = merge_calibration(exchange.inbox.whole, options.method, fleet, advance)
+            merged = merge_calibration(exchange.inbox.complete, options.method, fleet, advance)
     save_calibration(merged.calibration, options.output)
     write_bundle(merged.calibration, options.output)
     _tell(options, exchange, merged)
@@ -93,14 +93,14 @@ def _chosen(options: argparse.Namespace, fleet: str) -> list[str]:
         return list(options.devices)
     from fleet.devices.devices import Devices
     from fleet.devices.selection import select
-    from fleet.store import open_existing
+    from fleet.store.opening import open_existing
 
     with open_existing(options.db) as store:
         selected = select(Devices(store), fleet, options.select)
     return sorted({*options.devices, *(each.name for each in selected)})
 
 
-def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: Merged) -> None:
+def _tell(options: argparse.Namespace, exchange: MergeExchange, merged: MergedCalibration) -> None:
     from fleet.merge.calibration import BUNDLE
 
     calibration = merged.calibration

@@ -17,7 +17,7 @@ from fleet.cli.send import add_broker_options, endpoint_from, fleets_from
 
 if TYPE_CHECKING:  # imported when the command runs, as in cli_offline.py
     from fleet.rollout.controller import Controller
-    from fleet.rollout.spec import Spec
+    from fleet.rollout.spec import RolloutSpec
 
 _DB = "SQLite's file, postgresql://USER@HOST/DATABASE, or credential:NAME, which says which (fleet.sqlite)"
 _OPS = "recalibrate, model, calibration, policy or regime"
@@ -99,7 +99,7 @@ def _create(options: argparse.Namespace) -> int:
 
     from fleet.rollout.listing import print_plan
     from fleet.rollout.register import RolloutRegister
-    from fleet.store import open_existing
+    from fleet.store.opening import open_existing
 
     spec = _spec(options)
     with open_existing(options.db) as store:
@@ -114,17 +114,17 @@ def _create(options: argparse.Namespace) -> int:
     return 0
 
 
-def _spec(options: argparse.Namespace) -> Spec:
+def _spec(options: argparse.Namespace) -> RolloutSpec:
     from fleet.operator import as_json
-    from fleet.rollout.spec import FILES, Spec, with_file
+    from fleet.rollout.spec import FILES, RolloutSpec, file_arguments_from
 
     given: dict[str, Any] = dict(argument.partition("=")[::2] for argument in options.arguments)
     file = None
     if options.op in FILES:
-        given, file = with_file(given)
+        given, file = file_arguments_from(given)
     if options.op == "policy":
         given = {key: as_json(value) for key, value in given.items()}
-    return Spec(
+    return RolloutSpec(
         op=options.op,
         arguments=given,
         select=options.select,
@@ -148,7 +148,7 @@ def _list(options: argparse.Namespace) -> int:
 
     from fleet.rollout.listing import as_object, print_rollouts
     from fleet.rollout.register import RolloutRegister
-    from fleet.store import open_existing
+    from fleet.store.opening import open_existing
 
     with open_existing(options.db) as store:
         found = RolloutRegister(store, getpass.getuser()).all(options.fleet)
@@ -166,7 +166,7 @@ def _show(options: argparse.Namespace) -> int:
 
     from fleet.rollout.listing import details, print_rollout
     from fleet.rollout.register import RolloutRegister
-    from fleet.store import open_existing
+    from fleet.store.opening import open_existing
 
     with open_existing(options.db) as store:
         overview, boards, commands = RolloutRegister(store, getpass.getuser()).show(options.id)
@@ -191,7 +191,7 @@ def _abort(options: argparse.Namespace) -> int:
 
 def _turn(options: argparse.Namespace, what: str, *arguments: object) -> int:
     from fleet.rollout.register import RolloutRegister
-    from fleet.store import open_existing
+    from fleet.store.opening import open_existing
 
     with open_existing(options.db) as store:
         rollout = getattr(RolloutRegister(store, getpass.getuser()), what)(options.id, *arguments, options.why)
@@ -205,7 +205,7 @@ def _run(options: argparse.Namespace) -> int:
     from agent.contract.signing import Signer
     from agent.system.process import handling_signals
     from fleet.rollout.controller import Controller
-    from fleet.store import open_existing
+    from fleet.store.opening import open_existing
 
     set_up_logging("info")
     signer = Signer(options.sign) if options.sign is not None else None

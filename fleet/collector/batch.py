@@ -66,9 +66,9 @@ class Batch:
     and not some time ago to a broker that has kept it. births: as `Devices.told_birth` takes them. results: with the
     documents, as they came."""
 
-    news: list[Report | Gap] = field(default_factory=list)
-    arrivals: set[Name] = field(default_factory=set)
-    heard: set[Name] = field(default_factory=set)
+    entries: list[Report | Gap] = field(default_factory=list)
+    came_online: set[Name] = field(default_factory=set)
+    seen: set[Name] = field(default_factory=set)
     statuses: dict[Name, Status] = field(default_factory=dict)
     births: dict[Name, tuple[Birth | None, str]] = field(default_factory=dict)
     results: list[tuple[Name, CommandResult, str]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Part:
     number: int = 1
     of: int = 1
 
-    def has(self, fleet: str, device: str) -> bool:
+    def contains(self, fleet: str, device: str) -> bool:
         return crc32(f"{fleet}/{device}".encode()) % self.of == self.number - 1
 
 
@@ -99,7 +99,7 @@ class Reader:
     def read(self, arrivals: Iterable[Arrival]) -> Batch:
         """All of it, in its order. Names are those of the topic, whatever a document says."""
         batch, streams = Batch(), dict[tuple[bytes, int], Stream]()
-        news = batch.news
+        news = batch.entries
         for topic, payload, retained in arrivals:
             try:
                 place = self._known[topic]
@@ -125,7 +125,7 @@ class Reader:
         fleet, device = levels[2:4] if len(levels) >= 5 else ("", "")
         try:
             Topics(fleet, device)  # a broker lets anybody publish under any name
-            place = (fleet, device, "/".join(levels[4:])) if self._part.has(fleet, device) else None
+            place = (fleet, device, "/".join(levels[4:])) if self._part.contains(fleet, device) else None
         except AgentError as error:
             batch.refused.append(_refused(fleet, device, text, payload, error))
             return None
@@ -136,7 +136,7 @@ class Reader:
         return place
 
 
-def read(fleet: str, device: str, path: str, payload: bytes) -> Report | Gap:
+def parse_numbered(fleet: str, device: str, path: str, payload: bytes) -> Report | Gap:
     """A document of `telemetry` or `event`. Raises AgentError for one that is none."""
     if path == "telemetry":
         sample = Telemetry.from_json(payload)
@@ -149,7 +149,7 @@ def read(fleet: str, device: str, path: str, payload: bytes) -> Report | Gap:
     return Report(Stream(fleet, device, event.epoch), event.seq, _kind(event.kind), event.ts, payload.decode())
 
 
-def numbered(fleet: str, device: str, payload: bytes) -> list[Gap]:
+def gap_for_unreadable(fleet: str, device: str, payload: bytes) -> list[Gap]:
     """What is known of a document that cannot be read, if its number can be: it will not be any better when it comes
     again, and must not hold up all that comes after it."""
     found = [re.search(rb'"%s"\s*:\s*(\d{1,18})\b' % name, payload[:_HEAD_BYTES]) for name in (b"epoch", b"seq")]
@@ -182,28 +182,28 @@ def _take(batch: Batch, fleet: str, device: str, path: str, payload: bytes, reta
         if path in STATES:
             _take_state(batch, name, path, payload)
             if payload and not retained:
-                batch.heard.add(name)
+                batch.seen.add(name)
         elif retained:  # by no board of ours; what a board has sent, and is not told of, it sends again
             raise MessageError("fleet.retained", f"{path} that was kept", "what is sent now", "clear it at the broker")
         elif path in NUMBERED:
-            batch.news.append(read(fleet, device, path, payload))
+            batch.entries.append(parse_numbered(fleet, device, path, payload))
             _check_names(fleet, device, payload)
         else:
             result = CommandResult.from_json(payload)
             if path != f"cmd/{result.id}/result":
                 raise MessageError("fleet.identity", f"id {result.id!a}", path, "correct the sender")
             batch.results.append((name, result, payload.decode()))
-            batch.heard.add(name)
+            batch.seen.add(name)
     except AgentError as error:
         batch.refused.append(_refused(fleet, device, path, payload, error))
         if path in NUMBERED and error.code not in _NOT_SPENT:
-            batch.news.extend(numbered(fleet, device, payload))
+            batch.entries.extend(gap_for_unreadable(fleet, device, payload))
 
 
 def _take_state(batch: Batch, name: Name, path: str, payload: bytes) -> None:
     """Raises MessageError. An empty payload clears what a broker has kept, and says nothing."""
     if path == "status":
-        batch.arrivals.add(name)
+        batch.came_online.add(name)
     if not payload:
         return
     if path == "birth":

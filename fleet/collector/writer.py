@@ -10,7 +10,7 @@ from fleet.devices.devices import Devices
 from fleet.devices.identities import Identities
 from fleet.devices.records import Refused, Results, quarantine
 from fleet.devices.reports import Report, Reports, Stream
-from fleet.store import FleetStore, Transaction, written
+from fleet.store.transaction import FleetStore, Transaction, write_with_retries
 from fleet.untrusted import Warnings
 
 
@@ -23,10 +23,10 @@ class BatchWriter:
         self._identities = Identities(store)
         self._reports, self._devices, self._results = Reports(store), Devices(store), Results(store)
 
-    def keep(self, batch: Batch) -> dict[Stream, int]:
+    def write(self, batch: Batch) -> dict[Stream, int]:
         """Store a batch; how far the boards are that it is of, and those that came online. Raises AgentError."""
         now = time.time()
-        complete, strange = written(self._store, lambda transaction: self._keep(transaction, batch, now))
+        complete, strange = write_with_retries(self._store, lambda transaction: self._keep(transaction, batch, now))
         for each in strange:
             self._warnings.warn(each.code, f"device={each.fleet}/{each.device} found={each.found!r}")
         return complete
@@ -34,26 +34,28 @@ class BatchWriter:
     def _keep(self, transaction: Transaction, batch: Batch, now: float) -> tuple[dict[Stream, int], list[Refused]]:
         """Also what was strange in it."""
         self._hold(transaction, batch, now)
-        added = self._reports.take(transaction, batch.news, now)
+        added = self._reports.insert(transaction, batch.entries, now)
         complete = dict(added.complete)
-        silent = batch.arrivals - {(stream.fleet, stream.device) for stream in complete}
-        for name, (epoch, upto) in self._reports.newest(transaction, silent).items():
+        silent = batch.came_online - {(stream.fleet, stream.device) for stream in complete}
+        for name, (epoch, upto) in self._reports.positions(transaction, silent).items():
             complete[Stream(*name, epoch)] = upto
-        self._devices.told_status(transaction, batch.statuses, now)
-        self._devices.told_birth(transaction, batch.births, now)
-        self._devices.heard(transaction, batch.heard, now)
-        self._results.take(transaction, batch.results, now)
-        strange = [*map(_taken, added.taken), *map(_twin, added.twins)]
+        self._devices.apply_statuses(transaction, batch.statuses, now)
+        self._devices.apply_births(transaction, batch.births, now)
+        self._devices.mark_seen(transaction, batch.seen, now)
+        self._results.store(transaction, batch.results, now)
+        strange = [*map(_taken, added.conflicts), *map(_twin, added.duplicates)]
         quarantine(transaction, [*batch.refused, *strange], now)
         return complete, strange
 
     def _hold(self, transaction: Transaction, batch: Batch, now: float) -> None:
         """All devices of which anything is to be changed: another collector's batch may be of the same."""
-        states = batch.statuses.keys() | batch.births.keys() | batch.heard
-        reporting = {(stream.fleet, stream.device) for stream in {each.stream for each in batch.news}}
-        ids = self._identities.of(transaction, states | reporting | {name for name, _, _ in batch.results}, now)
-        changing = states | self._reports.begun(transaction, batch.news, ids)
-        self._devices.hold(transaction, [ids[name] for name in changing])
+        states = batch.statuses.keys() | batch.births.keys() | batch.seen
+        reporting = {(stream.fleet, stream.device) for stream in {each.stream for each in batch.entries}}
+        ids = self._identities.get_or_create(
+            transaction, states | reporting | {name for name, _, _ in batch.results}, now
+        )
+        changing = states | self._reports.boards_with_new_streams(transaction, batch.entries, ids)
+        self._devices.lock(transaction, [ids[name] for name in changing])
 
 
 def _taken(report: Report) -> Refused:
@@ -84,12 +86,12 @@ class ReportRetention:
         self._days = days
         self._look_at = -math.inf
 
-    def keep(self, store: FleetStore, now: float) -> None:
+    def prune_if_due(self, store: FleetStore, now: float) -> None:
         """Let some of it go, if it is time to. now: Unix time in s. Raises AgentError as the store does."""
         if now < self._look_at:
             return
         before = now - self._days * _DAY_S
-        if written(store, lambda transaction: _prune(transaction, before)):
+        if write_with_retries(store, lambda transaction: _prune(transaction, before)):
             self._look_at = now + _LOOK_S
 
 
@@ -98,6 +100,6 @@ def _prune(transaction: Transaction, before: float) -> bool:
     gone = [transaction.prune(table, column, before, _ROWS) for table, column in _BY_AGE.items()]
     if max(gone) == _ROWS:
         return False
-    if transaction.changed(f"DELETE FROM progress WHERE {_ENDED}", (before,)):
+    if transaction.execute_count(f"DELETE FROM progress WHERE {_ENDED}", (before,)):
         transaction.execute(f"DELETE FROM dropped WHERE {_ORPHANS}")
     return True

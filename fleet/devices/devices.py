@@ -1,4 +1,7 @@
-"""The devices of a fleet as the store knows them: what each last said of itself, and how its owner groups them."""
+"""Store the devices of a fleet: what each last reported of itself, and the tags by which its owner groups them.
+
+The collector applies statuses and births; everybody else reads `Device`s, each with its newest telemetry and events.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from typing import Any
 from agent.contract.messages import SCHEMA_VERSION, Birth, Status
 from fleet.devices.identities import Identities, Name
 from fleet.devices.records import audit
-from fleet.store import FleetStore, Row, Transaction, written
+from fleet.store.transaction import FleetStore, Row, Transaction, write_with_retries
 from fleet.untrusted import printable
 
 _STATE = ("id", "state", "session", "boot_id", "state_ts")
 _BIRTH = ("id", "agent_version", "model", "engine", "calibration", "birth")
 _COLUMNS = "id, fleet, name, first_seen, last_seen, state, agent_version, model, engine, calibration, birth"
-# By its numbers, not its clock; a device has few events beside its telemetry.
+# The newest by its numbers, not by its clock. A device has few events beside its telemetry.
 _NEWEST = "FROM reports r WHERE r.device = d.id AND r.kind = 'telemetry' ORDER BY epoch DESC, seq DESC LIMIT 1"
 _AT_ONCE = 500
 _HEARD = "(SELECT max(heard) FROM progress p WHERE p.device = d.id)"
@@ -25,10 +28,13 @@ _HEARD = "(SELECT max(heard) FROM progress p WHERE p.device = d.id)"
 
 @dataclass(frozen=True)
 class Device:
-    """One of them. first_seen, last_seen: Unix time in s, by the collector's clock; last_seen is 0 where it was never
-    heard, and is known by what the broker had kept of it. state: as of its newest status, None where it never told one.
-    birth, telemetry: its newest documents, empty without one; telemetry_at: when the latter came. tags: names to
-    values, "" for a name alone. events: the newest of each kind, by kind."""
+    """A device as the store knows it.
+
+    first_seen, last_seen: Unix time in s, by the collector's clock; last_seen is 0 for a device that is known only by
+    retained messages. state: of its newest status; None without one. birth, telemetry: the newest documents; empty
+    without one. telemetry_at: when the newest telemetry came. tags: values by name, "" for a tag without value.
+    events: the newest of each kind, by kind.
+    """
 
     id: int
     fleet: str
@@ -48,76 +54,85 @@ class Device:
 
     @property
     def schema(self) -> int | None:
-        """The version of the contract that it speaks, by its birth; None without one."""
+        """The version of the contract that the device speaks, by its birth; None without one."""
         return _schema(self.birth) if self.birth else None
 
     @property
     def is_newer(self) -> bool:
-        """Whether nothing that it tells can be read here, but that it is there."""
+        """True if the device speaks a newer contract: it is known to be there, and nothing else of it can be read."""
         return self.schema is not None and self.schema > SCHEMA_VERSION
 
 
 class Devices:
-    """Those in a store. Each method raises AgentError as the store does; times are Unix time in s."""
+    """Read and change the devices in a store. Each method raises AgentError as the store does; times are Unix s."""
 
     def __init__(self, store: FleetStore) -> None:
         self._store = store
         self._identities = Identities(store)
 
-    def told_status(self, transaction: Transaction, told: Mapping[Name, Status], now: float) -> None:
-        """What they say of being there. The late will of a connection that another one has followed is none."""
-        ids = self._identities.of(transaction, told.keys(), now)
+    def apply_statuses(self, transaction: Transaction, statuses: Mapping[Name, Status], now: float) -> None:
+        """Store the newest status of devices. A late will is ignored: see `is_late_will`."""
+        ids = self._identities.get_or_create(transaction, statuses.keys(), now)
         known = transaction.lookup("devices", ("id",), ("session", "state_ts"), [(each,) for each in ids.values()])
         rows = [
             (ids[name], status.state, printable(status.session), printable(status.boot_id), status.ts)
-            for name, status in told.items()
+            for name, status in statuses.items()
             if not is_late_will(status, *known[(ids[name],)])
         ]
         _update(transaction, _STATE, rows)
 
-    def told_birth(self, transaction: Transaction, told: Mapping[Name, tuple[Birth | None, str]], now: float) -> None:
-        """What they are and run: the document, and as it came; None and `{"schema_version": 2}` of one that nobody here
-        can read."""
-        ids = self._identities.of(transaction, told.keys(), now)
-        rows = [(ids[name], *_runs(birth), document) for name, (birth, document) in told.items()]
+    def apply_births(
+        self, transaction: Transaction, births: Mapping[Name, tuple[Birth | None, str]], now: float
+    ) -> None:
+        """Store what devices are and run.
+
+        births: by device the birth and its document. A birth that cannot be read here is None, and its document has
+        the version alone, such as `{"schema_version": 2}`.
+        """
+        ids = self._identities.get_or_create(transaction, births.keys(), now)
+        rows = []
+        for name, (birth, document) in births.items():
+            runs: list[str | None] = [None] * len(_BIRTH[1:-1])
+            if birth is not None:
+                fields = (birth.agent_version, birth.model, birth.engine, birth.calibration)
+                runs = [None if each is None else printable(each) for each in fields]
+            rows.append((ids[name], *runs, document))
         _update(transaction, _BIRTH, rows)
 
-    def heard(self, transaction: Transaction, names: Set[Name], now: float) -> None:
-        """These have said something just now, and not to a broker that kept it until now."""
-        ids = self._identities.of(transaction, names, now)
+    def mark_seen(self, transaction: Transaction, names: Set[Name], now: float) -> None:
+        """Note that these devices have sent something just now. A message that a broker had retained does not count."""
+        ids = self._identities.get_or_create(transaction, names, now)
         _update(transaction, ("id", "last_seen"), [(each, now) for each in ids.values()])
 
     def all(self, fleet: str) -> list[Device]:
-        """Those of a fleet, by their names."""
-        return self._those("fleet = ?", (fleet,))
+        """Return the devices of a fleet, by name."""
+        return self._select("fleet = ?", (fleet,))
 
-    def some(self, ids: Sequence[int]) -> list[Device]:
-        """Those of these ids, by their names."""
+    def by_ids(self, ids: Sequence[int]) -> list[Device]:
+        """Return the devices of these ids."""
         parts = [ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE)]
-        return [each for part in parts for each in self._those(f"id IN ({', '.join('?' * len(part))})", part)]
+        return [each for part in parts for each in self._select(f"id IN ({', '.join('?' * len(part))})", part)]
 
-    def _those(self, condition: str, values: Sequence[object]) -> list[Device]:
-        with self._store.begun("read") as transaction:
-            tags: dict[int, dict[str, str]] = defaultdict(dict)
+    def _select(self, condition: str, values: Sequence[object]) -> list[Device]:
+        with self._store.transaction("read") as transaction:
             ids = f"SELECT id FROM devices WHERE {condition}"
-            for id_, name, value in transaction.execute(
-                f"SELECT device, name, value FROM tags WHERE device IN ({ids}) ORDER BY name", values
-            ):
+            tags: dict[int, dict[str, str]] = defaultdict(dict)
+            query = f"SELECT device, name, value FROM tags WHERE device IN ({ids}) ORDER BY name"
+            for id_, name, value in transaction.execute(query, values):
                 tags[id_][name] = value
             events: dict[int, dict[str, Any]] = defaultdict(dict)
-            for id_, kind, document in transaction.execute(
-                f"SELECT device, kind, document FROM newest_events WHERE device IN ({ids})", values
-            ):
+            query = f"SELECT device, kind, document FROM newest_events WHERE device IN ({ids})"
+            for id_, kind, document in transaction.execute(query, values):
                 events[id_][kind] = json.loads(document)
-            found = transaction.execute(
+            rows = transaction.execute(
                 f"SELECT {_COLUMNS}, {_HEARD}, (SELECT document {_NEWEST}), (SELECT received {_NEWEST}) "
                 f"FROM devices d WHERE {condition} ORDER BY name",
                 values,
             )
-        return [_device(row, tags.get(row[0], {}), events.get(row[0], {})) for row in found]
+        return [_device(row, tags.get(row[0], {}), events.get(row[0], {})) for row in rows]
 
     def tag(self, devices: Iterable[Device], tags: Mapping[str, str], removed: Sequence[str], who: str) -> None:
-        """Put these on each of the devices, and take those off; on record as done by `who`."""
+        """Put `tags` on each device, and take the `removed` names off; record it as done by `who`."""
         ids = sorted(device.id for device in devices)
 
         def write(transaction: Transaction) -> None:
@@ -128,17 +143,21 @@ class Devices:
             document = json.dumps({"devices": ids, "tags": dict(tags), "removed": list(removed)})
             audit(transaction, who, "tag", "", "", document)
 
-        written(self._store, write)
+        write_with_retries(self._store, write)
 
-    def hold(self, transaction: Transaction, ids: Iterable[int]) -> None:
-        """Nobody else changes these until the end. Who changes several holds them all at once, in one order, and two
-        never wait for each other in a circle."""
+    def lock(self, transaction: Transaction, ids: Iterable[int]) -> None:
+        """Lock these devices to the end of the transaction.
+
+        Whoever changes several devices locks all of them at once, in one order: no two wait for each other in a circle.
+        """
         transaction.lookup("devices", ("id",), ("id",), [(each,) for each in ids], lock=True)
 
 
 def is_late_will(status: Status, session: str | None, state_ts: float | None) -> bool:
-    """Whether it is of a connection that another one has followed. session, state_ts: of the newest status before it,
-    None where there was none."""
+    """Return True for the will of an old connection that a newer connection has followed already.
+
+    session, state_ts: of the newest status before this one; None without one.
+    """
     return (
         status.state == "offline"
         and session is not None
@@ -148,34 +167,26 @@ def is_late_will(status: Status, session: str | None, state_ts: float | None) ->
     )
 
 
-def newer(transaction: Transaction, ids: Iterable[int]) -> dict[int, int]:
-    """Which of these speak a schema that this tared does not know, and which one."""
-    found = transaction.lookup("devices", ("id",), ("birth",), [(each,) for each in ids])
-    schemas = {int(key[0]): _schema(json.loads(row[0])) for key, row in found.items() if row[0]}
+def newer_schemas(transaction: Transaction, ids: Iterable[int]) -> dict[int, int]:
+    """Return the schema of each of these devices that speaks one unknown to this tared."""
+    rows = transaction.lookup("devices", ("id",), ("birth",), [(each,) for each in ids])
+    schemas = {int(key[0]): _schema(json.loads(row[0])) for key, row in rows.items() if row[0]}
     return {each: schema for each, schema in schemas.items() if schema > SCHEMA_VERSION}
 
 
 def _schema(birth: Mapping[str, Any]) -> int:
-    """Also of one that an older tared has stored without looking."""
-    told = birth.get("schema_version", SCHEMA_VERSION)
-    return told if isinstance(told, int) else SCHEMA_VERSION
-
-
-def _runs(birth: Birth | None) -> list[str | None]:
-    if birth is None:
-        return [None] * len(_BIRTH[1:-1])
-    told = (birth.agent_version, birth.model, birth.engine, birth.calibration)
-    return [None if each is None else printable(each) for each in told]
+    """Return the version of a birth; an older tared may have stored it unchecked."""
+    version = birth.get("schema_version", SCHEMA_VERSION)
+    return version if isinstance(version, int) else SCHEMA_VERSION
 
 
 def _update(transaction: Transaction, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """Of devices that are there."""
     names = ", ".join(f"{name} = ?" for name in columns[1:])
     transaction.execute_many(f"UPDATE devices SET {names} WHERE id = ?", [(*row[1:], row[0]) for row in sorted(rows)])
 
 
 def _device(row: Row, tags: Mapping[str, str], events: Mapping[str, Any]) -> Device:
-    id_, fleet, name, first_seen, last_seen, *told, birth, heard, newest, newest_at = row
+    id_, fleet, name, first_seen, last_seen, *columns, birth, heard, newest, newest_at = row
     seen = max(last_seen, heard or 0.0)
     documents = [json.loads(each) if each else {} for each in (birth, newest)]
-    return Device(id_, fleet, name, first_seen, seen, *[*told, *documents, newest_at, tags, events])
+    return Device(id_, fleet, name, first_seen, seen, *[*columns, *documents, newest_at, tags, events])

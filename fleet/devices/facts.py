@@ -1,4 +1,4 @@
-"""What is known of a device, in figures and words that can be compared: of several cameras, the worst."""
+"""Reduce a device to figures and words that can be compared and selected by; of several cameras the worst counts."""
 
 from __future__ import annotations
 
@@ -45,27 +45,30 @@ _UNREAD: Mapping[str, Any] = {
 
 
 def facts(device: Device, now: float, silent_s: float = SILENT_S) -> dict[str, Fact]:
-    """By the names of FACTS; None for what nobody knows. now: Unix time in s. silent_s: for how long a device that is
-    online may be unheard."""
+    """Return the facts of a device by the names of FACTS; None for unknown ones.
+
+    now: Unix time in s. silent_s: after so many seconds without a message an online device is `silent`.
+    """
     if device.is_newer:
         device = replace(device, **_UNREAD)
     seen_s = max(0.0, now - device.last_seen) if device.last_seen else None
     unheard = seen_s is None or seen_s > silent_s
     state = "silent" if device.state in ("online", "degraded") and unheard else device.state
-    told = device.telemetry.get("cameras")
-    cameras = [each for each in told.values() if isinstance(each, dict)] if isinstance(told, dict) else []
-    kept = _at(device.events.get("regime", {}), "artefact")
-    fidelity = min((_fidelity(each) for each in cameras), key=_lowest, default=(None,) * 4)
+    reported = device.telemetry.get("cameras")
+    cameras = [each for each in reported.values() if isinstance(each, dict)] if isinstance(reported, dict) else []
+    regime = _at(device.events.get("regime", {}), "artefact")
+    fidelity = min((_fidelity(each) for each in cameras), key=_lower_bound, default=(None,) * 4)
+    drift = max((_at(each, "drift", "state") for each in cameras), key=_severity, default=None)
     return {
         "name": device.name,
         "state": state,
         "engine": device.engine,
-        "regime": device.engine if device.engine is not None and device.engine == kept else None,
+        "regime": device.engine if device.engine is not None and device.engine == regime else None,
         "model": device.model,
         "calibration": device.calibration,
         "agent": device.agent_version,
         "schema": None if device.schema is None else float(device.schema),
-        "drift": _word(max((_at(each, "drift", "state") for each in cameras), key=_severity, default=None)),
+        "drift": printable(drift) if isinstance(drift, str) else None,
         "gain_db": _worst(max, (_at(each, "drift", "gain_db") for each in cameras)),
         **dict(zip(("fidelity", "fidelity_low", "fidelity_high", "fidelity_n"), fidelity, strict=True)),
         "fps": _worst(min, (_at(each, "fps") for each in cameras)),
@@ -79,7 +82,7 @@ def _fidelity(camera: Mapping[str, Any]) -> tuple[float | None, ...]:
     return tuple(_number(_at(camera, "fidelity", key)) for key in ("estimate", "low", "high", "n"))
 
 
-def _lowest(fidelity: tuple[float | None, ...]) -> float:
+def _lower_bound(fidelity: tuple[float | None, ...]) -> float:
     return fidelity[1] if fidelity[1] is not None else math.inf
 
 
@@ -87,9 +90,9 @@ def _severity(state: object) -> int:
     return ("calm", "warning", "alarm").index(state) if state in ("calm", "warning", "alarm") else -1
 
 
-def _worst(of: Callable[[Iterable[float]], float], values: Iterable[object]) -> float | None:
+def _worst(pick: Callable[[Iterable[float]], float], values: Iterable[object]) -> float | None:
     known = [number for number in map(_number, values) if number is not None]
-    return of(known) if known else None
+    return pick(known) if known else None
 
 
 def _number(value: object) -> float | None:
@@ -102,12 +105,8 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _word(value: object) -> str | None:
-    return printable(value) if isinstance(value, str) else None
-
-
 def _at(document: Any, *keys: str) -> Any:
-    """What stands there; None where nothing does, for whoever sent it may have sent anything."""
+    """Return the value at this path of a board's document, which may have any shape; None if there is none."""
     for key in keys:
         document = document.get(key) if isinstance(document, Mapping) else None
     return document

@@ -1,4 +1,4 @@
-"""Which devices are meant: `state=degraded,fidelity_low<0.9,tag.site=berlin`."""
+"""Select devices by conditions such as `state=degraded,fidelity_low<0.9,tag.site=berlin`."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ FIGURES = frozenset(
 
 @dataclass(frozen=True)
 class Condition:
-    """On one fact, or on a tag; comparison: as it is written, or empty for a tag that has to be there."""
+    """A condition on one fact or tag. comparison: as written; empty if the tag only has to exist."""
 
     fact: str
     comparison: str
     value: str
 
     def holds(self, known: Fact) -> bool:
-        """Nothing is less or more than what nobody knows, and it is unlike everything."""
+        """Return True if the condition holds for this value. An unknown value fulfils `!=` alone."""
         if not self.comparison:
             return known is not None
         if known is None:
@@ -62,16 +62,19 @@ class Condition:
 
 
 def parse(text: str) -> tuple[Condition, ...]:
-    """Conditions, all of which are to hold; separated by commas. With `=` and `!=` a word may have `*` and `?`.
+    """Parse conditions, separated by commas. With `=` and `!=` a word may have the wildcards `*` and `?`.
 
-    Raises CommandError (`fleet.where`) for a fact that there is not, and for a figure that is none.
+    A word without a comparison is a tag, or the name of a device. Raises CommandError (`fleet.where`) for an unknown
+    fact, and for a figure that is not a number.
     """
     return tuple(_condition(each) for each in text.split(",") if each.strip())
 
 
 def select(devices: Devices, fleet: str, where: str | None, silent_s: float = SILENT_S) -> list[Device]:
-    """Those devices, by their names; all of the fleet where None is asked for. A word without a comparison is a tag, or
-    the name of a device. Raises CommandError as `parse`, and (`fleet.nobody`) where it matches none."""
+    """Return the devices of a fleet that fulfil all conditions, by name. where: as `parse` reads it; None for all.
+
+    Raises CommandError: fleet.where as `parse`, fleet.nobody  if no device matches
+    """
     everybody, now = devices.all(fleet), time.time()
     conditions = parse(where or "")
     matching = [each for each in everybody if matches(each, conditions, now, silent_s)]
@@ -82,54 +85,47 @@ def select(devices: Devices, fleet: str, where: str | None, silent_s: float = SI
 
 
 def matches(device: Device, conditions: Sequence[Condition], now: float, silent_s: float = SILENT_S) -> bool:
-    """Whether all of them hold. now: Unix time in s."""
+    """Return True if the device fulfils all conditions. now: Unix time in s."""
     known = facts(device, now, silent_s)
-    return all(each.holds(_of(device, known, each)) for each in conditions)
+    tags = {f"{TAG}{name}": value for name, value in device.tags.items()}
+    return all(each.holds({**known, **tags}.get(each.fact)) for each in conditions)
 
 
 def parse_tag(text: str) -> tuple[str, str]:
-    """`NAME` or `NAME=VALUE`; an empty value for a name alone. Raises CommandError (`fleet.tag`)."""
-    found = _NEW_TAG.fullmatch(text)
-    if found is None:
+    """Parse `NAME` or `NAME=VALUE`; the value is empty for a name alone. Raises CommandError (`fleet.tag`)."""
+    match = _NEW_TAG.fullmatch(text)
+    if match is None:
         expected = "NAME or NAME=VALUE: letters, digits, '_', '.' and '-', in a value spaces, '/' and '+' too"
         raise CommandError("fleet.tag", repr(text), expected, "rename the tag")
-    return found[1], found[2] or ""
-
-
-def _of(device: Device, known: dict[str, Fact], condition: Condition) -> Fact:
-    if condition.fact.startswith(TAG):
-        return device.tags.get(condition.fact[len(TAG) :])
-    return known[condition.fact]
+    return match[1], match[2] or ""
 
 
 def _condition(text: str) -> Condition:
-    found = _CONDITION.fullmatch(text)
-    if found is None:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
         raise _wrong(text.strip(), "conditions such as state=degraded,fidelity_low<0.9")
-    fact, comparison, value = found[1], found[2] or "", found[3] or ""
+    fact, comparison, value = match[1], match[2] or "", match[3] or ""
     if not comparison and fact not in FACTS and not fact.startswith(TAG):
         fact = TAG + fact
     if fact not in FACTS and not fact.startswith(TAG):
         raise _wrong(fact, f"one of {', '.join(FACTS)}, or tag.NAME")
-    if fact in FIGURES and comparison and not _is_figure(value):
-        raise _wrong(f"{fact}{comparison}{value}", "a number there")
+    if fact in FIGURES and comparison:
+        try:
+            is_number = math.isfinite(float(value))
+        except ValueError:
+            is_number = False
+        if not is_number:
+            raise _wrong(f"{fact}{comparison}{value}", "a number there")
     return Condition(fact, comparison, value)
 
 
-def _is_figure(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
 def _versions(*texts: Fact) -> tuple[Any, ...]:
-    """Words whose numbers count as numbers: 1.10 comes after 1.9."""
-    return tuple([_ranked(part) for part in re.split(r"(\d+)", str(text))] for text in texts)
+    """Return keys that compare numbers within words as numbers: 1.10 comes after 1.9."""
 
+    def key(part: str) -> tuple[bool, Any]:
+        return (False, int(part)) if part.isdecimal() else (True, part)
 
-def _ranked(part: str) -> tuple[bool, Any]:
-    return (False, int(part)) if part.isdecimal() else (True, part)
+    return tuple([key(part) for part in re.split(r"(\d+)", str(text))] for text in texts)
 
 
 def _wrong(found: str, expected: str) -> CommandError:

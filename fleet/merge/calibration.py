@@ -64,7 +64,7 @@ class ExaminedUpload:
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedCalibration:
     """A calibration that tells in `merged` of which boards it is; excluded: by device, why it is not among them."""
 
     calibration: Calibration
@@ -75,7 +75,7 @@ class Merged:
 
 def merge_calibration(
     uploads: Mapping[str, Path], method: str, fleet: str = "", advance: Advance = lambda _doing, _fraction: None
-) -> Merged:
+) -> MergedCalibration:
     """Of the uploads by device. method: how amax is chosen, as in `tared calibrate`.
 
     Each file is read two times, a third time where there are outliers; in memory are the sums, one upload, and a sketch
@@ -93,7 +93,7 @@ def merge_calibration(
     heavy = {device: why for device, board in boards.items() if (why := group.outweighed(board.sketch))}
     boards = {device: board for device, board in boards.items() if device not in heavy}
     seen, distances = _distances(group, boards, advance)
-    limits = OutlierLimits.of(list(distances.values()))
+    limits = OutlierLimits.from_distances(list(distances.values()))
     outliers = {device: why for device, each in distances.items() if (why := limits.reason(each))}
     excluded |= heavy | outliers
     if outliers:
@@ -102,7 +102,7 @@ def merge_calibration(
     frames = {device: board.frames for device, board in boards.items()}
     calibration = _calibration(facts, seen, method, frames)
     provenance = {"fleet": fleet, "observed": facts.observed, "boards": frames, "excluded": excluded}
-    return Merged(replace(calibration, merged=provenance), distances, limits, excluded)
+    return MergedCalibration(replace(calibration, merged=provenance), distances, limits, excluded)
 
 
 def examine_upload(path: Path) -> ExaminedUpload:
@@ -117,7 +117,7 @@ def examine_upload(path: Path) -> ExaminedUpload:
     bits = [(tensor, histograms[tensor].bits) for tensor in tensors]
     same = [facts.model, facts.observed, facts.preprocessing, sorted(map(sorted, facts.shared)), bits]
     kind = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
-    return ExaminedUpload(path, kind, facts.frames, Sketch.of(histograms, tensors))
+    return ExaminedUpload(path, kind, facts.frames, Sketch.from_histograms(histograms, tensors))
 
 
 def _examine(uploads: Mapping[str, Path], advance: Advance) -> tuple[dict[str, ExaminedUpload], dict[str, str]]:

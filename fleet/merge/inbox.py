@@ -17,14 +17,14 @@ from agent.common.errors import AgentError
 from agent.contract.commands import HISTOGRAM_CHUNK_BYTES, Sha256
 from agent.contract.histograms import MAX_UPLOAD_BYTES, read_chunk, read_facts, read_upload
 from agent.contract.messages import Document
-from agent.contract.wire import MessageError, problems
+from agent.contract.wire import MessageError, describe_errors
 
 log = logging.getLogger(__package__)
 
 _MOST_QUARANTINED = 100  # files; what more boards send wrong is counted only
 
 
-class Announced(Document):
+class AnnouncedUpload(Document):
     """What a board has said that it sends: chunks in all, and bytes."""
 
     sha256: Sha256
@@ -32,26 +32,26 @@ class Announced(Document):
     size: int = Field(alias="bytes", ge=1, le=MAX_UPLOAD_BYTES)
 
     @model_validator(mode="after")
-    def _has_the_chunks_of_its_size(self) -> Announced:
+    def _has_the_chunks_of_its_size(self) -> AnnouncedUpload:
         if self.total != -(-self.size // HISTOGRAM_CHUNK_BYTES):
             raise ValueError("as many chunks as the bytes fill")
         return self
 
     @classmethod
-    def read(cls, result: Mapping[str, JsonValue]) -> Announced:
+    def from_result(cls, result: Mapping[str, JsonValue]) -> AnnouncedUpload:
         """Of a command's result. Raises MessageError (`histograms.announced`) for what no board would say."""
         try:
             return cls.model_validate(result)
         except ValidationError as error:
             expected = f"a hash, and at most {MAX_UPLOAD_BYTES} bytes"
-            raise MessageError("histograms.announced", problems(error), expected, "update the board") from None
+            raise MessageError("histograms.announced", describe_errors(error), expected, "update the board") from None
 
 
 @dataclass
 class _IncomingUpload:
     """An upload of which some chunks are there."""
 
-    announced: Announced
+    announced: AnnouncedUpload
     part: Path
     have: set[int] = field(default_factory=set)
 
@@ -59,14 +59,14 @@ class _IncomingUpload:
 class UploadInbox:
     """Of each device one upload at a time, of the size that it has announced; in memory are the numbers of its chunks.
 
-    `whole` has the files of those that are complete and can be read, by device. `counts`: chunks, refused (which were
+    `complete` has the files of those that are complete and can be read, by device. `counts`: chunks, refused (which were
     not asked for, or are none), quarantined (uploads whose bytes are not what was announced, or no histograms).
     folder: of the files; `quarantine` in it keeps the first hundred of those that were refused.
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises AgentError (`merge.write`) for a folder that cannot be written in, as the methods do."""
-        self.whole: dict[str, Path] = {}
+        self.complete: dict[str, Path] = {}
         self.counts: Counter[str] = Counter()
         self._folder = folder
         self._coming: dict[str, _IncomingUpload] = {}
@@ -74,7 +74,7 @@ class UploadInbox:
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def expect(self, device: str, announced: Announced) -> None:
+    def expect(self, device: str, announced: AnnouncedUpload) -> None:
         """From now on chunks of this upload are taken; those that are there are kept where it is still the same."""
         known = self._coming.get(device)
         if known is None or known.announced != announced:
@@ -90,7 +90,7 @@ class UploadInbox:
             return None
         return known.announced.sha256, [each for each in range(known.announced.total) if each not in known.have]
 
-    def take(self, device: str, name: str, number: str, payload: bytes) -> bool:
+    def receive_chunk(self, device: str, name: str, number: str, payload: bytes) -> bool:
         """A chunk as it came; whether the upload is complete with it. One that comes again is passed over.
 
         Raises MessageError for a chunk that is none, or that nobody waits for, and where the upload is none: it is in
@@ -118,7 +118,7 @@ class UploadInbox:
         del self._coming[device]
         with _writing(coming.part):
             self._check(device, coming)
-            self.whole[device] = coming.part.replace(self._path(device, "upload"))
+            self.complete[device] = coming.part.replace(self._path(device, "upload"))
         self._arrived[device] = coming.announced.sha256
         return True
 

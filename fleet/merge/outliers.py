@@ -44,7 +44,7 @@ class Sketch:
     values: NDArray[np.int64]
 
     @classmethod
-    def of(cls, histograms: Mapping[str, AbsHistogram], tensors: Sequence[str]) -> Sketch:
+    def from_histograms(cls, histograms: Mapping[str, AbsHistogram], tensors: Sequence[str]) -> Sketch:
         scales = best_scales(histograms)
         octaves = np.array([math.log2(scales[tensor]) if tensor in scales else math.nan for tensor in tensors])
         return cls(octaves, np.array([histograms[tensor].total for tensor in tensors]))
@@ -67,7 +67,7 @@ class OutlierLimits:
     median: Distance
 
     @classmethod
-    def of(cls, distances: Sequence[Distance]) -> OutlierLimits:
+    def from_distances(cls, distances: Sequence[Distance]) -> OutlierLimits:
         to_board = [each.to_board_db for each in distances]
         to_group = [each.to_group_db for each in distances]
         median = Distance(float(np.median(to_board)), float(np.median(to_group)))

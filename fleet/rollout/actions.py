@@ -10,13 +10,12 @@ from agent.contract.signing import Signer
 from agent.contract.topics import Topics
 from fleet.devices.devices import Device
 from fleet.devices.facts import facts
-from fleet.operator import as_sent, command_of, new_command
-from fleet.rollout.board_rows import RowChange, TargetRow
-from fleet.rollout.command_rows import CommandRow
-from fleet.rollout.outcomes import MOST_ATTEMPTS, pause_s, unread
+from fleet.operator import command_from_args, encode_command, new_command
+from fleet.rollout.board_rows import TargetChange, TargetRow, TargetState
+from fleet.rollout.command_rows import CommandRole, CommandRow
+from fleet.rollout.outcomes import MOST_ATTEMPTS, pause_s, unreadable_board
 from fleet.rollout.rollout_rows import Rollout
-from fleet.rollout.spec import OPS, policy
-from fleet.rollout.states import Role, Target
+from fleet.rollout.spec import OPS, policy_arguments
 
 _SETTLES_S = 60.0  # for what a board tells of its engine to arrive here
 _HELD = "held"  # of a baseline: the values that a policy replaces
@@ -26,8 +25,8 @@ _HELD = "held"  # of a baseline: the values that a policy replaces
 class BoardStep:
     """What becomes of a board's row, and what it is told, if anything."""
 
-    change: RowChange
-    order: CommandRow | None = None
+    change: TargetChange
+    command: CommandRow | None = None
 
 
 class Actions:
@@ -42,67 +41,71 @@ class Actions:
         What a board had is what it had before the first attempt: a second one may find it changed already.
         """
         if device.schema is not None and device.is_newer:
-            return BoardStep(unread(target, Role.DO, device.schema))
+            return BoardStep(unreadable_board(target, CommandRole.DO, device.schema))
         spec, known = self._spec, facts(device, self._now, self._spec.silent_s)
-        baseline: dict[str, Any] = {**known, **target.before}
+        baseline: dict[str, Any] = {**known, **target.baseline}
         if spec.op == "regime" and device.engine == spec.arguments["regime"]:
-            return BoardStep(RowChange(target.device, Target.DONE, "served it already", device.engine, baseline))
+            return BoardStep(
+                TargetChange(target.device, TargetState.DONE, "served it already", device.engine, baseline)
+            )
         if spec.op == "policy":
             if held is None:
                 return BoardStep(self._later(target, "has not told its settings, to which it might have to go back"))
             former = {key: held.values.get(key) for key in spec.arguments}
-            baseline.setdefault(_HELD, policy(former).values)
+            baseline.setdefault(_HELD, policy_arguments(former).values)
         version = self._version(held) if spec.op == "policy" else 1
         valid_s = min(spec.valid_s, until - self._now)
-        command = command_of(OPS[spec.op], spec.args, self._now, valid_s, self._to(target), version)
-        change = RowChange(target.device, Target.SENT, before=baseline, attempts=target.attempts + 1)
-        return BoardStep(change, self._order(target, Role.DO, command))
+        command = command_from_args(OPS[spec.op], spec.args, self._now, valid_s, self._to(target), version)
+        change = TargetChange(target.device, TargetState.SENT, baseline=baseline, attempts=target.attempts + 1)
+        return BoardStep(change, self._order(target, CommandRole.DO, command))
 
     def cancel(self, target: TargetRow) -> CommandRow:
         """Whatever it has been told is not wanted any more."""
         command = new_command("cancel", {}, self._now, self._spec.valid_s, self._to(target))
-        return self._order(target, Role.CANCEL, command)
+        return self._order(target, CommandRole.CANCEL, command)
 
     def undo(self, target: TargetRow, device: Device, held: Reported | None) -> BoardStep:
         """Back to what it had. A board that has gone on since, by itself or by another's word, is left alone."""
         if device.schema is not None and device.is_newer:
-            return BoardStep(unread(target, Role.UNDO, device.schema))
-        spec, to, before = self._spec, self._to(target), target.before
+            return BoardStep(unreadable_board(target, CommandRole.UNDO, device.schema))
+        spec, to, before = self._spec, self._to(target), target.baseline
         if spec.op == "policy":
             asked = {key: value for key, value in spec.arguments.items() if value is not None}
             other = [key for key, value in asked.items() if held is not None and held.values.get(key) != value]
             if other:
-                return BoardStep(RowChange(target.device, Target.KEPT, f"was told another {other[0]} since"))
+                return BoardStep(TargetChange(target.device, TargetState.KEPT, f"was told another {other[0]} since"))
             version = self._version(held)
-            command = command_of("set", policy(before[_HELD]), self._now, spec.valid_s, to, version)
+            command = command_from_args("set", policy_arguments(before[_HELD]), self._now, spec.valid_s, to, version)
         elif device.engine != target.artefact:
             if self._now - (target.settled or 0.0) < _SETTLES_S:
-                return BoardStep(RowChange(target.device, Target.DONE, due=self._now + 1.0))
+                return BoardStep(TargetChange(target.device, TargetState.DONE, due=self._now + 1.0))
             if device.engine == before.get("engine"):
-                return BoardStep(RowChange(target.device, Target.UNDONE, "was back already"))
-            return BoardStep(RowChange(target.device, Target.KEPT, f"serves {device.engine}, not what it made of this"))
+                return BoardStep(TargetChange(target.device, TargetState.UNDONE, "was back already"))
+            return BoardStep(
+                TargetChange(target.device, TargetState.KEPT, f"serves {device.engine}, not what it made of this")
+            )
         elif spec.op == "regime" and before["engine"] == target.artefact:
-            return BoardStep(RowChange(target.device, Target.KEPT, "served it before"))
+            return BoardStep(TargetChange(target.device, TargetState.KEPT, "served it before"))
         elif spec.op == "regime":
             command = new_command("switch", {"regime": str(before["engine"])}, self._now, spec.valid_s, to)
         else:
             command = new_command("rollback", {}, self._now, spec.valid_s, to)
-        change = RowChange(target.device, Target.UNDOING, attempts=target.attempts + 1)
-        return BoardStep(change, self._order(target, Role.UNDO, command))
+        change = TargetChange(target.device, TargetState.UNDOING, attempts=target.attempts + 1)
+        return BoardStep(change, self._order(target, CommandRole.UNDO, command))
 
     def _version(self, held: Reported | None) -> int:
         """Above any that the board knows, whatever this machine's clock says."""
         return max(int(self._now * 1000.0), held.version + 1 if held is not None else 1)
 
-    def _later(self, target: TargetRow, reason: str) -> RowChange:
+    def _later(self, target: TargetRow, reason: str) -> TargetChange:
         if target.attempts >= MOST_ATTEMPTS:
-            return RowChange(target.device, Target.FAILED, reason)
+            return TargetChange(target.device, TargetState.FAILED, reason)
         due = self._now + pause_s(0)
-        return RowChange(target.device, Target.WAITING, reason, due=due, attempts=target.attempts + 1)
+        return TargetChange(target.device, TargetState.WAITING, reason, due=due, attempts=target.attempts + 1)
 
     def _to(self, target: TargetRow) -> Topics | None:
         return Topics(self._rollout.fleet, target.name) if self._signer is not None else None
 
-    def _order(self, target: TargetRow, role: Role, command: Command) -> CommandRow:
-        payload = as_sent(command, self._signer).decode()
+    def _order(self, target: TargetRow, role: CommandRole, command: Command) -> CommandRow:
+        payload = encode_command(command, self._signer).decode()
         return CommandRow(command.id, target.device, target.name, role, payload, self._now, command.expires)

@@ -6,14 +6,29 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-from fleet.rollout.states import Role, Target
-from fleet.store import Row, Transaction
+from fleet.rollout.command_rows import CommandRole
+from fleet.store.transaction import Row, Transaction
 
 _TARGET = "t.device, d.name, t.wave, t.zone, t.state, t.attempts, t.baseline, t.artefact, t.reason, t.settled"
 _AT_ONCE = 500
 _TARGETS = "rollout_targets t JOIN devices d ON d.id = t.device"
+
+
+class TargetState(str, Enum):
+    """Of a board. WAITING: nobody has told it anything. SENT: it has been told, and what became of it is not known.
+    UNDOING to UNDONE: it goes back to what it had; KEPT: it did not, for a reason."""
+
+    WAITING = "WAITING"
+    SENT = "SENT"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    UNREACHED = "UNREACHED"
+    UNDOING = "UNDOING"
+    UNDONE = "UNDONE"
+    KEPT = "KEPT"
 
 
 @dataclass(frozen=True)
@@ -25,47 +40,47 @@ class TargetRow:
     name: str
     wave: int
     zone: str
-    state: Target
+    state: TargetState
     attempts: int
-    before: Mapping[str, Any]
+    baseline: Mapping[str, Any]
     artefact: str | None
     reason: str
     settled: float | None
 
 
 @dataclass(frozen=True)
-class RowChange:
+class TargetChange:
     """What becomes of a board's row; what is None stays as it is."""
 
     device: int
-    state: Target
+    state: TargetState
     reason: str = ""
     artefact: str | None = None
-    before: Mapping[str, Any] | None = None
+    baseline: Mapping[str, Any] | None = None
     due: float = 0.0
     attempts: int | None = None
 
 
-def counts(transaction: Transaction, identity: str) -> dict[int, Counter[Target]]:
+def counts(transaction: Transaction, identity: str) -> dict[int, Counter[TargetState]]:
     """How many boards of each wave are in which state."""
     query = "SELECT wave, state, count(*) FROM rollout_targets WHERE rollout = ? GROUP BY wave, state"
-    found: dict[int, Counter[Target]] = {}
+    found: dict[int, Counter[TargetState]] = {}
     for wave, state, count in transaction.execute(query, (identity,)):
-        found.setdefault(int(wave), Counter())[Target(state)] = int(count)
+        found.setdefault(int(wave), Counter())[TargetState(state)] = int(count)
     return found
 
 
-def zones(transaction: Transaction, identity: str, wave: int) -> list[str]:
+def waiting_zones(transaction: Transaction, identity: str, wave: int) -> list[str]:
     """Where boards of a wave are that nobody has told yet."""
     query = "SELECT DISTINCT zone FROM rollout_targets WHERE rollout = ? AND wave = ? AND state = ? ORDER BY zone"
-    return [str(row[0]) for row in transaction.execute(query, (identity, wave, Target.WAITING.value))]
+    return [str(row[0]) for row in transaction.execute(query, (identity, wave, TargetState.WAITING.value))]
 
 
 def due(
     transaction: Transaction,
     identity: str,
     waves: tuple[int, int],
-    state: Target,
+    state: TargetState,
     now: float,
     most: int,
     within: Sequence[str] | None = None,
@@ -83,8 +98,8 @@ def due(
     return [_target(row) for row in found]
 
 
-def targets(
-    transaction: Transaction, identity: str, first: int, last: int, state: Target | None = None
+def of_waves(
+    transaction: Transaction, identity: str, first: int, last: int, state: TargetState | None = None
 ) -> list[TargetRow]:
     """Boards of these waves, the first and the last, in their order; only those in a state where one is named."""
     only, values = ("", ()) if state is None else (" AND t.state = ?", (state.value,))
@@ -95,7 +110,7 @@ def targets(
     return [_target(row) for row in transaction.execute(query, (identity, first, last, *values))]
 
 
-def these(transaction: Transaction, identity: str, devices: Sequence[int]) -> dict[int, TargetRow]:
+def by_device(transaction: Transaction, identity: str, devices: Sequence[int]) -> dict[int, TargetRow]:
     """Boards by their ids."""
     found = {}
     for start in range(0, len(devices), _AT_ONCE):
@@ -105,7 +120,7 @@ def these(transaction: Transaction, identity: str, devices: Sequence[int]) -> di
     return found
 
 
-def late(transaction: Transaction, identity: str, first: int) -> list[tuple[int, str]]:
+def late_successes(transaction: Transaction, identity: str, first: int) -> list[tuple[int, str]]:
     """Boards of that wave and those after it that counted as failed or unreached, and have done what they were told
     after all, by what a collector has heard: with that result."""
     query = (
@@ -114,11 +129,11 @@ def late(transaction: Transaction, identity: str, first: int) -> list[tuple[int,
         "JOIN results r ON r.device = c.device AND r.command = c.id "
         "WHERE t.rollout = ? AND t.wave >= ? AND t.state IN (?, ?) AND c.role = ? AND r.status = 'SUCCEEDED'"
     )
-    values = identity, first, Target.FAILED.value, Target.UNREACHED.value, Role.DO.value
+    values = identity, first, TargetState.FAILED.value, TargetState.UNREACHED.value, CommandRole.DO.value
     return [(int(device), str(document)) for device, document in transaction.execute(query, values)]
 
 
-def change(transaction: Transaction, identity: str, changes: Sequence[RowChange], now: float) -> None:
+def apply_changes(transaction: Transaction, identity: str, changes: Sequence[TargetChange], now: float) -> None:
     """Write down what became of boards."""
     transaction.execute_many(
         "UPDATE rollout_targets SET state = ?, reason = ?, artefact = coalesce(?, artefact), "
@@ -130,7 +145,7 @@ def change(transaction: Transaction, identity: str, changes: Sequence[RowChange]
                 each.state.value,
                 each.reason,
                 each.artefact,
-                json.dumps(each.before) if each.before is not None else None,
+                json.dumps(each.baseline) if each.baseline is not None else None,
                 each.due,
                 each.attempts,
                 each.state.value,
@@ -145,4 +160,4 @@ def change(transaction: Transaction, identity: str, changes: Sequence[RowChange]
 
 def _target(row: Row) -> TargetRow:
     device, name, wave, zone, state, attempts, before, *rest = row
-    return TargetRow(device, name, wave, zone, Target(state), attempts, json.loads(before), *rest)
+    return TargetRow(device, name, wave, zone, TargetState(state), attempts, json.loads(before), *rest)

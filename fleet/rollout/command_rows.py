@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from agent.contract.commands import CommandResult
-from fleet.rollout.states import Role
-from fleet.store import Row, Transaction
+from fleet.store.transaction import Row, Transaction
 
 _ORDER = "c.id, c.device, d.name, c.role, c.payload, c.sent, c.expires, c.accepted"
+
+
+class CommandRole(str, Enum):
+    """What a command is for."""
+
+    DO = "do"
+    CANCEL = "cancel"
+    UNDO = "undo"
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,7 @@ class CommandRow:
     id: str
     device: int
     name: str
-    role: Role
+    role: CommandRole
     payload: str
     sent: float
     expires: float
@@ -34,7 +42,7 @@ def record(transaction: Transaction, identity: str, orders: Iterable[CommandRow]
     )
 
 
-def open_orders(transaction: Transaction, identity: str) -> list[CommandRow]:
+def open_commands(transaction: Transaction, identity: str) -> list[CommandRow]:
     """Commands of which nobody knows yet what became."""
     query = (
         f"SELECT {_ORDER} FROM rollout_commands c JOIN devices d ON d.id = c.device "
@@ -43,13 +51,13 @@ def open_orders(transaction: Transaction, identity: str) -> list[CommandRow]:
     return [_order(row) for row in transaction.execute(query, (identity,))]
 
 
-def told(transaction: Transaction, identity: str, role: Role) -> set[int]:
+def devices_with(transaction: Transaction, identity: str, role: CommandRole) -> set[int]:
     """The boards that have been sent a command for this, whatever came of it."""
     query = "SELECT device FROM rollout_commands WHERE rollout = ? AND role = ?"
     return {int(row[0]) for row in transaction.execute(query, (identity, role.value))}
 
 
-def obeyed(transaction: Transaction, identity: str) -> bool:
+def has_any_accepted(transaction: Transaction, identity: str) -> bool:
     """Whether any board has taken its commands for an order."""
     query = (
         "SELECT 1 FROM rollout_commands WHERE rollout = ? AND (accepted IS NOT NULL OR status = 'SUCCEEDED') LIMIT 1"
@@ -57,18 +65,18 @@ def obeyed(transaction: Transaction, identity: str) -> bool:
     return bool(transaction.execute(query, (identity,)))
 
 
-def accepted(transaction: Transaction, orders: Iterable[str], now: float) -> None:
+def mark_accepted(transaction: Transaction, orders: Iterable[str], now: float) -> None:
     """Their boards have said that they are at it."""
     transaction.execute_many("UPDATE rollout_commands SET accepted = ? WHERE id = ?", [(now, each) for each in orders])
 
 
-def ended(transaction: Transaction, results: Iterable[CommandResult], now: float) -> None:
+def mark_ended(transaction: Transaction, results: Iterable[CommandResult], now: float) -> None:
     """What became of commands."""
     rows = [(now, each.status, each.to_json().decode(), each.id) for each in results]
     transaction.execute_many("UPDATE rollout_commands SET ended = ?, status = ?, document = ? WHERE id = ?", rows)
 
 
-def commands(transaction: Transaction, identity: str) -> list[Row]:
+def all_commands(transaction: Transaction, identity: str) -> list[Row]:
     """For people: device, role, id, sent, status, the document that was sent, the one that came; the oldest first."""
     query = (
         "SELECT d.name, c.role, c.id, c.sent, c.status, c.payload, c.document FROM rollout_commands c "
@@ -79,4 +87,4 @@ def commands(transaction: Transaction, identity: str) -> list[Row]:
 
 def _order(row: Row) -> CommandRow:
     identity, device, name, role, *rest = row
-    return CommandRow(identity, device, name, Role(role), *rest)
+    return CommandRow(identity, device, name, CommandRole(role), *rest)

@@ -66,17 +66,17 @@ class Gate:
     share: float = _SHARE
 
     @property
-    def of_wave(self) -> bool:
+    def is_on_wave(self) -> bool:
         return self.metric in _OF_WAVE
 
-    def is_lost(self, failed: int, unreached: int, total: int) -> bool:
+    def is_out_of_reach(self, failed: int, unreached: int, total: int) -> bool:
         """Whether it cannot hold any more, whatever the rest of the wave does: what failed stays so."""
         count = {FAILURES: failed, UNREACHED: unreached}.get(self.metric)
         return count is not None and total > 0 and not self._compares(Fraction(count, total), self.value)
 
     def judge(self, wave: Sequence[Standing]) -> GateResult:
         """wave: all of its boards."""
-        if self.of_wave:
+        if self.is_on_wave:
             return self._judge_share(wave)
         told = [each for each in wave if each.reached and not each.failure]
         silent, missed = 0, list[str]()

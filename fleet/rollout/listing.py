@@ -13,16 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.devices.devices import Device
-from fleet.rollout.board_rows import TargetRow
-from fleet.rollout.planner import told
+from fleet.rollout.board_rows import TargetRow, TargetState
+from fleet.rollout.planner import state_counts
 from fleet.rollout.register import Overview
-from fleet.rollout.spec import Spec
-from fleet.rollout.states import Target
-from fleet.store import Row
+from fleet.rollout.spec import RolloutSpec
+from fleet.store.transaction import Row
 
 _WIDE = 200
 _MOST_TOLD = 20  # boards that stand out
-_PLAIN = (Target.WAITING, Target.DONE)
+_PLAIN = (TargetState.WAITING, TargetState.DONE)
 
 
 def as_object(overview: Overview) -> dict[str, Any]:
@@ -48,7 +47,7 @@ def details(overview: Overview, boards: Sequence[TargetRow], commands: Sequence[
     keys = ("device", "for", "id", "sent", "status", "command", "result")
     return {
         **as_object(overview),
-        "spec": json.loads(overview.rollout.wishes),
+        "spec": json.loads(overview.rollout.spec_json),
         "boards": [
             {"device": each.name, "wave": each.wave + 1, "state": each.state.value, "reason": each.reason}
             for each in boards
@@ -70,7 +69,7 @@ def print_rollouts(overviews: Sequence[Overview], console: Console) -> None:
     for each in overviews:
         rollout = each.rollout
         wave = f"{rollout.wave + 1} of {rollout.waves}"
-        boards = told(map(Counter, each.counts.values()))
+        boards = state_counts(map(Counter, each.counts.values()))
         table.add_row(rollout.id, rollout.op, rollout.state.value, wave, boards, _when(rollout.created))
     console.print(table)
 
@@ -82,8 +81,8 @@ def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Cons
     console.print(Text(f"{rollout.id} {rollout.op} in {rollout.fleet}: {rollout.state.value}{demand}"))
     waves = _table(console, "wave", "boards")
     for wave, counts in sorted(overview.counts.items()):
-        here = " <" if wave == rollout.wave and not rollout.state.over else ""
-        waves.add_row(f"{wave + 1}{here}", told([Counter(counts)]))
+        here = " <" if wave == rollout.wave and not rollout.state.is_finished else ""
+        waves.add_row(f"{wave + 1}{here}", state_counts([Counter(counts)]))
     console.print(waves)
     loud = [each for each in boards if each.state not in _PLAIN and each.reason]
     if loud:
@@ -99,7 +98,7 @@ def print_rollout(overview: Overview, boards: Sequence[TargetRow], console: Cons
     console.print(records)
 
 
-def print_plan(spec: Spec, waves: Sequence[Sequence[Device]], console: Console) -> None:
+def print_plan(spec: RolloutSpec, waves: Sequence[Sequence[Device]], console: Console) -> None:
     """What would be done, before it is."""
     gates = ", ".join(each.text for each in spec.parsed_gates)
     console.print(Text(f"{spec.op}, gates {gates}, each wave looked at for {spec.soak_s:.0f} s"))

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field, replace
 from agent.contract.commands import CommandResult, Failure
 from agent.contract.messages import NEWER_SCHEMA
 from agent.contract.wire import MessageError
-from fleet.devices.devices import newer
-from fleet.rollout import board_rows as targets
-from fleet.rollout import command_rows as orders
-from fleet.rollout.board_rows import RowChange, TargetRow
-from fleet.rollout.command_rows import CommandRow
-from fleet.rollout.rollout_rows import Rollout
-from fleet.rollout.spec import Spec
-from fleet.rollout.states import Role, State, Target
-from fleet.store import Transaction
+from fleet.devices.devices import newer_schemas
+from fleet.rollout import board_rows, command_rows
+from fleet.rollout.board_rows import TargetChange, TargetRow, TargetState
+from fleet.rollout.command_rows import CommandRole, CommandRow
+from fleet.rollout.rollout_rows import Rollout, RolloutState
+from fleet.rollout.spec import RolloutSpec
+from fleet.store.transaction import Transaction
 from fleet.untrusted import printable
 
 MOST_ATTEMPTS = 8
@@ -36,64 +34,64 @@ _LATE_S = 5.0  # for an answer that was under way when its command expired
 
 
 @dataclass
-class Ended:
+class AppliedResults:
     """left: the commands that are still open. lost: boards that were at it too long. halt: why nobody else is to be
     told before somebody has seen to it, empty where nothing is the matter."""
 
-    left: dict[str, CommandRow]
-    lost: set[int] = field(default_factory=set)
-    halt: str = ""
+    open_commands: dict[str, CommandRow]
+    timed_out: set[int] = field(default_factory=set)
+    halt_reason: str = ""
 
 
-def end_all(
+def apply_results(
     transaction: Transaction,
     rollout: Rollout,
     known: Mapping[str, CommandRow],
     heard: Mapping[str, CommandResult],
     can_sign: bool,
     now: float,
-) -> Ended:
+) -> AppliedResults:
     """Write down what has come of open commands. can_sign: whether what is sent from now on is signed."""
     begun = {key for key, each in known.items() if each.accepted is None and key in heard and not heard[key].final}
-    orders.accepted(transaction, begun, now)
+    command_rows.mark_accepted(transaction, begun, now)
     still_open = {key: replace(each, accepted=now) if key in begun else each for key, each in known.items()}
     ends = {key: heard[key] for key in still_open if key in heard and heard[key].final}
     for key, order in still_open.items():
-        if key not in ends and (none := overdue(order, now, rollout.spec.deadline_s)) is not None:
+        if key not in ends and (none := overdue_result(order, now, rollout.spec.deadline_s)) is not None:
             ends[key] = none
-    ended = Ended(still_open)
+    ended = AppliedResults(still_open)
     if not ends:
         return ended
     devices = sorted({still_open[key].device for key in ends})
-    rows, strange = targets.these(transaction, rollout.id, devices), newer(transaction, devices)
-    is_obeyed, changes = orders.obeyed(transaction, rollout.id), []
+    rows, strange = board_rows.by_device(transaction, rollout.id, devices), newer_schemas(transaction, devices)
+    is_obeyed, changes = command_rows.has_any_accepted(transaction, rollout.id), []
     for key, result in ends.items():
         order = still_open.pop(key)
-        may_retry = order.role is Role.UNDO or rollout.state is not State.UNDOING
-        change = settle(rows[order.device], order, result, rollout.spec, may_retry, now)
-        if change is not None and order.role is Role.DO and _code(result) in _OF_OUR_KEY:
+        may_retry = order.role is CommandRole.UNDO or rollout.state is not RolloutState.UNDOING
+        change = target_change(rows[order.device], order, result, rollout.spec, may_retry, now)
+        if change is not None and order.role is CommandRole.DO and _code(result) in _OF_OUR_KEY:
             is_signed = "signature" in json.loads(order.payload)
             is_ours = not is_signed or not is_obeyed
             change = _unheeded(change, is_ours and may_retry)
             if is_ours and (is_signed or not can_sign):
-                ended.halt = f"{order.name}: {change.reason}; {_KEY_REMEDY}"
+                ended.halt_reason = f"{order.name}: {change.reason}; {_KEY_REMEDY}"
         if change is not None and (schema := strange.get(order.device)) is not None:
-            change = unread(rows[order.device], order.role, schema)
+            change = unreadable_board(rows[order.device], order.role, schema)
         if change is not None:
             changes.append(change)
-        if order.role is Role.DO and _code(result) == UNFINISHED:
-            ended.lost.add(order.device)
-    targets.change(transaction, rollout.id, changes, now)
-    orders.ended(transaction, ends.values(), now)
+        if order.role is CommandRole.DO and _code(result) == UNFINISHED:
+            ended.timed_out.add(order.device)
+    board_rows.apply_changes(transaction, rollout.id, changes, now)
+    command_rows.mark_ended(transaction, ends.values(), now)
     return ended
 
 
-def unread(target: TargetRow, role: Role, schema: int) -> RowChange:
+def unreadable_board(target: TargetRow, role: CommandRole, schema: int) -> TargetChange:
     """Of a board that has come to speak a newer schema: what it has done, and whether it is any good, nobody knows."""
     return _unknown(target, role, f"{UNREAD}: it speaks schema {schema}; expected one that is known here; update tared")
 
 
-def read_answer(command: str, payload: bytes) -> CommandResult:
+def parse_result(command: str, payload: bytes) -> CommandResult:
     """A result of this command; one in a newer schema is a failure to read it. Raises MessageError, ValueError."""
     try:
         return CommandResult.from_json(payload)
@@ -103,12 +101,12 @@ def read_answer(command: str, payload: bytes) -> CommandResult:
         return CommandResult(id=command, status="FAILED", error=Failure(code=UNREAD, message=str(error)))
 
 
-def unsent_answer(command: str) -> CommandResult:
+def unsent_result(command: str) -> CommandResult:
     """Of a command that was on record, and is not to be sent any more."""
     return CommandResult(id=command, status="EXPIRED", error=Failure(code=_UNSENT, message="it was never sent"))
 
 
-def overdue(order: CommandRow, now: float, deadline_s: float) -> CommandResult | None:
+def overdue_result(order: CommandRow, now: float, deadline_s: float) -> CommandResult | None:
     """What is taken for the result of a command that nobody has answered in time, once it is so."""
     if order.accepted is None and now > order.expires + _LATE_S:
         waited_s = order.expires - order.sent
@@ -119,43 +117,43 @@ def overdue(order: CommandRow, now: float, deadline_s: float) -> CommandResult |
     return None
 
 
-def settle(
-    target: TargetRow, order: CommandRow, result: CommandResult, spec: Spec, may_retry: bool, now: float
-) -> RowChange | None:
+def target_change(
+    target: TargetRow, order: CommandRow, result: CommandResult, spec: RolloutSpec, may_retry: bool, now: float
+) -> TargetChange | None:
     """result: a final one. may_retry: a board that is busy is asked again, and one that was away for all of a window in
     the next. None: nothing is known by this."""
-    awaited = {Role.DO: Target.SENT, Role.UNDO: Target.UNDOING}.get(order.role)
+    awaited = {CommandRole.DO: TargetState.SENT, CommandRole.UNDO: TargetState.UNDOING}.get(order.role)
     if target.state is not awaited:
         return None  # of a command that is cancelled its own answer tells, not the cancellation's
     if result.status == "SUCCEEDED":
         return _done(target, order, result, spec)
     reason, code = _reason(result), _code(result)
     if code == _UNSENT:
-        return RowChange(target.device, Target.WAITING)
+        return TargetChange(target.device, TargetState.WAITING)
     if code == UNREAD:
         return _unknown(target, order.role, reason)
     may_retry = may_retry and target.attempts < MOST_ATTEMPTS
-    if may_retry and (code in _PASSING or (order.role is Role.UNDO and code in _OF_OUR_KEY)):
-        before = Target.WAITING if order.role is Role.DO else Target.DONE
-        return RowChange(target.device, before, reason, due=now + pause_s(target.attempts))
-    if order.role is Role.UNDO:
-        return RowChange(target.device, Target.KEPT, reason)
+    if may_retry and (code in _PASSING or (order.role is CommandRole.UNDO and code in _OF_OUR_KEY)):
+        before = TargetState.WAITING if order.role is CommandRole.DO else TargetState.DONE
+        return TargetChange(target.device, before, reason, due=now + pause_s(target.attempts))
+    if order.role is CommandRole.UNDO:
+        return TargetChange(target.device, TargetState.KEPT, reason)
     if result.status == "EXPIRED" and order.accepted is None:
-        state = Target.WAITING if may_retry and spec.windows else Target.UNREACHED
-        return RowChange(target.device, state, reason, due=now + pause_s(0))
-    return RowChange(target.device, Target.FAILED, reason)
+        state = TargetState.WAITING if may_retry and spec.windows else TargetState.UNREACHED
+        return TargetChange(target.device, state, reason, due=now + pause_s(0))
+    return TargetChange(target.device, TargetState.FAILED, reason)
 
 
-def _done(target: TargetRow, order: CommandRow, result: CommandResult, spec: Spec) -> RowChange:
+def _done(target: TargetRow, order: CommandRow, result: CommandResult, spec: RolloutSpec) -> TargetChange:
     """An engine that a board has gone back to has to be the one that it had."""
     found = (result.result or {}).get("artefact")
     made = printable(found, _MOST_ID) if isinstance(found, str) else None
-    if order.role is Role.DO:
-        return RowChange(target.device, Target.DONE, artefact=made, attempts=0)
-    had = target.before.get("engine")
+    if order.role is CommandRole.DO:
+        return TargetChange(target.device, TargetState.DONE, artefact=made, attempts=0)
+    had = target.baseline.get("engine")
     if spec.op != "policy" and None not in (made, had) and made != had:
-        return RowChange(target.device, Target.KEPT, f"went back to {made}, not to {had}, which it had")
-    return RowChange(target.device, Target.UNDONE)
+        return TargetChange(target.device, TargetState.KEPT, f"went back to {made}, not to {had}, which it had")
+    return TargetChange(target.device, TargetState.UNDONE)
 
 
 def pause_s(attempts: int) -> float:
@@ -163,14 +161,14 @@ def pause_s(attempts: int) -> float:
     return float(_PAUSE_S * 2 ** min(attempts, MOST_ATTEMPTS))
 
 
-def _unknown(target: TargetRow, role: Role, reason: str) -> RowChange:
-    return RowChange(target.device, Target.KEPT if role is Role.UNDO else Target.UNREACHED, reason)
+def _unknown(target: TargetRow, role: CommandRole, reason: str) -> TargetChange:
+    return TargetChange(target.device, TargetState.KEPT if role is CommandRole.UNDO else TargetState.UNREACHED, reason)
 
 
-def _unheeded(change: RowChange, is_ours: bool) -> RowChange:
+def _unheeded(change: TargetChange, is_ours: bool) -> TargetChange:
     """Of a board that does not take our word for an order, and has done nothing. is_ours: that is to be seen to here,
     and the board told again; else it is this board alone that knows another key."""
-    return replace(change, state=Target.WAITING if is_ours else Target.UNREACHED)
+    return replace(change, state=TargetState.WAITING if is_ours else TargetState.UNREACHED)
 
 
 def _code(result: CommandResult) -> str:

@@ -12,17 +12,14 @@ from typing import Literal
 from agent.contract.commands import CommandResult
 from agent.contract.signing import Signer
 from fleet.devices.records import audit
-from fleet.rollout import board_rows as targets
-from fleet.rollout import command_rows as orders
-from fleet.rollout import rollout_rows as tables
+from fleet.rollout import board_rows, command_rows, rollout_rows
 from fleet.rollout.actions import Actions
-from fleet.rollout.board_rows import RowChange, TargetRow
-from fleet.rollout.command_rows import CommandRow
+from fleet.rollout.board_rows import TargetChange, TargetRow, TargetState
+from fleet.rollout.command_rows import CommandRole, CommandRow
 from fleet.rollout.gates import GateResult
-from fleet.rollout.rollout_rows import Rollout
-from fleet.rollout.spec import open_until
-from fleet.rollout.states import Role, State, Target
-from fleet.store import Transaction
+from fleet.rollout.rollout_rows import Rollout, RolloutState
+from fleet.rollout.schedule import open_until
+from fleet.store.transaction import Transaction
 from fleet.untrusted import printable
 
 log = logging.getLogger(__package__)
@@ -35,7 +32,7 @@ class RolloutPlan:
     """Where the rollout is now. orders: new ones, on record. next: what comes, once more is known of these boards."""
 
     rollout: Rollout
-    orders: Sequence[CommandRow] = ()
+    new_commands: Sequence[CommandRow] = ()
     next: Literal["", "do", "judge", "undo"] = ""
     boards: Sequence[TargetRow] = ()
 
@@ -48,40 +45,42 @@ class RolloutPlanner:
 
     def plan(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> RolloutPlan:
         """at_it: boards that are at what they were told, as far as is known. now: Unix time in s."""
-        if rollout.state is State.UNDOING:
+        if rollout.state is RolloutState.UNDOING:
             return self._back(transaction, rollout, at_it, now)
-        if rollout.state is not State.RUNNING:
+        if rollout.state is not RolloutState.RUNNING:
             return RolloutPlan(rollout)
-        wave = targets.counts(transaction, rollout.id)[rollout.wave]
-        failed, unreached, total = wave[Target.FAILED], wave[Target.UNREACHED], sum(wave.values())
+        wave = board_rows.counts(transaction, rollout.id)[rollout.wave]
+        failed, unreached, total = wave[TargetState.FAILED], wave[TargetState.UNREACHED], sum(wave.values())
         for gate in rollout.spec.parsed_gates:
-            if gate.is_lost(failed, unreached, total):
+            if gate.is_out_of_reach(failed, unreached, total):
                 words = f"{failed} failed and {unreached} unreached of {total} already"
-                return RolloutPlan(self.judged(transaction, rollout, [GateResult(gate.text, False, words)]))
-        if not wave[Target.WAITING] and not wave[Target.SENT]:
+                return RolloutPlan(self.apply_verdict(transaction, rollout, [GateResult(gate.text, False, words)]))
+        if not wave[TargetState.WAITING] and not wave[TargetState.SENT]:
             return self._soak(transaction, rollout, now)
         return self._on(transaction, rollout, len(at_it), now)
 
-    def judged(self, transaction: Transaction, rollout: Rollout, findings: Sequence[GateResult]) -> Rollout:
+    def apply_verdict(self, transaction: Transaction, rollout: Rollout, findings: Sequence[GateResult]) -> Rollout:
         """To the next wave, to the end, or back, as the gates say."""
         document: dict[str, object] = {"wave": rollout.wave + 1, "gates": [each.as_dict() for each in findings]}
         lost = [f"{each.gate}: {each.words}" for each in findings if not each.passed]
         if lost:
-            back = replace(rollout, state=State.UNDOING, undo_from=rollout.wave, ends_as=State.ROLLED_BACK)
+            back = replace(
+                rollout, state=RolloutState.UNDOING, undo_from=rollout.wave, ends_as=RolloutState.ROLLED_BACK
+            )
             return self._move(transaction, back, "gate failed", "; ".join(lost), **document)
         why = "; ".join(f"{each.gate}: {each.words}" for each in findings)
         if rollout.wave + 1 == rollout.waves:
             self._move(transaction, rollout, "gate passed", why, **document)
-            over = replace(rollout, state=State.COMPLETED)
-            return self._move(transaction, over, State.COMPLETED.value, _counted(transaction, rollout.id))
+            over = replace(rollout, state=RolloutState.COMPLETED)
+            return self._move(transaction, over, RolloutState.COMPLETED.value, _counted(transaction, rollout.id))
         after = replace(rollout, wave=rollout.wave + 1, soak_until=None)
         return self._move(transaction, after, "gate passed", why, **document)
 
     def halt(self, transaction: Transaction, rollout: Rollout, why: str) -> Rollout:
         """Nobody else is told until an operator resumes it."""
-        if rollout.state is not State.RUNNING:
+        if rollout.state is not RolloutState.RUNNING:
             return rollout
-        return self._move(transaction, replace(rollout, state=State.PAUSED), "halted", why)
+        return self._move(transaction, replace(rollout, state=RolloutState.PAUSED), "halted", why)
 
     def _on(self, transaction: Transaction, rollout: Rollout, at_it: int, now: float) -> RolloutPlan:
         """Whose turn it is."""
@@ -92,11 +91,11 @@ class RolloutPlanner:
         if spec.parsed_windows:
             zones = [
                 zone
-                for zone in targets.zones(transaction, rollout.id, rollout.wave)
+                for zone in board_rows.waiting_zones(transaction, rollout.id, rollout.wave)
                 if open_until(spec.parsed_windows, now, zone) is not None
             ]
         span = rollout.wave, rollout.wave
-        boards = targets.due(transaction, rollout.id, span, Target.WAITING, now, room, zones)
+        boards = board_rows.due(transaction, rollout.id, span, TargetState.WAITING, now, room, zones)
         return RolloutPlan(rollout, next="do", boards=boards) if boards else RolloutPlan(rollout)
 
     def _soak(self, transaction: Transaction, rollout: Rollout, now: float) -> RolloutPlan:
@@ -112,18 +111,18 @@ class RolloutPlanner:
     def _back(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> RolloutPlan:
         """Whoever is at it still is to leave it, and whoever has done it goes back; it is over when that is."""
         new = self.cancel(transaction, rollout, at_it, now) if at_it else []
-        counts = targets.counts(transaction, rollout.id)
-        everywhere = sum(counts.values(), Counter[Target]())
-        done = sum(each[Target.DONE] for wave, each in counts.items() if wave >= rollout.undo_from)
-        if not everywhere[Target.SENT] and not everywhere[Target.UNDOING] and not done:
+        counts = board_rows.counts(transaction, rollout.id)
+        everywhere = sum(counts.values(), Counter[TargetState]())
+        done = sum(each[TargetState.DONE] for wave, each in counts.items() if wave >= rollout.undo_from)
+        if not everywhere[TargetState.SENT] and not everywhere[TargetState.UNDOING] and not done:
             done = self._take_late(transaction, rollout, now)
-        if not everywhere[Target.SENT] and not everywhere[Target.UNDOING] and not done:
+        if not everywhere[TargetState.SENT] and not everywhere[TargetState.UNDOING] and not done:
             over = replace(rollout, state=rollout.ends_as)
             why = _counted(transaction, rollout.id)
             return RolloutPlan(self._move(transaction, over, rollout.ends_as.value, why), new)
-        room = min(rollout.spec.at_once - everywhere[Target.UNDOING], _AT_ONCE)
+        room = min(rollout.spec.at_once - everywhere[TargetState.UNDOING], _AT_ONCE)
         span = rollout.undo_from, rollout.waves - 1
-        boards = targets.due(transaction, rollout.id, span, Target.DONE, now, max(0, room))
+        boards = board_rows.due(transaction, rollout.id, span, TargetState.DONE, now, max(0, room))
         return RolloutPlan(rollout, new, "undo", boards) if boards else RolloutPlan(rollout, new)
 
     def cancel(
@@ -132,36 +131,36 @@ class RolloutPlanner:
         """What these boards are at is not wanted any more; each is told once."""
         if not rollout.spec.is_job:
             return []
-        left = sorted(set(boards) - orders.told(transaction, rollout.id, Role.CANCEL))
+        left = sorted(set(boards) - command_rows.devices_with(transaction, rollout.id, CommandRole.CANCEL))
         actions = Actions(rollout, self._signer, now)
-        new = [actions.cancel(each) for each in targets.these(transaction, rollout.id, left).values()]
-        orders.record(transaction, rollout.id, new)
+        new = [actions.cancel(each) for each in board_rows.by_device(transaction, rollout.id, left).values()]
+        command_rows.record(transaction, rollout.id, new)
         return new
 
     def _take_late(self, transaction: Transaction, rollout: Rollout, now: float) -> int:
         """How many boards have done it after all, of those that counted as lost: they go back as well."""
         changes = []
-        for device, document in targets.late(transaction, rollout.id, rollout.undo_from):
+        for device, document in board_rows.late_successes(transaction, rollout.id, rollout.undo_from):
             made = (CommandResult.from_json(document.encode()).result or {}).get("artefact")
             artefact = printable(made, 64) if isinstance(made, str) else None
-            changes.append(RowChange(device, Target.DONE, "was late", artefact))
-        targets.change(transaction, rollout.id, changes, now)
+            changes.append(TargetChange(device, TargetState.DONE, "was late", artefact))
+        board_rows.apply_changes(transaction, rollout.id, changes, now)
         return len(changes)
 
     def _move(self, transaction: Transaction, rollout: Rollout, what: str, why: str, **document: object) -> Rollout:
         """On record, with the wave that it is about: the present one unless the document names another."""
-        tables.move(transaction, rollout)
-        told = {"wave": rollout.wave + 1, **document}
-        audit(transaction, self._who, what, why, rollout.id, json.dumps(told))
-        log.info("rollout=%s step=%r wave=%d/%d why=%r", rollout.id, what, told["wave"], rollout.waves, why)
+        rollout_rows.save_position(transaction, rollout)
+        state_counts = {"wave": rollout.wave + 1, **document}
+        audit(transaction, self._who, what, why, rollout.id, json.dumps(state_counts))
+        log.info("rollout=%s step=%r wave=%d/%d why=%r", rollout.id, what, state_counts["wave"], rollout.waves, why)
         return rollout
 
 
-def told(counted: Iterable[Counter[Target]]) -> str:
+def state_counts(counted: Iterable[Counter[TargetState]]) -> str:
     """How many boards are in which state, in words."""
-    total = sum(counted, Counter[Target]())
-    return ", ".join(f"{total[each]} {each.value}" for each in Target if total[each])
+    total = sum(counted, Counter[TargetState]())
+    return ", ".join(f"{total[each]} {each.value}" for each in TargetState if total[each])
 
 
 def _counted(transaction: Transaction, identity: str) -> str:
-    return told(targets.counts(transaction, identity).values())
+    return state_counts(board_rows.counts(transaction, identity).values())

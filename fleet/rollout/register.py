@@ -9,17 +9,14 @@ from dataclasses import dataclass, replace
 
 from agent.common.errors import CommandError
 from fleet.devices.devices import Device, Devices
-from fleet.devices.records import AuditEntry, audit, audited
+from fleet.devices.records import AuditEntry, audit, audit_entries
 from fleet.devices.selection import select
-from fleet.rollout import board_rows as targets
-from fleet.rollout import command_rows as orders
-from fleet.rollout import rollout_rows as tables
-from fleet.rollout.board_rows import TargetRow
-from fleet.rollout.rollout_rows import Rollout
-from fleet.rollout.spec import Spec, check_zone
-from fleet.rollout.states import State, Target
-from fleet.rollout.waves import ordered, sizes
-from fleet.store import FleetStore, Row
+from fleet.rollout import board_rows, command_rows, rollout_rows
+from fleet.rollout.board_rows import TargetRow, TargetState
+from fleet.rollout.rollout_rows import Rollout, RolloutState
+from fleet.rollout.schedule import check_zone, order_devices, wave_sizes
+from fleet.rollout.spec import RolloutSpec
+from fleet.store.transaction import FleetStore, Row
 
 ZONE_TAG = "tz"
 WAVE, ALL = "wave", "all"  # what may be undone of a rollout that is aborted
@@ -30,7 +27,7 @@ class Overview:
     """counts: boards of each wave, by their state. records: the oldest first."""
 
     rollout: Rollout
-    counts: dict[int, dict[Target, int]]
+    counts: dict[int, dict[TargetState, int]]
     records: Sequence[AuditEntry]
 
 
@@ -40,7 +37,7 @@ class RolloutRegister:
     def __init__(self, store: FleetStore, who: str) -> None:
         self._store, self._who = store, who
 
-    def plan(self, fleet: str, spec: Spec, seed: str) -> list[list[Device]]:
+    def plan(self, fleet: str, spec: RolloutSpec, seed: str) -> list[list[Device]]:
         """The boards of each wave, as they would be. Raises CommandError as `select` (`fleet.nobody`, `fleet.where`)
         and `check_zone`, and `rollout.schema` where what some of them would answer could not be read."""
         found = select(Devices(self._store), fleet, spec.select, spec.silent_s)
@@ -50,45 +47,52 @@ class RolloutRegister:
         _check_schemas(found)
         for zone in {each.tags.get(ZONE_TAG, spec.timezone) for each in found}:
             check_zone(zone)
-        rest, waves = ordered(found, spec.order, seed), []
-        for size in sizes(spec.parsed_waves, len(rest)):
+        rest, waves = order_devices(found, spec.order, seed), []
+        for size in wave_sizes(spec.parsed_waves, len(rest)):
             waves.append(rest[:size])
             rest = rest[size:]
         return waves
 
-    def create(self, fleet: str, spec: Spec, waves: Sequence[Sequence[Device]], why: str) -> str:
+    def create(self, fleet: str, spec: RolloutSpec, waves: Sequence[Sequence[Device]], why: str) -> str:
         """From now on a controller carries it out; its id."""
         boards = [[(each.id, each.tags.get(ZONE_TAG, spec.timezone)) for each in wave] for wave in waves]
-        with self._store.begun("write") as transaction:
-            identity = tables.create(transaction, fleet, spec, boards, time.time())
+        with self._store.transaction("write") as transaction:
+            identity = rollout_rows.create(transaction, fleet, spec, boards, time.time())
             document = {"spec": json.loads(spec.to_json()), "waves": [len(wave) for wave in waves]}
             audit(transaction, self._who, "created", why, identity, json.dumps(document))
         return identity
 
     def all(self, fleet: str) -> list[Overview]:
         """The newest first."""
-        with self._store.begun("read") as transaction:
-            found = [(each, targets.counts(transaction, each.id)) for each in tables.rollouts(transaction, fleet)]
+        with self._store.transaction("read") as transaction:
+            found = [
+                (each, board_rows.counts(transaction, each.id))
+                for each in rollout_rows.all_rollouts(transaction, fleet)
+            ]
         return [Overview(rollout, dict(counts), ()) for rollout, counts in found]
 
     def show(self, identity: str) -> tuple[Overview, list[TargetRow], list[Row]]:
         """With each of its boards, and each command as `orders.commands` has them. identity: may be cut short. Raises
         CommandError (`rollout.unknown`)."""
-        with self._store.begun("read") as transaction:
-            rollout = tables.find(transaction, identity)
-            counts = targets.counts(transaction, rollout.id)
-            boards = targets.targets(transaction, rollout.id, 0, rollout.waves)
-            commands = orders.commands(transaction, rollout.id)
-        return Overview(rollout, dict(counts), audited(self._store, rollout.id)), boards, commands
+        with self._store.transaction("read") as transaction:
+            rollout = rollout_rows.find(transaction, identity)
+            counts = board_rows.counts(transaction, rollout.id)
+            boards = board_rows.of_waves(transaction, rollout.id, 0, rollout.waves)
+            commands = command_rows.all_commands(transaction, rollout.id)
+        return Overview(rollout, dict(counts), audit_entries(self._store, rollout.id)), boards, commands
 
     def pause(self, identity: str, why: str) -> Rollout:
         """Nobody else is told, nothing is judged; who has been told goes on. Raises CommandError (`rollout.unknown`,
         `rollout.state`), as all of these."""
-        return self._turn(identity, (State.RUNNING,), "paused", why, lambda found: replace(found, state=State.PAUSED))
+        return self._turn(
+            identity, (RolloutState.RUNNING,), "paused", why, lambda found: replace(found, state=RolloutState.PAUSED)
+        )
 
     def resume(self, identity: str, why: str) -> Rollout:
         """Where it stood."""
-        return self._turn(identity, (State.PAUSED,), "resumed", why, lambda found: replace(found, state=State.RUNNING))
+        return self._turn(
+            identity, (RolloutState.PAUSED,), "resumed", why, lambda found: replace(found, state=RolloutState.RUNNING)
+        )
 
     def abort(self, identity: str, undo: str | None, why: str) -> Rollout:
         """Nobody else is told, who is at it still is to leave it. undo: WAVE, the boards of the present one go back to
@@ -96,23 +100,23 @@ class RolloutRegister:
 
         def turned(found: Rollout) -> Rollout:
             undo_from = {WAVE: found.wave, ALL: 0}.get(undo or "", found.waves)
-            return replace(found, state=State.UNDOING, undo_from=undo_from, ends_as=State.ABORTED)
+            return replace(found, state=RolloutState.UNDOING, undo_from=undo_from, ends_as=RolloutState.ABORTED)
 
         what = "aborted" if undo is None else f"aborted, to undo {'its wave' if undo == WAVE else 'all'}"
-        states = tuple(State) if undo == ALL else (State.RUNNING, State.PAUSED)
+        states = tuple(RolloutState) if undo == ALL else (RolloutState.RUNNING, RolloutState.PAUSED)
         return self._turn(identity, states, what, why, turned)
 
     def _turn(
-        self, identity: str, states: Sequence[State], what: str, why: str, turned: Callable[[Rollout], Rollout]
+        self, identity: str, states: Sequence[RolloutState], what: str, why: str, turned: Callable[[Rollout], Rollout]
     ) -> Rollout:
-        with self._store.begun("write") as transaction:
-            found = tables.locked(transaction, identity)
+        with self._store.transaction("write") as transaction:
+            found = rollout_rows.find_for_update(transaction, identity)
             if found.state not in states:
                 expected = " or ".join(each.value for each in states)
                 remedy = "look at 'tared fleet rollout show'; 'abort --undo all' takes back what is done, in any state"
                 raise CommandError("rollout.state", f"{found.id} is {found.state.value}", expected, remedy)
             rollout = turned(found)
-            tables.move(transaction, rollout)
+            rollout_rows.save_position(transaction, rollout)
             document = {"wave": rollout.wave + 1, "state": rollout.state.value}
             audit(transaction, self._who, what, why, rollout.id, json.dumps(document))
         return rollout

@@ -6,14 +6,30 @@ import json
 import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 from agent.common.errors import CommandError
-from fleet.rollout.spec import Spec
-from fleet.rollout.states import State, Target
-from fleet.store import Row, Transaction
+from fleet.rollout.board_rows import TargetState
+from fleet.rollout.spec import RolloutSpec
+from fleet.store.transaction import Row, Transaction
 
 _ROLLOUT = "id, fleet, spec, state, wave, waves, soak_until, undo_from, ends_as, created, lease_owner, lease_until"
+
+
+class RolloutState(str, Enum):
+    """Of a rollout. UNDOING: nobody is told to change any more, and who has is told to go back."""
+
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    UNDOING = "UNDOING"
+    COMPLETED = "COMPLETED"
+    ROLLED_BACK = "ROLLED_BACK"
+    ABORTED = "ABORTED"
+
+    @property
+    def is_finished(self) -> bool:
+        return self in (RolloutState.COMPLETED, RolloutState.ROLLED_BACK, RolloutState.ABORTED)
 
 
 @dataclass(frozen=True)
@@ -24,45 +40,45 @@ class Rollout:
 
     id: str
     fleet: str
-    wishes: str
-    state: State
+    spec_json: str
+    state: RolloutState
     wave: int
     waves: int
     soak_until: float | None
     undo_from: int
-    ends_as: State
+    ends_as: RolloutState
     created: float
     lease_owner: str | None
     lease_until: float
 
     @cached_property
-    def spec(self) -> Spec:
+    def spec(self) -> RolloutSpec:
         """Its wishes, read. Raises CommandError (`rollout.spec`) for those of a newer tared."""
-        return Spec.from_json(self.wishes)
+        return RolloutSpec.from_json(self.spec_json)
 
     @property
     def op(self) -> str:
         """Of any tared's."""
-        return str(json.loads(self.wishes).get("op"))
+        return str(json.loads(self.spec_json).get("op"))
 
     @property
     def is_signed(self) -> bool:
         """Whether its boards are to be told nothing unsigned."""
-        return _is_signed(self.wishes)
+        return _is_signed(self.spec_json)
 
 
 def create(
-    transaction: Transaction, fleet: str, spec: Spec, waves: Sequence[Sequence[tuple[int, str]]], now: float
+    transaction: Transaction, fleet: str, spec: RolloutSpec, waves: Sequence[Sequence[tuple[int, str]]], now: float
 ) -> str:
     """A new rollout; its id. waves: of each the ids and time zones of its boards."""
     identity = uuid.uuid4().hex[:12]
     transaction.execute(
         "INSERT INTO rollouts (id, fleet, spec, state, wave, waves, undo_from, ends_as, created, lease_until) "
         "VALUES (?, ?, ?, ?, 0, ?, 0, ?, ?, 0.0)",
-        (identity, fleet, spec.to_json(), State.RUNNING.value, len(waves), State.COMPLETED.value, now),
+        (identity, fleet, spec.to_json(), RolloutState.RUNNING.value, len(waves), RolloutState.COMPLETED.value, now),
     )
     rows = [
-        (identity, device, wave, place, zone, Target.WAITING.value)
+        (identity, device, wave, place, zone, TargetState.WAITING.value)
         for wave, boards in enumerate(waves)
         for place, (device, zone) in enumerate(boards)
     ]
@@ -84,14 +100,14 @@ def find(transaction: Transaction, identity: str) -> Rollout:
     return get(transaction, found[0])
 
 
-def locked(transaction: Transaction, identity: str) -> Rollout:
+def find_for_update(transaction: Transaction, identity: str) -> Rollout:
     """As `find`; nobody else changes it until the end of the transaction."""
     found = find(transaction, identity)
     transaction.execute("UPDATE rollouts SET created = created WHERE id = ?", (found.id,))
     return find(transaction, found.id)
 
 
-def rollouts(transaction: Transaction, fleet: str | None = None) -> list[Rollout]:
+def all_rollouts(transaction: Transaction, fleet: str | None = None) -> list[Rollout]:
     """The newest first; of all fleets where none is named."""
     where, values = ("", ()) if fleet is None else (" WHERE fleet = ?", (fleet,))
     found = transaction.execute(f"SELECT {_ROLLOUT} FROM rollouts{where} ORDER BY created DESC", values)
@@ -117,7 +133,7 @@ def claim(
         "SELECT id, lease_owner, spec FROM rollouts WHERE state IN (?, ?, ?) AND (lease_owner = ? OR lease_until < ?) "
         f"AND fleet = coalesce(?, fleet) ORDER BY created {transaction.skip_locked}"
     )
-    live = [each.value for each in State if not each.over]
+    live = [each.value for each in RolloutState if not each.is_finished]
     rows = transaction.execute(free, (*live, owner, now, fleet))
     mine = [row for row in rows if row[0] not in but and (can_sign or not _is_signed(row[2]))]
     found = {str(identity): former != owner for identity, former, _ in mine}
@@ -126,9 +142,9 @@ def claim(
     return found
 
 
-def signed_only(transaction: Transaction, now: float, fleet: str | None = None) -> list[str]:
+def waiting_for_signer(transaction: Transaction, now: float, fleet: str | None = None) -> list[str]:
     """The ids of those that are not over and nobody holds, and whose boards are to be told nothing unsigned."""
-    live = [each.value for each in State if not each.over]
+    live = [each.value for each in RolloutState if not each.is_finished]
     query = "SELECT id, spec FROM rollouts WHERE state IN (?, ?, ?) AND lease_until < ? AND fleet = coalesce(?, fleet)"
     found = transaction.execute(query, (*live, now, fleet))
     return [str(identity) for identity, wishes in found if _is_signed(wishes)]
@@ -139,11 +155,11 @@ def _is_signed(wishes: str) -> bool:
     return bool(json.loads(wishes).get("signed"))
 
 
-def hold(transaction: Transaction, identity: str, owner: str, now: float, until: float) -> Rollout | None:
+def renew_lease(transaction: Transaction, identity: str, owner: str, now: float, until: float) -> Rollout | None:
     """The rollout, locked to the end of the transaction, and held `until` then; None where the owner's lease on it is
     over, or was taken."""
     mine = "UPDATE rollouts SET lease_until = ? WHERE id = ? AND lease_owner = ? AND lease_until >= ?"
-    if not transaction.changed(mine, (until, identity, owner, now)):
+    if not transaction.execute_count(mine, (until, identity, owner, now)):
         return None
     return get(transaction, identity)
 
@@ -160,7 +176,7 @@ def release(transaction: Transaction, owner: str, ids: Iterable[str]) -> None:
     transaction.execute_many(free, [(owner, identity) for identity in ids])
 
 
-def move(transaction: Transaction, rollout: Rollout) -> None:
+def save_position(transaction: Transaction, rollout: Rollout) -> None:
     """Write down where it is now."""
     transaction.execute(
         "UPDATE rollouts SET state = ?, wave = ?, soak_until = ?, undo_from = ?, ends_as = ? WHERE id = ?",
@@ -177,4 +193,6 @@ def move(transaction: Transaction, rollout: Rollout) -> None:
 
 def _rollout(row: Row) -> Rollout:
     identity, fleet, wishes, state, wave, waves, soak_until, undo_from, ends_as, *rest = row
-    return Rollout(identity, fleet, wishes, State(state), wave, waves, soak_until, undo_from, State(ends_as), *rest)
+    return Rollout(
+        identity, fleet, wishes, RolloutState(state), wave, waves, soak_until, undo_from, RolloutState(ends_as), *rest
+    )

@@ -3,84 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from datetime import datetime, timedelta
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from agent.common.errors import CommandError
 from agent.common.schema import Strict
 from agent.contract.commands import SetArgs
 from fleet.operator import file_arguments, new_command
 from fleet.rollout.gates import FAILURES_GATE, Gate, parse_gates
-from fleet.rollout.waves import RANDOM, Wave, check_order, parse_waves
-
-_WINDOW = re.compile(r"\s*(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)\s*")
-_DAY_MIN = 24 * 60
-_LEAST_S = 60.0
-
-
-@dataclass(frozen=True)
-class Window:
-    """Minutes of a day, from midnight; one that ends before it begins goes over midnight."""
-
-    begin_min: int
-    end_min: int
-
-    def closes(self, now: float, zone: str) -> float | None:
-        """When the window that is open now ends there; None where it is shut. Unix times in s; zone: IANA's name."""
-        local = datetime.fromtimestamp(now, _zone(zone))
-        minute = local.hour * 60 + local.minute
-        length = (self.end_min - self.begin_min) % _DAY_MIN or _DAY_MIN
-        since = (minute - self.begin_min) % _DAY_MIN
-        if since >= length:
-            return None
-        # Wall-clock arithmetic: where the clocks change in between, the end is still the hour that was named.
-        end = local.replace(second=0, microsecond=0) + timedelta(minutes=length - since)
-        return end.timestamp() if end.timestamp() > now else end.replace(fold=1).timestamp()  # that hour's second time
-
-
-def parse_windows(texts: Sequence[str]) -> tuple[Window, ...]:
-    """Raises CommandError (`rollout.window`)."""
-    return tuple(map(_window, texts))
-
-
-def open_until(windows: Sequence[Window], now: float, zone: str) -> float | None:
-    """Until when a board there may be told; infinity without any window, None where it may not now, nor where there is
-    hardly any time left to."""
-    if not windows:
-        return float("inf")
-    end = max((end for each in windows if (end := each.closes(now, zone)) is not None), default=now)
-    return end if end - now >= _LEAST_S else None
-
-
-def check_zone(name: str) -> str:
-    """Raises CommandError (`rollout.zone`) for a name that nobody knows."""
-    try:
-        return _zone(name).key
-    except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError
-        expected = "an IANA time zone such as Europe/Berlin"
-        remedy = "correct --timezone or the tag 'tz'; where this machine knows none: pip install tzdata"
-        raise CommandError("rollout.zone", repr(name), expected, remedy) from None
-
-
-def _window(text: str) -> Window:
-    found = _WINDOW.fullmatch(text)
-    hours = [int(each) for each in found.groups()] if found else [99, 99, 99, 99]
-    begin, end = hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
-    if max(hours[1], hours[3]) > 59 or begin >= _DAY_MIN or end > _DAY_MIN:
-        raise CommandError("rollout.window", repr(text), "hours such as 01:00-05:00", "correct --window")
-    return Window(begin, end % _DAY_MIN)
-
-
-@cache
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)
-
+from fleet.rollout.schedule import RANDOM, Wave, Window, check_order, check_zone, parse_waves, parse_windows
 
 # What may be rolled out, by the contract's ops.
 OPS: Mapping[str, str] = {
@@ -95,7 +29,7 @@ FILES = frozenset({"model", "calibration"})
 
 
 @dataclass(frozen=True)
-class Spec:
+class RolloutSpec:
     """op: of OPS; arguments: of that op, as they are typed; of a policy its values as they are. select: as
     `devices.selection`. soak_s: how long a wave that is done serves before it is judged. at_once: boards that are at it
     at the same time. windows: of local time, by the tag `tz`, else `timezone`. order: as `ordered`. valid_s: how long a
@@ -133,7 +67,7 @@ class Spec:
         check_order(self.order)
 
     @classmethod
-    def from_json(cls, text: str) -> Spec:
+    def from_json(cls, text: str) -> RolloutSpec:
         """As the store has it. What a newer tared has added is not passed over: a rollout is not to be guessed at."""
         told = json.loads(text)
         if strange := sorted(told.keys() - {each.name for each in fields(cls)}):
@@ -151,7 +85,7 @@ class Spec:
     def args(self) -> Strict:
         """What the op takes, as boards are told."""
         if self.op == "policy":
-            return policy(self.arguments)
+            return policy_arguments(self.arguments)
         return new_command(OPS[self.op], self.arguments, 1.0).args
 
     @cached_property
@@ -171,7 +105,7 @@ class Spec:
         return self.op in JOBS
 
 
-def policy(values: Mapping[str, Any]) -> SetArgs:
+def policy_arguments(values: Mapping[str, Any]) -> SetArgs:
     """Raises CommandError (`command.args`) for what no board could be told, and no key could sign."""
     held = [each for each in values.values() if isinstance(each, (int, float)) and not -(2**53) < each < 2**53]
     try:
@@ -183,7 +117,7 @@ def policy(values: Mapping[str, Any]) -> SetArgs:
         raise CommandError("command.args", " ".join(str(error).split())[:300], expected, "correct them") from None
 
 
-def with_file(arguments: Mapping[str, str]) -> tuple[dict[str, Any], str | None]:
+def file_arguments_from(arguments: Mapping[str, str]) -> tuple[dict[str, Any], str | None]:
     """Of `model` and `calibration`: what the board is told of `file=...`, and its absolute path unless boards fetch it
     from `url=...`. Raises CommandError (`command.args`)."""
     given = dict(arguments)

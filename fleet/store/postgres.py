@@ -1,4 +1,8 @@
-"""The store in PostgreSQL: batches go there by COPY, and arrays stand in for many statements."""
+"""Keep the fleet's store in PostgreSQL.
+
+Reports are inserted by COPY, and other rows by one statement with arrays instead of one statement a row. Whoever
+writes several rows does so in the order of their keys, so that two writers never wait for each other in a circle.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,11 @@ from psycopg.sql import SQL
 
 from agent.common.errors import AgentError, ConfigError
 from fleet.store.schema import POSTGRES
-from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, What
+from fleet.store.transaction import CONTENDED, Access, FleetStore, ReportRow, Row, Transaction
 
 _TYPES = {int: "bigint", float: "double precision", str: "text", bytes: "bytea"}
-_MIGRATING = 0x7A7265  # of the advisory lock: of two that start at once, one migrates
-# A server that is gone without a word is known as that within seconds; of several hosts the one that may be written to
-# is meant. What the URL says goes before.
+_MIGRATING = 0x7A7265  # advisory lock: of two processes that start at once, one migrates
+# A server that vanished is noticed within seconds; of several hosts the writable one is used. The URL overrides these.
 _OPTIONS: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -28,29 +31,31 @@ _OPTIONS: dict[str, Any] = {
     "application_name": "tared fleet",
     "target_session_attrs": "read-write",
 }
-_ROLLED_BACK = ("40", "55P03")  # deadlocks and what could not be serialised; a lock that was not to be had
+_ROLLED_BACK = ("40", "55P03")  # deadlocks and serialisation failures; a lock that is not available
 _AT_ONCE = 500  # rows of a COPY
 _STAGED = "CREATE TEMPORARY TABLE IF NOT EXISTS staged (LIKE reports) ON COMMIT DELETE ROWS"
 
 
 class PostgresStore(FleetStore):
-    """See FleetStore."""
-
-    batch_bytes = 1 << 20  # the server stores one while the next is read here: of large ones each waits for the other
+    # The server stores one batch while the next is parsed here: with large batches, each side waits for the other.
+    batch_bytes = 1 << 20
 
     def __init__(self, url: str) -> None:
-        """url: as libpq reads it. Raises AgentError as FleetStore, ConfigError (`fleet.db`)."""
+        """Connect, and migrate the schema. url: as libpq reads it.
+
+        Raises AgentError as FleetStore, and ConfigError (`fleet.db`).
+        """
         self._parameters = _parameters(url)
         self.where = _shown(self._parameters)
         self.generation = 0
         self._db: psycopg.Connection[Row] | None = None
-        with self._translated("write"):
-            self._connected()
+        with self._translating_errors("write"):
+            self._connect()
 
     @contextmanager
-    def begun(self, what: What = "write") -> Iterator[Transaction]:
-        with self._translated(what):
-            db = self._connected()
+    def transaction(self, access: Access = "write") -> Iterator[Transaction]:
+        with self._translating_errors(access):
+            db = self._connect()
             with db.transaction():
                 yield PostgresTransaction(db.cursor())
 
@@ -59,13 +64,7 @@ class PostgresStore(FleetStore):
             self._db.close()
         self._db = None
 
-    def __enter__(self) -> PostgresStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _connected(self) -> psycopg.Connection[Row]:
+    def _connect(self) -> psycopg.Connection[Row]:
         if self._db is None:
             db = psycopg.connect(autocommit=True, **self._parameters)
             try:
@@ -80,7 +79,7 @@ class PostgresStore(FleetStore):
         return self._db
 
     def _prepare(self, db: psycopg.Connection[Row]) -> None:
-        """Bring it to today's schema."""
+        """Bring the database to today's schema."""
         db.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATING,))
         db.execute("CREATE TABLE IF NOT EXISTS tared_schema (version BIGINT NOT NULL)")
         found, today = db.execute("SELECT version FROM tared_schema").fetchone(), len(POSTGRES)
@@ -97,8 +96,8 @@ class PostgresStore(FleetStore):
             db.execute("INSERT INTO tared_schema VALUES (%s)", (today,))
 
     @contextmanager
-    def _translated(self, what: What) -> Iterator[None]:
-        """What the driver raises inside is raised as AgentError; that connection serves no more."""
+    def _translating_errors(self, access: Access) -> Iterator[None]:
+        """Raise the driver's errors as AgentError; close the connection after any error."""
         try:
             yield
         except psycopg.Error as error:
@@ -111,15 +110,13 @@ class PostgresStore(FleetStore):
                 remedy = "it is tried again; see what else writes there"
                 raise AgentError(CONTENDED, found, "nobody who waits for what this one holds", remedy) from error
             remedy = "make room there, or correct its rights"
-            raise AgentError(f"fleet.{what}", found, "what boards have reported, in PostgreSQL", remedy) from error
+            raise AgentError(f"fleet.{access}", found, "what boards have reported, in PostgreSQL", remedy) from error
         except AgentError:
             self.close()
             raise
 
 
 class PostgresTransaction(Transaction):
-    """See Transaction."""
-
     skip_locked = "FOR UPDATE SKIP LOCKED"
 
     def __init__(self, cursor: psycopg.Cursor[Row]) -> None:
@@ -133,7 +130,7 @@ class PostgresTransaction(Transaction):
         if rows:
             self._cursor.executemany(_translate(sql), rows)
 
-    def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
+    def execute_count(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._cursor.execute(_translate(sql), parameters).rowcount
 
     def upsert(
@@ -143,7 +140,7 @@ class PostgresTransaction(Transaction):
             return
         others = [f"{name} = excluded.{name}" for name in columns if name not in key]
         action = f"UPDATE SET {', '.join(others)} WHERE {where}" if others else "NOTHING"
-        arrays, values = _arrays(sorted(rows))  # in one order, so that two never wait for each other
+        arrays, values = _arrays(sorted(rows))
         self._cursor.execute(
             _sql(
                 f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({arrays}) "
@@ -155,15 +152,15 @@ class PostgresTransaction(Transaction):
     def lookup(
         self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
     ) -> dict[Row, Row]:
-        wanted = sorted(keys)
-        if not wanted:
+        requested = sorted(keys)
+        if not requested:
             return {}
-        arrays, values = _arrays(wanted)
+        arrays, values = _arrays(requested)
         names = ", ".join(key)
         self._cursor.execute(
             _sql(
                 f"SELECT {', '.join(f't.{name}' for name in (*key, *columns))} FROM {table} t "
-                f"JOIN unnest({arrays}) AS wanted ({names}) USING ({names}) ORDER BY {names}"
+                f"JOIN unnest({arrays}) AS requested ({names}) USING ({names}) ORDER BY {names}"
                 + (" FOR UPDATE OF t" if lock else "")
             ),
             values,
@@ -173,9 +170,9 @@ class PostgresTransaction(Transaction):
     def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
         if not rows:
             return []
-        ordered = sorted(rows)  # so that no two ever wait for each other
+        ordered = sorted(rows)
         with suppress(psycopg.errors.UniqueViolation), self._cursor.connection.transaction():
-            self._copy("reports", ordered)  # takes half of the server's time, and nothing that is there already
+            self._copy("reports", ordered)  # half of the server's time, if no number is taken
             return []
         self._copy("staged", ordered)
         self._cursor.execute("INSERT INTO reports SELECT * FROM staged ON CONFLICT DO NOTHING")
@@ -185,22 +182,24 @@ class PostgresTransaction(Transaction):
         return [ReportRow(*row) for row in self._cursor]
 
     def _copy(self, table: str, rows: Sequence[ReportRow]) -> None:
-        """The server stores some while the next are written out here."""
+        """Send the rows in parts: the server stores one while the next is formatted here."""
         with self._cursor.copy(_sql(f"COPY {table} FROM STDIN")) as copy:
             for start in range(0, len(rows), _AT_ONCE):
                 copy.write(_lines(rows[start : start + _AT_ONCE]))
 
     def prune(self, table: str, column: str, before: float, most: int) -> int:
         oldest = f"SELECT ctid FROM {table} WHERE {column} < ? LIMIT ?"
-        return self.changed(f"DELETE FROM {table} WHERE ctid IN ({oldest})", (before, most))
+        return self.execute_count(f"DELETE FROM {table} WHERE ctid IN ({oldest})", (before, most))
 
 
 def _lines(rows: Sequence[ReportRow]) -> str:
-    """In COPY's text format (PostgreSQL's manual, "COPY", section "Text Format"); JSON has no bare control characters
-    within its strings, but may have some between its tokens."""
+    """Return the rows in COPY's text format (PostgreSQL's manual, "COPY", section "Text Format").
+
+    JSON has no bare control characters within its strings, but may have some between its tokens.
+    """
     return "".join(
         [
-            f"{device}\t{epoch}\t{seq}\t{_word(kind)}\t{ts!r}\t{_moment(received)}\t{_escaped(document)}\n"
+            f"{device}\t{epoch}\t{seq}\t{_escaped_kind(kind)}\t{ts!r}\t{_formatted(received)}\t{_escaped(document)}\n"
             for device, epoch, seq, kind, ts, received, document in rows
         ]
     )
@@ -215,14 +214,14 @@ def _escaped(text: str) -> str:
 
 
 def _arrays(rows: Sequence[Row]) -> tuple[str, list[list[Any]]]:
-    """The columns of these rows as parameters of unnest."""
+    """Return the columns of these rows as parameters of unnest: placeholders with types, and values."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     types = [next((_TYPES[type(value)] for value in column if value is not None), "text") for column in columns]
     return ", ".join(f"%s::{each}[]" for each in types), columns
 
 
-_word = lru_cache(1000)(_escaped)
-_moment = lru_cache(10)(repr)  # a batch has one
+_escaped_kind = lru_cache(1000)(_escaped)
+_formatted = lru_cache(10)(repr)  # a batch has one time of receipt
 
 
 @cache
@@ -231,28 +230,28 @@ def _translate(sql: str) -> SQL:
 
 
 def _sql(text: str) -> SQL:
-    """A statement that is made of the project's own words; the driver would only have literal ones."""
+    """Return a statement composed of the project's own constants. The driver's type accepts only literals."""
     return SQL(cast("Any", text))
 
 
 def _parameters(url: str) -> dict[str, Any]:
-    """Of a connection. Raises ConfigError (`fleet.db`), which has nothing of the URL: it may be a password's.
+    """Return the parameters of a connection. Raises ConfigError (`fleet.db`), which quotes nothing of the URL.
 
-    Where that has a bare `/` or `@`, libpq takes the rest of it for a host or a database.
+    If a password has a bare `/` or `@`, libpq takes the rest of it for a host or a database.
     """
     try:
-        told = conninfo_to_dict(url)
+        parsed = conninfo_to_dict(url)
     except psycopg.ProgrammingError:
-        told = {"host": "@"}
-    if "@" in f"{told.get('host')}{told.get('dbname')}":
+        parsed = {"host": "@"}
+    if "@" in f"{parsed.get('host')}{parsed.get('dbname')}":
         found, expected = "a URL that PostgreSQL cannot read", "postgresql://user:password@host/database"
         remedy = "write special characters in it as %40 (@), %2F (/), %3A (:), or leave the password to ~/.pgpass"
         raise ConfigError("fleet.db", found, expected, remedy)
-    return {**_OPTIONS, **told}
+    return {**_OPTIONS, **parsed}
 
 
 def _shown(parameters: Mapping[str, Any]) -> str:
-    """Without what may be secret."""
+    """Return the address for people, without anything that may be secret."""
     hosts = str(parameters.get("host") or "").split(",")
     ports = str(parameters.get("port") or "").split(",")
     ports = ports * len(hosts) if len(ports) == 1 else ports

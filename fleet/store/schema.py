@@ -1,12 +1,12 @@
-"""The tables of a fleet's store: one schema for SQLite and PostgreSQL, written in what both understand.
+"""Define the tables of a fleet's store: one schema for SQLite and PostgreSQL, in the SQL that both understand.
 
-Each migration is a script. Where the dialects have different words, a placeholder stands for them: `{id}`, a key that
-the database counts; `{bytes}`. A new table is a new migration at the end; what is there already is never edited.
+Each migration is a script. Two placeholders stand for what the dialects name differently: `{id}`, a key that the
+database counts, and `{bytes}`. A new table is a new migration at the end; existing migrations are never edited.
 """
 
 from __future__ import annotations
 
-# What `tared fleet collect` wrote before there were devices: names in each row, and SQLite alone.
+# Schema 1, before the table of devices: names in each row, and SQLite alone.
 _REPORTS_BY_NAME = """
     CREATE TABLE reports (
         fleet TEXT NOT NULL,
@@ -37,8 +37,8 @@ _REPORTS_BY_NAME = """
     ) WITHOUT ROWID;
     """
 
-# Times are Unix time in seconds: ts by the board's clock, all others by that of whoever writes them here. A document is
-# the JSON that came.
+# Times are Unix time in seconds: `ts` by the board's clock, all others by the clock of the process that writes them.
+# A document is the JSON as it was received.
 _DEVICES = """
     CREATE TABLE devices (
         id {id},
@@ -137,14 +137,14 @@ _DEVICES_FROM_NAMES = """
         SELECT fleet, device, 0.0, 0.0 FROM progress_by_name
         UNION SELECT fleet, device, 0.0, 0.0 FROM reports_by_name
         UNION SELECT fleet, device, 0.0, 0.0 FROM dropped_by_name;
-    UPDATE devices SET epoch = told.epoch
-        FROM (SELECT fleet, device, max(epoch) AS epoch FROM progress_by_name GROUP BY fleet, device) told
-        WHERE told.fleet = devices.fleet AND told.device = devices.name;
-    UPDATE devices SET first_seen = told.first_ts, last_seen = told.last_ts
+    UPDATE devices SET epoch = latest.epoch
+        FROM (SELECT fleet, device, max(epoch) AS epoch FROM progress_by_name GROUP BY fleet, device) latest
+        WHERE latest.fleet = devices.fleet AND latest.device = devices.name;
+    UPDATE devices SET first_seen = span.first_ts, last_seen = span.last_ts
         FROM (
             SELECT fleet, device, min(ts) AS first_ts, max(ts) AS last_ts FROM reports_by_name GROUP BY fleet, device
-        ) told
-        WHERE told.fleet = devices.fleet AND told.device = devices.name;
+        ) span
+        WHERE span.fleet = devices.fleet AND span.device = devices.name;
     INSERT INTO reports
         SELECT d.id, r.epoch, seq, kind, ts, CAST(strftime('%s', 'now') AS REAL), document
         FROM reports_by_name r JOIN devices d ON d.fleet = r.fleet AND d.name = r.device ORDER BY r.rowid;
@@ -163,12 +163,13 @@ _DEVICES_FROM_NAMES = """
     DROP TABLE progress_by_name;
     """
 
-# Row by row behind each other: a summary of each range of pages finds what is old, at a thousandth of a B-tree's cost.
+# Reports are appended in the order of their age: a summary of each range of pages finds old rows at a thousandth of a
+# B-tree's cost.
 _BY_AGE = "CREATE INDEX reports_by_age ON reports USING brin (received);"
-# Updated with each batch: room on each page lets PostgreSQL do that in place.
+# Updated with each batch: free space on each page lets PostgreSQL update in place.
 _IN_PLACE = "ALTER TABLE progress SET (fillfactor = 50);"
 
-# What is to be done to many boards, which of them, and each command that was recorded before it was sent.
+# Rollouts, their boards, and their commands, each recorded before it is sent.
 _ROLLOUTS = """
     CREATE TABLE rollouts (
         id TEXT PRIMARY KEY,
@@ -220,7 +221,7 @@ _ROLLOUTS = """
 _SQLITE = {"id": "INTEGER PRIMARY KEY", "bytes": "BLOB"}
 _POSTGRES = {"id": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytes": "BYTEA"}
 
-# For both dialects, from schema 2 on: what comes next is appended here.
+# For both dialects, from schema 2 on: append the next migration here.
 _NEXT: tuple[str, ...] = (_ROLLOUTS,)
 
 # The script at n brings a store of schema n to schema n + 1.

@@ -1,4 +1,4 @@
-"""The store in a SQLite file."""
+"""Keep the fleet's store in a SQLite file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from agent.common.database import Database
 from agent.common.errors import AgentError
 from fleet.store.schema import SQLITE
-from fleet.store.transaction import CONTENDED, FleetStore, ReportRow, Row, Transaction, What
+from fleet.store.transaction import CONTENDED, Access, FleetStore, ReportRow, Row, Transaction
 
-# What is acknowledged survives a power cut. The log is copied into the file every 16 MB, more seldom than by default:
+# Acknowledged data survives a power cut. The log is copied into the file every 16 MB, less often than by default:
 # a page that many batches touch is then written once.
 _PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000", "cache_size = -65536")
-_PATIENCE_S = 5.0  # with another collector, or an operator, who is writing
-# Each step of a statement lets other threads run, and waits for its turn after that: so many rows are one step.
+_PATIENCE_S = 5.0  # with another collector, or an operator, that writes
+# SQLite releases the GIL for each statement, and waits for it afterwards: so many rows go in one statement.
 _ROWS = 500
 _VALUES = "(?, ?, ?, ?, ?, ?, ?)"
 _INSERT = f"INSERT OR IGNORE INTO reports VALUES {_VALUES}"
@@ -25,26 +25,24 @@ _KEY = "device = ? AND epoch = ? AND seq = ?"
 
 
 class SqliteStore(FleetStore):
-    """See FleetStore."""
-
     batch_bytes = 4 << 20
 
     def __init__(self, path: Path) -> None:
-        """Raises AgentError as FleetStore."""
+        """Open or create the file. Raises AgentError as FleetStore."""
         self.where = str(path)
         self.generation = 0
         holds, loss = "what boards have reported", "what they have reported so far lies in the other file"
         self._database = Database(path, "fleet", holds, loss, SQLITE, _PRAGMAS, _PATIENCE_S)
         self._db: sqlite3.Connection | None = None
-        self._connected("write")
+        self._connect("write")
 
     @contextmanager
-    def begun(self, what: What = "write") -> Iterator[Transaction]:
+    def transaction(self, access: Access = "write") -> Iterator[Transaction]:
         try:
-            db = self._connected(what)
-            with self._database.begun(db, what):
+            db = self._connect(access)
+            with self._database.transaction_on(db, access):
                 yield SqliteTransaction(db)
-        except AgentError as error:  # what it has open may have been moved aside
+        except AgentError as error:  # the open file may have been moved aside
             self.close()
             if "locked" in str(error.__cause__):
                 remedy = "let one collector write a file, or several a PostgreSQL database"
@@ -56,22 +54,14 @@ class SqliteStore(FleetStore):
             self._db.close()
         self._db = None
 
-    def __enter__(self) -> SqliteStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _connected(self, what: What) -> sqlite3.Connection:
+    def _connect(self, access: Access) -> sqlite3.Connection:
         if self._db is None:
-            self._db = self._database.connect(what, any_thread=True)
+            self._db = self._database.connect(access, any_thread=True)
             self.generation += 1
         return self._db
 
 
 class SqliteTransaction(Transaction):
-    """See Transaction."""
-
     skip_locked = ""  # a transaction that writes is alone anyway
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -83,7 +73,7 @@ class SqliteTransaction(Transaction):
     def execute_many(self, sql: str, rows: Sequence[Row]) -> None:
         self._db.executemany(sql, rows)
 
-    def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
+    def execute_count(self, sql: str, parameters: Sequence[object] = ()) -> int:
         return self._db.execute(sql, tuple(parameters)).rowcount
 
     def upsert(
@@ -122,4 +112,4 @@ class SqliteTransaction(Transaction):
 
     def prune(self, table: str, column: str, before: float, most: int) -> int:
         oldest = f"SELECT rowid FROM {table} ORDER BY rowid LIMIT ?"
-        return self.changed(f"DELETE FROM {table} WHERE rowid IN ({oldest}) AND {column} < ?", (most, before))
+        return self.execute_count(f"DELETE FROM {table} WHERE rowid IN ({oldest}) AND {column} < ?", (most, before))

@@ -1,4 +1,8 @@
-"""What may be asked of a store within a transaction, whatever database keeps it."""
+"""Define what the fleet may do with its database, whichever database it is.
+
+`FleetStore` opens transactions, `Transaction` runs statements in one. SQLite and PostgreSQL each implement the two.
+`write_with_retries` is the way to write: it repeats what the database ended in favour of another writer.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+from typing_extensions import Self  # typing has it from Python 3.11 on
+
 from agent.common.errors import AgentError
 
 Row = tuple[Any, ...]
-What = Literal["read", "write"]
+Access = Literal["read", "write"]
+Result = TypeVar("Result")
 CONTENDED = "fleet.contended"
+
+_ATTEMPTS = 4
+_PAUSE_S = 0.2  # at most and at random, so that two that met do not meet again
 
 
 class ReportRow(NamedTuple):
@@ -28,87 +38,93 @@ class ReportRow(NamedTuple):
 
 
 class Transaction(Protocol):
-    """Statements are in the SQL that SQLite and PostgreSQL share, with `?` for each parameter, and no other `?` or `%`.
+    """Run statements in the SQL that SQLite and PostgreSQL share.
 
-    Names of tables and columns are the caller's own, and never a stranger's.
+    Each parameter is a `?`; no statement has another `?` or `%`. Names of tables and columns are constants of the
+    caller, never a stranger's text.
 
-    skip_locked: ends a SELECT whose rows are locked to the end of the transaction, but for those that somebody else
-    has locked: they are left out.
+    skip_locked: ends a SELECT that locks its rows to the end of the transaction, and leaves out locked ones.
     """
 
     skip_locked: str
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> list[Row]:
-        """One statement; its rows, none of what returns none."""
+        """Run one statement and return its rows, if it has any."""
 
     def execute_many(self, sql: str, rows: Sequence[Row]) -> None:
-        """One statement for each of these rows of parameters, without waiting for each."""
+        """Run the statement once for each row of parameters, without waiting for each."""
 
-    def changed(self, sql: str, parameters: Sequence[object] = ()) -> int:
-        """One statement; how many rows it has changed."""
+    def execute_count(self, sql: str, parameters: Sequence[object] = ()) -> int:
+        """Run one statement and return how many rows it changed."""
 
     def upsert(
         self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Row], where: str = "TRUE"
     ) -> None:
-        """Rows of these columns, of which the first ones are the key, once each: new, or in the place of the one that
-        has the key. Where the key is all there is, what is there stays; so it does where the condition does not hold,
-        which calls the row that is there by the table's name, and the new one `excluded`."""
+        """Insert rows, or update those that exist.
+
+        Args:
+            key: Columns that identify a row. They come first in `columns`; no two of the rows have the same key.
+            columns: Columns of the rows. If all are key columns, existing rows stay as they are.
+            where: Condition for an update. It names the existing row by the table, the new one `excluded`.
+        """
 
     def lookup(
         self, table: str, key: Sequence[str], columns: Sequence[str], keys: Iterable[Row], lock: bool = False
     ) -> dict[Row, Row]:
-        """These columns of those rows that are there, by their keys. lock: nobody else changes them until the end."""
+        """Return these columns of the rows that exist, by key. lock: nobody else changes them until the end."""
 
     def add_reports(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
-        """Those whose number is not there yet. Returned is whose number had been taken by another document."""
+        """Insert rows whose number is new; return those whose number another document has."""
 
     def prune(self, table: str, column: str, before: float, most: int) -> int:
-        """Delete rows whose time in `column` is earlier than `before`, at most so many, those written first; how many
-        that were."""
+        """Delete at most `most` rows whose time in `column` is earlier than `before`, the oldest first.
+
+        Return how many were deleted.
+        """
 
 
 class FleetStore(Protocol):
-    """A fleet's database, for one thread at a time; a context manager that closes it.
+    """Hold the connection to a fleet's database, for one thread at a time; a context manager that closes it.
 
-    Each use raises AgentError where the database does not answer (`fleet.unreachable`), refuses (`fleet.write`,
-    `fleet.read`), has ended this transaction for another's sake (`fleet.contended`), or has a schema of a newer tared
-    (`fleet.schema`). A SQLite file that is damaged is moved aside (`fleet.damaged`), and the next use begins a new one.
-    After any of these the next use connects anew.
+    After an error the next use connects again. Each use raises AgentError:
+        fleet.unreachable   the database does not answer
+        fleet.write         it refuses to write
+        fleet.read          it refuses to read
+        fleet.contended     it ended this transaction in favour of another
+        fleet.schema        its schema is of a newer tared
+        fleet.damaged       the SQLite file is damaged; it was moved aside, and the next use creates a new one
 
-    generation: another number after each time that it connected: what is remembered of rows, such as ids of devices,
-    holds within one. batch_bytes: of messages, how much is best stored at once.
+    where: the database, for people; without password. generation: changes with each connection. What is remembered
+    of rows, such as ids of devices, holds within one generation. batch_bytes: of messages, how much is best stored at
+    once.
     """
 
     where: str
     generation: int
     batch_bytes: int
 
-    def begun(self, what: What = "write") -> AbstractContextManager[Transaction]:
-        """A transaction, durable at its end; whatever is raised inside undoes it."""
+    def transaction(self, access: Access = "write") -> AbstractContextManager[Transaction]:
+        """Run a transaction, durable at its end. An exception inside undoes it."""
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> FleetStore: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
-
-
-_ATTEMPTS = 4
-_PAUSE_S = 0.2  # at most, so that two that met do not meet again
-
-Found = TypeVar("Found")
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def written(store: FleetStore, write: Callable[[Transaction], Found]) -> Found:
-    """What `write` returns, called in a transaction of its own, which has been committed then.
+def write_with_retries(store: FleetStore, write: Callable[[Transaction], Result]) -> Result:
+    """Call `write` in a transaction of its own, commit it, and return what `write` returned.
 
-    Two that write at once may each wait for the other: the database ends one of them (`fleet.contended`), which is
-    begun again here, a few times. Raises AgentError as the store does.
+    Of two writers that wait for each other the database ends one (`fleet.contended`); that one is repeated here, a few
+    times. Raises AgentError as the store does.
     """
     attempt = 1
     while True:
         try:
-            with store.begun("write") as transaction:
+            with store.transaction("write") as transaction:
                 return write(transaction)
         except AgentError as error:
             if error.code != CONTENDED or attempt == _ATTEMPTS:

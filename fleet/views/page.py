@@ -10,7 +10,7 @@ from html import escape
 from fleet.devices.devices import Device
 from fleet.devices.facts import Fact, facts
 from fleet.devices.records import AuditEntry, Refused
-from fleet.rollout.planner import told
+from fleet.rollout.planner import state_counts
 from fleet.rollout.register import Overview
 from fleet.views.listing import ago, interval, unread
 
@@ -194,7 +194,7 @@ def _rollouts(rollouts: Sequence[Overview], records: Sequence[AuditEntry]) -> It
     yield timeline(dict(list(lanes.items())[-_MOST_LANES:]))
     rows = []
     for overview in rollouts[:_MOST_LANES]:
-        waves = [f"{wave + 1}: {told([Counter(counts)])}" for wave, counts in sorted(overview.counts.items())]
+        waves = [f"{wave + 1}: {state_counts([Counter(counts)])}" for wave, counts in sorted(overview.counts.items())]
         rollout = overview.rollout
         rows.append((rollout.id, rollout.op, rollout.state.value, "; ".join(waves)))
     yield _table(["rollout", "op", "state", "boards by wave"], rows)

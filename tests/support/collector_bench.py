@@ -20,7 +20,7 @@ from agent.mqtt.client import Endpoint, MqttClient
 from agent.mqtt.message import Message
 from fleet.collector.collector import Collector
 from fleet.devices.reports import Report, Stream
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 STREAM = Stream("fleet", "board", 7)
 _THERE = Status(state="online", session="s", boot_id="b", ts=1.0)
@@ -43,7 +43,7 @@ def result(number: int) -> Message:
 
 def stored(where: str) -> set[str]:
     """Ids of the commands whose results are in the store."""
-    with open_store(where) as store, store.begun("read") as transaction:
+    with open_store(where) as store, store.transaction("read") as transaction:
         return {str(name) for (name,) in transaction.execute("SELECT command FROM results")}
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.postgres import Postgres
-from fleet.store import FleetStore, open_store
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore
 
 
 @pytest.fixture(scope="session")

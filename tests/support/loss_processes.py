@@ -25,13 +25,13 @@ from agent.uplink import outbox as outbox_module
 from agent.uplink.link import MqttLink
 from agent.uplink.outbox import TELEMETRY, Outbox
 from agent.uplink.outbox_store import OutboxStore
-from agent.uplink.outbox_tables import ALARM, NEWS, SAMPLE, Key
+from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE, Key
 from fleet.collector.collector import Collector
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 TOPICS = Topics("fleet", "board")
 DATABASE, COMMITTED, QUIET, COLLECTED = "outbox.sqlite", "committed", "quiet", "fleet.sqlite"
-_KINDS = (TELEMETRY, SAMPLE), (TELEMETRY, SAMPLE), ("job", NEWS), ("alarm", ALARM)
+_KINDS = (TELEMETRY, SAMPLE), (TELEMETRY, SAMPLE), ("job", EVENT), ("alarm", ALARM)
 _PERIOD_S = 0.002
 
 

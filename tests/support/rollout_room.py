@@ -8,15 +8,15 @@ from typing import Any
 from agent.contract.commands import CommandResult, Reported
 from agent.contract.messages import Birth, Status
 from fleet.devices.devices import Devices
-from fleet.rollout import rollout_rows as tables
-from fleet.rollout.board_rows import TargetRow
-from fleet.rollout.command_rows import CommandRow
+from fleet.rollout import rollout_rows
+from fleet.rollout.board_rows import TargetRow, TargetState
+from fleet.rollout.command_rows import CommandRole, CommandRow
 from fleet.rollout.register import RolloutRegister
+from fleet.rollout.rollout_rows import RolloutState
 from fleet.rollout.sender import CommandSender
-from fleet.rollout.spec import Spec
-from fleet.rollout.states import Role, State, Target
+from fleet.rollout.spec import RolloutSpec
 from fleet.rollout.stepper import RolloutStepper
-from fleet.store import FleetStore
+from fleet.store.transaction import FleetStore
 
 PERIOD = "mqtt.telemetry_period_s"
 
@@ -24,14 +24,14 @@ PERIOD = "mqtt.telemetry_period_s"
 class Room:
     """A conductor of one rollout at a few boards of which the store knows an engine, `e0`."""
 
-    def __init__(self, store: FleetStore, spec: Spec, boards: int = 2) -> None:
+    def __init__(self, store: FleetStore, spec: RolloutSpec, boards: int = 2) -> None:
         self.store, self.dispatch, self.boards = store, CommandSender(), boards
         self.held: dict[tuple[str, str], Reported] = {}
         self.serves(dict.fromkeys(range(boards), "e0"))
         book = RolloutRegister(store, "operator")
         self.id = book.create("f", spec, book.plan("f", spec, "seed"), "")
-        with store.begun("write") as transaction:
-            tables.claim(transaction, "owner", time.time(), time.time() + 60.0, ())
+        with store.transaction("write") as transaction:
+            rollout_rows.claim(transaction, "owner", time.time(), time.time() + 60.0, ())
         self.conductor = RolloutStepper(store, self.dispatch, "owner", "who", None, self.held, 60.0)
 
     def serves(self, engines: dict[int, str]) -> None:
@@ -39,28 +39,28 @@ class Room:
         now, devices = time.time(), Devices(self.store)
         births = {("f", f"b{n}"): (Birth(agent_version="1", engine=engine), "{}") for n, engine in engines.items()}
         there = Status(state="online", session="s", boot_id="b", ts=now)
-        with self.store.begun() as transaction:
-            devices.heard(transaction, births.keys(), now)
-            devices.told_birth(transaction, births, now)
-            devices.told_status(transaction, dict.fromkeys(births, there), now)
+        with self.store.transaction() as transaction:
+            devices.mark_seen(transaction, births.keys(), now)
+            devices.apply_births(transaction, births, now)
+            devices.apply_statuses(transaction, dict.fromkeys(births, there), now)
 
-    def step(self, *results: CommandResult) -> State:
+    def step(self, *results: CommandResult) -> RolloutState:
         rollout, _ = self.conductor.step(self.id, {each.id: each for each in results})
         assert rollout is not None
         return rollout.state
 
-    def until(self, state: State) -> None:
+    def until(self, state: RolloutState) -> None:
         for _ in range(10):
             if self.step() is state:
                 return
         raise AssertionError(self.states())
 
-    def open(self, role: Role = Role.DO) -> dict[str, CommandRow]:
+    def open(self, role: CommandRole = CommandRole.DO) -> dict[str, CommandRow]:
         """By board."""
         found = self.conductor._open.get(self.id, {}).values()
         return {each.name: each for each in found if each.role is role}
 
-    def states(self) -> list[Target]:
+    def states(self) -> list[TargetState]:
         return [each.state for each in self.rows()]
 
     def rows(self) -> list[TargetRow]:
@@ -72,7 +72,7 @@ class Room:
     def sent(self) -> list[bytes]:
         """What goes out now."""
         found = []
-        while (message := self.dispatch.take()) is not None:
+        while (message := self.dispatch.pop()) is not None:
             found.append(message.payload)
         return found
 
@@ -91,11 +91,11 @@ def failed(order: CommandRow, code: str, message: str = "") -> CommandResult:
     )
 
 
-def spec(op: str = "recalibrate", **wishes: Any) -> Spec:
-    return Spec(op, **{"waves": "100%", "order": "name", "soak_s": 60.0, "gates": "failures<=100%", **wishes})
+def spec(op: str = "recalibrate", **wishes: Any) -> RolloutSpec:
+    return RolloutSpec(op, **{"waves": "100%", "order": "name", "soak_s": 60.0, "gates": "failures<=100%", **wishes})
 
 
-def policy(value: object = 2.0, **wishes: Any) -> Spec:
+def policy(value: object = 2.0, **wishes: Any) -> RolloutSpec:
     return spec("policy", arguments={PERIOD: value}, **wishes)
 
 

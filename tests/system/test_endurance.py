@@ -35,7 +35,7 @@ OPEN = {
     "outbox.sqlite-shm",
     "outbox.sqlite-wal",
 }  # at rest; all else is open while it is written
-STATES = [state for state in JobState if not state.over and state not in (JobState.REQUESTED, JobState.PLANNING)]
+STATES = [state for state in JobState if not state.is_finished and state not in (JobState.REQUESTED, JobState.PLANNING)]
 STATES.append(JobState.COMMITTED)
 
 # Every path that pathlib sees puts its parts into Python's table of names. With what the daemon imports that is one
@@ -82,7 +82,7 @@ def at_rest(process: psutil.Process, state_dir: Path) -> bool:
 
 def fill(journal: JobJournal) -> None:
     for number in range(JOURNALED):
-        journal.begin(
+        journal.start(
             f"{number:012x}", "command", {"op": "recalibrate", "frames": 8, "method": None}, [f"{number:032x}"]
         )
         for state in STATES:

@@ -25,7 +25,7 @@ from engines.store.store import FleetStore
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.merge.calibration import bundle
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 pytestmark = [pytest.mark.trial, pytest.mark.broker]
 

@@ -27,10 +27,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from agent.models.engine_service import Service
+from agent.models.engine_service import EngineService
 
 faults = iter(sys.argv.pop(1).split(","))
-load = Service.load
+load = EngineService.load
 
 
 class Case:
@@ -69,7 +69,7 @@ def load_case(self, artefact):
     return replace(loaded, engine=Case(loaded.engine, next(faults)))
 
 
-Service.load = load_case
+EngineService.load = load_case
 """
 
 MAIN = """

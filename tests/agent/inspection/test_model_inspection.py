@@ -59,7 +59,7 @@ def test_real_models_are_guessed_as_they_are(name: str, shared_data: Path, tmp_p
 def test_the_samples_model_but_for_its_training(tmp_path: Path) -> None:
     spec = written(STREET, tmp_path)
     assert (spec.task, spec.decoder) == ("detect", "yolox")
-    assert network_input(spec, TensorSpec("images", np.dtype(np.float32), (1, 3, 160, 288))).usual == (160, 288)
+    assert network_input(spec, TensorSpec("images", np.dtype(np.float32), (1, 3, 160, 288))).usual_size == (160, 288)
 
 
 @pytest.mark.parametrize("make", [*DETECTORS, *CLASSIFIERS])
@@ -80,7 +80,7 @@ def test_open_sizes_are_guessed_with_a_profile(make: Family, tmp_path: Path) -> 
     path = saved(tmp_path, family(make, ("batch", 3, "height", "width")))
     spec = written(path, tmp_path)
     assert spec.decoder == DETECTORS[make]
-    assert network_input(spec, TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))).usual == (640, 640)
+    assert network_input(spec, TensorSpec("image", np.dtype(np.float32), (None, 3, None, None))).usual_size == (640, 640)
 
 
 def unknown_rows(is_runnable: bool) -> ModelProto:
@@ -165,7 +165,7 @@ def test_channels_last_and_bytes_are_seen(make: Family, layout: Layout, dtype: P
     spec = written(path, tmp_path)
     assert (spec.task, spec.decoder) == (("detect", DETECTORS[make]) if make in DETECTORS else ("classify", None))
     taken = network_input(spec, image_input(load_model(path)))
-    assert (taken.layout, taken.dtype, taken.usual) == (layout, dtype, IMAGE[2:])
+    assert (taken.layout, taken.dtype, taken.usual_size) == (layout, dtype, IMAGE[2:])
 
 
 @pytest.mark.parametrize(("gain", "bias"), [((), ()), ((1 / 255,), ()), ((2.0,), (-1.0,))])
@@ -182,7 +182,7 @@ def test_bytes_are_never_scaled_before_the_graph(
 def test_open_sizes_are_guessed_in_the_model_s_layout(layout: Layout, tmp_path: Path) -> None:
     path = saved(tmp_path, fronted(family(yolox, ("batch", 3, "height", "width")), layout, "uint8"))
     spec = written(path, tmp_path)
-    assert network_input(spec, image_input(load_model(path))).usual == (640, 640)
+    assert network_input(spec, image_input(load_model(path))).usual_size == (640, 640)
     assert inspect_model(path).facts.outputs[0].closed == (1, 8400, 5 + CLASSES)
 
 

@@ -123,7 +123,7 @@ def test_a_quantised_model_needs_no_calibration(tmp_path: Path) -> None:
     backend = OnnxRuntimeBackend()
     observation = backend.observer(model.reference, model.placement.taps).observe(image(model.master))
     assert observation.histograms == {}
-    built = backend.build(model.request(insert_qdq(model.master, model.placement, {}), "int8"))
+    built = backend.build(model.build_request(insert_qdq(model.master, model.placement, {}), "int8"))
     found = backend.load(built.engine).infer(image(model.master))
     np.testing.assert_array_equal(found["t9"], observation.outputs["t9"])
 

@@ -50,7 +50,7 @@ def test_keys_are_made_and_sign_a_release(tmp_path: Path, capsys: pytest.Capture
     ]
     assert main([*arguments, "-o", str(statement)]) == 0
     document = json.loads(statement.read_text())
-    assert Keyring([Path(made["public"])]).signer(document) == made["id"]
+    assert Keyring([Path(made["public"])]).signer_id(document) == made["id"]
     release = Release.model_validate(document)
     assert (release.size, release.version, release.name, release.product) == (7, 3, "model.onnx", "gate")
     assert release.expires - release.issued == pytest.approx(2 * 86_400.0)

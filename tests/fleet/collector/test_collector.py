@@ -20,9 +20,10 @@ from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 from fleet.cli.main import main
 from fleet.collector import collector as collector_module
-from fleet.collector.batch import read
+from fleet.collector.batch import parse_numbered
 from fleet.devices.reports import Gap, Reports, Stream
-from fleet.store import FleetStore, open_store
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_a_stream_is_complete_up_to_its_first_hole(reports: Reports) -> None:
     assert reports.add([report(1), report(2), report(4)]) == {STREAM: 2}
     assert reports.add([report(5)]) == {STREAM: 2}
     assert reports.add([report(3)]) == {STREAM: 5}
-    assert [each.seq for each in reports.of("fleet", "board")] == [1, 2, 3, 4, 5]
+    assert [each.seq for each in reports.reports_of("fleet", "board")] == [1, 2, 3, 4, 5]
 
 
 def test_what_a_board_had_to_drop_is_no_hole(reports: Reports) -> None:
@@ -46,7 +47,7 @@ def test_what_a_board_had_to_drop_is_no_hole(reports: Reports) -> None:
 def test_gaps_that_grow_together_count_once(reports: Reports) -> None:
     reports.add([Gap(STREAM, 5, 7, "telemetry", 3), Gap(STREAM, 1, 2, "job", 2)])
     reports.add([Gap(STREAM, 3, 9, "telemetry", 6), Gap(STREAM, 3, 9, "job", 1)])
-    assert [(gap.first, gap.last, gap.kind, gap.n) for gap in reports.dropped("fleet", "board")] == [
+    assert [(gap.first, gap.last, gap.kind, gap.n) for gap in reports.gaps_of("fleet", "board")] == [
         (1, 2, "job", 2),
         (3, 9, "job", 1),
         (3, 9, "telemetry", 6),
@@ -58,9 +59,9 @@ def test_what_comes_twice_is_stored_once_and_each_stream_counts_for_itself(repor
     news = [report(1), *(report(1, other) for other in others)]
     assert reports.add(news) == dict.fromkeys([STREAM, *others], 1)
     assert reports.add(news) == dict.fromkeys([STREAM, *others], 1)
-    assert len(list(reports.of("fleet", "board"))) == 2
-    assert reports.latest("fleet", "board") == (8, 1)
-    assert reports.latest("fleet", "unheard") == (0, 0)
+    assert len(list(reports.reports_of("fleet", "board"))) == 2
+    assert reports.position("fleet", "board") == (8, 1)
+    assert reports.position("fleet", "unheard") == (0, 0)
 
 
 def test_it_goes_on_where_it_was(where: str) -> None:
@@ -90,7 +91,7 @@ def test_numbers_of_thousands_are_walked_in_pieces(reports: Reports) -> None:
 )
 def test_what_is_no_report_is_refused(topic: str, payload: bytes, code: str) -> None:
     with pytest.raises(AgentError, match=code.replace(".", r"\.")):
-        read("fleet", "board", topic, payload)
+        parse_numbered("fleet", "board", topic, payload)
 
 
 @pytest.mark.broker
@@ -141,7 +142,7 @@ def test_a_document_that_cannot_be_read_holds_up_nothing_after_it(any_broker: Re
         board.publish(alarm(4))
         watcher.expect(TOPICS.ack, epoch=7, upto=4)
     with open_store(tmp_path / "fleet.sqlite") as store:
-        assert [gap.first for gap in Reports(store).dropped("fleet", "board")] == [2, 3]
+        assert [gap.first for gap in Reports(store).gaps_of("fleet", "board")] == [2, 3]
 
 
 @pytest.mark.broker

@@ -15,8 +15,8 @@ from cutting_proxy import CuttingProxy
 from agent.mqtt.client import MqttClient
 from agent.mqtt.endpoint import Protocol
 from fleet.collector.batch import Part
-from fleet.collector.collector import client_id_of
-from fleet.store import open_store
+from fleet.collector.collector import client_id_for
+from fleet.store.opening import open_store
 
 _PROTOCOLS = ["5", "3.1.1"]
 _UNDER_WAY = 20  # publications that mosquitto sends before the first of them is acknowledged
@@ -25,7 +25,7 @@ _UNDER_WAY = 20  # publications that mosquitto sends before the first of them is
 @contextmanager
 def unwritable(where: str) -> Iterator[None]:
     """Nobody commits a result as long as this lasts."""
-    with open_store(where) as store, store.begun("write") as transaction:
+    with open_store(where) as store, store.transaction("write") as transaction:
         if where.startswith("postgresql"):
             transaction.execute("LOCK TABLE results IN ACCESS EXCLUSIVE MODE")
         yield
@@ -151,6 +151,6 @@ def test_of_several_that_share_each_is_sent_all_results_and_the_store_has_each_o
 
 
 def test_who_is_the_only_one_of_a_part_and_a_fleet_has_the_same_name_at_each_start() -> None:
-    names = [client_id_of(part, fleet) for part in (Part(), Part(1, 4), Part(4, 4)) for fleet in (None, "a")]
+    names = [client_id_for(part, fleet) for part in (Part(), Part(1, 4), Part(4, 4)) for fleet in (None, "a")]
     assert names[:3] == ["tared-collector", "tared-collector-a", "tared-collector-1-of-4"]
     assert len(set(names)) == len(names)

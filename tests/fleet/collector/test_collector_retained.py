@@ -18,7 +18,7 @@ from agent.mqtt.message import Message
 from fleet.collector.batch import Reader
 from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
-from fleet.store import open_store
+from fleet.store.opening import open_store
 from fleet.views import watch
 from fleet.views.listing import ago
 
@@ -45,7 +45,7 @@ def test_a_board_that_is_gone_is_not_seen_because_a_collector_comes_back(
             watcher.expect(TOPICS.ack, epoch=0)
             eventually(lambda: the_board(first).agent_version == "1")
         assert the_board(first).last_seen > time.time() - 60.0
-        with open_store(first) as store, store.begun() as transaction:
+        with open_store(first) as store, store.transaction() as transaction:
             transaction.execute("UPDATE devices SET last_seen = 1000.0")
         for where, seen in ((first, 1000.0), (other, 0.0)):
             with collecting(any_broker, where):
@@ -75,16 +75,16 @@ def test_who_was_never_heard_is_listed_as_that() -> None:
 def test_what_no_board_has_a_broker_keep_is_refused_when_it_was_kept(path: str, payload: bytes) -> None:
     topic = _TOPIC + path.encode()
     batch = Reader().read([Arrival(topic, payload, retained=True)])
-    assert ([each.code for each in batch.refused], batch.news, batch.heard) == (["fleet.retained"], [], set())
+    assert ([each.code for each in batch.refused], batch.entries, batch.seen) == (["fleet.retained"], [], set())
     batch = Reader().read([Arrival(topic, payload)])
-    assert (batch.refused, len(batch.news) + len(batch.results)) == ([], 1)
+    assert (batch.refused, len(batch.entries) + len(batch.results)) == ([], 1)
 
 
 def test_a_word_that_was_kept_and_one_of_now_in_one_batch_are_a_sign_of_life() -> None:
     status, birth = Arrival(_TOPIC + b"status", ONLINE.payload, True), Arrival(_TOPIC + b"birth", _BIRTH.to_json())
-    assert Reader().read([status, birth._replace(retained=True)]).heard == set()
-    assert Reader().read([status, birth]).heard == {("fleet", "board")}
-    assert Reader().read([birth, status]).heard == {("fleet", "board")}
+    assert Reader().read([status, birth._replace(retained=True)]).seen == set()
+    assert Reader().read([status, birth]).seen == {("fleet", "board")}
+    assert Reader().read([birth, status]).seen == {("fleet", "board")}
 
 
 def test_a_late_will_in_one_batch_with_the_connection_that_followed_does_not_end_it() -> None:

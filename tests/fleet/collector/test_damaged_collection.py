@@ -17,7 +17,8 @@ from agent.mqtt.client import MqttClient
 from agent.mqtt.message import Message
 from fleet.collector import collector as collector_module
 from fleet.devices.reports import Gap, Reports, Stream
-from fleet.store import ReportRow, open_store
+from fleet.store.opening import open_store
+from fleet.store.transaction import ReportRow
 
 OTHER = Stream("fleet", "other", 5)
 
@@ -51,14 +52,14 @@ def aside(path: Path) -> list[int]:
 def test_what_it_had_stored_lies_in_the_other_file_and_the_next_is_stored_in_a_new_one(path: Path) -> None:
     with open_store(path) as store:
         reports = Reports(store)
-        with store.begun() as transaction:  # as for reports that need nothing of the damaged page
+        with store.transaction() as transaction:  # as for reports that need nothing of the damaged page
             transaction.add_reports([ReportRow(2, 7, seq, "alarm", 1.5, 1.5, "{}") for seq in range(1, 501)])
         with pytest.raises(AgentError, match=r"fleet\.damaged.*lies in the other file"):
             reports.add([Gap(STREAM, 501, 501, "telemetry", 1)])
         assert aside(path) == list(range(1, 501))
         assert reports.add([report(1), Gap(STREAM, 2, 3, "telemetry", 2)]) == {STREAM: 3}
     with open_store(path) as store:
-        assert [each.seq for each in Reports(store).of("fleet", "board")] == [1]
+        assert [each.seq for each in Reports(store).reports_of("fleet", "board")] == [1]
     assert aside(path) == list(range(1, 501))
 
 
@@ -70,8 +71,8 @@ def test_who_asks_how_far_a_board_is_hears_of_the_damage_and_then_of_the_new_fil
     with open_store(path) as store:
         reports = Reports(store)
         with pytest.raises(AgentError, match=r"fleet\.damaged"):
-            reports.latest("fleet", "board")
-        assert reports.latest("fleet", "board") == (0, 0)
+            reports.position("fleet", "board")
+        assert reports.position("fleet", "board") == (0, 0)
 
 
 @pytest.mark.broker

@@ -19,7 +19,8 @@ from fleet.collector.writer import BatchWriter
 from fleet.devices.devices import Devices
 from fleet.devices.records import Results
 from fleet.devices.reports import Gap, Report, Reports, Stream
-from fleet.store import FleetStore, Transaction, open_store, written
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore, Transaction, write_with_retries
 from fleet.untrusted import Warnings
 
 NAME = "fleet", "board"
@@ -38,17 +39,17 @@ def database(postgres: Postgres) -> str:
 
 def result(status: str) -> Write:
     told = CommandResult.model_validate({"id": "c1", "status": status})
-    return lambda store, transaction: Results(store).take(transaction, [(NAME, told, told.to_json().decode())], 1.0)
+    return lambda store, transaction: Results(store).store(transaction, [(NAME, told, told.to_json().decode())], 1.0)
 
 
 def event(seq: int) -> Write:
     news = [Report(STREAM, seq, "alarm", 1.0, f'{{"seq": {seq}}}')]
-    return lambda store, transaction: Reports(store).take(transaction, news, 1.0)
+    return lambda store, transaction: Reports(store).insert(transaction, news, 1.0)
 
 
 def gap(last: int) -> Write:
     news = [Gap(STREAM, 3, last, "telemetry", last - 2)]
-    return lambda store, transaction: Reports(store).take(transaction, news, 1.0)
+    return lambda store, transaction: Reports(store).insert(transaction, news, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -65,19 +66,19 @@ def test_who_is_behind_does_not_undo_what_another_has_just_written(
 ) -> None:
     """The older one looks while the newer is not committed yet, and writes behind it."""
     with open_store(database) as ahead, open_store(database) as behind, ThreadPoolExecutor(1) as threads:
-        with ahead.begun() as transaction:
+        with ahead.transaction() as transaction:
             newer(ahead, transaction)
-            late = threads.submit(written, behind, lambda transaction: older(behind, transaction))
+            late = threads.submit(write_with_retries, behind, lambda transaction: older(behind, transaction))
             eventually(lambda: _waits(database))
         late.result(10.0)
-        with ahead.begun("read") as transaction:
+        with ahead.transaction("read") as transaction:
             assert transaction.execute(query) == [(found,)]
 
 
 def _waits(database: str) -> bool:
     """Whether anybody does for another's lock."""
     query = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-    with open_store(database) as store, store.begun("read") as transaction:
+    with open_store(database) as store, store.transaction("read") as transaction:
         return transaction.execute(query)[0][0] > 0
 
 
@@ -95,7 +96,7 @@ def test_of_two_that_wait_for_each_other_both_are_written_in_the_end(database: s
                     met.wait(10.0)
                 transaction.execute("UPDATE devices SET state = 'b' WHERE id = ?", order[1:])
 
-            written(store, both)
+            write_with_retries(store, both)
 
         with ThreadPoolExecutor(2) as threads:
             orders = (ids[0], ids[1]), (ids[1], ids[0])
@@ -107,7 +108,7 @@ def test_of_two_that_wait_for_each_other_both_are_written_in_the_end(database: s
 def test_a_deadlock_is_told_as_that_and_not_as_a_full_disk(database: str) -> None:
     raising = "DO $$ BEGIN RAISE EXCEPTION 'deadlock detected' USING ERRCODE = '40P01'; END $$"
     expected = pytest.raises(AgentError, match=r"^fleet\.contended: ")
-    with open_store(database) as store, expected, store.begun() as transaction:
+    with open_store(database) as store, expected, store.transaction() as transaction:
         transaction.execute(raising)
 
 
@@ -123,13 +124,13 @@ def test_two_collectors_never_wait_for_each_other_in_a_circle(database: str, mon
             for turn in range(1, 30):
                 ordered = names[::-1] if (turn + which) % 2 else names
                 news = [Report(Stream(*name, turn), 1, "alarm", 1.0, "{}") for name in names[which::2]]
-                batch = Batch(news=list(news), heard=set(ordered))
+                batch = Batch(entries=list(news), seen=set(ordered))
                 for name in ordered[: 20 + which]:
                     batch.statuses[name] = Status(state="online", session=f"{turn}", boot_id="b", ts=float(turn))
                 for name in ordered[10:]:
                     batch.births[name] = birth, birth.to_json().decode()
                 together.wait(20.0)
-                keeper.keep(batch)
+                keeper.write(batch)
 
     with ThreadPoolExecutor(2) as threads:
         for each in [threads.submit(keep, which) for which in (0, 1)]:
@@ -149,7 +150,7 @@ def test_many_that_open_one_new_store_at_once_all_can(where: str) -> None:
         for each in [threads.submit(begin, number) for number in range(1, many + 1)]:
             each.result(30.0)
     with open_store(where) as store:
-        assert Reports(store).latest(*NAME) == (7, many)
+        assert Reports(store).position(*NAME) == (7, many)
 
 
 def test_a_refusal_that_anybody_can_provoke_does_not_stand_for_the_commands_end(where: str) -> None:
@@ -158,8 +159,10 @@ def test_a_refusal_that_anybody_can_provoke_does_not_stand_for_the_commands_end(
 
     def statuses(store: FleetStore, told: list[CommandResult]) -> str:
         for each in told:
-            written(store, lambda t, each=each: Results(store).take(t, [(NAME, each, each.to_json().decode())], 1.0))  # type: ignore[misc]  # a default
-        with store.begun("read") as transaction:
+            write_with_retries(
+                store, lambda t, each=each: Results(store).store(t, [(NAME, each, each.to_json().decode())], 1.0)
+            )  # type: ignore[misc]  # a default
+        with store.transaction("read") as transaction:
             return str(transaction.execute("SELECT status FROM results")[0][0])
 
     with open_store(where) as store:

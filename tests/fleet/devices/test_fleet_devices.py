@@ -16,7 +16,8 @@ from fleet.devices.devices import Device, Devices
 from fleet.devices.facts import facts
 from fleet.devices.reports import Report, Reports, Stream
 from fleet.devices.selection import matches, parse, parse_tag, select
-from fleet.store import FleetStore, open_store
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore
 
 NOW = 1_000_000.0
 
@@ -126,10 +127,12 @@ def path(tmp_path: Path) -> Path:
             document = json.dumps({"cameras": {"a": camera()}})
             status = Status(state="online", session="s", boot_id="b", ts=heard)
             birth = Birth(agent_version="1.0", engine="0123456789abcdef")
-            with store.begun() as transaction:
-                reports.take(transaction, [Report(Stream("default", name, 1), 1, "telemetry", heard, document)], heard)
-                devices.told_status(transaction, {("default", name): status}, heard)
-                devices.told_birth(transaction, {("default", name): (birth, birth.to_json().decode())}, heard)
+            with store.transaction() as transaction:
+                reports.insert(
+                    transaction, [Report(Stream("default", name, 1), 1, "telemetry", heard, document)], heard
+                )
+                devices.apply_statuses(transaction, {("default", name): status}, heard)
+                devices.apply_births(transaction, {("default", name): (birth, birth.to_json().decode())}, heard)
     return path
 
 

@@ -17,10 +17,11 @@ from agent.contract.messages import Birth, Status
 from benchmarks.postgres import Postgres
 from fleet.collector.writer import ReportRetention
 from fleet.devices.devices import Devices
-from fleet.devices.records import Refused, Results, audited, quarantine, refused
+from fleet.devices.records import Refused, Results, audit_entries, quarantine, quarantined
 from fleet.devices.reports import Gap, Report, Reports, Stream
-from fleet.store import FleetStore, open_existing, open_store
+from fleet.store.opening import open_existing, open_store
 from fleet.store.schema import POSTGRES, SQLITE
+from fleet.store.transaction import FleetStore
 
 NAME = "fleet", "board"
 
@@ -33,7 +34,7 @@ def test_a_credential_may_say_which_database_it_is(where: str, tmp_path: Path, m
         with open_store("credential:tared-fleet-db") as store:
             Reports(store).add([report(1)])
         with open_existing("credential:tared-fleet-db") as store:
-            assert [each.seq for each in Reports(store).of(*NAME)] == [1]
+            assert [each.seq for each in Reports(store).reports_of(*NAME)] == [1]
     (tmp_path / "tared-fleet-db").write_text("none")
     for name, found in (("tared-fleet-db", "no file behind 'credential:tared-fleet-db'"), ("gone", "No such file")):
         with pytest.raises(ConfigError, match=found):
@@ -51,15 +52,15 @@ def test_a_number_that_another_document_has_is_told_and_what_has_it_stays(store:
     reports = Reports(store)
     other = Report(STREAM, 2, "alarm", 1.5, '{"seq": 2, "of": "a twin"}')
     reports.add([report(1), report(2)])
-    with store.begun() as transaction:
-        assert reports.take(transaction, [report(1), other, report(3)], 5.0).taken == [other]
-    assert [each.document for each in reports.of(*NAME)] == [report(seq).document for seq in (1, 2, 3)]
+    with store.transaction() as transaction:
+        assert reports.insert(transaction, [report(1), other, report(3)], 5.0).conflicts == [other]
+    assert [each.document for each in reports.reports_of(*NAME)] == [report(seq).document for seq in (1, 2, 3)]
 
 
 def test_documents_come_back_as_they_were_whatever_is_in_them(store: FleetStore) -> None:
     reports, words = Reports(store), 'back\\slash "\\u0000" \\n\ttab \r\n\\. ünï \U0001f600 %s ? \\N'
     reports.add([Report(STREAM, seq, kind, -1.5e-300, words) for seq, kind in enumerate(("a\\b", "tab\t", "\\N"), 1)])
-    found = list(reports.of(*NAME))
+    found = list(reports.reports_of(*NAME))
     assert [(each.kind, each.ts, each.document) for each in found] == [
         (kind, -1.5e-300, words) for kind in ("a\\b", "tab\t", "\\N")
     ]
@@ -69,15 +70,15 @@ def test_what_fails_within_a_transaction_undoes_it_and_what_was_remembered_of_it
     reports = Reports(store)
 
     def fail() -> None:
-        with store.begun() as transaction:
-            reports.take(transaction, [report(1)], 5.0)
+        with store.transaction() as transaction:
+            reports.insert(transaction, [report(1)], 5.0)
             raise AgentError("test", "a", "b", "c")
 
     with pytest.raises(AgentError, match="test"):
         fail()
-    assert list(reports.of(*NAME)) == []
+    assert list(reports.reports_of(*NAME)) == []
     assert reports.add([report(1)]) == {STREAM: 1}
-    assert [each.seq for each in reports.of(*NAME)] == [1]
+    assert [each.seq for each in reports.reports_of(*NAME)] == [1]
 
 
 def test_two_that_store_one_board_at_once_leave_no_hole(where: str) -> None:
@@ -116,23 +117,23 @@ def test_a_late_will_does_not_end_the_connection_that_followed(store: FleetStore
         (status("offline", "a third, that nobody heard come", 3.0), "offline"),
         (status("degraded", "fourth", 1.0), "degraded"),  # a board whose clock was set back
     ):
-        with store.begun() as transaction:
-            devices.told_status(transaction, {NAME: told}, 10.0)
+        with store.transaction() as transaction:
+            devices.apply_statuses(transaction, {NAME: told}, 10.0)
         assert [each.state for each in devices.all("fleet")] == [state]
 
 
 def test_a_device_is_what_it_last_told(store: FleetStore) -> None:
     devices, reports = Devices(store), Reports(store)
     birth = Birth(agent_version="1.2\x003", engine="e1")
-    with store.begun() as transaction:
-        devices.told_birth(transaction, {NAME: (birth, birth.to_json().decode())}, 10.0)
+    with store.transaction() as transaction:
+        devices.apply_births(transaction, {NAME: (birth, birth.to_json().decode())}, 10.0)
         newer, older = Stream(*NAME, 8), Stream(*NAME, 7)
         news = [
             Report(newer, 1, "telemetry", 2.0, '{"newest": 1}'),
             Report(newer, 2, "alarm", 2.0, "{}"),
             Report(older, 9, "telemetry", 3.0, '{"newest": 0}'),
         ]
-        reports.take(transaction, news, 20.0)
+        reports.insert(transaction, news, 20.0)
     (device,) = devices.all("fleet")
     assert (device.agent_version, device.engine, device.model, device.last_seen) == ("1.23", "e1", None, 20.0)
     assert device.telemetry == {"newest": 1}
@@ -146,7 +147,7 @@ def test_tags_are_put_on_taken_off_and_on_record(store: FleetStore) -> None:
     devices.tag(devices.all("fleet"), {"site": "berlin", "canary": ""}, [], who="ann")
     devices.tag(devices.all("fleet")[:1], {"site": "paris"}, ["canary", "never put on"], who="ben")
     assert [each.tags for each in devices.all("fleet")] == [{"site": "paris"}, {"canary": "", "site": "berlin"}]
-    assert [(each.who, each.what) for each in audited(store)] == [("ann", "tag"), ("ben", "tag")]
+    assert [(each.who, each.what) for each in audit_entries(store)] == [("ann", "tag"), ("ben", "tag")]
 
 
 def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetStore) -> None:
@@ -154,11 +155,11 @@ def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetSt
 
     def told(*statuses: str) -> None:
         each = [CommandResult.model_validate({"id": "c1", "status": status}) for status in statuses]
-        with store.begun() as transaction:
-            results.take(transaction, [(NAME, one, one.to_json().decode()) for one in each], 1.0)
+        with store.transaction() as transaction:
+            results.store(transaction, [(NAME, one, one.to_json().decode()) for one in each], 1.0)
 
-    with store.begun() as transaction:
-        Devices(store).told_status(transaction, {NAME: status("online", "s", 1.0)}, 1.0)
+    with store.transaction() as transaction:
+        Devices(store).apply_statuses(transaction, {NAME: status("online", "s", 1.0)}, 1.0)
     (device,) = Devices(store).all("fleet")
     for statuses, newest in (
         (("ACCEPTED", "IN_PROGRESS"), "IN_PROGRESS"),
@@ -166,17 +167,17 @@ def test_a_final_result_stays_and_a_late_one_of_its_steps_is_none(store: FleetSt
         (("IN_PROGRESS",), "SUCCEEDED"),
     ):
         told(*statuses)
-        (document,) = results.of([(device.id, "c1"), (device.id, "c2")]).values()
+        (document,) = results.documents([(device.id, "c1"), (device.id, "c2")]).values()
         assert CommandResult.from_json(document.encode()).status == newest
 
 
 def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: FleetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.devices.records._MOST_REFUSED", 5)
     for number in range(4):
-        with store.begun() as transaction:
+        with store.transaction() as transaction:
             bad = [Refused("f\x00", "d", "event", "message.x", f"{number} \x1b[2J", bytes(9000)) for _ in range(3)]
             quarantine(transaction, bad, 1.0)
-    found = refused(store)
+    found = quarantined(store)
     assert [each.found for each in found] == ["3 [2J"] * 3 + ["2 [2J"] * 2
     assert {(each.fleet, len(each.payload)) for each in found} == {("f", 4096)}
 
@@ -184,30 +185,30 @@ def test_quarantine_keeps_the_newest_and_cannot_be_filled(store: FleetStore, mon
 def test_what_is_old_goes_a_few_rows_at_a_time(store: FleetStore) -> None:
     reports = Reports(store)
     for received in (10.0, 20.0):
-        with store.begun() as transaction:
-            reports.take(transaction, [report(seq) for seq in range(1 + int(received), 6 + int(received))], received)
-    with store.begun() as transaction:
+        with store.transaction() as transaction:
+            reports.insert(transaction, [report(seq) for seq in range(1 + int(received), 6 + int(received))], received)
+    with store.transaction() as transaction:
         assert [transaction.prune("reports", "received", 15.0, 3) for _ in range(3)] == [3, 2, 0]
-    assert [each.seq for each in reports.of(*NAME)] == list(range(21, 26))
+    assert [each.seq for each in reports.reports_of(*NAME)] == list(range(21, 26))
 
 
 def test_retention_keeps_what_is_young_enough_and_the_newest_start(store: FleetStore) -> None:
     reports, day_s = Reports(store), 86_400.0
     for epoch, received in ((7, 0.0), (8, 0.0), (9, 40.0 * day_s)):
         stream = Stream(*NAME, epoch)
-        with store.begun() as transaction:
+        with store.transaction() as transaction:
             news = [report(1, stream), Gap(stream, 2, 3, "telemetry", 2)]
-            reports.take(transaction, news, received)
+            reports.insert(transaction, news, received)
             quarantine(transaction, [Refused(*NAME, "event", "c", str(epoch), b"")], received)
-    with store.begun() as transaction:
-        reports.take(transaction, [report(1, Stream("fleet", "gone", 7))], 0.0)
+    with store.transaction() as transaction:
+        reports.insert(transaction, [report(1, Stream("fleet", "gone", 7))], 0.0)
     retention = ReportRetention(days=30.0)
     for _ in range(3):
-        retention.keep(store, 40.0 * day_s)
-    assert [each.stream.epoch for each in reports.of(*NAME)] == [9]
-    assert [each.stream.epoch for each in reports.dropped(*NAME)] == [9]
-    assert reports.latest("fleet", "gone") == (7, 1)  # how far it was is known, should it come back
-    assert [each.found for each in refused(store)] == ["9"]
+        retention.prune_if_due(store, 40.0 * day_s)
+    assert [each.stream.epoch for each in reports.reports_of(*NAME)] == [9]
+    assert [each.stream.epoch for each in reports.gaps_of(*NAME)] == [9]
+    assert reports.position("fleet", "gone") == (7, 1)  # how far it was is known, should it come back
+    assert [each.found for each in quarantined(store)] == ["9"]
     assert reports.add([report(1)]) == {STREAM: 1}
 
 
@@ -222,13 +223,13 @@ def test_what_was_collected_before_there_were_devices_is_kept(tmp_path: Path) ->
         db.commit()
     with open_store(tmp_path / "db") as store:
         reports = Reports(store)
-        assert [each.seq for each in reports.of(*NAME)] == [1, 2, 5]
-        assert reports.latest(*NAME) == (7, 2)
+        assert [each.seq for each in reports.reports_of(*NAME)] == [1, 2, 5]
+        assert reports.position(*NAME) == (7, 2)
         assert reports.add([report(3), report(4)]) == {STREAM: 9}
 
 
 def test_a_store_of_a_newer_tared_is_refused(where: str) -> None:
-    with open_store(where) as store, store.begun() as transaction:
+    with open_store(where) as store, store.transaction() as transaction:
         if where.startswith("postgresql:"):
             transaction.execute("UPDATE tared_schema SET version = 99")
     if not where.startswith("postgresql:"):
@@ -282,9 +283,12 @@ def test_of_several_hosts_one_that_answers_is_enough(postgres: Postgres) -> None
     with open_store(url.replace("host=", "host=/nowhere,")) as store:
         Reports(store).add([report(1)])
     with open_store(url) as store:
-        assert Reports(store).latest(*NAME) == (7, 1)
+        assert Reports(store).position(*NAME) == (7, 1)
 
 
 def test_what_a_url_asks_for_goes_before_what_is_usual(postgres: Postgres) -> None:
-    with open_store(f"{postgres.new_database()}&application_name=another") as store, store.begun("read") as transaction:
+    with (
+        open_store(f"{postgres.new_database()}&application_name=another") as store,
+        store.transaction("read") as transaction,
+    ):
         assert transaction.execute("SHOW application_name") == [("another",)]

@@ -13,18 +13,22 @@ from agent.contract.histograms import MAX_UPLOAD_BYTES, Upload, write_upload
 from agent.contract.wire import MessageError
 from calibrate.histogram import AbsHistogram
 from fleet.merge import inbox as merge_inbox
-from fleet.merge.inbox import Announced, UploadInbox
+from fleet.merge.inbox import AnnouncedUpload, UploadInbox
 
 
 def upload(seed: int = 0) -> Upload:
     """Of several chunks: large counts are noisy."""
     counts = np.random.default_rng(seed).integers(1, 1 << 40, (4, 4096))
     amax = float(np.float32(0.99999))
-    return Upload.of(write_upload(FACTS, {f"t{n}": AbsHistogram(each, 0, amax, 0, 0) for n, each in enumerate(counts)}))
+    return Upload.from_content(
+        write_upload(FACTS, {f"t{n}": AbsHistogram(each, 0, amax, 0, 0) for n, each in enumerate(counts)})
+    )
 
 
-def announced(of: Upload) -> Announced:
-    return Announced.read({"sha256": of.sha256, "total": of.total, "bytes": len(of.content), "upload": of.name})
+def announced(of: Upload) -> AnnouncedUpload:
+    return AnnouncedUpload.from_result(
+        {"sha256": of.sha256, "total": of.total, "bytes": len(of.content), "upload": of.name}
+    )
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def inbox(tmp_path: Path) -> UploadInbox:
 
 def refusal(inbox: UploadInbox, device: str, of: Upload, number: int, payload: bytes | None = None) -> str:
     with pytest.raises(MessageError) as caught:
-        inbox.take(device, of.name, str(number), of.chunk(number) if payload is None else payload)
+        inbox.receive_chunk(device, of.name, str(number), of.chunk(number) if payload is None else payload)
     return caught.value.code
 
 
@@ -42,22 +46,22 @@ def test_chunks_in_any_order_and_twice_are_the_file(inbox: UploadInbox) -> None:
     of = upload()
     inbox.expect("b", announced(of))
     for number in [*reversed(range(1, of.total)), of.total - 1]:
-        assert not inbox.take("b", of.name, str(number), of.chunk(number))
+        assert not inbox.receive_chunk("b", of.name, str(number), of.chunk(number))
     inbox.expect("b", announced(of))
     assert inbox.missing("b") == (of.sha256, [0]), "what is said twice loses nothing"
-    assert inbox.take("b", of.name, "0", of.chunk(0))
-    assert inbox.whole["b"].read_bytes() == of.content
-    assert not inbox.take("b", of.name, "0", of.chunk(0)), "late, and passed over"
+    assert inbox.receive_chunk("b", of.name, "0", of.chunk(0))
+    assert inbox.complete["b"].read_bytes() == of.content
+    assert not inbox.receive_chunk("b", of.name, "0", of.chunk(0)), "late, and passed over"
     assert inbox.counts["refused"] == 0
 
 
 def test_a_disk_that_refuses_is_an_error_that_names_the_file(inbox: UploadInbox, tmp_path: Path) -> None:
     of = upload()
     inbox.expect("b", announced(of))
-    inbox.take("b", of.name, "0", of.chunk(0))
+    inbox.receive_chunk("b", of.name, "0", of.chunk(0))
     (tmp_path / "uploads" / "b.part").unlink()
     with pytest.raises(AgentError, match=r"merge\.write: .*b\.part"):
-        inbox.take("b", of.name, "1", of.chunk(1))
+        inbox.receive_chunk("b", of.name, "1", of.chunk(1))
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(AgentError, match=r"merge\.write"):
         UploadInbox(tmp_path / "file")
@@ -77,12 +81,12 @@ def test_what_was_not_asked_for_is_refused(inbox: UploadInbox) -> None:
 def test_another_upload_of_the_board_takes_the_place_of_what_came_before(inbox: UploadInbox) -> None:
     first, second = upload(), upload(1)
     inbox.expect("b", announced(first))
-    inbox.take("b", first.name, "0", first.chunk(0))
+    inbox.receive_chunk("b", first.name, "0", first.chunk(0))
     inbox.expect("b", announced(second))
     assert inbox.missing("b") is None
     for number in range(second.total):
-        inbox.take("b", second.name, str(number), second.chunk(number))
-    assert inbox.whole["b"].read_bytes() == second.content
+        inbox.receive_chunk("b", second.name, str(number), second.chunk(number))
+    assert inbox.complete["b"].read_bytes() == second.content
 
 
 def test_a_device_called_like_a_folder_writes_nowhere_else(inbox: UploadInbox, tmp_path: Path) -> None:
@@ -90,9 +94,9 @@ def test_a_device_called_like_a_folder_writes_nowhere_else(inbox: UploadInbox, t
     for device in ("..", ".", "a b", "ö" * 32):
         inbox.expect(device, announced(of))
         for number in range(of.total):
-            inbox.take(device, of.name, str(number), of.chunk(number))
-    assert {path.parent for path in inbox.whole.values()} == {tmp_path / "uploads"}
-    assert len(set(inbox.whole.values())) == 4
+            inbox.receive_chunk(device, of.name, str(number), of.chunk(number))
+    assert {path.parent for path in inbox.complete.values()} == {tmp_path / "uploads"}
+    assert len(set(inbox.complete.values())) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["uploads"]
 
 
@@ -100,19 +104,19 @@ def test_what_is_no_upload_is_kept_apart_and_counted(
     inbox: UploadInbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(merge_inbox, "_MOST_QUARANTINED", 2)
-    garbage = Upload.of(b"garbage of the right hash")
+    garbage = Upload.from_content(b"garbage of the right hash")
     forged = upload()
     for device in ("a", "b", "c"):
         inbox.expect(device, announced(garbage))
         assert refusal(inbox, device, garbage, 0) == "histograms.unreadable"
     inbox.expect("d", announced(forged))
     for number in range(forged.total - 1):
-        inbox.take("d", forged.name, str(number), forged.chunk(number))
+        inbox.receive_chunk("d", forged.name, str(number), forged.chunk(number))
     payload = forged.chunk(forged.total - 1)
     assert refusal(inbox, "d", forged, forged.total - 1, payload[:-1] + bytes([payload[-1] ^ 1])) == "histograms.sha256"
     assert inbox.counts["quarantined"] == 4
     assert len(list((tmp_path / "uploads" / "quarantine").iterdir())) == 2
-    assert not inbox.whole
+    assert not inbox.complete
     inbox.expect("d", announced(forged))
     assert inbox.missing("d") is None, "asked for anew"
 
@@ -133,6 +137,6 @@ def test_what_is_no_upload_is_kept_apart_and_counted(
 )
 def test_an_announcement_that_no_board_would_make_is_refused(changes: dict[str, object]) -> None:
     sound = {"sha256": "0" * 64, "total": 1, "bytes": 1}
-    assert Announced.read(sound).total == 1
+    assert AnnouncedUpload.from_result(sound).total == 1
     with pytest.raises(MessageError, match=r"histograms\.announced"):
-        Announced.read({**sound, **changes})
+        AnnouncedUpload.from_result({**sound, **changes})

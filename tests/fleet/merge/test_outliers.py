@@ -12,7 +12,7 @@ from fleet.merge.outliers import LEAST_LIMIT_DB, Distance, Group, OutlierLimits,
 
 
 def distances(boards: list[dict[str, AbsHistogram]]) -> list[Distance]:
-    sketches = [Sketch.of(each, TENSORS) for each in boards]
+    sketches = [Sketch.from_histograms(each, TENSORS) for each in boards]
     group, merger = Group(TENSORS, sketches), Merger()
     for each in boards:
         merger.add(each.items())
@@ -23,7 +23,7 @@ def distances(boards: list[dict[str, AbsHistogram]]) -> list[Distance]:
 def found(boards: list[dict[str, AbsHistogram]]) -> list[int]:
     """The outliers by their number."""
     each = distances(boards)
-    limits = OutlierLimits.of(each)
+    limits = OutlierLimits.from_distances(each)
     return [number for number, distance in enumerate(each) if limits.reason(distance)]
 
 
@@ -56,7 +56,7 @@ def test_nearly_half_may_lie_without_moving_the_group() -> None:
 def test_a_board_that_claims_to_have_counted_more_than_all_others_is_named() -> None:
     boards = alike(5)
     liar = {tensor: AbsHistogram(h.counts << 30, h.range_exp, h.amax, 0, 0) for tensor, h in boards[0].items()}
-    sketches = [Sketch.of(each, TENSORS) for each in [*boards, liar]]
+    sketches = [Sketch.from_histograms(each, TENSORS) for each in [*boards, liar]]
     group = Group(TENSORS, sketches)
     assert [bool(group.outweighed(each)) for each in sketches] == [*[False] * 5, True]
 
@@ -65,7 +65,7 @@ def test_nor_may_a_board_count_more_in_one_small_tensor_that_is_little_beside_th
     boards = [{**each, "head": counted({"head": frames_of(0, values=50)["head"]})["head"]} for each in alike(5)]
     head = boards[0]["head"]
     liar = {**boards[0], "head": AbsHistogram(head.counts * 100, head.range_exp, head.amax, 0, 0)}
-    sketches = [Sketch.of(each, TENSORS) for each in [*boards, liar]]
+    sketches = [Sketch.from_histograms(each, TENSORS) for each in [*boards, liar]]
     assert sketches[-1].values.sum() < 2 * sketches[0].values.sum()
     group = Group(TENSORS, sketches)
     assert [group.outweighed(each).partition(",")[0] for each in sketches] == [*[""] * 5, "5000 values of 'head'"]
@@ -79,7 +79,7 @@ def test_a_tensor_that_a_board_has_only_seen_zeros_of_says_nothing_of_it() -> No
 
 
 def test_a_group_that_is_spread_out_has_a_wider_limit() -> None:
-    spread = OutlierLimits.of([Distance(each, 0.0) for each in (0.0, 2.0, 4.0, 6.0, 8.0, 20.0)])
+    spread = OutlierLimits.from_distances([Distance(each, 0.0) for each in (0.0, 2.0, 4.0, 6.0, 8.0, 20.0)])
     assert spread.to_board_db > 20.0
     assert spread.to_group_db == LEAST_LIMIT_DB
     assert "would cost this board 40.0 dB, the median of all is 5.0" in spread.reason(Distance(40.0, 0.0))

@@ -21,11 +21,12 @@ from simulator_bench import topics
 
 from agent.common.errors import AgentError
 from fleet.cli.main import main
-from fleet.rollout import rollout_rows as tables
-from fleet.rollout.spec import Spec
-from fleet.rollout.states import State, Target
+from fleet.rollout import rollout_rows
+from fleet.rollout.board_rows import TargetState
+from fleet.rollout.rollout_rows import RolloutState
+from fleet.rollout.spec import RolloutSpec
 from fleet.simulator.options import BadEngines
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -45,8 +46,8 @@ def a_process(broker: RealBroker, where: str, *options: str) -> Iterator[subproc
             process.kill()
 
 
-def spec(**wishes: Any) -> Spec:
-    return Spec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", **wishes)
+def spec(**wishes: Any) -> RolloutSpec:
+    return RolloutSpec("recalibrate", gates="latency_p99<=1.25x", soak_s=0.5, order="name", **wishes)
 
 
 @pytest.mark.trial
@@ -56,7 +57,7 @@ def test_however_often_the_controller_is_killed_each_board_is_told_once(mosquitt
     rng, kills = random.Random(7), 0
     with a_fleet(mosquitto, where, 12, bad=BadEngines(first=2, last=7), job_s=1.0), Commands(mosquitto) as commands:
         identity = begin(where, spec(waves="2,8,100%", at_once=3))
-        while not overview(where, identity).rollout.state.over:
+        while not overview(where, identity).rollout.state.is_finished:
             with a_process(mosquitto, where) as process:
                 with contextlib.suppress(AssertionError):  # by then it has not come to its end
                     ended(where, identity, rng.uniform(0.8, 4.0))
@@ -67,8 +68,8 @@ def test_however_often_the_controller_is_killed_each_board_is_told_once(mosquitt
     assert {device: len(ids) for device, ids in told.items()} == {topics(each).device: 1 for each in range(8)}
     undone = {topics(each).device for each in range(2, 8)}
     assert {device: len(ids) for device, ids in back.items()} == dict.fromkeys(undone, 1)
-    assert boards(where, identity, Target.UNDONE) == undone
-    assert boards(where, identity, Target.WAITING) == {topics(each).device for each in range(8, 12)}
+    assert boards(where, identity, TargetState.UNDONE) == undone
+    assert boards(where, identity, TargetState.WAITING) == {topics(each).device for each in range(8, 12)}
     assert all(len(swaps(where, number)) == 1 + (topics(number).device in undone) for number in range(8))
 
 
@@ -76,7 +77,7 @@ def test_beside_another_controller_each_board_is_told_once(mosquitto: RealBroker
     with a_fleet(mosquitto, where, 12), Commands(mosquitto) as commands:
         ids = [begin(where, spec(waves="100%", select=f"name=sim-00000{n}")) for n in range(6)]
         with controlling(mosquitto, where), controlling(mosquitto, where):
-            assert {ended(where, each).rollout.state for each in ids} == {State.COMPLETED}
+            assert {ended(where, each).rollout.state for each in ids} == {RolloutState.COMPLETED}
             told = commands.told("recalibrate")
     assert {device: len(ids) for device, ids in told.items()} == {topics(each).device: 1 for each in range(6)}
 
@@ -92,7 +93,7 @@ def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mos
             with controlling(mosquitto, where):
                 eventually(lambda: overview(where, identity).rollout.lease_owner != first, 30.0)
                 process.send_signal(signal.SIGCONT)
-                assert ended(where, identity).rollout.state is State.COMPLETED
+                assert ended(where, identity).rollout.state is RolloutState.COMPLETED
                 assert overview(where, identity).rollout.lease_owner != first
             assert process.poll() is None
             told = commands.told("recalibrate")
@@ -101,22 +102,25 @@ def test_a_controller_that_stood_still_finds_its_rollout_taken_and_leaves_it(mos
 
 def test_of_two_that_claim_at_once_one_has_it(where: str) -> None:
     with open_store(where) as one, open_store(where) as other:
-        with one.begun("write") as transaction:
-            identity = tables.create(transaction, "f", spec(), [[(1, "UTC")]], 0.0)
-            assert tables.claim(transaction, "one", 10.0, 40.0, (), fleet="another") == {}
-            assert tables.claim(transaction, "one", 10.0, 40.0, (identity,)) == {}
+        with one.transaction("write") as transaction:
+            identity = rollout_rows.create(transaction, "f", spec(), [[(1, "UTC")]], 0.0)
+            assert rollout_rows.claim(transaction, "one", 10.0, 40.0, (), fleet="another") == {}
+            assert rollout_rows.claim(transaction, "one", 10.0, 40.0, (identity,)) == {}
         claimed: list[str] = []
-        with one.begun("write") as transaction:
-            claimed += tables.claim(transaction, "one", 10.0, 40.0, ())
-            with contextlib.suppress(AgentError), other.begun("write") as beside:  # SQLite has it wait, and give up
-                claimed += tables.claim(beside, "other", 10.0, 40.0, ())
-        with other.begun("write") as transaction:
-            assert tables.hold(transaction, identity, "other", 11.0, 40.0) is None
-            assert tables.claim(transaction, "other", 39.0, 70.0, ()) == {}
-            assert tables.claim(transaction, "other", 41.0, 70.0, ()) == {identity: True}
-            assert tables.claim(transaction, "other", 42.0, 71.0, ()) == {identity: False}  # its own
-        with one.begun("write") as transaction:
-            assert tables.hold(transaction, identity, "one", 42.0, 80.0) is None
+        with one.transaction("write") as transaction:
+            claimed += rollout_rows.claim(transaction, "one", 10.0, 40.0, ())
+            with (
+                contextlib.suppress(AgentError),
+                other.transaction("write") as beside,
+            ):  # SQLite has it wait, and give up
+                claimed += rollout_rows.claim(beside, "other", 10.0, 40.0, ())
+        with other.transaction("write") as transaction:
+            assert rollout_rows.renew_lease(transaction, identity, "other", 11.0, 40.0) is None
+            assert rollout_rows.claim(transaction, "other", 39.0, 70.0, ()) == {}
+            assert rollout_rows.claim(transaction, "other", 41.0, 70.0, ()) == {identity: True}
+            assert rollout_rows.claim(transaction, "other", 42.0, 71.0, ()) == {identity: False}  # its own
+        with one.transaction("write") as transaction:
+            assert rollout_rows.renew_lease(transaction, identity, "one", 42.0, 80.0) is None
     assert claimed == [identity]
 
 
@@ -128,9 +132,9 @@ def test_a_result_that_came_while_there_was_no_controller_is_found(mosquitto: Re
         with controlling(mosquitto, where):
             eventually(lambda: len(commands.told("recalibrate")) == 1, 30.0)
         eventually(lambda: simulation._boards[0].results["SUCCEEDED"] == 1, 20.0)
-        assert boards(where, identity, Target.SENT) == {topics(0).device}
+        assert boards(where, identity, TargetState.SENT) == {topics(0).device}
         with controlling(mosquitto, where):
-            assert ended(where, identity).rollout.state is State.COMPLETED
+            assert ended(where, identity).rollout.state is RolloutState.COMPLETED
         assert len(swaps(where, 0)) == 1
 
 
@@ -139,15 +143,15 @@ def test_a_rollout_of_a_file_waits_for_a_controller_that_has_it(mosquitto: RealB
     file.write_bytes(b"a model")
     with a_fleet(mosquitto, where, 2):
         assert main(["fleet", "rollout", "create", "--op", "model", f"file={file}", *options(where)]) == 0
-        with open_store(where) as store, store.begun("read") as transaction:
-            (rollout,) = tables.rollouts(transaction)
+        with open_store(where) as store, store.transaction("read") as transaction:
+            (rollout,) = rollout_rows.all_rollouts(transaction)
         file.write_bytes(b"another model")
         with controlling(mosquitto, where) as controller:
             eventually(lambda: controller.is_done, 10.0)
             assert controller.rollouts == {}
         file.write_bytes(b"a model")
         with controlling(mosquitto, where):
-            assert ended(where, rollout.id).rollout.state is State.COMPLETED
+            assert ended(where, rollout.id).rollout.state is RolloutState.COMPLETED
 
 
 @pytest.mark.trial
@@ -155,11 +159,11 @@ def test_a_database_that_is_away_is_waited_for(mosquitto: RealBroker, tmp_path: 
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 3), Commands(mosquitto) as commands, open_store(where) as store:
         identity = begin(where, spec(waves="100%"))
-        with store.begun("write"), controlling(mosquitto, where):  # nobody else may write
+        with store.transaction("write"), controlling(mosquitto, where):  # nobody else may write
             time.sleep(2.5)
             assert commands.told("recalibrate") == {}
         with controlling(mosquitto, where):
-            assert ended(where, identity).rollout.state is State.COMPLETED
+            assert ended(where, identity).rollout.state is RolloutState.COMPLETED
 
 
 def options(where: str) -> list[str]:
@@ -213,25 +217,25 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wishes: list[str], code: str
 ) -> None:
     where = str(tmp_path / "db")
-    with open_store(where) as store, store.begun("write") as transaction:
+    with open_store(where) as store, store.transaction("write") as transaction:
         transaction.execute(
             "INSERT INTO devices (fleet, name, first_seen, last_seen) VALUES (?, ?, 0.0, 0.0)", ("default", "a")
         )
     assert main(["fleet", "rollout", "create", "--op", "recalibrate", "--db", where, *wishes]) == 2
     assert f"error: {code}:" in capsys.readouterr().err
-    with open_store(where) as store, store.begun("read") as transaction:
-        assert tables.rollouts(transaction) == []
+    with open_store(where) as store, store.transaction("read") as transaction:
+        assert rollout_rows.all_rollouts(transaction) == []
 
 
 def test_a_rollout_of_a_newer_tared_is_left_alone_and_the_others_go_on(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 1):
         strange, known = begin(where, spec(waves="100%")), begin(where, spec(waves="100%"))
-        with open_store(where) as store, store.begun("write") as transaction:
+        with open_store(where) as store, store.transaction("write") as transaction:
             newer = json.dumps({**json.loads(spec().to_json()), "blue_green": True})
             transaction.execute("UPDATE rollouts SET spec = ? WHERE id = ?", (newer, strange))
         with controlling(mosquitto, where):
-            assert ended(where, known).rollout.state is State.COMPLETED
+            assert ended(where, known).rollout.state is RolloutState.COMPLETED
     at = ["--db", where]
     for words in (["list", "--fleet", "simulated"], ["show", strange], ["abort", strange]):
         assert main(["fleet", "rollout", *words, *at]) == 0

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from agent.common.errors import CommandError
 from fleet.devices.devices import Device
 from fleet.rollout.gates import FAILURES_GATE, Standing, judge, parse_gates
-from fleet.rollout.spec import Spec, check_zone, open_until, parse_windows
-from fleet.rollout.waves import ordered, parse_waves, sizes
+from fleet.rollout.schedule import check_zone, open_until, order_devices, parse_waves, parse_windows, wave_sizes
+from fleet.rollout.spec import RolloutSpec
 
 
 def device(name: str, **tags: str) -> Device:
@@ -39,13 +39,13 @@ def standing(name: str = "a", failure: str = "", reached: bool = True, **after: 
     ],
 )
 def test_waves_count_those_before_them(text: str, total: int, expected: list[int]) -> None:
-    assert sizes(parse_waves(text), total) == expected
+    assert wave_sizes(parse_waves(text), total) == expected
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=6, unique=True), st.integers(1, 5000))
 def test_waves_that_end_with_all_reach_all(percents: list[int], total: int) -> None:
     text = ",".join(f"{each}%" for each in sorted({*percents, 100}))
-    found = sizes(parse_waves(text), total)
+    found = wave_sizes(parse_waves(text), total)
     assert sum(found) == total
     assert min(found) >= 1
 
@@ -58,12 +58,12 @@ def test_waves_that_are_none_are_refused(text: str) -> None:
 
 def test_the_order_is_drawn_named_or_told_by_a_tag() -> None:
     boards = [device(f"b{number:02d}", **({"ring": str(number % 12)} if number != 5 else {})) for number in range(30)]
-    drawn = [each.name for each in ordered(boards, "random", "seed")]
+    drawn = [each.name for each in order_devices(boards, "random", "seed")]
     assert sorted(drawn) == [each.name for each in boards] != drawn
-    assert drawn == [each.name for each in ordered(boards[::-1], "random", "seed")]
-    assert drawn != [each.name for each in ordered(boards, "random", "another")]
-    assert [each.name for each in ordered(boards[::-1], "name", "")] == [each.name for each in boards]
-    rings = [each.tags.get("ring") for each in ordered(boards, "tag.ring", "seed")]
+    assert drawn == [each.name for each in order_devices(boards[::-1], "random", "seed")]
+    assert drawn != [each.name for each in order_devices(boards, "random", "another")]
+    assert [each.name for each in order_devices(boards[::-1], "name", "")] == [each.name for each in boards]
+    rings = [each.tags.get("ring") for each in order_devices(boards, "tag.ring", "seed")]
     assert rings == [*sorted((each for each in rings if each), key=int), None]  # 2 before 10
 
 
@@ -116,11 +116,11 @@ def test_failures_are_always_counted() -> None:
 
 def test_what_has_failed_already_may_be_enough() -> None:
     (gate,) = parse_gates("failures<=2%")
-    assert not gate.is_lost(failed=2, unreached=0, total=100)
-    assert gate.is_lost(failed=3, unreached=0, total=100)
+    assert not gate.is_out_of_reach(failed=2, unreached=0, total=100)
+    assert gate.is_out_of_reach(failed=3, unreached=0, total=100)
     (unreached, _) = parse_gates("unreached<=10%")
-    assert unreached.is_lost(failed=0, unreached=11, total=100)
-    assert not unreached.is_lost(failed=100, unreached=10, total=100)
+    assert unreached.is_out_of_reach(failed=0, unreached=11, total=100)
+    assert not unreached.is_out_of_reach(failed=100, unreached=10, total=100)
 
 
 @pytest.mark.parametrize(
@@ -189,22 +189,24 @@ def test_a_time_zone_that_is_none_is_refused(name: str) -> None:
 
 
 def test_a_rollout_comes_back_from_the_store_as_it_was() -> None:
-    spec = Spec("policy", {"recalibration.max_loss": 0.1, "log_level": "info"}, windows=("01:00-05:00",), soak_s=60.0)
-    assert Spec.from_json(spec.to_json()) == spec
+    spec = RolloutSpec(
+        "policy", {"recalibration.max_loss": 0.1, "log_level": "info"}, windows=("01:00-05:00",), soak_s=60.0
+    )
+    assert RolloutSpec.from_json(spec.to_json()) == spec
     values = spec.args.model_dump()["values"]
     assert values == {"recalibration.max_loss": 0.1, "log_level": "info"}
 
 
 def test_only_a_rollout_that_demands_signatures_says_so_to_an_older_tared() -> None:
-    assert "signed" not in json.loads(Spec("recalibrate").to_json())
-    assert json.loads(Spec("recalibrate", signed=True).to_json())["signed"] is True
-    assert Spec.from_json(Spec("recalibrate", signed=True).to_json()).signed
+    assert "signed" not in json.loads(RolloutSpec("recalibrate").to_json())
+    assert json.loads(RolloutSpec("recalibrate", signed=True).to_json())["signed"] is True
+    assert RolloutSpec.from_json(RolloutSpec("recalibrate", signed=True).to_json()).signed
 
 
 def test_a_rollout_of_a_newer_tared_is_not_guessed_at() -> None:
-    told = {**json.loads(Spec("recalibrate").to_json()), "blue_green": True}
+    told = {**json.loads(RolloutSpec("recalibrate").to_json()), "blue_green": True}
     with pytest.raises(CommandError, match="blue_green"):
-        Spec.from_json(json.dumps(told))
+        RolloutSpec.from_json(json.dumps(told))
 
 
 @pytest.mark.parametrize(
@@ -226,5 +228,5 @@ def test_a_rollout_of_a_newer_tared_is_not_guessed_at() -> None:
 )
 def test_what_cannot_be_rolled_out_is_refused_before_anybody_is_told(wishes: dict[str, Any], code: str) -> None:
     with pytest.raises(CommandError) as caught:
-        Spec(**wishes)
+        RolloutSpec(**wishes)
     assert caught.value.code == code

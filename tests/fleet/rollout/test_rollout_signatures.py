@@ -18,14 +18,16 @@ from agent.contract.signing import Signer, new_key
 from agent.mqtt.endpoint import Endpoint
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
-from fleet.rollout import rollout_rows as tables
-from fleet.rollout.command_rows import CommandRow
+from fleet.rollout import rollout_rows
+from fleet.rollout.board_rows import TargetState
+from fleet.rollout.command_rows import CommandRole, CommandRow
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutRegister
+from fleet.rollout.rollout_rows import RolloutState
 from fleet.rollout.sender import CommandSender
-from fleet.rollout.states import Role, State, Target
 from fleet.rollout.stepper import RolloutStepper
-from fleet.store import FleetStore, open_store
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore
 
 _CODES = ("command.unsigned", "command.signature")
 
@@ -58,8 +60,8 @@ def test_a_key_that_no_board_has_obeyed_halts_the_rollout_and_no_engine_has_fail
     room = Room(store, spec(gates="failures<=0%,unreached<=0%"))
     taken_over(room, signer if signs else None)
     room.step()
-    assert room.step(refused(room.open()["b0"], code)) is State.PAUSED
-    assert room.states() == [Target.WAITING, Target.SENT]
+    assert room.step(refused(room.open()["b0"], code)) is RolloutState.PAUSED
+    assert room.states() == [TargetState.WAITING, TargetState.SENT]
     (why,) = halts(room)
     assert why.startswith(f"b0: {code}: found this")
     assert "'run --sign KEY', then 'tared fleet rollout resume'" in why
@@ -76,12 +78,12 @@ def test_resumed_by_a_controller_with_the_key_all_are_told_and_nobody_halts_it_a
     RolloutRegister(store, "operator").resume(room.id, "")
     room.step()
     assert "signature" in json.loads(room.open()["b0"].payload)
-    assert room.step(refused(unsigned["b1"], "command.unsigned")) is State.RUNNING  # it was away until now
+    assert room.step(refused(unsigned["b1"], "command.unsigned")) is RolloutState.RUNNING  # it was away until now
     room.step()
     signed = room.open()
     assert all("signature" in json.loads(each.payload) for each in signed.values())
     room.step(*(done(each, artefact="e1") for each in signed.values()))
-    assert room.states() == [Target.DONE] * 2
+    assert room.states() == [TargetState.DONE] * 2
     assert len(halts(room)) == 1
 
 
@@ -91,8 +93,8 @@ def test_one_board_with_another_key_is_unreached_and_keeps_nobody_waiting(store:
     room.step()
     orders = room.open()
     room.step(accepted(orders["b0"]))
-    assert room.step(refused(orders["b1"], "command.signature")) is State.RUNNING
-    assert room.states() == [Target.SENT, Target.UNREACHED]
+    assert room.step(refused(orders["b1"], "command.signature")) is RolloutState.RUNNING
+    assert room.states() == [TargetState.SENT, TargetState.UNREACHED]
     assert "command.signature" in room.rows()[1].reason
     assert halts(room) == []
 
@@ -102,8 +104,8 @@ def test_without_a_key_even_one_board_that_demands_it_halts_the_rollout(store: F
     room.step()
     orders = room.open()
     room.step(accepted(orders["b0"]))
-    assert room.step(refused(orders["b1"], "command.unsigned")) is State.PAUSED
-    assert room.states() == [Target.SENT, Target.WAITING]
+    assert room.step(refused(orders["b1"], "command.unsigned")) is RolloutState.PAUSED
+    assert room.states() == [TargetState.SENT, TargetState.WAITING]
 
 
 def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) -> None:
@@ -114,16 +116,16 @@ def test_what_is_refused_while_all_is_undone_halts_nothing(store: FleetStore) ->
     room.serves({0: "e1"})
     room.turn()
     room.step()
-    assert room.step(refused(orders["b1"], "command.unsigned")) is State.UNDOING
-    assert room.states()[1] is Target.UNREACHED
-    room.step(refused(room.open(Role.UNDO)["b0"], "command.unsigned"))
-    assert room.states()[0] is Target.DONE  # asked again, in case the next controller has the key
-    with store.begun() as transaction:
+    assert room.step(refused(orders["b1"], "command.unsigned")) is RolloutState.UNDOING
+    assert room.states()[1] is TargetState.UNREACHED
+    room.step(refused(room.open(CommandRole.UNDO)["b0"], "command.unsigned"))
+    assert room.states()[0] is TargetState.DONE  # asked again, in case the next controller has the key
+    with store.transaction() as transaction:
         transaction.execute("UPDATE rollout_targets SET due = 0.0")
     room.step()
-    room.step(done(room.open(Role.UNDO)["b0"], artefact="e0"))
-    room.until(State.ABORTED)
-    assert room.states() == [Target.UNDONE, Target.UNREACHED]
+    room.step(done(room.open(CommandRole.UNDO)["b0"], artefact="e0"))
+    room.until(RolloutState.ABORTED)
+    assert room.states() == [TargetState.UNDONE, TargetState.UNREACHED]
 
 
 def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
@@ -134,15 +136,15 @@ def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
         room = Room(store, spec(signed=True))
         other = RolloutRegister(store, "operator")
         plain = other.create("f", spec(), other.plan("f", spec(), "seed"), "")
-        with store.begun() as transaction:
+        with store.transaction() as transaction:
             transaction.execute("UPDATE rollouts SET lease_until = 0.0, lease_owner = NULL")
         without, having = (Controller(nowhere, open_store(where), "who", key) for key in (None, signer))
         with without._client, without._store, having._client, having._store, caplog.at_level(logging.ERROR):
             for _ in range(3):
                 without._claim()
             assert without.rollouts.keys() == {plain}
-            with store.begun("read") as transaction:
-                assert tables.get(transaction, room.id).lease_owner is None
+            with store.transaction("read") as transaction:
+                assert rollout_rows.get(transaction, room.id).lease_owner is None
             assert caplog.text.count("rollout.unsigned") == 1
             assert "run one with --sign KEY" in caplog.text
             having._claim()
@@ -158,9 +160,9 @@ def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
 def test_the_command_demands_it_and_says_where_it_should_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = str(tmp_path / "fleet.sqlite")
     birth = Birth(agent_version="1", commands={"operator_keys": ["abc"], "release_keys": [], "unsigned": False})
-    with open_store(where) as store, store.begun() as transaction:
+    with open_store(where) as store, store.transaction() as transaction:
         told = {("default", "b0"): (birth, birth.to_json().decode())}
-        Devices(store).told_birth(transaction, told, time.time())
+        Devices(store).apply_births(transaction, told, time.time())
     create = ["fleet", "rollout", "create", "--op", "recalibrate", "--db", where]
     assert main([*create, "--dry-run"]) == 0
     assert "1 of them have operators' keys: with --signed no controller" in capsys.readouterr().out

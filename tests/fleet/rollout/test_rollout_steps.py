@@ -16,14 +16,15 @@ from agent.common.errors import AgentError
 from agent.contract.commands import CommandResult
 from agent.mqtt.endpoint import Endpoint
 from fleet.devices.devices import Device
-from fleet.rollout.board_rows import TargetRow
-from fleet.rollout.command_rows import CommandRow
+from fleet.rollout.board_rows import TargetRow, TargetState
+from fleet.rollout.command_rows import CommandRole, CommandRow
 from fleet.rollout.controller import Controller
-from fleet.rollout.outcomes import MOST_ATTEMPTS, overdue
+from fleet.rollout.outcomes import MOST_ATTEMPTS, overdue_result
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.states import Role, State, Target
+from fleet.rollout.rollout_rows import RolloutState
 from fleet.rollout.stepper import judge_wave
-from fleet.store import FleetStore, Transaction, open_store
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore, Transaction
 
 
 @pytest.mark.parametrize("text", ["\0", "x" * 10_000, "\x1b[2J", "ünï \U0001f600"])
@@ -32,7 +33,7 @@ def test_no_text_of_a_board_holds_anything_up(store: FleetStore, text: str) -> N
     room.step()
     orders = room.open()
     room.step(failed(orders["b0"], text[:50], text), done(orders["b1"], artefact=text))
-    assert room.states() == [Target.FAILED, Target.DONE]
+    assert room.states() == [TargetState.FAILED, TargetState.DONE]
     assert all(each.reason.isprintable() and len(each.reason) <= 300 for each in room.rows())
 
 
@@ -41,14 +42,14 @@ def test_no_setting_of_a_board_holds_up_the_others(store: FleetStore, value: Any
     room = Room(store, policy())
     room.held.update({("f", "b0"): reported(value), ("f", "b1"): reported(5.0)})
     room.step()
-    assert room.states()[1] is Target.SENT
+    assert room.states()[1] is TargetState.SENT
     room.step(*(done(each) for each in room.open().values()))
     room.held.update({("f", name): reported(2.0, 2) for name in ("b0", "b1")})
     room.turn()
     room.step()
-    assert room.open(Role.UNDO).keys() >= {"b1"}
-    room.step(*(done(each) for each in room.open(Role.UNDO).values()))
-    room.until(State.ABORTED)
+    assert room.open(CommandRole.UNDO).keys() >= {"b1"}
+    room.step(*(done(each) for each in room.open(CommandRole.UNDO).values()))
+    room.until(RolloutState.ABORTED)
 
 
 def test_what_a_board_had_is_what_it_had_before_the_first_attempt(store: FleetStore) -> None:
@@ -57,13 +58,13 @@ def test_what_a_board_had_is_what_it_had_before_the_first_attempt(store: FleetSt
     room.step()
     room.step(failed(room.open()["b0"], "command.interrupted"))
     room.held["f", "b0"] = reported(2.0, 2)  # it had been carried out
-    with store.begun() as transaction:
+    with store.transaction() as transaction:
         transaction.execute("UPDATE rollout_targets SET due = 0.0")
     room.step()
     room.step(done(room.open()["b0"]))
     room.turn()
     room.step()
-    assert f'"{PERIOD}":5.0' in room.open(Role.UNDO)["b0"].payload
+    assert f'"{PERIOD}":5.0' in room.open(CommandRole.UNDO)["b0"].payload
 
 
 def test_a_policy_that_somebody_has_changed_since_is_left_alone(store: FleetStore) -> None:
@@ -73,8 +74,8 @@ def test_a_policy_that_somebody_has_changed_since_is_left_alone(store: FleetStor
     room.step(done(room.open()["b0"]))
     room.held["f", "b0"] = reported(30.0, 3)
     room.turn()
-    room.until(State.ABORTED)
-    assert room.states() == [Target.KEPT]
+    room.until(RolloutState.ABORTED)
+    assert room.states() == [TargetState.KEPT]
 
 
 def test_the_version_of_a_policy_rises_whatever_the_clock_says(store: FleetStore) -> None:
@@ -88,55 +89,55 @@ def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(
     room = Room(store, policy(), boards=1)
     for _ in range(MOST_ATTEMPTS):
         room.step()
-        assert room.states() == [Target.WAITING]
-        with store.begun() as transaction:
+        assert room.states() == [TargetState.WAITING]
+        with store.transaction() as transaction:
             transaction.execute("UPDATE rollout_targets SET due = 0.0")
     room.step()
-    assert room.states() == [Target.FAILED]
+    assert room.states() == [TargetState.FAILED]
     assert "has not told its settings" in room.rows()[0].reason
 
 
 def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetStore) -> None:
     room = Room(store, spec())
-    room.dispatch.tell_presence("f", "b0", is_there=False)
+    room.dispatch.report_presence("f", "b0", is_there=False)
     room.step()
     assert len(room.sent()) == 1  # to b1
     orders = room.open()
     room.step(accepted(orders["b1"]))
     room.turn(undo=None)
     room.step()
-    assert room.open(Role.CANCEL).keys() == {"b1"}
+    assert room.open(CommandRole.CANCEL).keys() == {"b1"}
     room.sent()
-    room.dispatch.tell_presence("f", "b0", is_there=True)
+    room.dispatch.report_presence("f", "b0", is_there=True)
     assert room.sent() == []
     room.step(accepted(orders["b0"]))  # a broker had kept it for the board
-    assert room.open(Role.CANCEL).keys() == {"b0", "b1"}
+    assert room.open(CommandRole.CANCEL).keys() == {"b0", "b1"}
 
 
 def test_who_is_away_keeps_nobody_else_waiting(store: FleetStore) -> None:
     room = Room(store, spec(at_once=1), boards=3)
     for name in ("b0", "b1"):
-        room.dispatch.tell_presence("f", name, is_there=False)
+        room.dispatch.report_presence("f", name, is_there=False)
     for _ in range(4):
         room.step()
-    assert room.states() == [Target.SENT] * 3
+    assert room.states() == [TargetState.SENT] * 3
 
 
 def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: FleetStore) -> None:
     room = Room(store, spec(windows=("00:00-24:00",), valid_s=0.05), boards=1)
     room.step()
-    with store.begun() as transaction:
+    with store.transaction() as transaction:
         transaction.execute("UPDATE rollout_commands SET expires = expires - 100.0")
     room.conductor.forget(room.id)
     room.step()
-    assert room.states() == [Target.WAITING]
+    assert room.states() == [TargetState.WAITING]
     assert room.rows()[0].attempts == 1
 
 
 def test_a_board_may_take_so_long_from_when_it_has_begun() -> None:
-    order = CommandRow("c", 1, "b", Role.DO, "{}", sent=0.0, expires=86_400.0, accepted=86_000.0)
-    assert overdue(order, 86_000.0 + 7_000.0, 7_200.0) is None
-    late = overdue(order, 86_000.0 + 7_300.0, 7_200.0)
+    order = CommandRow("c", 1, "b", CommandRole.DO, "{}", sent=0.0, expires=86_400.0, accepted=86_000.0)
+    assert overdue_result(order, 86_000.0 + 7_000.0, 7_200.0) is None
+    late = overdue_result(order, 86_000.0 + 7_300.0, 7_200.0)
     assert late is not None
     assert late.status == "FAILED"
 
@@ -148,25 +149,25 @@ def test_an_expiry_after_it_had_begun_is_a_failure(store: FleetStore) -> None:
     orders = room.open()
     room.step(accepted(orders["b0"]))
     room.step(*(CommandResult(id=each.id, status="EXPIRED") for each in orders.values()))
-    assert room.states() == [Target.FAILED, Target.UNREACHED]
+    assert room.states() == [TargetState.FAILED, TargetState.UNREACHED]
 
 
 def test_a_commit_whose_answer_was_lost_is_looked_up(store: FleetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(store, spec(), boards=1)
-    begun = store.begun
+    transaction = store.transaction
 
     @contextmanager
     def lossy(what: Any = "write") -> Iterator[Transaction]:
-        with begun(what) as transaction:
-            yield transaction
-        if what == "write" and room.states() == [Target.SENT]:
+        with transaction(what) as opened:
+            yield opened
+        if what == "write" and room.states() == [TargetState.SENT]:
             raise AgentError("fleet.unreachable", "no answer", "one", "wait")
 
-    monkeypatch.setattr(store, "begun", lossy)
+    monkeypatch.setattr(store, "transaction", lossy)
     with pytest.raises(AgentError):
         room.step()
     assert room.sent() == []
-    monkeypatch.setattr(store, "begun", begun)
+    monkeypatch.setattr(store, "transaction", transaction)
     room.step()
     assert len(room.sent()) == 1
 
@@ -175,7 +176,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
     """One stands still, the other goes on and dies: the first takes the rollout up where the second has left it."""
     with open_store(where) as store:
         Room(store, spec(), boards=1).conductor.forget("")
-        with store.begun() as transaction:
+        with store.transaction() as transaction:
             transaction.execute("UPDATE rollouts SET lease_until = 0.0")
         (identity,) = [each.rollout.id for each in RolloutRegister(store, "").all("f")]
         nowhere = Endpoint("127.0.0.1", 1)
@@ -194,7 +195,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
             first._step()
             assert first._conductor._open[identity] == {}
         (board,) = RolloutRegister(store, "").show(identity)[1]
-        assert board.state is Target.DONE
+        assert board.state is TargetState.DONE
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
 def test_what_a_board_has_become_since_counts(told: dict[str, Any], before: dict[str, Any], words: str) -> None:
     values: dict[str, Any] = dict.fromkeys(("state", "agent_version", "model", "engine", "calibration"))
     values |= {"id": 1, "fleet": "f", "name": "b", "first_seen": 0.0, "last_seen": 1e6, "engine": "e1", **told}
-    board = TargetRow(1, "b", 0, "UTC", Target.DONE, 1, before, "e1", "", 1e6 - 100.0)
+    board = TargetRow(1, "b", 0, "UTC", TargetState.DONE, 1, before, "e1", "", 1e6 - 100.0)
     findings = judge_wave(spec(gates="failures<=0%"), [board], {1: Device(**values)}, 1e6)
     assert findings is not None
     assert findings[0].words == (f"1 of 1, 100.0%; b: {words}" if words else "0 of 1, 0.0%")

@@ -14,16 +14,21 @@ from rollout_room import Room, accepted, done, failed, spec
 from agent.common.errors import CommandError
 from agent.mqtt.endpoint import Endpoint
 from fleet.devices.records import Results
+from fleet.rollout.board_rows import TargetState
+from fleet.rollout.command_rows import CommandRole
 from fleet.rollout.controller import Controller
 from fleet.rollout.register import RolloutBook
-from fleet.rollout.spec import with_file
-from fleet.rollout.states import Role, State, Target
-from fleet.store import FleetStore, open_store
+from fleet.rollout.rollout_rows import RolloutState
+from fleet.rollout.spec import file_arguments_from
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore
 
 
-@pytest.mark.parametrize(("back_at", "state"), [("e0", Target.UNDONE), ("e7", Target.KEPT), (None, Target.UNDONE)])
+@pytest.mark.parametrize(
+    ("back_at", "state"), [("e0", TargetState.UNDONE), ("e7", TargetState.KEPT), (None, TargetState.UNDONE)]
+)
 def test_a_board_has_gone_back_where_it_serves_what_it_had(
-    store: FleetStore, back_at: str | None, state: Target
+    store: FleetStore, back_at: str | None, state: TargetState
 ) -> None:
     room = Room(store, spec(), boards=1)
     room.step()
@@ -31,22 +36,22 @@ def test_a_board_has_gone_back_where_it_serves_what_it_had(
     room.serves({0: "e1"})
     room.turn()
     room.step()
-    room.step(done(room.open(Role.UNDO)["b0"], artefact=back_at))
+    room.step(done(room.open(CommandRole.UNDO)["b0"], artefact=back_at))
     assert room.states() == [state]
 
 
-@pytest.mark.parametrize(("serves", "state"), [("e2", Target.KEPT), ("e0", Target.UNDONE)])
-def test_a_board_that_has_gone_on_since_is_left_alone(store: FleetStore, serves: str, state: Target) -> None:
+@pytest.mark.parametrize(("serves", "state"), [("e2", TargetState.KEPT), ("e0", TargetState.UNDONE)])
+def test_a_board_that_has_gone_on_since_is_left_alone(store: FleetStore, serves: str, state: TargetState) -> None:
     room = Room(store, spec(), boards=1)
     room.step()
     room.step(done(room.open()["b0"], artefact="e1"))
     room.serves({0: serves})
-    with store.begun() as transaction:
+    with store.transaction() as transaction:
         transaction.execute("UPDATE rollout_targets SET settled = settled - 100.0")
     room.turn()
-    room.until(State.ABORTED)
+    room.until(RolloutState.ABORTED)
     assert room.states() == [state]
-    assert room.open(Role.UNDO) == {}
+    assert room.open(CommandRole.UNDO) == {}
 
 
 def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None:
@@ -56,18 +61,18 @@ def test_a_board_that_was_done_too_late_goes_back_too(store: FleetStore) -> None
     room.step(accepted(order))
     time.sleep(0.15)
     room.step()
-    assert room.states() == [Target.FAILED]
-    assert room.open(Role.CANCEL).keys() == {"b0"}  # it is wanted no more
+    assert room.states() == [TargetState.FAILED]
+    assert room.open(CommandRole.CANCEL).keys() == {"b0"}  # it is wanted no more
     late = done(order, artefact="e1")
-    with store.begun() as transaction:
-        Results(store).take(transaction, [(("f", "b0"), late, late.to_json().decode())], time.time())
+    with store.transaction() as transaction:
+        Results(store).store(transaction, [(("f", "b0"), late, late.to_json().decode())], time.time())
     room.serves({0: "e1"})
     room.turn()
     room.step()
     room.step()
-    room.step(done(room.open(Role.UNDO)["b0"], artefact="e0"))
-    assert room.states() == [Target.UNDONE]
-    room.until(State.ABORTED)
+    room.step(done(room.open(CommandRole.UNDO)["b0"], artefact="e0"))
+    assert room.states() == [TargetState.UNDONE]
+    room.until(RolloutState.ABORTED)
 
 
 def two_waves(store: FleetStore) -> Room:
@@ -84,24 +89,24 @@ def two_waves(store: FleetStore) -> Room:
 
 
 def undo_all_that_is_asked(room: Room) -> None:
-    room.step(*(done(each, artefact="e0") for each in room.open(Role.UNDO).values()))
+    room.step(*(done(each, artefact="e0") for each in room.open(CommandRole.UNDO).values()))
     room.serves(dict.fromkeys(range(room.boards), "e0"))
 
 
 def test_after_a_wave_went_back_the_earlier_ones_can_be_taken_back_too(store: FleetStore) -> None:
     room = two_waves(store)
     room.step()
-    assert room.open(Role.UNDO).keys() == {"b1"}
+    assert room.open(CommandRole.UNDO).keys() == {"b1"}
     undo_all_that_is_asked(room)
     room.serves({0: "e1"})
-    room.until(State.ROLLED_BACK)
-    assert room.states() == [Target.DONE, Target.UNDONE, Target.FAILED]
+    room.until(RolloutState.ROLLED_BACK)
+    assert room.states() == [TargetState.DONE, TargetState.UNDONE, TargetState.FAILED]
     room.turn("all")
     room.step()
-    assert room.open(Role.UNDO).keys() == {"b0"}
+    assert room.open(CommandRole.UNDO).keys() == {"b0"}
     undo_all_that_is_asked(room)
-    room.until(State.ABORTED)
-    assert room.states() == [Target.UNDONE, Target.UNDONE, Target.FAILED]
+    room.until(RolloutState.ABORTED)
+    assert room.states() == [TargetState.UNDONE, TargetState.UNDONE, TargetState.FAILED]
     assert [each.what for each in RolloutBook(store, "").show(room.id)[0].records][-2:] == [
         "aborted, to undo all",
         "ABORTED",
@@ -111,29 +116,29 @@ def test_after_a_wave_went_back_the_earlier_ones_can_be_taken_back_too(store: Fl
 def test_while_a_wave_goes_back_the_earlier_ones_can_join_it(store: FleetStore) -> None:
     room = two_waves(store)
     room.step()
-    (former,) = room.open(Role.UNDO).values()
+    (former,) = room.open(CommandRole.UNDO).values()
     room.turn("all")
     room.step()
-    assert room.open(Role.UNDO).keys() == {"b0", "b1"}
-    assert room.open(Role.UNDO)["b1"] == former  # who was told is not told again
+    assert room.open(CommandRole.UNDO).keys() == {"b0", "b1"}
+    assert room.open(CommandRole.UNDO)["b1"] == former  # who was told is not told again
     undo_all_that_is_asked(room)
-    room.until(State.ABORTED)
-    assert room.states() == [Target.UNDONE, Target.UNDONE, Target.FAILED]
+    room.until(RolloutState.ABORTED)
+    assert room.states() == [TargetState.UNDONE, TargetState.UNDONE, TargetState.FAILED]
 
 
 def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: FleetStore) -> None:
     """Whoever has been sent a command may yet do it, and is waited for; whose was only on record never will."""
     room = Room(store, spec(gates="failures<=10%"), boards=3)
     room.step()
-    out = [message.payload.decode() for _ in range(2) if (message := room.dispatch.take()) is not None]
+    out = [message.payload.decode() for _ in range(2) if (message := room.dispatch.pop()) is not None]
     told = [each for each in room.open().values() if each.payload in out]
-    assert room.step(failed(told[0], "engine.broken")) is State.UNDOING
+    assert room.step(failed(told[0], "engine.broken")) is RolloutState.UNDOING
     room.step()
-    assert Counter(room.states()) == {Target.FAILED: 1, Target.SENT: 1, Target.WAITING: 1}
+    assert Counter(room.states()) == {TargetState.FAILED: 1, TargetState.SENT: 1, TargetState.WAITING: 1}
     assert room.open().keys() == {told[1].name}
     assert room.sent() == []
     room.step(failed(told[1], "engine.broken"))
-    room.until(State.ROLLED_BACK)
+    room.until(RolloutState.ROLLED_BACK)
 
 
 def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: FleetStore) -> None:
@@ -142,19 +147,19 @@ def test_of_what_was_completed_all_goes_back_but_who_has_gone_on_since(store: Fl
     orders = room.open()
     room.step(*(done(each, artefact="e1") for each in orders.values()))
     room.serves({0: "e1", 1: "e1", 2: "e1"})
-    room.until(State.COMPLETED)
-    with store.begun() as transaction:
+    room.until(RolloutState.COMPLETED)
+    with store.transaction() as transaction:
         transaction.execute("UPDATE rollout_targets SET settled = settled - 1000.0")
     room.serves({1: "e2"})
     room.turn("all")
     room.step()
-    assert room.open(Role.UNDO).keys() == {"b0", "b2"}
+    assert room.open(CommandRole.UNDO).keys() == {"b0", "b2"}
     undo_all_that_is_asked(room)
-    room.until(State.ABORTED)
-    assert room.states() == [Target.UNDONE, Target.KEPT, Target.UNDONE]
+    room.until(RolloutState.ABORTED)
+    assert room.states() == [TargetState.UNDONE, TargetState.KEPT, TargetState.UNDONE]
     room.turn("all")  # once more: there is nothing left
-    room.until(State.ABORTED)
-    assert room.states() == [Target.UNDONE, Target.KEPT, Target.UNDONE]
+    room.until(RolloutState.ABORTED)
+    assert room.states() == [TargetState.UNDONE, TargetState.KEPT, TargetState.UNDONE]
 
 
 @pytest.mark.parametrize("undo", [None, "wave"])
@@ -163,7 +168,7 @@ def test_nothing_else_can_be_done_to_what_is_over_and_that_is_said(store: FleetS
     room.step()
     room.step(done(room.open()["b0"], artefact="e1"))
     room.serves({0: "e1"})
-    room.until(State.COMPLETED)
+    room.until(RolloutState.COMPLETED)
     with pytest.raises(
         CommandError, match=r"is COMPLETED; expected RUNNING or PAUSED; .*'abort --undo all' takes back"
     ):
@@ -173,14 +178,14 @@ def test_nothing_else_can_be_done_to_what_is_over_and_that_is_said(store: FleetS
 def test_to_take_a_model_back_no_controller_needs_its_file(where: str, tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(b"a model")
-    arguments, path = with_file({"file": str(file)})
+    arguments, path = file_arguments_from({"file": str(file)})
     with open_store(where) as store:
         room = Room(store, spec("model", arguments=arguments, file=path), boards=1)
         room.step()
         room.step(done(room.open()["b0"], artefact="e1"))
         room.serves({0: "e1"})
         file.unlink()
-        with store.begun() as transaction:
+        with store.transaction() as transaction:
             transaction.execute("UPDATE rollouts SET lease_until = 0.0")
         controller = Controller(Endpoint("127.0.0.1", 1), open_store(where), "who")
         with controller._client, controller._store:

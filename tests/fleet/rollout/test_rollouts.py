@@ -15,11 +15,12 @@ from simulator_bench import topics
 
 from agent.contract.signing import Keyring, Signer, new_key
 from fleet.devices.devices import Devices
+from fleet.rollout.board_rows import TargetState
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.spec import Spec
-from fleet.rollout.states import State, Target
+from fleet.rollout.rollout_rows import RolloutState
+from fleet.rollout.spec import RolloutSpec
 from fleet.simulator.options import BadEngines
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -27,8 +28,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 GATES = "fidelity>=0.2,latency_p99<=1.25x,failures<=5%"
 
 
-def quick(op: str = "recalibrate", **wishes: Any) -> Spec:
-    return Spec(**{"op": op, "gates": GATES, "soak_s": 1.0, "waves": "1,4,100%", "order": "name", **wishes})
+def quick(op: str = "recalibrate", **wishes: Any) -> RolloutSpec:
+    return RolloutSpec(**{"op": op, "gates": GATES, "soak_s": 1.0, "waves": "1,4,100%", "order": "name", **wishes})
 
 
 def names(*numbers: int) -> set[str]:
@@ -44,8 +45,8 @@ def test_each_wave_is_told_judged_and_followed_by_the_next(mosquitto: RealBroker
         identity = begin(where, quick(), "a new season")
         seen = ended(where, identity)
         told = commands.told("recalibrate")
-    assert seen.rollout.state is State.COMPLETED
-    assert [dict(seen.counts[wave]) for wave in range(3)] == [{Target.DONE: count} for count in (1, 3, 6)]
+    assert seen.rollout.state is RolloutState.COMPLETED
+    assert [dict(seen.counts[wave]) for wave in range(3)] == [{TargetState.DONE: count} for count in (1, 3, 6)]
     assert {device: len(ids) for device, ids in told.items()} == dict.fromkeys(names(*range(10)), 1)
     assert [len(swaps(where, number)) for number in range(10)] == [1] * 10
     steps = [each.what for each in seen.records]
@@ -62,10 +63,10 @@ def test_a_bad_wave_is_stopped_and_goes_back_and_nobody_beyond_it_is_told(mosqui
         identity = begin(where, quick())
         seen = ended(where, identity)
         told, back = commands.told("recalibrate"), commands.told("rollback")
-    assert seen.rollout.state is State.ROLLED_BACK
-    assert boards(where, identity, Target.DONE) == names(0)
-    assert boards(where, identity, Target.UNDONE) == back.keys() == names(1, 2, 3)
-    assert boards(where, identity, Target.WAITING) == names(*range(4, 10))
+    assert seen.rollout.state is RolloutState.ROLLED_BACK
+    assert boards(where, identity, TargetState.DONE) == names(0)
+    assert boards(where, identity, TargetState.UNDONE) == back.keys() == names(1, 2, 3)
+    assert boards(where, identity, TargetState.WAITING) == names(*range(4, 10))
     assert told.keys() == names(0, 1, 2, 3)
     failed = next(each for each in seen.records if each.what == "gate failed")
     assert "latency_p99<=1.25x: holds on 0 of 3 boards" in failed.why
@@ -80,13 +81,13 @@ def test_after_a_bad_wave_went_back_an_abort_takes_the_good_one_back_too(mosquit
     bad = BadEngines(first=1, last=3)
     with a_fleet(mosquitto, where, 10, bad=bad), Commands(mosquitto) as commands, controlling(mosquitto, where):
         identity = begin(where, quick())
-        assert ended(where, identity).rollout.state is State.ROLLED_BACK
+        assert ended(where, identity).rollout.state is RolloutState.ROLLED_BACK
         assert commands.told("rollback").keys() == names(1, 2, 3)
         with open_store(where) as store:
-            assert RolloutRegister(store, "operator").abort(identity, "all", "none of it").state is State.UNDOING
-        assert ended(where, identity).rollout.state is State.ABORTED
+            assert RolloutRegister(store, "operator").abort(identity, "all", "none of it").state is RolloutState.UNDOING
+        assert ended(where, identity).rollout.state is RolloutState.ABORTED
         assert commands.told("rollback").keys() == names(0, 1, 2, 3)
-    assert boards(where, identity, Target.UNDONE) == names(0, 1, 2, 3)
+    assert boards(where, identity, TargetState.UNDONE) == names(0, 1, 2, 3)
 
 
 def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroker, where: str) -> None:
@@ -94,9 +95,9 @@ def test_too_many_failures_stop_a_wave_before_it_is_through(mosquitto: RealBroke
         identity = begin(where, quick(waves="100%", at_once=3, gates="failures<=10%"))
         seen = ended(where, identity)
         told = commands.told("recalibrate")
-    assert seen.rollout.state is State.ROLLED_BACK
+    assert seen.rollout.state is RolloutState.ROLLED_BACK
     assert 3 <= len(told) <= 6  # three have failed, and no more are told than were under way by then
-    assert boards(where, identity, Target.WAITING) == names(*range(20)) - told.keys()
+    assert boards(where, identity, TargetState.WAITING) == names(*range(20)) - told.keys()
     failed = next(each for each in seen.records if each.what == "gate failed")
     assert "failures<=10%" in failed.why
 
@@ -108,15 +109,15 @@ def test_a_pause_tells_nobody_else_and_a_resumption_goes_on_there(mosquitto: Rea
         eventually(lambda: len(commands.told("recalibrate")) == 2, 20.0)
         with open_store(where) as store:
             RolloutRegister(store, "operator").pause(identity, "lunch")
-        eventually(lambda: boards(where, identity, Target.DONE) == names(0, 1), 20.0)
+        eventually(lambda: boards(where, identity, TargetState.DONE) == names(0, 1), 20.0)
         time.sleep(3.0)  # longer than the soak
-        assert overview(where, identity).rollout.state is State.PAUSED
+        assert overview(where, identity).rollout.state is RolloutState.PAUSED
         assert len(commands.told("recalibrate")) == 2
         with open_store(where) as store:
             RolloutRegister(store, "operator").resume(identity, "")
         seen = ended(where, identity)
         assert {len(ids) for ids in commands.told("recalibrate").values()} == {1}
-    assert seen.rollout.state is State.COMPLETED
+    assert seen.rollout.state is RolloutState.COMPLETED
     assert {"paused", "resumed"} <= {each.what for each in seen.records}
 
 
@@ -138,10 +139,10 @@ def test_an_abort_cancels_what_is_under_way_and_undoes_what_it_is_told_to(
         seen = ended(where, identity)
         assert not names(5, 6, 7) & commands.told("recalibrate").keys()
         eventually(lambda: commands.told("cancel").keys() == at_it, 10.0)
-    assert seen.rollout.state is State.ABORTED
-    assert boards(where, identity, Target.UNDONE) == names(*undone)
-    assert boards(where, identity, Target.DONE) == names(*done)
-    assert boards(where, identity, Target.FAILED) == at_it
+    assert seen.rollout.state is RolloutState.ABORTED
+    assert boards(where, identity, TargetState.UNDONE) == names(*undone)
+    assert boards(where, identity, TargetState.DONE) == names(*done)
+    assert boards(where, identity, TargetState.FAILED) == at_it
 
 
 @pytest.mark.trial
@@ -153,12 +154,12 @@ def test_a_board_that_is_away_is_told_when_it_comes_back(mosquitto: RealBroker, 
         with open_store(where) as store:
             eventually(lambda: Devices(store).all("simulated")[1].state == "offline", 20.0)
         identity = begin(where, quick(waves="100%"))
-        eventually(lambda: boards(where, identity, Target.DONE) == names(0, 2), 20.0)
+        eventually(lambda: boards(where, identity, TargetState.DONE) == names(0, 2), 20.0)
         assert commands.told("recalibrate").keys() == names(0, 2)
         away.start()
         seen = ended(where, identity)
         assert commands.told("recalibrate").keys() == names(0, 1, 2)
-    assert seen.rollout.state is State.COMPLETED
+    assert seen.rollout.state is RolloutState.COMPLETED
 
 
 @pytest.mark.trial
@@ -170,10 +171,10 @@ def test_a_board_that_stays_away_is_unreached_and_no_failure(mosquitto: RealBrok
             eventually(lambda: Devices(store).all("simulated")[3].state == "offline", 20.0)
         identity = begin(where, quick(waves="100%", valid_s=3.0, gates="failures<=0%,unreached<=25%"))
         seen = ended(where, identity)
-        assert seen.rollout.state is State.COMPLETED
-        assert boards(where, identity, Target.UNREACHED) == names(3)
+        assert seen.rollout.state is RolloutState.COMPLETED
+        assert boards(where, identity, TargetState.UNREACHED) == names(3)
         strict = begin(where, quick(waves="100%", valid_s=3.0, gates="failures<=0%,unreached<=20%"))
-        assert ended(where, strict).rollout.state is State.ROLLED_BACK
+        assert ended(where, strict).rollout.state is RolloutState.ROLLED_BACK
 
 
 @pytest.mark.trial
@@ -181,13 +182,13 @@ def test_a_board_that_is_lost_after_its_success_is_a_failure(mosquitto: RealBrok
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 3) as simulation, controlling(mosquitto, where):
         identity = begin(where, quick(waves="100%", soak_s=4.0, gates="failures<=10%", valid_s=5.0))
-        eventually(lambda: boards(where, identity, Target.DONE) == names(0, 1, 2), 20.0)
+        eventually(lambda: boards(where, identity, TargetState.DONE) == names(0, 1, 2), 20.0)
         simulation._boards[2].stop()
         seen = ended(where, identity)
     failed = next(each for each in seen.records if each.what == "gate failed")
     assert f"{topics(2).device}: offline since" in failed.why
-    assert boards(where, identity, Target.UNDONE) == names(0, 1)
-    assert boards(where, identity, Target.KEPT) == names(2)  # nobody could tell it
+    assert boards(where, identity, TargetState.UNDONE) == names(0, 1)
+    assert boards(where, identity, TargetState.KEPT) == names(2)  # nobody could tell it
 
 
 @pytest.mark.trial
@@ -199,7 +200,7 @@ def test_a_busy_board_is_asked_again(mosquitto: RealBroker, tmp_path: Path) -> N
             identity = begin(where, quick(waves="100%"))
             seen = ended(where, identity)
             told = commands.told("recalibrate")
-    assert seen.rollout.state is State.COMPLETED
+    assert seen.rollout.state is RolloutState.COMPLETED
     assert len(told[topics(0).device]) == 1
     assert len(told[topics(1).device]) == 2  # the refused one has another id
 
@@ -211,14 +212,14 @@ def test_each_command_is_signed_for_its_board_and_kept_as_it_was_sent(mosquitto:
     with a_fleet(mosquitto, where, 3, operator_keys=(public,)):
         identity = begin(where, quick(waves="1,100%"))
         with controlling(mosquitto, where):  # without the key
-            eventually(lambda: overview(where, identity).rollout.state is State.PAUSED)
-            assert boards(where, identity, Target.WAITING) == names(0, 1, 2)
+            eventually(lambda: overview(where, identity).rollout.state is RolloutState.PAUSED)
+            assert boards(where, identity, TargetState.WAITING) == names(0, 1, 2)
         (halted,) = [each for each in overview(where, identity).records if each.what == "halted"]
         assert "command.unsigned" in halted.why
         assert "run --sign KEY" in halted.why
         with controlling(mosquitto, where, Signer(private)), open_store(where) as store:
             RolloutRegister(store, "operator").resume(identity, "with the key")
-            assert ended(where, identity).rollout.state is State.COMPLETED
+            assert ended(where, identity).rollout.state is RolloutState.COMPLETED
     with open_store(where) as store:
         _, _, (refused, *commands) = RolloutRegister(store, "").show(identity)
     assert (refused[4], "signature" in json.loads(refused[5])) == ("REJECTED", False)
@@ -227,7 +228,7 @@ def test_each_command_is_signed_for_its_board_and_kept_as_it_was_sent(mosquitto:
     for device, role, _, _, status, sent, result in commands:
         document = json.loads(sent)
         assert (role, status, document["to"]) == ("do", "SUCCEEDED", f"simulated/{device}")
-        assert ring.signer(document) is not None
+        assert ring.signer_id(document) is not None
         assert json.loads(result)["id"] == document["id"]
 
 
@@ -241,14 +242,14 @@ def test_a_policy_goes_back_to_what_each_board_had(mosquitto: RealBroker, tmp_pa
             return [board._daemon._settings.reported().values[key] for board in simulation._boards]  # type: ignore[union-attr]  # they have started
 
         good = begin(where, quick("policy", arguments={key: 0.6}, waves="100%", gates="failures<=0%"))
-        assert ended(where, good).rollout.state is State.COMPLETED
+        assert ended(where, good).rollout.state is RolloutState.COMPLETED
         assert periods() == [0.6] * 4
         bad = begin(where, quick("policy", arguments={key: 0.9}, waves="2,100%", gates="fps>=1000"))
-        assert ended(where, bad).rollout.state is State.ROLLED_BACK
+        assert ended(where, bad).rollout.state is RolloutState.ROLLED_BACK
         assert periods() == [0.6] * 4
         refused = begin(where, quick("policy", arguments={key: 0.01}, waves="1,100%"))
-        assert ended(where, refused).rollout.state is State.ROLLED_BACK
-        assert boards(where, refused, Target.FAILED) == names(0)
+        assert ended(where, refused).rollout.state is RolloutState.ROLLED_BACK
+        assert boards(where, refused, TargetState.FAILED) == names(0)
 
 
 @pytest.mark.trial
@@ -259,10 +260,10 @@ def test_a_regime_is_switched_to_and_back(mosquitto: RealBroker, tmp_path: Path)
         engines = simulation._boards[0]._site.engines
         before, other = engines.serving.id, next(iter(engines.other_lights.values())).id
         spec = quick("regime", arguments={"regime": other}, select="name=sim-000000", gates="fps>=1000")
-        assert ended(where, begin(where, spec)).rollout.state is State.ROLLED_BACK
+        assert ended(where, begin(where, spec)).rollout.state is RolloutState.ROLLED_BACK
         assert engines.serving.id == before
         there = begin(where, quick("regime", arguments={"regime": before}, select="name=sim-000000", gates=""))
-        assert ended(where, there).rollout.state is State.COMPLETED  # it serves it already
+        assert ended(where, there).rollout.state is RolloutState.COMPLETED  # it serves it already
 
 
 @pytest.mark.trial
@@ -275,7 +276,7 @@ def test_boards_outside_their_window_wait(mosquitto: RealBroker, tmp_path: Path)
             everybody = Devices(store)
             everybody.tag(everybody.all("simulated")[2:], {"tz": "Etc/GMT-12"}, [], "operator")  # half a day ahead
         identity = begin(where, quick(waves="100%", windows=(window,)))
-        eventually(lambda: boards(where, identity, Target.DONE) == names(0, 1), 20.0)
+        eventually(lambda: boards(where, identity, TargetState.DONE) == names(0, 1), 20.0)
         time.sleep(1.0)
         assert commands.told("recalibrate").keys() == names(0, 1)
-        assert overview(where, identity).rollout.state is State.RUNNING
+        assert overview(where, identity).rollout.state is RolloutState.RUNNING

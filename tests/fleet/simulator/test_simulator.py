@@ -24,7 +24,7 @@ from fleet.operator import new_command, send
 from fleet.simulator.options import BadEngines, Faults
 from fleet.simulator.scene import Drift
 from fleet.simulator.simulation import allow_files
-from fleet.store import open_store
+from fleet.store.opening import open_store
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 def stored(database: Path, number: int) -> list[tuple[int, int]]:
     """(epoch, seq) of all that a board has told."""
     with open_store(database) as store:
-        return [(each.stream.epoch, each.seq) for each in Reports(store).of(FLEET, topics(number).device)]
+        return [(each.stream.epoch, each.seq) for each in Reports(store).reports_of(FLEET, topics(number).device)]
 
 
 def whole(rows: list[tuple[int, int]]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from agent.common.errors import AgentError
 from agent.contract.topics import Topics
 from fleet.cli.simulate import pairs
-from fleet.collector.batch import numbered, read
+from fleet.collector.batch import gap_for_unreadable, parse_numbered
 from fleet.simulator.event_loop import Loop
 from fleet.simulator.options import BadEngines, Faults, rubbish
 from fleet.simulator.scene import Drift, SimulatedEngine, SimulatedScene, drift_state
@@ -123,10 +123,10 @@ def test_rubbish_is_refused_or_a_lie_and_never_raises_anything_else() -> None:
                 continue
             seen += 1
             try:
-                read(fleet, device, kind, message.payload)
+                parse_numbered(fleet, device, kind, message.payload)
             except AgentError:
                 refused += 1
-                numbered(fleet, device, message.payload)
+                gap_for_unreadable(fleet, device, message.payload)
     assert 0 < refused < seen
 
 

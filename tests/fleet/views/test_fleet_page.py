@@ -17,8 +17,9 @@ from fleet.devices.devices import Devices
 from fleet.devices.records import Refused, audit, quarantine
 from fleet.devices.reports import Report, Reports, Stream
 from fleet.rollout.register import RolloutRegister
-from fleet.rollout.spec import Spec
-from fleet.store import FleetStore, open_store
+from fleet.rollout.spec import RolloutSpec
+from fleet.store.opening import open_store
+from fleet.store.transaction import FleetStore
 from fleet.views.page import histogram, stacked_bars, timeline
 
 _VOID = {"meta"}
@@ -78,18 +79,18 @@ def fill(store: FleetStore, evil: str) -> None:
         document: dict[str, Any] = {"cameras": {"a": {"fidelity": {"estimate": 0.9, "low": 0.8, "high": 1.0, "n": 9}}}}
         document["cameras"]["a"]["drift"] = {"state": ("calm", evil)[number], "gain_db": 1.5}
         status = Status(state="degraded", session="s", boot_id="b", ts=now)
-        with store.begun() as transaction:
+        with store.transaction() as transaction:
             stream = Stream("default", name, 1)
-            reports.take(transaction, [Report(stream, 1, "telemetry", now, json.dumps(document))], now)
-            devices.told_status(transaction, {("default", name): status}, now)
+            reports.insert(transaction, [Report(stream, 1, "telemetry", now, json.dumps(document))], now)
+            devices.apply_statuses(transaction, {("default", name): status}, now)
             quarantine(transaction, [Refused("default", name, "event", "c", evil, evil.encode())], now)
             audit(transaction, evil, evil, evil, evil, "{}")
     devices.tag(devices.all("default")[:1], {"site": "berlin"}, [], "ann")
-    book, spec = RolloutRegister(store, "ann"), Spec("recalibrate", waves="1,100%")
+    book, spec = RolloutRegister(store, "ann"), RolloutSpec("recalibrate", waves="1,100%")
     book.abort(book.create("default", spec, book.plan("default", spec, "seed"), evil), "all", evil)
     elsewhere = Status(state="online", session="s", boot_id="b", ts=now)
-    with store.begun() as transaction:
-        devices.told_status(transaction, {("paris", "board-9"): elsewhere}, now)
+    with store.transaction() as transaction:
+        devices.apply_statuses(transaction, {("paris", "board-9"): elsewhere}, now)
         quarantine(transaction, [Refused("paris", "board-9", "event", "c", "of paris alone", b"")], now)
     book.create("paris", spec, book.plan("paris", spec, "seed"), "of paris alone")
 

@@ -7,7 +7,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
 from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 from agent.common.errors import CommandError
 from fleet.devices.devices import Device
@@ -42,7 +45,7 @@ def parse_waves(text: str) -> tuple[Wave, ...]:
     return waves
 
 
-def sizes(waves: Sequence[Wave], total: int) -> list[int]:
+def wave_sizes(waves: Sequence[Wave], total: int) -> list[int]:
     """How many boards each wave adds; those that would add none are left out."""
     reached, added = 0, []
     for wave in waves:
@@ -60,7 +63,7 @@ def check_order(order: str) -> str:
     raise CommandError("rollout.order", repr(order), f"{RANDOM}, {NAME}, or {TAG}NAME", "correct --order")
 
 
-def ordered(devices: Sequence[Device], order: str, seed: str) -> list[Device]:
+def order_devices(devices: Sequence[Device], order: str, seed: str) -> list[Device]:
     """The first ones first. order: as they are drawn; by name; or by what a tag says, such as the number of a ring,
     those without it last."""
 
@@ -97,3 +100,66 @@ def _wave(text: str, whole: str) -> Wave:
 
 def _wrong(found: str, expected: str) -> CommandError:
     return CommandError("rollout.waves", repr(found), expected, "correct --waves")
+
+
+_WINDOW = re.compile(r"\s*(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)\s*")
+_DAY_MIN = 24 * 60
+_LEAST_S = 60.0
+
+
+@dataclass(frozen=True)
+class Window:
+    """Minutes of a day, from midnight; one that ends before it begins goes over midnight."""
+
+    begin_min: int
+    end_min: int
+
+    def closes_at(self, now: float, zone: str) -> float | None:
+        """When the window that is open now ends there; None where it is shut. Unix times in s; zone: IANA's name."""
+        local = datetime.fromtimestamp(now, _zone(zone))
+        minute = local.hour * 60 + local.minute
+        length = (self.end_min - self.begin_min) % _DAY_MIN or _DAY_MIN
+        since = (minute - self.begin_min) % _DAY_MIN
+        if since >= length:
+            return None
+        # Wall-clock arithmetic: where the clocks change in between, the end is still the hour that was named.
+        end = local.replace(second=0, microsecond=0) + timedelta(minutes=length - since)
+        return end.timestamp() if end.timestamp() > now else end.replace(fold=1).timestamp()  # that hour's second time
+
+
+def parse_windows(texts: Sequence[str]) -> tuple[Window, ...]:
+    """Raises CommandError (`rollout.window`)."""
+    return tuple(map(_window, texts))
+
+
+def open_until(windows: Sequence[Window], now: float, zone: str) -> float | None:
+    """Until when a board there may be told; infinity without any window, None where it may not now, nor where there is
+    hardly any time left to."""
+    if not windows:
+        return float("inf")
+    end = max((end for each in windows if (end := each.closes_at(now, zone)) is not None), default=now)
+    return end if end - now >= _LEAST_S else None
+
+
+def check_zone(name: str) -> str:
+    """Raises CommandError (`rollout.zone`) for a name that nobody knows."""
+    try:
+        return _zone(name).key
+    except (KeyError, ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError
+        expected = "an IANA time zone such as Europe/Berlin"
+        remedy = "correct --timezone or the tag 'tz'; where this machine knows none: pip install tzdata"
+        raise CommandError("rollout.zone", repr(name), expected, remedy) from None
+
+
+def _window(text: str) -> Window:
+    found = _WINDOW.fullmatch(text)
+    hours = [int(each) for each in found.groups()] if found else [99, 99, 99, 99]
+    begin, end = hours[0] * 60 + hours[1], hours[2] * 60 + hours[3]
+    if max(hours[1], hours[3]) > 59 or begin >= _DAY_MIN or end > _DAY_MIN:
+        raise CommandError("rollout.window", repr(text), "hours such as 01:00-05:00", "correct --window")
+    return Window(begin, end % _DAY_MIN)
+
+
+@cache
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
