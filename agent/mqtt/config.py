@@ -1,4 +1,4 @@
-"""The `mqtt` section of config.yaml."""
+"""Define the `mqtt` section of config.yaml: the broker, our names, the outbox, Home Assistant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from agent.mqtt.endpoint import Endpoint, Protocol, TlsFiles, Transport
 
 
 class OutboxConfig(Strict):
-    """How much is kept for the fleet, for how long, and when it has arrived."""
+    """The outbox: what is kept for the fleet, and who has to confirm that it has arrived.
+
+    Args:
+        bytes: Size of the file, about; when it is reached, samples are dropped before events.
+        days: Age at which a row is dropped.
+        commit_s: Seconds within which samples are written to the disk.
+        backlog_per_s: Rows sent per second at most.
+        confirm: Who confirms a row: the broker (PUBACK), a collector, or a collector once there has been one (auto).
+    """
 
     bytes: int = Field(default=50_000_000, ge=100_000)
     days: Finite = Field(default=30.0, gt=0.0)
@@ -27,7 +35,7 @@ class OutboxConfig(Strict):
 
 
 class HomeAssistantConfig(Strict):
-    """Whether Home Assistant is told of this device, and below which topic it listens."""
+    """Whether the device is announced to Home Assistant, and the prefix of the topics it listens to."""
 
     enabled: bool = False
     prefix: str = "homeassistant"
@@ -41,12 +49,12 @@ class HomeAssistantConfig(Strict):
 
 
 def _text(value: object) -> object:
-    """YAML takes 5 without quotes for a number."""
+    """Accept a number as text: YAML reads 5 without quotes as a number."""
     return str(value) if type(value) is int else value
 
 
 class MqttConfig(Strict):
-    """The broker; without a host an embedded one listens on a free loopback port."""
+    """The broker and our names there. Without a host, an embedded broker listens on a free loopback port."""
 
     host: Annotated[str, Field(min_length=1)] | None = None
     port: int = Field(default=1883, ge=1, le=65535)
@@ -70,29 +78,32 @@ class MqttConfig(Strict):
         return check_name(name)
 
     def endpoint(self) -> Endpoint:
-        """The broker of `host`; without one, what listens on this machine."""
+        """Return the broker of `host`; without one, the broker on this machine."""
         fields = self.model_dump(include=set(Endpoint.__dataclass_fields__))
         return Endpoint(**{**fields, "host": self.host or "127.0.0.1", "tls": self.tls})
 
     def resolve_paths(self, base: Path) -> MqttConfig:
-        """The same section, relative paths taken from the folder `base`."""
+        """Return the same section, relative paths resolved against the folder `base`."""
         tls = self.tls.resolve_paths(base) if self.tls is not None else None
         return self.model_copy(update={"password_file": resolve_against(self.password_file, base), "tls": tls})
 
 
 class _File(BaseModel):
-    """Of a config.yaml, what the operator's side reads: the rest need not be there."""
+    """The part of a config.yaml that the operator's side reads: the rest may be missing."""
 
     mqtt: MqttConfig = Field(default_factory=MqttConfig)
 
 
 def read_mqtt_config(path: Path) -> MqttConfig:
-    """The `mqtt` section of a config.yaml, of which nothing else is looked at. Raises ConfigError as `load_config`."""
+    """Read the `mqtt` section of a config.yaml and ignore the rest. Raises ConfigError as `load_config`."""
     return validate(_File, read_yaml(path), str(path)).mqtt.resolve_paths(path.resolve().parent)
 
 
 def _host_name() -> str:
-    """This machine's name, made fit for an MQTT topic level; of a service beside the first one, its own behind it."""
+    """Return this machine's name as a level of an MQTT topic.
+
+    A second service on the machine appends its own name: `tared install-service --name` has made its state directory.
+    """
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()) or "board"
-    service = Path(os.environ.get("STATE_DIRECTORY", "")).name  # by systemd, as `tared install-service --name` has it
+    service = Path(os.environ.get("STATE_DIRECTORY", "")).name  # set by systemd
     return f"{host}{service.removeprefix('tared')}" if service.startswith("tared-") else host

@@ -1,4 +1,4 @@
-"""An MQTT broker inside this process, for machines that have none: MQTT 3.1.1, loopback only, anonymous."""
+"""Run an MQTT broker inside this process, for machines that have none: MQTT 3.1.1, loopback only, anonymous."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ _FLUSH_TIMEOUT_S = 1.0
 
 
 class EmbeddedBroker:
-    """Listens from `__enter__` to `__exit__` in a thread with an event loop of its own.
+    """A broker that listens from `__enter__` to `__exit__`, in a thread with an event loop of its own.
 
-    `port` 0 takes a free one; afterwards `port` is the one that listens. Raises AgentError without the amqtt
-    package (`broker.missing`), and where nothing can listen on the port (`broker.port`).
+    `port` 0 takes a free port; afterwards `port` is the one that listens.
+
+    Raises AgentError:
+        broker.missing  the amqtt package is not installed
+        broker.port     nothing can listen on the port
     """
 
     host = "127.0.0.1"
@@ -79,7 +82,7 @@ class EmbeddedBroker:
         self._listening.set_result(server.sockets[0].getsockname()[1])
         await self._closing.wait()
         server.close()
-        # amqtt's own shutdown waits for connected clients, who do not know of it: disconnect them first.
+        # amqtt's own shutdown waits for its clients, which do not know of it: disconnect them first.
         for writer in connections.values():
             writer.close()
         if connections:
@@ -92,7 +95,7 @@ class EmbeddedBroker:
 
 
 def _new_broker() -> tuple[Any, _Adopt]:
-    """An amqtt broker without a socket, and the function that lets it serve a connection."""
+    """Return an amqtt broker without a socket, and the function that makes it serve a connection."""
     try:
         from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
         from amqtt.broker import Broker
@@ -106,7 +109,7 @@ def _new_broker() -> tuple[Any, _Adopt]:
         ) from None
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports every lost client as an error
     logging.getLogger("transitions").setLevel(logging.WARNING)
-    # We listen ourselves, because amqtt does not tell which port it got when it is asked for a free one.
+    # We listen ourselves, because amqtt does not say which port it got when it has to choose a free one.
     config = BrokerConfig(
         listeners={_LISTENER: ListenerConfig(type=ListenerType.EXTERNAL)},
         plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {}},

@@ -1,4 +1,8 @@
-"""TLS towards a broker: whose certificates we believe, the one that says who we are, and what a refusal means."""
+"""Describe a broker: its address, our credentials there, and the TLS files; explain the errors of TLS.
+
+`Endpoint` is what a connection needs to know of a broker. `TlsFiles` makes an ssl context of certificate files: which
+authorities we trust, and the certificate that identifies us. `explain` turns an error of TLS into one with a remedy.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,18 @@ from agent.common.errors import AgentError, ConfigError
 from agent.common.schema import Strict
 from engines.store.signing import open_regular
 
+Protocol = Literal["auto", "5", "3.1.1"]
+Transport = Literal["tcp", "websockets"]
+
 
 class TlsFiles(Strict):
-    """PEM files. ca_file: whose signature the broker's certificate must have; None: one of the system's.
+    """PEM files for TLS.
 
-    cert_file, key_file: for a broker that wants to know us by a certificate; the key may be in the same file. A key
-    that is encrypted with a password is not supported: a service has nobody who could type it.
+    Args:
+        ca_file: The authority that must have signed the broker's certificate; None: any that the system trusts.
+        cert_file: Our certificate, for a broker that identifies its clients by one.
+        key_file: Its private key, which may also be in `cert_file`. A key that is encrypted with a password is not
+            supported: a service has nobody who could type it.
     """
 
     ca_file: FileOrCredential | None = None
@@ -38,11 +48,11 @@ class TlsFiles(Strict):
         return key_file
 
     def resolve_paths(self, base: Path) -> TlsFiles:
-        """The same files, relative paths taken from the folder `base`."""
+        """Return the same files, relative paths resolved against the folder `base`."""
         return self.model_copy(update={name: resolve_against(path, base) for name, path in self})
 
     def context(self) -> ssl.SSLContext:
-        """What the files say now; TLS 1.2 or later, and the broker's name is always checked.
+        """Read the files; TLS 1.2 or later, and the broker's name is always checked.
 
         Not `ssl.create_default_context`: from Python 3.13 on that refuses what most home-made CAs sign, for the lack
         of key identifiers (VERIFY_X509_STRICT). Raises ConfigError (`mqtt.tls`, `config.credential`).
@@ -50,14 +60,14 @@ class TlsFiles(Strict):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.sslsocket_class = _Socket
-        ca, certificate, key = (_checked(name, path) for name, path in self)
+        ca, certificate, key = (_readable(name, path) for name, path in self)
         try:
             if ca is not None:
                 context.load_verify_locations(ca)
             else:
                 context.load_default_certs()
             if certificate is not None:
-                context.load_cert_chain(certificate, key, partial(_no_password, key or certificate))
+                context.load_cert_chain(certificate, key, partial(_refuse_password, key or certificate))
         except ssl.SSLError as error:
             files = ", ".join(str(file) for file in (ca, certificate, key) if file is not None)
             expected = "certificates in PEM form, and the private key of the client's"
@@ -65,8 +75,26 @@ class TlsFiles(Strict):
         return context
 
 
+def _readable(name: str, path: Path | None) -> Path | None:
+    """Return where the file is; raises ConfigError if it cannot be read."""
+    if path is None:
+        return None
+    file = locate(path)
+    try:
+        with open_regular(file):
+            return file
+    except OSError as error:
+        found = f"{file}: {error.strerror}"
+        raise ConfigError("mqtt.tls", found, "a file in PEM form", f"correct mqtt.tls.{name}, or its rights") from error
+
+
+def _refuse_password(key: Path) -> NoReturn:
+    remedy = f"openssl pkey -in {key} -out FILE makes one; let nobody else read it"
+    raise ConfigError("mqtt.tls", f"{key} is encrypted with a password", "a private key without one", remedy)
+
+
 class _Socket(ssl.SSLSocket):
-    """Does not outlive a handshake that fails, and hears why the broker has hung up.
+    """A TLS socket that is closed when its handshake fails, and that reports why the broker has hung up.
 
     With TLS 1.3 a broker that refuses our certificate may have said so, and gone, before our first word.
     """
@@ -83,11 +111,64 @@ class _Socket(ssl.SSLSocket):
             return super().send(data, flags)
         except (ssl.SSLEOFError, ConnectionError):
             with suppress(ssl.SSLWantReadError):
-                self.recv(1)  # raises what it said
+                self.recv(1)  # raises the broker's TLS alert
             raise
 
 
-# What the broker says of our certificate, as the end of OpenSSL's reason: what that means, and the remedy.
+@dataclass(frozen=True)
+class Endpoint:
+    """A broker, and how to connect to it.
+
+    Args:
+        host: Name or address.
+        port: TCP port.
+        keepalive_s: Seconds between pings; after 1.5 times as long without one the broker drops us.
+        username: None to connect anonymously.
+        password_file: A file whose first line is the password.
+        tls: None for plain TCP.
+        transport: Plain TCP, or websockets at `websocket_path`.
+        protocol: The version of MQTT; auto is 5, or 3.1.1 if the broker does not speak it.
+        will_delay_s: How long the broker waits for a lost client before it publishes the will. MQTT 5 only.
+    """
+
+    host: str
+    port: int
+    keepalive_s: int = 30
+    username: str | None = None
+    password_file: Path | None = None
+    tls: TlsFiles | None = None
+    transport: Transport = "tcp"
+    websocket_path: str = "/mqtt"
+    protocol: Protocol = "auto"
+    will_delay_s: int = 20
+
+    @property
+    def exposes_password(self) -> bool:
+        """Whether the password crosses a network unencrypted."""
+        return self.password_file is not None and self.tls is None and not is_loopback(self.host)
+
+    def password(self) -> str | None:
+        """Read the first line of the password file. Raises ConfigError (`mqtt.password`, `config.credential`)."""
+        if self.password_file is None:
+            return None
+        try:
+            return locate(self.password_file).read_text(encoding="utf-8").partition("\n")[0]
+        except (OSError, UnicodeDecodeError) as error:
+            remedy = "correct mqtt.password_file, or its permissions"
+            raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine reaches the broker at this address; None is the embedded one."""
+    if host is None or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which a resolver could lead anywhere
+        return False
+
+
+# TLS alerts about our certificate: the end of OpenSSL's reason -> the finding, and the remedy.
 _ALERTS = {
     "CERTIFICATE_REQUIRED": ("the broker wants a certificate of ours", "set mqtt.tls.cert_file and key_file"),
     "UNKNOWN_CA": (
@@ -111,7 +192,7 @@ _NO_TLS_REASONS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGT
 
 
 def explain(error: OSError, in_handshake: bool = False) -> AgentError | None:
-    """What an error means where TLS is spoken (`broker.tls`); None for one that has nothing to do with that."""
+    """Return the meaning of an error on a TLS connection (`broker.tls`); None if it has nothing to do with TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(error)
     reason = error.reason or "" if isinstance(error, ssl.SSLError) else ""
@@ -140,70 +221,3 @@ def _untrusted(error: ssl.SSLCertVerificationError) -> AgentError:
 
 def _refused(found: str, expected: str, remedy: str) -> AgentError:
     return AgentError("broker.tls", found, expected, remedy)
-
-
-def _checked(name: str, path: Path | None) -> Path | None:
-    """Where the file is, which can be read."""
-    if path is None:
-        return None
-    file = locate(path)
-    try:
-        with open_regular(file):
-            return file
-    except OSError as error:
-        found = f"{file}: {error.strerror}"
-        raise ConfigError("mqtt.tls", found, "a file in PEM form", f"correct mqtt.tls.{name}, or its rights") from error
-
-
-def _no_password(key: Path) -> NoReturn:
-    remedy = f"openssl pkey -in {key} -out FILE makes one; let nobody else read it"
-    raise ConfigError("mqtt.tls", f"{key} is encrypted with a password", "a private key without one", remedy)
-
-
-Protocol = Literal["auto", "5", "3.1.1"]
-Transport = Literal["tcp", "websockets"]
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A broker, and what it is to know of us.
-
-    tls: None for plain TCP. protocol: the version of MQTT; auto is 5, or 3.1.1 where the broker does not speak it.
-    will_delay_s: only with MQTT 5, how long the broker waits for a lost client before it publishes the will.
-    """
-
-    host: str
-    port: int
-    keepalive_s: int = 30
-    username: str | None = None
-    password_file: Path | None = None
-    tls: TlsFiles | None = None
-    transport: Transport = "tcp"
-    websocket_path: str = "/mqtt"
-    protocol: Protocol = "auto"
-    will_delay_s: int = 20
-
-    @property
-    def exposes_password(self) -> bool:
-        """Whether it goes over a network as it is."""
-        return self.password_file is not None and self.tls is None and not is_loopback(self.host)
-
-    def password(self) -> str | None:
-        """The first line of the password file. Raises ConfigError (`mqtt.password`, `config.credential`)."""
-        if self.password_file is None:
-            return None
-        try:
-            return locate(self.password_file).read_text(encoding="utf-8").partition("\n")[0]
-        except (OSError, UnicodeDecodeError) as error:
-            remedy = "correct mqtt.password_file, or its permissions"
-            raise ConfigError("mqtt.password", str(error), "a readable text file", remedy) from error
-
-
-def is_loopback(host: str | None) -> bool:
-    """Whether only this machine reaches the broker there, by its address; None is the embedded one."""
-    if host is None or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name that a resolver could lead anywhere
-        return False

@@ -1,4 +1,9 @@
-"""A message on its way to or from a broker, and what gives messages away to be published."""
+"""Define the message, and the sources that a session takes messages from.
+
+A `MessageSource` hands out messages one at a time and is notified of each one's fate. The two simple sources are here:
+`Mailbox` keeps state and a bounded queue, `Newest` a single message. What must not be lost goes into the Outbox
+(agent/uplink/outbox.py).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,21 @@ from typing import Protocol
 
 from agent.contract.topics import MAX_TOPIC_BYTES
 
-_MAX_CORRELATION_BYTES = 256  # of what a sender wants back with each result
+_MAX_CORRELATION_BYTES = 256  # of the data that a sender wants back with each result
 
 
 @dataclass(frozen=True)
 class Message:
     """One publication, outgoing or received.
 
-    What MQTT 3.1.1 cannot say stays unsaid there: expires_s, seconds after which a broker that still has it drops it;
-    reply_to and correlation, the topic that its sender wants the answer on, and what the answer is to carry.
+    Args:
+        topic: The topic.
+        payload: The content.
+        qos: Quality of service, 0 or 1.
+        retain: The broker keeps it for later subscribers.
+        expires_s: Seconds after which a broker that still has it drops it. MQTT 5 only.
+        reply_to: The topic on which the sender wants the answer. MQTT 5 only.
+        correlation: Data that the answer is to carry. MQTT 5 only.
     """
 
     topic: str
@@ -32,65 +43,65 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """Where the sender of a command wants its results too, and what they are to carry (MQTT 5)."""
+    """Where the sender of a command also wants its results, and the data that they are to carry (MQTT 5)."""
 
     topic: str
     correlation: bytes | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether it is short enough to be kept beside a command."""
+        """Whether it is short enough to be stored with a command."""
         return len(self.topic.encode()) <= MAX_TOPIC_BYTES and len(self.correlation or b"") <= _MAX_CORRELATION_BYTES
 
 
 class MessageSource(Protocol):
-    """Messages that wait to be published, in their order. Whoever takes one tells what became of it.
+    """Messages that wait to be published, in order. The caller of `pop` reports what became of each message.
 
-    All methods return at once; the MQTT thread calls all but what fills the source.
+    All methods return at once. The MQTT thread calls all but the ones that fill the source.
     """
 
     def __len__(self) -> int:
-        """How many wait for the broker."""
+        """Return how many messages wait for the broker."""
 
     def connection_started(self) -> None:
-        """A connection begins."""
+        """Prepare for a new connection."""
 
     def pop(self) -> Message | None:
-        """The next one, None when nothing is due."""
+        """Return the next message; None if nothing is due."""
 
     def delivered(self, message: Message) -> None:
-        """The broker has acknowledged it."""
+        """Note that the broker has acknowledged the message."""
 
     def refused(self, message: Message, for_good: bool) -> None:
-        """The broker does not take it. for_good: none of its length, at any time."""
+        """Note that the broker does not accept the message. for_good: it never will, because of the length."""
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """The connection ended before the broker acknowledged these, the oldest first."""
+        """Take back messages, the oldest first: the connection ended before the broker acknowledged them."""
 
 
 class Mailbox:
-    """A MessageSource, thread-safe. For what is repeated if it is lost; what must not be lost goes into the Outbox.
+    """A thread-safe MessageSource for messages that are repeated if they are lost.
 
-    Retained messages are state, not news: the newest of a topic replaces the one before, none is dropped, and
-    all are due again with each connection. News beyond `size` push out the oldest, which is counted.
+    Retained messages are state: a newer one of a topic replaces the older, none is dropped, and all are due again with
+    each connection. Other messages queue up; beyond `size` the oldest are dropped and counted.
     """
 
     def __init__(self, size: int = 1000) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._news: deque[Message] = deque()
+        self._queue: deque[Message] = deque()
         self._state: dict[str, Message] = {}
         self._due: dict[str, Message] = {}  # of the state, what this connection has not carried yet
         self._dropped = 0
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """Return how many messages wait."""
         with self._lock:
-            return len(self._due) + len(self._news)
+            return len(self._due) + len(self._queue)
 
     @property
     def dropped(self) -> int:
-        """How many messages were pushed out so far."""
+        """How many messages were dropped so far."""
         return self._dropped
 
     def put(self, message: Message) -> None:
@@ -98,55 +109,55 @@ class Mailbox:
             if message.retain:
                 self._state[message.topic] = self._due[message.topic] = message
             else:
-                self._news.append(message)
+                self._queue.append(message)
                 self._trim()
 
     def forget(self, topic: str) -> None:
-        """This state is none any more."""
+        """Stop repeating the state of a topic."""
         with self._lock:
             self._state.pop(topic, None)
             self._due.pop(topic, None)
 
     def pop(self) -> Message | None:
-        """The next message to publish, state before news; None when nothing waits."""
+        """Return the next message to publish, state before the queue; None when nothing waits."""
         with self._lock:
             if self._due:
                 return self._due.pop(next(iter(self._due)))
-            return self._news.popleft() if self._news else None
+            return self._queue.popleft() if self._queue else None
 
     def delivered(self, message: Message) -> None:
-        """Nothing of it is kept."""
+        """Do nothing: no copy is kept."""
 
     def refused(self, message: Message, for_good: bool) -> None:
-        """Nothing of it is kept."""
+        """Do nothing: no copy is kept."""
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Return what was taken and did not arrive, oldest first; it goes before all that waits.
+        """Return undelivered messages, oldest first, to the front of the queue.
 
         State needs no return: the next connection carries it anyway.
         """
         with self._lock:
-            self._news.extendleft(message for message in reversed(messages) if not message.retain)
+            self._queue.extendleft(message for message in reversed(messages) if not message.retain)
             self._trim()
 
     def connection_started(self) -> None:
-        """A connection begins: all state is due."""
+        """Make all state due."""
         with self._lock:
             self._due = dict(self._state)
 
     def _trim(self) -> None:
-        while len(self._news) > self._size:
-            self._news.popleft()
+        while len(self._queue) > self._size:
+            self._queue.popleft()
             self._dropped += 1
 
 
 class Newest(Mailbox):
-    """Room for one message of QoS 0: a newer one takes its place, and what has waited for a broker is too old."""
+    """Room for one message of QoS 0: a newer one replaces it."""
 
     def __init__(self) -> None:
         super().__init__(size=1)
 
     def connection_started(self) -> None:
-        """A connection begins: only what comes from now on is worth its while."""
+        """Drop what has waited for a connection: it is too old."""
         while self.pop() is not None:
             pass
