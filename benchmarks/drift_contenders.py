@@ -94,7 +94,7 @@ def every_second(stream: Stream) -> Alarms:
 
 def budgeted(stream: Stream, inference_s: float = 0.01) -> Alarms:
     """Ours at the pace of the daemon's budget: one observation in 6.7 s, and one a second where it looks closely."""
-    budget = ObservationBudget(SHARE, 1.0, 1.0, most_at_once=256)
+    budget = ObservationBudget(SHARE, 1.0, 1.0, burst=256)
     watched, blocks = Watched(stream), Blocks(BLOCK_S)
     found, block = [], list[float]()
     for second, level in enumerate(stream.levels.tolist()):
@@ -106,9 +106,9 @@ def budgeted(stream: Stream, inference_s: float = 0.01) -> Alarms:
         block = [level] if first else [*block, level]
         if not last:
             continue
-        if watched.alarms(block, second - blocks.began_ts):
+        if watched.alarms(block, second - blocks.started_ts):
             found.append(second + 1.0)
-        budget.set_pace(alert=watched.evidence.looks_closely)
+        budget.set_pace(alert=watched.evidence.wants_more_frames)
     return np.array(found)
 
 

@@ -101,7 +101,7 @@ def watch(name: str, hours: float, seed: int, advance: Callable[[float], object]
         calibration = ladder.calibrate(ladder.observe(tensors))
         weights = ladder.weights(ladder.measure_sensitivities(calibration, tensors[:: _CALIBRATING // 8]), calibration)
         watched = {each: Watched(_monitor(name, calibration, weights[each])) for each in (OURS, OWN)}
-        budget = ObservationBudget(_SHARE, 1.0, 1.0, most_at_once=256)
+        budget = ObservationBudget(_SHARE, 1.0, 1.0, burst=256)
         observed = 0
         for second in range(_HOUR_S, _HOUR_S + round(hours * _HOUR_S)):
             budget.earn(_FPS * _INFERENCE_S)
@@ -119,7 +119,7 @@ def watch(name: str, hours: float, seed: int, advance: Callable[[float], object]
 
 
 def _monitor(name: str, calibration: Calibration, weights: dict[str, float]) -> DriftMonitor:
-    serving = Regime.of(name, calibration, calibration.scales, weights)
+    serving = Regime.from_calibration(name, calibration, calibration.scales, weights)
     return DriftMonitor(DriftConfig(), RegimesConfig().switch_db, serving)
 
 

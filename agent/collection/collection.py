@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from agent.camera.capture import Frame
-from agent.collection.report import MOST, SelectionReport, Thumbnail
+from agent.collection.report import MAX_THUMBNAILS, SelectionReport, Thumbnail
 from agent.collection.selection import HELD_OUT_EVERY, TAKEN, FrameSelector, LumaGrid
 from agent.config import Config
 from agent.vision.decode import Classification, Prediction
@@ -77,15 +77,15 @@ class CalibrationSet:
     def __init__(self, held_out_size: int) -> None:
         self.histograms: dict[str, AbsHistogram] = {}
         self.frames = 0
-        self._telling = Reservoir[Array](held_out_size - held_out_size // 4)
+        self._informative = Reservoir[Array](held_out_size - held_out_size // 4)
         self._empty = Reservoir[Array](held_out_size // 4)
         self._holds_out = held_out_size > 0
         self._hold_out = {True: HoldOut(), False: HoldOut()}  # by whether telling
 
     @property
-    def telling(self) -> int:
+    def informative(self) -> int:
         """Held-out frames on which the reference found something."""
-        return len(self._telling.kept)
+        return len(self._informative.kept)
 
     @property
     def nbytes(self) -> int:
@@ -95,12 +95,12 @@ class CalibrationSet:
     @property
     def held_out(self) -> list[Array]:
         """The held-out network inputs (1, C, H, W), of any sizes, the telling ones first."""
-        return self._telling.kept + self._empty.kept
+        return self._informative.kept + self._empty.kept
 
-    def add(self, tensor: Array, histograms: Mapping[str, AbsHistogram], telling: bool = True) -> None:
+    def add(self, tensor: Array, histograms: Mapping[str, AbsHistogram], informative: bool = True) -> None:
         """Take one observed frame: its network input (1, C, H, W) and its histograms by tap."""
-        if self._holds_out and self._hold_out[telling].next():
-            (self._telling if telling else self._empty).offer(tensor.copy)
+        if self._holds_out and self._hold_out[informative].next():
+            (self._informative if informative else self._empty).offer(tensor.copy)
             return
         self.frames += 1
         merge_into(self.histograms, histograms)
@@ -114,16 +114,16 @@ class FrameCollection:
 
     def __init__(self, config: Config, hurried: bool) -> None:
         calibration = config.calibration
-        self.collection = CalibrationSet(config.observe.held_out)
+        self.calibration_set = CalibrationSet(config.observe.held_out)
         self._hurried = hurried
         self._selection = FrameSelector(calibration.frames, calibration.within_s)
-        self._thumbnails = Reservoir[Thumbnail](MOST) if calibration.contact_sheet else None
+        self._thumbnails = Reservoir[Thumbnail](MAX_THUMBNAILS) if calibration.contact_sheet else None
 
     @property
     def nbytes(self) -> int:
         """What it takes, beside the held-out frames."""
         thumbnails = sum(each.image.nbytes for each in self._thumbnails.kept) if self._thumbnails else 0
-        return self.collection.nbytes + self._selection.nbytes + thumbnails
+        return self.calibration_set.nbytes + self._selection.nbytes + thumbnails
 
     def add(
         self, frame: Frame, now_ts: float, tensor: Array, seen: Observation, reference: Prediction, hurried: bool
@@ -132,18 +132,18 @@ class FrameCollection:
 
         now_ts: capture time, as all cameras have it.
         """
-        grid = LumaGrid.of(frame.image)
+        grid = LumaGrid.from_image(frame.image)
         if self._selection.consider(now_ts, grid, shown_classes(reference), hurried or self._hurried) != TAKEN:
             return
-        self.collection.add(tensor, seen.histograms, telling=not is_empty(reference))
+        self.calibration_set.add(tensor, seen.histograms, informative=not is_empty(reference))
         if self._thumbnails is not None:
-            self._thumbnails.offer(lambda: Thumbnail.of(frame.ts, grid.brightness, frame.image))
+            self._thumbnails.offer(lambda: Thumbnail.from_image(frame.ts, grid.brightness, frame.image))
 
     def report(self, name_of: Callable[[int], str]) -> SelectionReport:
         """How it stands. name_of: from a class id to its label."""
         thumbnails = None if self._thumbnails is None else tuple(self._thumbnails.kept)
         counts = self._selection.counts
-        return SelectionReport(counts, counts.taken - self.collection.frames, name_of, thumbnails)
+        return SelectionReport(counts, counts.taken - self.calibration_set.frames, name_of, thumbnails)
 
 
 def shown_classes(reference: Prediction) -> frozenset[int]:
@@ -173,7 +173,7 @@ class SharedCollection:
         with self._lock:
             self._in_use = in_use
 
-    def collect_afresh(self, hurried: bool = False) -> None:
+    def restart(self, hurried: bool = False) -> None:
         """Drop the collection and start a new one. hurried: somebody waits for it, and no frame is passed over for a
         better one."""
         with self._lock:
@@ -203,7 +203,7 @@ class SharedCollection:
     def counts(self) -> tuple[int, int]:
         """Chosen frames in the histograms; telling ones that are held out beside them."""
         with self._lock:
-            return self._chosen.collection.frames, self._chosen.collection.telling
+            return self._chosen.calibration_set.frames, self._chosen.calibration_set.informative
 
     @property
     def nbytes(self) -> int:
@@ -211,7 +211,7 @@ class SharedCollection:
         with self._lock:
             return self._chosen.nbytes
 
-    def selection(self) -> SelectionReport:
+    def selection_report(self) -> SelectionReport:
         """How the frames of the collection were chosen."""
         with self._lock:
             return self._chosen.report(self._spec.label)
@@ -219,5 +219,5 @@ class SharedCollection:
     def collected(self) -> tuple[int, dict[str, AbsHistogram], list[Array]]:
         """A copy of the collection: frames in the histograms, histograms by tap, held-out network inputs."""
         with self._lock:
-            collection = self._chosen.collection
+            collection = self._chosen.calibration_set
             return collection.frames, dict(collection.histograms), list(collection.held_out)

@@ -18,7 +18,7 @@ from agent.collection.selection import BRIGHTNESS, CLASS, DUPLICATE, EARLY, NOTH
 from agent.common.errors import AgentError
 from engines.store.files import replace_files
 
-MOST = 48  # thumbnails
+MAX_THUMBNAILS = 48  # thumbnails
 _WIDTH, _HEIGHT, _LABEL = 96, 72, 12  # pixels of a thumbnail at most, and of the line below it
 _COLUMNS = 8
 _WHITE = (255, 255, 255)
@@ -33,7 +33,7 @@ class Thumbnail:
     image: NDArray[np.uint8]
 
     @classmethod
-    def of(cls, ts: float, brightness: float, image: NDArray[np.uint8]) -> Thumbnail:
+    def from_image(cls, ts: float, brightness: float, image: NDArray[np.uint8]) -> Thumbnail:
         """Of a frame of any size: pixels are left out, for it is made of every taken frame and few are looked at."""
         step = max(1, -(-image.shape[0] // _HEIGHT), -(-image.shape[1] // _WIDTH))
         return cls(ts, brightness, image[::step, ::step].copy())

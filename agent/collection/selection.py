@@ -27,7 +27,7 @@ class LumaGrid:
     luma: Luma
 
     @classmethod
-    def of(cls, image: NDArray[np.uint8]) -> LumaGrid:
+    def from_image(cls, image: NDArray[np.uint8]) -> LumaGrid:
         """A frame, BGR uint8 (H, W, 3), of any size: a quarter of a millisecond, for it looks at 12288 pixels only."""
         rows, columns = (_places(parts, size) for parts, size in zip((ROWS, COLUMNS), image.shape[:2], strict=True))
         pixels = image[rows][:, columns].astype(np.uint32)

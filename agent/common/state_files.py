@@ -1,7 +1,7 @@
-"""What another process left in the state directory: read with care, for a power cut or a full disk may have spoilt it.
+"""Keep state in files that survive a restart: StateFile (one JSON object) and Journal (JSON lines).
 
-Whatever it holds, a daemon starts: what cannot be understood is begun anew. Only what a newer tared wrote is refused,
-and left alone.
+A power cut or a full disk may have spoilt a file, so both read with care. A daemon starts whatever a file holds: state
+that cannot be understood is started again from scratch. Only a file of a newer tared is refused, and left alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,25 +20,29 @@ from agent.common.errors import AgentError
 from calibrate.errors import TaredError
 from engines.store.files import replace_files
 
-# What parsing, converting and restoring raise for what no tared has written.
+# Exceptions that parsing, converting and restoring raise for content that no tared has written.
 _FOREIGN = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError, TaredError)
-_MOST_DEEP = 32  # containers inside each other: what is only just read could not be written again from a deeper call
+# Containers inside each other. Without this limit a file could be read that is too deep to be written again from a
+# deeper call.
+_MOST_DEEP = 32
+_JOURNAL_SCHEMA = 1
 
 T = TypeVar("T")
 
 
-def parse_or_none(take: Callable[[], T]) -> T | None:
-    """What `take` makes of a file; None where it meets what no tared has written."""
+def parse_or_none(parse: Callable[[], T]) -> T | None:
+    """Return the result of `parse`; None where it meets content that no tared has written."""
     try:
-        return take()
+        return parse()
     except _FOREIGN:
         return None
 
 
 def parse_state(content: bytes) -> Any:
-    """JSON as Python writes it, with infinity. Raises ValueError, RecursionError for anything else.
+    """Parse JSON as Python writes it, with infinity. Raises ValueError, RecursionError for anything else.
 
-    So for an integer of more than 64 bits: nothing counts so far, and arithmetic with floats would raise later.
+    An integer of more than 64 bits is refused too: nothing counts that far, and arithmetic with floats would raise
+    later.
     """
     document = json.loads(content, parse_int=_integer)
     level = [document]
@@ -56,8 +61,29 @@ def _integer(digits: str) -> int:
     return value
 
 
+def finite(value: Any) -> float:
+    """Return a finite number. Raises ValueError for anything else."""
+    if not (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
+        raise ValueError(f"{value!r} where a number was kept")
+    return float(value)
+
+
+def share(value: Any) -> float:
+    """Return a number in [0, 1]. Raises ValueError for anything else."""
+    if not 0.0 <= finite(value) <= 1.0:
+        raise ValueError(f"{value!r} where a value in [0, 1] was kept")
+    return float(value)
+
+
+def count(value: Any) -> int:
+    """Return an integer that is not negative. Raises ValueError for anything else."""
+    if not (isinstance(value, int) and 0 <= value <= sys.maxsize):
+        raise ValueError(f"{value!r} where a count was kept")
+    return value
+
+
 class StateFile:
-    """One JSON object of a schema of its own. A disk that refuses is told of once, and the process goes on."""
+    """One JSON object with a schema number. If the disk refuses, that is reported once, and the process goes on."""
 
     def __init__(
         self,
@@ -67,19 +93,26 @@ class StateFile:
         on_error: Callable[[AgentError], None],
         added: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        """path: None keeps nothing. code: of the AgentError for a disk that refuses. added: by an older schema that is
-        still read, what it did not have yet, with the values that stand for nothing."""
+        """Read and write the file at `path`.
+
+        Args:
+            path: None: nothing is kept.
+            schema: Today's.
+            code: `NAME.write`, of the AgentError for a disk that refuses.
+            on_error: Called once with that error.
+            added: For each older schema that is still read: the keys it did not have yet, with neutral values.
+        """
         self._path = path
         self._added = added or {}
         self._schema = schema
         self._code = code
         self._on_error = on_error
-        self._told = False
+        self._is_reported = False
 
-    def read(self, take: Callable[[Mapping[str, Any]], T]) -> T | None:
-        """What `take` makes of the object; None where there is none of this schema, or it cannot be understood.
+    def read(self, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
+        """Return the result of `parse`; None if there is no object of a known schema, or `parse` cannot understand it.
 
-        Raises AgentError (`NAME.schema`, beside the `NAME.write` of a disk that refuses) for one of a newer tared.
+        Raises AgentError: `NAME.schema`  a newer tared wrote the file (NAME is that of `NAME.write`).
         """
         path = self._path
         if path is None:
@@ -93,19 +126,19 @@ class StateFile:
                 f"schema {self._schema} or an older one",
                 "run the tared that wrote it, or remove the file: it is begun anew",
             )
-        return parse_or_none(lambda: take(self._of_today(document)))
+        return parse_or_none(lambda: parse(self._upgrade(document)))
 
     def write(self, document: Mapping[str, Any]) -> None:
-        """Put an object in the place of the one before, all or nothing."""
+        """Replace the object, all or nothing; report an error once."""
         try:
             self.replace(document)
         except AgentError as error:
-            if not self._told:
-                self._told = True
+            if not self._is_reported:
+                self._is_reported = True
                 self._on_error(error)
 
     def replace(self, document: Mapping[str, Any]) -> None:
-        """As `write`, for who cannot go on without. Raises AgentError (the code of this file) each time."""
+        """Replace the object, for callers that cannot go on without. Raises AgentError (`NAME.write`) each time."""
         if self._path is None:
             return
         try:
@@ -114,8 +147,8 @@ class StateFile:
             found = f"{self._path}: {error.strerror}"
             raise AgentError(self._code, found, "a writable state directory", "make room there") from error
 
-    def _of_today(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Raises what `parse_or_none` takes for what is of no schema that is still read."""
+    def _upgrade(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the object with the keys of today's schema. Raises ValueError, LookupError for an unknown schema."""
         schema = document["schema"]
         if schema in self._added:
             return {**document, **self._added[schema]}
@@ -124,104 +157,107 @@ class StateFile:
         return document
 
 
-_SCHEMA = 1
-
-
 class Journal:
     """Values by key in one file of JSON lines, which lives until `finish`.
 
-    identity: whatever the values follow from. A file of another identity, or none that can be read, is started anew. A
-    power cut may tear the last line, or lose the last seconds, for not every line is forced to the disk: what follows
-    the last good line is dropped, and found out again. code: of the AgentError that is raised where it cannot write.
+    A power cut may tear the last line, or lose the last seconds, since not every line is forced to the disk. Lines from
+    the first bad one on are dropped; their values have to be computed again.
     """
 
     def __init__(self, path: Path, identity: str, code: str = "plan.journal") -> None:
+        """Open or start the file.
+
+        Args:
+            path: The file.
+            identity: A fingerprint of everything the values depend on. A file of another identity, or one that cannot
+                be read, is started again from scratch.
+            code: Code of the AgentError that is raised where the file cannot be written.
+        """
         self._path = path
         self._code = code
         self._values: dict[str, JsonValue] = {}
-        self._header = _line({"schema": _SCHEMA, "identity": identity})
-        try:
-            kept = self._read(self._header) if path.exists() else 0
+        self._header = _line({"schema": _JOURNAL_SCHEMA, "identity": identity})
+        with self._translating_errors():
+            kept = self._load() if path.exists() else 0
             with path.open("r+b" if kept else "wb") as file:
                 if kept:
                     file.truncate(kept)
                 else:
                     file.write(self._header)
-        except OSError as error:
-            raise self._refused(error) from error
 
     @property
     def size(self) -> int:
-        """How many values are known."""
+        """The number of keys."""
         return len(self._values)
 
     def get(self, key: str) -> JsonValue | None:
-        """The newest value of a key; None where there is none."""
+        """Return the newest value of a key; None without one."""
         return self._values.get(key)
 
     def put(self, key: str, value: JsonValue) -> None:
         """Append a value. Raises AgentError."""
-        try:
-            with self._path.open("ab") as file:
-                file.write(_line([key, value]))
-        except OSError as error:
-            raise self._refused(error) from error
+        with self._translating_errors(), self._path.open("ab") as file:
+            file.write(_line([key, value]))
         self._values[key] = value
 
     def items(self) -> Iterator[tuple[str, JsonValue]]:
-        """All keys with their newest values, in the order in which the keys came."""
+        """Yield all keys with their newest values, in the order in which the keys were first put."""
         yield from self._values.items()
 
     def forget(self, key: str) -> None:
-        """Drop a value; from the file with the next `shorten`."""
+        """Drop a value; it leaves the file with the next `shorten`."""
         self._values.pop(key, None)
 
     def get_or_compute(self, key: str, compute: Callable[[], T]) -> T:
-        """The value of a key, computed where it is not known. It must be as JSON gives it back: lists, no tuples."""
+        """Return the value of a key; compute and append it if it is not known.
+
+        The value must be what JSON gives back: lists, no tuples. Raises AgentError.
+        """
         if key not in self._values:
             self.put(key, compute())  # type: ignore[arg-type]  # json.dumps refuses what is no JSON
         return self._values[key]  # type: ignore[return-value]  # what an earlier run computed by the same function
 
     def shorten(self) -> None:
-        """Write the file anew, with the newest value of every key only: all or nothing. Raises AgentError."""
+        """Rewrite the file with the newest value of each key only, all or nothing. Raises AgentError."""
         lines = [_line([key, value]) for key, value in self._values.items()]
-        try:
+        with self._translating_errors():
             replace_files({self._path: b"".join([self._header, *lines])})
-        except OSError as error:
-            raise self._refused(error) from error
 
     def finish(self) -> None:
-        """Remove the file: the result that it led to is written. Raises AgentError."""
-        try:
+        """Remove the file, once the result that it led to is written. Raises AgentError."""
+        with self._translating_errors():
             self._path.unlink(missing_ok=True)
-        except OSError as error:
-            raise self._refused(error) from error
 
-    def _read(self, header: bytes) -> int:
-        """Take the values of a file that begins with `header`; how many of its bytes are good. Raises OSError."""
+    def _load(self) -> int:
+        """Read the values of a file with this journal's header; return the size of its good part in bytes."""
         first, *lines = self._path.read_bytes().splitlines(keepends=True) or [b""]
-        if first != header:
+        if first != self._header:
             return 0
         kept = len(first)
         for line in lines:
-            pair = parse_or_none(partial(_parse, line))
+            pair = parse_or_none(partial(_parse_line, line))
             if pair is None:
                 break
             self._values.update([pair])
             kept += len(line)
         return kept
 
-    def _refused(self, error: OSError) -> AgentError:
-        remedy = f"make room there, or choose another place than {self._path.parent}"
-        return AgentError(self._code, f"{self._path}: {error.strerror}", "a writable folder with room", remedy)
+    @contextmanager
+    def _translating_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = f"make room there, or choose another place than {self._path.parent}"
+            found = f"{self._path}: {error.strerror}"
+            raise AgentError(self._code, found, "a writable folder with room", remedy) from error
 
 
 def _line(value: object) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-def _parse(line: bytes) -> tuple[str, JsonValue]:
-    """What `_line` made of a key and a value. Raises ValueError, RecursionError for half of it, or anything else."""
+def _parse_line(line: bytes) -> tuple[str, JsonValue]:
+    """Return the key and the value of a line. Raises ValueError, RecursionError for half a line, or anything else."""
     pair = parse_state(line)
     if not (line.endswith(b"\n") and isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
         raise ValueError("no pair of a key and a value")

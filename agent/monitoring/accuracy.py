@@ -17,7 +17,7 @@ from agent.common.errors import AgentError
 from agent.monitoring.estimates import Estimate, SinceStartBySecond
 from agent.monitoring.evidence_file import EvidenceFile
 from agent.vision.decode import Classification, Prediction
-from agent.vision.detections import NOTHING, Detections, LabelledBoxes
+from agent.vision.detections import NO_BOXES, Detections, LabelledBoxes
 from agent.vision.fidelity import count_matches
 from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
@@ -154,13 +154,13 @@ class LiveAccuracy:
     counted apart. It starts anew with every engine: labels of a frame that an earlier one answered are taken, and
     count for nothing, and so are further labels of one frame.
 
-    The frame path calls `answered`, which neither waits nor computes; any other thread does the rest.
+    The frame path calls `add_answer`, which neither waits nor computes; any other thread does the rest.
     """
 
     def __init__(self, task: str, answers: RecentAnswers | None = None) -> None:
         """task: of the model spec; raw outputs have no labels, and are not kept."""
         self._keeps = task != "raw"
-        self._unnamed = NOTHING if task == "detect" else None  # what a recording's labels say by saying nothing
+        self._unnamed = NO_BOXES if task == "detect" else None  # what a recording's labels say by saying nothing
         self._arriving: deque[tuple[int, float, str, Prediction, Geometry | None]] = deque(maxlen=_ARRIVING)
         self._lock = threading.Lock()  # guards all below; the frame path never takes it
         self._answers = answers if answers is not None else RecentAnswers()
@@ -174,7 +174,7 @@ class LiveAccuracy:
         """Keep what is counted from now on, and go on with what an earlier process counted of the same engine."""
         self._memory = memory
 
-    def answered(self, served: ServedFrame) -> None:
+    def add_answer(self, served: ServedFrame) -> None:
         """Remember what a frame got; a sink of the frame path."""
         if self._keeps:
             frame = served.frame  # not kept: its image takes MB
@@ -226,7 +226,7 @@ class LiveAccuracy:
                 if self._memory is None:
                     self._mean.start(answer.ts)
                 else:
-                    self._memory.begin(answer.engine_id, answer.ts, recall, self._mean)
+                    self._memory.start(answer.engine_id, answer.ts, recall, self._mean)
             self._answers.add(answer)
 
     def _score(self, answer: RecentAnswer, truth: Truth) -> None:
@@ -238,7 +238,7 @@ class LiveAccuracy:
         value = _value(answer, truth)
         self._mean.add(answer.ts, value)
         if self._memory is not None:
-            self._memory.frame(answer.ts, value)
+            self._memory.note_frame(answer.ts, value)
 
 
 def accuracy_bound(reference_accuracy: float, fidelity: Interval) -> float:

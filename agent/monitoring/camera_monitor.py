@@ -1,4 +1,10 @@
-"""How an engine on probation does beside the one before, on live frames that both have answered."""
+"""Collect what the observed frames of one camera show: drift, fidelity, and trouble with its view.
+
+The observer hands every observed frame to the `CameraMonitor` of its camera. That feeds the shared collection, the
+drift monitor and the fidelity record of the engine in service, and writes them to an evidence file. `CameraState` is
+the picture of it all that telemetry and the control logic read. While a candidate is on probation,
+`PairedFidelityGain` compares it with the previous engine on the same frames.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from agent.collection.collection import SharedCollection
 from agent.config import Config
 from agent.monitoring.drift import DriftMonitor, DriftState, Regime
 from agent.monitoring.estimates import Estimate, FidelityRecord, SinceStart, SinceStartBySecond
-from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence
+from agent.monitoring.evidence_file import EvidenceFile
 from agent.monitoring.view import FROZEN, ViewMonitor, ViewState
 from agent.vision.decode import Prediction
 from agent.vision.fidelity import Fidelity, fidelity
@@ -23,31 +29,12 @@ from calibrate.evidence import Interval
 from calibrate.histogram import AbsHistogram
 from engines.interface import Array, Observation
 
-
-class PairedFidelityGain:
-    """What it gains in fidelity. A scene that is hard for both tells nothing of either, so that only their difference
-    on the same frame counts; and neighbours in a video are right and wrong together, so that a second is one value."""
-
-    def __init__(self) -> None:
-        self._seconds = SinceStartBySecond()
-
-    def add(self, ts: float, candidate: Fidelity, before: Fidelity) -> None:
-        """A frame of capture time `ts`, by each engine's fidelity."""
-        if not (candidate.is_empty and before.is_empty):
-            self._seconds.add(ts, (1.0 + candidate.value - before.value) / 2.0)
-
-    @property
-    def gain(self) -> Interval:
-        """In [-1, 1]; low and high hold at all times at once, with 95 % confidence."""
-        mean = self._seconds.estimate.interval
-        if not mean.n:
-            return Interval(0.0, -1.0, 1.0, 0)
-        return Interval(2.0 * mean.estimate - 1.0, 2.0 * mean.low - 1.0, 2.0 * mean.high - 1.0, mean.n)
+_ABSENT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What observing takes. share: of inference so far, 0.02 for one part in fifty. debt_s: spent ahead, owed."""
+    """The time that observing takes. share: of inference so far, 0.02 for one part in fifty. debt_s: spent ahead."""
 
     share: float
     debt_s: float
@@ -57,19 +44,25 @@ class Spending:
 class CameraState:
     """A consistent picture of what is known of one camera, for telemetry and for whoever starts a job.
 
-    collected: chosen frames, of all cameras, in the histograms of the current collection; telling: held-out ones beside
-    them on which the reference found something. drift is None while nothing is calibrated.
-    drift_since: capture time at which drift.state was reached. fidelity: of frames since fidelity_since that showed
-    anything; empty_frames showed nothing to either engine. fidelity_hour: over the last hour, whatever served.
-    settled: the same of frames on which the scales fitted the scene, since something was last amiss.
-    outage: why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
-    gain: of what serves, while it is on probation, over the engine before; in [-1, 1].
-    spending: of all observations, whatever they were for. view: what no recalibration cures. nbytes: of all histograms
-    of this camera, and of the collection. absent: as `CameraMonitor.absent`.
+    collected: Chosen frames, of all cameras, in the histograms of the current collection.
+    informative: Held-out frames beside them on which the reference found something.
+    drift: None while nothing is calibrated.
+    drift_since: Capture time at which drift.state was reached.
+    fidelity: Of the frames since `fidelity_since` on which either engine found something.
+    empty_frames: Frames since then on which neither found anything.
+    fidelity_hour: Over the last hour, whatever served.
+    settled: Fidelity of frames on which the scales fitted the scene, since the last drift or trouble.
+    gain: Of the engine on probation over the previous one, in [-1, 1].
+    nonfinite: Tensors in which NaN or infinity was seen.
+    outage: Why nothing is observed now: PREPARING, or the code of the error; empty while frames are observed.
+    spending: Of all observations, whatever they were for.
+    view: Trouble that no recalibration cures.
+    nbytes: Of all histograms of this camera, and of the collection.
+    absent: As `CameraMonitor.absent`.
     """
 
     collected: int
-    telling: int
+    informative: int
     drift: DriftState | None
     drift_since: float
     fidelity: Interval
@@ -86,136 +79,150 @@ class CameraState:
     absent: bool
 
 
-_ABSENT_S = 600.0
-
 CameraStates = Mapping[str, CameraState]  # by camera
 
 
 def least_faithful(states: CameraStates) -> str:
-    """The camera whose fidelity is lowest, by its estimate; of those on which nothing was judged, the first."""
+    """Return the camera with the lowest estimate of fidelity; the first one where nothing was judged yet."""
     return min(states, key=lambda camera: states[camera].fidelity.estimate if states[camera].fidelity.n else math.inf)
 
 
+class PairedFidelityGain:
+    """The gain in fidelity of a candidate over the previous engine, on live frames that both have answered.
+
+    Only their difference on the same frame counts, for a scene that is hard for both says nothing of either. A second
+    of frames is one value, for neighbours in a video are right and wrong together.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = SinceStartBySecond()
+
+    def add(self, ts: float, candidate: Fidelity, previous: Fidelity) -> None:
+        """Add a frame of capture time `ts`, by each engine's fidelity."""
+        if not (candidate.is_empty and previous.is_empty):
+            self._seconds.add(ts, (1.0 + candidate.value - previous.value) / 2.0)
+
+    @property
+    def gain(self) -> Interval:
+        """In [-1, 1]; low and high hold at all times at once, with 95 % confidence."""
+        mean = self._seconds.estimate.interval
+        if not mean.n:
+            return Interval(0.0, -1.0, 1.0, 0)
+        return Interval(2.0 * mean.estimate - 1.0, 2.0 * mean.low - 1.0, 2.0 * mean.high - 1.0, mean.n)
+
+
 class CameraMonitor:
-    """Of one camera. Any thread may ask; one adds."""
+    """What is known of one camera. One thread adds frames; any thread may read."""
 
     def __init__(
         self,
         spec: ModelSpec,
         config: Config,
-        gathering: SharedCollection,
+        collection: SharedCollection,
         camera: str = "camera",
-        beside: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple,
+        other_cameras: Callable[[], Sequence[Mapping[str, AbsHistogram]]] = tuple,
     ) -> None:
-        """gathering: shared by all cameras of the model. beside: what the newest frames of each of the others show."""
+        """Args:
+        collection: Shared by all cameras of the model.
+        other_cameras: Returns the histograms of the newest frames of each other camera.
+        """
         self._spec = spec
         self._config = config
-        self._gathering = gathering
+        self._collection = collection
         self.camera = camera
-        self._beside_us = beside
+        self._other_cameras = other_cameras
         self._lock = threading.Lock()  # guards everything below
-        self._monitor: DriftMonitor | None = None
+        self._drift: DriftMonitor | None = None
         self._view = ViewMonitor()
         self._watched = ""
         self._drift_name, self._drift_since = "calm", 0.0
         self._fidelity = FidelityRecord()
         self._settled = SinceStart()
-        self._beside = PairedFidelityGain()
-        self._memory: EvidenceFile | None = None
+        self._paired = PairedFidelityGain()
+        self._evidence = EvidenceFile(None)
         self._nonfinite: set[str] = set()
         self._observed_s: float | None = None  # monotonic, the newest frame
 
-    def remember(self, memory: EvidenceFile) -> None:
-        """Keep what is found from now on, and recall what `watch` asks for."""
-        self._memory = memory
+    def remember(self, evidence: EvidenceFile) -> None:
+        """Keep what is found from now on in a file, and let `watch` recall what is in it."""
+        self._evidence = evidence
 
     def watch(self, serving: Regime, others: Sequence[Regime], since: float, recall: bool = False) -> None:
-        """From capture time `since` on watch what serves, beside other regimes: fresh evidence, unless what is
-        remembered of this one is to be recalled."""
+        """Watch what serves from capture time `since` on, compared with other regimes.
+
+        The evidence starts from scratch. With `recall` it goes on with what the file has of the same artefact.
+        """
         with self._lock:
             switch_db = self._config.regimes.switch_db
-            self._monitor = DriftMonitor(self._config.drift, switch_db, serving, others, self._beside_us)
+            self._drift = DriftMonitor(self._config.drift, switch_db, serving, others, self._other_cameras)
             self._watched = serving.artefact
             self._drift_since = since
-            self._drift_name = "calm"
             self._settled.start(since)
-            self._beside = PairedFidelityGain()
-            if self._memory is None:
-                self._fidelity.start(since)
-            else:
-                recalled = self._memory.begin(serving.artefact, since, recall, self._fidelity)
-                if recalled is not None:
-                    self._recall(recalled, self._monitor, since)
-            self._tell_gathering()
+            self._paired = PairedFidelityGain()
+            recalled = self._evidence.start(serving.artefact, since, recall, self._fidelity)
+            if recalled is not None:
+                self._drift_since = recalled.since  # fidelity was started with the state of drift that lasts
+                try:
+                    if recalled.drift is not None:
+                        self._drift.restore(recalled.drift)
+                except CalibrationError:  # evidence that was weighed under other settings
+                    self._start_fidelity(since)
+            self._drift_name = self._drift.state.state
+            self._alert_collection()
 
     def unwatch(self) -> None:
-        """What serves from now on is the reference: there is nothing to hold against it."""
+        """Stop watching: from now on the reference serves, with which nothing can be compared."""
         with self._lock:
-            self._monitor, self._watched = None, ""
+            self._drift, self._watched = None, ""
             self._drift_name = "calm"
             self._fidelity.start(0.0)
             self._settled.start(0.0)
-            self._tell_gathering()
+            self._alert_collection()
 
     def compare(self, others: Sequence[Regime]) -> None:
-        """These are the other regimes from now on; the evidence for what serves goes on."""
+        """Replace the other regimes; the evidence for what serves goes on."""
         with self._lock:
-            if self._monitor is not None:
-                self._monitor.compare(others)
+            if self._drift is not None:
+                self._drift.compare(others)
 
-    def renew_view(self) -> None:
-        """What the camera shows is how it is meant to be: the operator says so."""
+    def reset_view(self) -> None:
+        """Take the present view as the usual one: the operator says that it is how it is meant to be."""
         with self._lock:
             self._view = ViewMonitor()
 
-    def _recall(self, recalled: RecalledEvidence, monitor: DriftMonitor, since: float) -> None:
-        """What cannot be gone on with, as evidence weighed under other settings, begins anew, and fidelity with it."""
-        self._drift_since = recalled.since  # fidelity was started with the state of drift that lasts
-        try:
-            if recalled.drift is not None:
-                monitor.recall(recalled.drift)
-        except CalibrationError:
-            self._start_fidelity(since)
-        self._drift_name = monitor.state.state
-
-    def _start_fidelity(self, ts: float) -> None:
-        """What comes is of another engine, or of another scene."""
-        self._drift_since = ts
-        self._fidelity.start(ts)
-        if self._memory is not None:
-            self._memory.starts(ts)
-
     @property
     def recent(self) -> Mapping[str, AbsHistogram]:
-        """What the newest frames show; empty while nothing is watched."""
-        monitor = self._monitor  # which another thread may take away meanwhile
-        return monitor.recent if monitor is not None and not self.absent else {}
+        """The histograms of the newest frames; empty while nothing is watched."""
+        drift = self._drift  # which another thread may take away meanwhile
+        return drift.recent if drift is not None and not self.absent else {}
 
     @property
     def absent(self) -> bool:
-        """Whether nothing has been observed for so long that what is known of it may be of another light."""
+        """Whether nothing has been observed for so long that what is known may be of another light."""
         return self._observed_s is not None and time.monotonic() - self._observed_s > _ABSENT_S
 
     def state(self, outage: str, spending: Spending) -> CameraState:
-        """What is known, with why nothing is observed now, if so."""
+        """Return what is known, with the reason why nothing is observed now, if so."""
         with self._lock:
+            collected, informative = self._collection.counts
             since_start = self._fidelity.since_start
             return CameraState(
-                *self._gathering.counts,
-                self._monitor.state if self._monitor else None,
-                self._drift_since,
-                since_start.interval,
-                since_start.since,
-                since_start.empty,
-                self._fidelity.hour,
-                self._settled.estimate,
-                self._beside.gain,
-                tuple(sorted(self._nonfinite)),
-                outage,
-                spending,
-                self._view.state,
-                self._gathering.nbytes + (self._monitor.nbytes if self._monitor else 0),
-                self.absent,
+                collected=collected,
+                informative=informative,
+                drift=self._drift.state if self._drift else None,
+                drift_since=self._drift_since,
+                fidelity=since_start.interval,
+                fidelity_since=since_start.since,
+                empty_frames=since_start.empty,
+                fidelity_hour=self._fidelity.hour,
+                settled=self._settled.estimate,
+                gain=self._paired.gain,
+                nonfinite=tuple(sorted(self._nonfinite)),
+                outage=outage,
+                spending=spending,
+                view=self._view.state,
+                nbytes=self._collection.nbytes + (self._drift.nbytes if self._drift else 0),
+                absent=self.absent,
             )
 
     def history(self) -> list[tuple[float, float]]:
@@ -229,48 +236,57 @@ class CameraMonitor:
         tensor: Array,
         observation: Observation,
         reference: Prediction,
-        before: Prediction | None = None,
+        previous: Prediction | None = None,
     ) -> None:
-        """Take an observed frame: as it was answered, its network input (1, C, H, W), what the reference says of it,
-        and the engine before, if one on probation has answered it."""
+        """Add an observed frame.
+
+        Args:
+            served: The frame, and what the engine in service answered.
+            tensor: Its network input (1, C, H, W).
+            observation: What the reference engine counted.
+            reference: What the reference engine answered.
+            previous: What the previous engine answered, while a candidate is on probation.
+        """
         self._observed_s = time.monotonic()
+        ts = served.frame.ts
         with self._lock:
-            self._view.look(served.frame.ts, served.frame.image)
+            self._view.update(ts, served.frame.image)
             if self._view.state.trouble == FROZEN:
-                return  # nothing new is seen, however often
+                return  # the same frame once more shows nothing
             self._nonfinite |= {name for name, h in observation.histograms.items() if h.nonfinite}
-            self._gathering.add(served.frame, tensor, observation, reference)
-            if served.engine_id != self._watched or self._monitor is None:
+            self._collection.add(served.frame, tensor, observation, reference)
+            drift = self._drift
+            if served.engine_id != self._watched or drift is None:
                 return
             agreement = fidelity(served.result, reference, self._spec.min_sqnr_db)
-            if before is not None:
-                self._beside.add(served.frame.ts, agreement, fidelity(before, reference, self._spec.min_sqnr_db))
+            if previous is not None:
+                self._paired.add(ts, agreement, fidelity(previous, reference, self._spec.min_sqnr_db))
             value = None if agreement.is_empty else agreement.value
-            self._fidelity.add(served.frame.ts, value)
-            if self._memory is not None:
-                self._memory.frame(served.frame.ts, value)
-            if self._monitor.update(served.frame.ts, observation.histograms):
-                self._judge(served.frame.ts, self._monitor)
-            self._settle(served.frame.ts, value, self._monitor.state)
+            self._fidelity.add(ts, value)
+            self._evidence.note_frame(ts, value)
+            if drift.update(ts, observation.histograms):
+                self._end_block(ts, drift)
+            state = drift.state
+            if state.state != "calm" or self._view.state.trouble:
+                self._settled.start(ts)
+            elif state.judged and state.serving_db <= self._config.drift.tolerance_db:
+                self._settled.add(ts, value)
 
-    def _settle(self, ts: float, value: float | None, drift: DriftState) -> None:
-        """A block by itself may look worse than it is; where something is amiss, what came before counts no more."""
-        if drift.state != "calm" or self._view.state.trouble:
-            self._settled.start(ts)
-        elif drift.judged and drift.serving_db <= self._config.drift.tolerance_db:
-            self._settled.add(ts, value)
-
-    def _judge(self, ts: float, monitor: DriftMonitor) -> None:
-        """A block is over, at capture time `ts`. With an alarm another scene begins, and another with its end."""
-        before, self._drift_name = self._drift_name, monitor.state.state
-        if self._memory is not None:
-            self._memory.block(monitor.memory())
-        if before == self._drift_name:
+    def _end_block(self, ts: float, drift: DriftMonitor) -> None:
+        """Note a block that ended at capture time `ts`. An alarm begins another scene, and so does its end."""
+        last, self._drift_name = self._drift_name, drift.state.state
+        self._evidence.note_block(drift.saved_state())
+        if last == self._drift_name:
             return
         self._drift_since = ts
-        if "alarm" in (before, self._drift_name):
+        if "alarm" in (last, self._drift_name):
             self._start_fidelity(ts)
-        self._tell_gathering()
+        self._alert_collection()
 
-    def _tell_gathering(self) -> None:
-        (self._gathering.calm if self._drift_name == "calm" else self._gathering.alert)(self.camera)
+    def _start_fidelity(self, ts: float) -> None:
+        self._drift_since = ts
+        self._fidelity.start(ts)
+        self._evidence.note_start(ts)
+
+    def _alert_collection(self) -> None:
+        (self._collection.calm if self._drift_name == "calm" else self._collection.alert)(self.camera)

@@ -24,7 +24,7 @@ class Blocks:
     """
 
     def __init__(self, block_s: float) -> None:
-        self.began_ts = float("inf")  # of the block of the observation that was placed last
+        self.started_ts = float("inf")  # of the block of the observation that was placed last
         self._block_s = block_s
         self._ends = True  # whether that observation ended it
         self._last_ts = float("inf")
@@ -34,9 +34,9 @@ class Blocks:
         jumped = ts < self._last_ts
         first = jumped or self._ends
         if first:
-            self.began_ts = ts if jumped else self._last_ts
+            self.started_ts = ts if jumped else self._last_ts
         self._last_ts = ts
-        self._ends = ts - self.began_ts >= self._block_s
+        self._ends = ts - self.started_ts >= self._block_s
         return first, self._ends
 
 
@@ -57,22 +57,22 @@ class RecentScales(Generic[Seen, Scales]):
     """The scales that the newest frames would be given: of 8 to 24 of them, until the newest 8 are together."""
 
     def __init__(self, merge: Callable[[Seen, Seen], Seen], best: Callable[[Seen], Scales]) -> None:
-        self.seen: Seen | None = None
+        self.merged: Seen | None = None
         self.scales: Scales | None = None  # None while too few frames were seen
         self._merge, self._best = merge, best
         self._frames = 0
 
     def add(self, block: Seen, frames: int) -> None:
         if self._frames >= 2 * _ENOUGH:
-            self.seen, self._frames = None, 0
-        self.seen = block if self.seen is None else self._merge(self.seen, block)
+            self.merged, self._frames = None, 0
+        self.merged = block if self.merged is None else self._merge(self.merged, block)
         self._frames += frames
         if self._frames >= _ENOUGH:
-            self.scales = self._best(self.seen)
+            self.scales = self._best(self.merged)
 
     def restart(self) -> None:
         """What was seen says nothing of what comes."""
-        self.seen, self.scales, self._frames = None, None, 0
+        self.merged, self.scales, self._frames = None, None, 0
 
 
 class RecalibrationEvidence(Generic[Seen, Scales]):
@@ -103,7 +103,7 @@ class RecalibrationEvidence(Generic[Seen, Scales]):
         self._rest_s, self._warned_s = _REST_S[0], 0.0
 
     @property
-    def looks_closely(self) -> bool:
+    def wants_more_frames(self) -> bool:
         """Whether more frames should be observed than usual."""
         return self._looked_s < _LOOK_S or (self.warns and self._warned_s < _WARNED_S)
 
@@ -151,7 +151,7 @@ class Regime:
     own: Mapping[str, tuple[float, float]]
 
     @classmethod
-    def of(
+    def from_calibration(
         cls, artefact: str, calibration: Calibration, scales: Mapping[str, float], weights: Mapping[str, float]
     ) -> Regime:
         """scales: what serves, where a plan has chosen otherwise than the calibration."""
@@ -160,7 +160,7 @@ class Regime:
         own = {name: (today, least) for name, (today, least) in zip(noise.names, totals, strict=True)}
         return cls(artefact, dict(scales), dict(weights), own)
 
-    def weights_beside(self, serving: Regime) -> dict[str, float]:
+    def weights_compared_with(self, serving: Regime) -> dict[str, float]:
         """Its weights, those of the engine in service where that has them: of two, noise has to count alike."""
         return {name: serving.weights.get(name, own) for name, own in self.weights.items()}
 
@@ -196,7 +196,7 @@ class DriftState:
     closely: bool
     gains_db: Mapping[str, float]
 
-    def is_left_by(self, artefact: str, tolerance_db: float) -> bool:
+    def is_worse_under(self, artefact: str, tolerance_db: float) -> bool:
         """Whether this scene would be worse off under another regime, and not well."""
         return self.gains_db.get(artefact, 0.0) > max(tolerance_db, self.serving_db)
 
@@ -243,7 +243,7 @@ class DriftMonitor:
     def compare(self, others: Sequence[Regime]) -> None:
         """These are the other regimes from now on; one that leaves everything float has no gain to speak of."""
         self._regimes = (self._serving, *(regime for regime in others if regime.weights))
-        self._weights = [regime.weights_beside(self._serving) for regime in self._regimes]
+        self._weights = [regime.weights_compared_with(self._serving) for regime in self._regimes]
         pairs = zip(self._regimes, self._weights, strict=True)
         self._baselines_db = [regime.baseline_db(weights) for regime, weights in pairs]
         artefacts = {regime.artefact for regime in self._regimes}
@@ -259,7 +259,7 @@ class DriftMonitor:
     @property
     def recent(self) -> Mapping[str, AbsHistogram]:
         """What the newest frames show."""
-        return self._evidence.recent.seen or {}
+        return self._evidence.recent.merged or {}
 
     @property
     def state(self) -> DriftState:
@@ -275,12 +275,12 @@ class DriftMonitor:
             state=name,
             onset_ts=self._onset_ts,
             switch_to=self._quietest.artefact if switches else "",
-            closely=self._evidence.looks_closely,
+            closely=self._evidence.wants_more_frames,
             gains_db=dict(self._gains_db),
         )
 
-    def memory(self) -> dict[str, Any]:
-        """What `recall` needs to go on after the last whole block, in JSON's types."""
+    def saved_state(self) -> dict[str, Any]:
+        """What `restore` needs to go on after the last whole block, in JSON's types."""
         return {
             "detector": self._detector.state(),
             "warns": self._evidence.warns,
@@ -290,8 +290,8 @@ class DriftMonitor:
             "calm_s": self._calm_s,
         }
 
-    def recall(self, memory: Mapping[str, Any]) -> None:
-        """Go on where `memory` was taken; who is ahead is found out anew, for other regimes may be known now.
+    def restore(self, memory: Mapping[str, Any]) -> None:
+        """Go on where `saved_state` was taken; who is ahead is found out anew, for other regimes may be known now.
 
         The newest frames are not remembered: eight have to come before another block counts. Raises CalibrationError
         (`evidence.state`), and then nothing is recalled.
@@ -329,7 +329,7 @@ class DriftMonitor:
         merge_into(self._block, histograms)
         self._frames += 1
         if last:
-            self._judge(self._blocks.began_ts, ts)
+            self._judge(self._blocks.started_ts, ts)
         return last
 
     def _judge(self, began_ts: float, ended_ts: float) -> None:

@@ -1,16 +1,14 @@
-"""A mean over frames, and the evidence for drift beside it, in a file that outlives the daemon.
+"""Keep a mean over frames, and the evidence for drift beside it, in a file that outlives the daemon.
 
 Every frame and every block is written when it is seen, without forcing it to the disk: a killed process loses at most
-the block that was not over, a power cut the last seconds. Once the file is long, what its frames add up to takes their
-place: nothing is lost, however many they were. Only of a live camera is it taken up again: a recording that is played
-once more is news.
+the block that was not complete, a power cut the last seconds. Once the file is long, its rows are replaced by what they
+add up to: nothing is lost, however many they were. Only live cameras have such a file: a recording that is played once
+more is new evidence.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,16 +16,16 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from agent.common.errors import AgentError
-from agent.common.state_files import Journal, understood
+from agent.common.state_files import Journal, count, finite, parse_or_none, share
 from engines.store.artefact import fingerprint
 
 _SCHEMA = 2
 _ROW = "row "
-_LINES = 5000  # after which the file is written anew: hours at the normal pace, and less than a second to read
+_LINES = 5000  # after which the file is compacted: hours at the normal pace, and less than a second to read
 
 
 class Mean(Protocol):
-    """What is remembered: one of agent/monitoring/estimates.py."""
+    """The mean that is kept: FidelityRecord or SinceStartBySecond of agent/monitoring/estimates.py."""
 
     def start(self, since: float) -> None: ...
 
@@ -40,31 +38,26 @@ class Mean(Protocol):
 
 @dataclass(frozen=True)
 class RecalledEvidence:
-    """drift: what `DriftMonitor.memory` gave, None before the first block. since: capture time of the latest start."""
+    """drift: `DriftMonitor.saved_state`, None before the first block. since: capture time of the latest start."""
 
     drift: Mapping[str, Any] | None
     since: float
 
 
-def forget_others(
-    state_dir: Path, names: Sequence[str], kept: Collection[Path], on_error: Callable[[AgentError], None]
-) -> None:
-    """Remove the files that EvidenceFile has kept in `state_dir` under these names, with any suffix, but for `kept`."""
-    for path in (path for name in names for path in state_dir.glob(f"{name}*.jsonl")):
-        if path in kept or not re.fullmatch(r"[a-z]+(-[0-9a-f]{12})?", path.stem):
-            continue
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            found = f"{path}: {error.strerror}"
-            on_error(AgentError("memory.write", found, "a writable state directory", "remove it, or set its rights"))
-
-
 class EvidenceFile:
-    """One engine at a time. A disk that refuses is told of once, and nothing is remembered until the next engine."""
+    """The evidence on one engine at a time.
 
-    def __init__(self, path: Path, source: str, on_error: Callable[[AgentError], None]) -> None:
-        """source: of the frames: what was seen elsewhere says nothing here. It may hold a password, and is not kept."""
+    A disk that refuses is reported once, and nothing is kept until the next engine.
+    """
+
+    def __init__(
+        self, path: Path | None, source: str = "", on_error: Callable[[AgentError], None] = lambda _: None
+    ) -> None:
+        """Args:
+        path: None keeps nothing.
+        source: Of the frames. Evidence from another source is ignored. It may hold a password, and is not kept.
+        on_error: Called with `memory.write` for a disk that refuses.
+        """
         self._path = path
         self._identity = fingerprint({"schema": _SCHEMA, "source": source})
         self._on_error = on_error
@@ -74,18 +67,18 @@ class EvidenceFile:
         self._next = 0  # number of the next row
         self._lines = 0
 
-    def begin(self, engine: str, since: float, recall: bool, mean: Mean) -> RecalledEvidence | None:
-        """Remember what `mean` takes while `engine` serves, which it does from capture time `since` on.
+    def start(self, engine: str, since: float, recall: bool, mean: Mean) -> RecalledEvidence | None:
+        """Keep the values of `mean` while `engine` serves, which it does from capture time `since` on.
 
-        The first call puts `mean` where another process left it. Where that was of the same engine, and is to be
-        recalled, it goes on from there, and so does what is returned; else it is started.
+        The first call restores the mean that another process left. If that was of the same engine, and `recall` is
+        true, it goes on from there, and the evidence beside it is returned; else it starts from scratch.
         """
-        first, self._mean = self._mean is None, mean
+        is_first, self._mean = self._mean is None, mean
         with self._writing():
-            if self._journal is None:
+            if self._journal is None and self._path is not None:
                 self._journal = Journal(self._path, self._identity, "memory.write")
                 self._lines = self._journal.size
-        recalled = self._take_up(mean) if first else None
+        recalled = self._restore(self._journal, mean) if is_first and self._journal is not None else None
         if not recall or self._engine != engine:
             recalled = None
         if recalled is None:
@@ -96,55 +89,50 @@ class EvidenceFile:
                 if recalled is None:
                     self._journal.forget("drift")
                     self._journal.shorten()  # before the next engine is named: no kill may leave it with this drift
-                self._put_mean(self._journal, mean)
+                self._compact(self._journal, mean)
         return recalled
 
-    def block(self, drift: Mapping[str, Any]) -> None:
-        """A block is over: what the drift monitor knows now."""
+    def note_block(self, drift: Mapping[str, Any]) -> None:
+        """Keep the state of the drift monitor at the end of a block."""
         self._put("drift", dict(drift))
 
-    def frame(self, ts: float, value: float | None) -> None:
-        """The mean has taken a frame."""
+    def note_frame(self, ts: float, value: float | None) -> None:
+        """Keep a value that the mean has added."""
         self._put_row([ts, value])
 
-    def starts(self, since: float) -> None:
-        """The mean was started: what was observed before capture time `since` is of another scene."""
+    def note_start(self, since: float) -> None:
+        """Keep that the mean was started: frames before capture time `since` are of another scene."""
         self._since = since
         self._put_row([since])
 
-    def _take_up(self, mean: Mean) -> RecalledEvidence | None:
-        """What begins with another schema, or cannot be understood, is none."""
-        journal = self._journal
-        if journal is None:
-            return None
-        nothing = mean.state()
-        recalled = understood(lambda: self._replay_all(journal, mean))
+    def _restore(self, journal: Journal, mean: Mean) -> RecalledEvidence | None:
+        """Put `mean` where the file left it; None, and an empty journal, for a file that cannot be understood."""
+        empty = mean.state()
+        recalled = parse_or_none(lambda: self._replay(journal, mean))
         if recalled is None:
-            mean.restore(nothing)  # whatever was understood before what was not
+            mean.restore(empty)  # part of the file may have been replayed
             for key in [key for key, _ in journal.items()]:
                 journal.forget(key)
         return recalled
 
-    def _replay_all(self, journal: Journal, mean: Mean) -> RecalledEvidence:
-        """Raises what `understood` takes for a file that no process has left."""
+    def _replay(self, journal: Journal, mean: Mean) -> RecalledEvidence:
+        """Raises what `parse_or_none` catches for a file that no process has left."""
         kept = cast("Any", journal.get("mean"))
-        rows = {_number(key.removeprefix(_ROW)): row for key, row in journal.items() if key.startswith(_ROW)}
-        engine, first, self._since = str(kept["engine"]), _number(kept["next"]), _time(kept["since"])
+        rows = {count(int(key.removeprefix(_ROW))): row for key, row in journal.items() if key.startswith(_ROW)}
+        engine, first, self._since = str(kept["engine"]), count(kept["next"]), finite(kept["since"])
         mean.restore(kept["state"])
         for number, row in sorted(rows.items()):
-            if number >= first:
-                self._replay(mean, cast("list[Any]", row))
+            if number < first:
+                continue
+            ts, *values = cast("list[Any]", row)
+            if values:
+                (value,) = values
+                mean.add(finite(ts), None if value is None else share(value))
+            else:
+                self._since = finite(ts)
+                mean.start(self._since)
         self._engine, self._next = engine, max([first, *(number + 1 for number in rows)])
         return RecalledEvidence(cast("Any", journal.get("drift")), self._since)
-
-    def _replay(self, mean: Mean, row: list[Any]) -> None:
-        ts, *values = _time(row[0]), *row[1:]
-        if not values:
-            self._since = ts
-            mean.start(ts)
-            return
-        (value,) = values
-        mean.add(ts, None if value is None else _share(value))
 
     def _put_row(self, row: list[float | None]) -> None:
         number, self._next = self._next, self._next + 1
@@ -157,10 +145,10 @@ class EvidenceFile:
             self._journal.put(key, value)
             self._lines += 1
             if self._lines > _LINES:
-                self._put_mean(self._journal, self._mean)
+                self._compact(self._journal, self._mean)
 
-    def _put_mean(self, journal: Journal, mean: Mean) -> None:
-        """What the rows add up to, in their place; after a kill in between, `next` says which of them it has."""
+    def _compact(self, journal: Journal, mean: Mean) -> None:
+        """Replace the rows by what they add up to; after a kill in between, `next` says which of them that has."""
         kept: dict[str, Any] = {"engine": self._engine, "since": self._since, "next": self._next, "state": mean.state()}
         journal.put("mean", kept)
         for key in [key for key, _ in journal.items() if key.startswith(_ROW)]:
@@ -175,27 +163,19 @@ class EvidenceFile:
         except AgentError as error:
             self._journal = None
             with suppress(OSError):
-                self._path.unlink(missing_ok=True)  # what is known there is old from now on
+                cast("Path", self._path).unlink(missing_ok=True)  # what is known there is old from now on
             self._on_error(error)
 
 
-def _time(value: Any) -> float:
-    """Raises ValueError, TypeError or OverflowError for what is no finite number."""
-    if not math.isfinite(value):
-        raise ValueError(f"{value!r} where a number was kept")
-    return float(value)
-
-
-def _share(value: Any) -> float:
-    """Raises ValueError or TypeError for what lies outside [0, 1]: some means notice only later."""
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{value!r} where a value in [0, 1] was kept")
-    return float(value)
-
-
-def _number(value: Any) -> int:
-    """Raises ValueError, TypeError or OverflowError for what numbers no row."""
-    number = int(value)
-    if not 0 <= number <= sys.maxsize:
-        raise ValueError(f"{value!r} where a row was numbered")
-    return number
+def remove_other_files(
+    state_dir: Path, names: Sequence[str], kept: Collection[Path], on_error: Callable[[AgentError], None]
+) -> None:
+    """Remove the files that EvidenceFile has kept in `state_dir` under these names, with any suffix, but for `kept`."""
+    for path in (path for name in names for path in state_dir.glob(f"{name}*.jsonl")):
+        if path in kept or not re.fullmatch(r"[a-z]+(-[0-9a-f]{12})?", path.stem):
+            continue
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            found = f"{path}: {error.strerror}"
+            on_error(AgentError("memory.write", found, "a writable state directory", "remove it, or set its rights"))

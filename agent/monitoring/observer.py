@@ -66,7 +66,7 @@ def _looks_per_job(config: Config) -> float:
 class ObserverThread(threading.Thread):
     """Opens the reference engine, then observes offered frames one at a time, at low priority.
 
-    What they show stands in `findings`, by camera, and in `gathering`. An error is told through on_change, once per
+    What they show stands in `monitors`, by camera, and in `collection`. An error is told through on_change, once per
     outage with None at its end, and tried again after a growing pause; a frame on which it came is lost for the
     observer. What nothing but a new process can mend is kept in `error` and ends the thread: a GPU that is lost, and
     whatever is no TaredError. preparing hears how far the engine is. Both are called in this thread.
@@ -104,9 +104,9 @@ class ObserverThread(threading.Thread):
         self._unearned_s = 0.0  # inference that the budget has not been told of; the frame path's alone
         cameras = [camera.name for camera in config.every_camera]
         self._rota = CameraRota(cameras) if len(cameras) > 1 else None
-        self.gathering = SharedCollection(spec, config, self._now_ts)
-        self.findings: Mapping[str, CameraMonitor] = {
-            camera: CameraMonitor(spec, config, self.gathering, camera, partial(self._beside, camera))
+        self.collection = SharedCollection(spec, config, self._now_ts)
+        self.monitors: Mapping[str, CameraMonitor] = {
+            camera: CameraMonitor(spec, config, self.collection, camera, partial(self._beside, camera))
             for camera in cameras
         }
         self.error: BaseException | None = None
@@ -116,7 +116,7 @@ class ObserverThread(threading.Thread):
         return self._tried.wait(timeout_s)
 
     @property
-    def opening(self) -> bool:
+    def is_opening(self) -> bool:
         """Whether the reference engine is still to come."""
         return not self._opened.is_set()
 
@@ -137,7 +137,7 @@ class ObserverThread(threading.Thread):
                 self._offered = served
                 self._handover.notify()
                 if self._rota is not None:
-                    self._rota.observed()
+                    self._rota.end_turn()
         finally:
             self._handover.release()
 
@@ -147,7 +147,7 @@ class ObserverThread(threading.Thread):
 
     def _beside(self, camera: str) -> Sequence[Mapping[str, AbsHistogram]]:
         """What the newest frames of each other camera show."""
-        others = (findings.recent for name, findings in self.findings.items() if name != camera)
+        others = (findings.recent for name, findings in self.monitors.items() if name != camera)
         return [recent for recent in others if recent]
 
     def set_pace(self, alert: bool) -> None:
@@ -159,8 +159,8 @@ class ObserverThread(threading.Thread):
         """What is known now, by camera."""
         outage = self._observing.code if self._opened.is_set() else self._opening.code or PREPARING
         with self._handover:
-            spending = Spending(self._budget.spent, self._budget.debt_s)
-        return {camera: findings.state(outage, spending) for camera, findings in self.findings.items()}
+            spending = Spending(self._budget.spent_share, self._budget.debt_s)
+        return {camera: findings.state(outage, spending) for camera, findings in self.monitors.items()}
 
     def stop(self) -> None:
         """End the thread after the frame in hand; an engine that is still being built is given up."""
@@ -203,7 +203,7 @@ class ObserverThread(threading.Thread):
             except TaredError as error:
                 stack.close()
                 self._survive(error, self._opening)
-        self._opening.worked()
+        self._opening.note_success()
         with self._handover:
             self._busy = False
         self._opened.set()
@@ -221,7 +221,7 @@ class ObserverThread(threading.Thread):
             raise _Stopped
         if is_final(error):
             raise error
-        pause_s = outage.failed(error)
+        pause_s = outage.note_failure(error)
         self._tried.set()
         with self._handover:
             if self._handover.wait_for(lambda: self._stopped, pause_s):
@@ -242,7 +242,7 @@ class ObserverThread(threading.Thread):
         except TaredError as error:
             self._survive(error, self._observing)
         else:
-            self._observing.worked()
+            self._observing.note_success()
 
     @contextmanager
     def _billed(self) -> Iterator[None]:
@@ -259,4 +259,4 @@ class ObserverThread(threading.Thread):
         tensor, _ = task.preprocess(served.frame.image)
         observation = observer.observe(tensor)
         reference = task.decode(observation.outputs, tensor.shape)
-        self.findings[served.frame.camera].add(served, tensor, observation, reference, self._before(served))
+        self.monitors[served.frame.camera].add(served, tensor, observation, reference, self._before(served))

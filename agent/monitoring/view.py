@@ -48,7 +48,7 @@ class FrameFeatures:
     sharpness: float
 
     @classmethod
-    def at(cls, image: NDArray[np.uint8]) -> FrameFeatures:
+    def from_image(cls, image: NDArray[np.uint8]) -> FrameFeatures:
         """A frame, BGR uint8 (H, W, 3)."""
         layout = _grid(image)
         middle = _middle(image)
@@ -87,7 +87,7 @@ class TroubleDetector:
     def holds(self) -> bool:
         return self._begins.drift_detected
 
-    def take(self, found: bool) -> None:
+    def update(self, found: bool) -> None:
         """The next frame that could tell."""
         if not self.holds:
             self._begins.update(float(found))
@@ -107,7 +107,7 @@ class _Baseline:
         self.is_steady = True
 
     def learn(self, look: FrameFeatures) -> None:
-        """Take one of the first frames; `look` is known after the last of them."""
+        """Take one of the first frames; `update` is known after the last of them."""
         self._first.append(look)
         if len(self._first) == _LEARNING:
             layout = np.median([each.layout for each in self._first], axis=0)
@@ -141,7 +141,7 @@ class _NewViewpoint:
             self._usual.learn(look)
             return None
         agrees = _alike(look.layout, usual.layout) > _STEADY
-        self._wanders.take(not agrees)
+        self._wanders.update(not agrees)
         if self._wanders.holds or not self._usual.is_steady:
             self._begin()
         elif agrees:
@@ -176,7 +176,7 @@ class ViewMonitor:
         found = next((name for name, belief in self._beliefs.items() if belief.holds), "")
         return ViewState(found, dict(self._figures[found]) if found else {})
 
-    def look(self, ts: float, image: NDArray[np.uint8]) -> bool:
+    def update(self, ts: float, image: NDArray[np.uint8]) -> bool:
         """Take an observed frame of capture time `ts`, BGR uint8 (H, W, 3). False for one that was seen before."""
         checksum = zlib.crc32(image[::4, ::4].tobytes())
         self._last_ts = ts
@@ -184,7 +184,7 @@ class ViewMonitor:
             self._same += 1
             return False
         self._same, self._checksum, self._since_ts = 0, checksum, ts
-        look = FrameFeatures.at(image)
+        look = FrameFeatures.from_image(image)
         self._count(BLIND, look.is_blind, luminance=look.luminance, contrast=float(look.layout.std()))
         if not look.is_blind:
             if self._usual.look is None:
@@ -215,7 +215,7 @@ class ViewMonitor:
             self._beliefs.update({MOVED: TroubleDetector(), BLURRED: TroubleDetector()})
 
     def _count(self, trouble: str, found: bool, **figures: float) -> None:
-        self._beliefs[trouble].take(found)
+        self._beliefs[trouble].update(found)
         if found:
             self._figures[trouble] = figures
 

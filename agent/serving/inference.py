@@ -50,13 +50,13 @@ class InferenceThread(threading.Thread):
 class ThreadInference:
     """An inference in another thread."""
 
-    tells = True
+    notifies = True
 
     def __init__(self, run: Callable[[], Outputs]) -> None:
         self._run = run
         self._under_way = threading.Lock()  # cheaper than an Event, of which each frame would have its own
         self._under_way.acquire()
-        self.ended = False
+        self.is_done = False
         self._outputs: Outputs = {}
         self._error: BaseException | None = None
         self._began_s = self._ended_s = 0.0
@@ -69,7 +69,7 @@ class ThreadInference:
         except BaseException as error:
             self._error = error
         self._ended_s = time.monotonic()
-        self.ended = True
+        self.is_done = True
         self._under_way.release()
 
     def wait(self, timeout_s: float) -> None:
@@ -111,27 +111,27 @@ class InFlightFrames:
         self._thread.start()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self._under_way
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return not self._free
 
     @property
-    def ended(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the engine is known to be done with the first frame under way."""
-        return self._under_way[0].begun.inference.ended
+        return self._under_way[0].begun.inference.is_done
 
     @property
-    def patience_s(self) -> float | None:
-        """How long to wait before `ended` is asked again; None where `on_end` tells."""
-        return None if self._under_way[0].begun.inference.tells else POLL_S
+    def poll_s(self) -> float | None:
+        """How long to wait before `is_done` is asked again; None where `on_end` tells."""
+        return None if self._under_way[0].begun.inference.notifies else POLL_S
 
     @property
     def _remaining_s(self) -> float:
         """How long the engine will need for the first frame under way, going by the frames before."""
-        began_s = max(self._under_way[0].begun.began_s, self._ended_s)
+        began_s = max(self._under_way[0].begun.started_s, self._ended_s)
         return max(0.0, began_s + self._inferring_s - time.monotonic())
 
     def wait_for_freshest(self) -> None:
@@ -140,15 +140,15 @@ class InFlightFrames:
         if spare_s > 0.0:
             self._under_way[0].begun.inference.wait(spare_s)
 
-    def begin(self, frames: Sequence[Frame], engine_id: str, engine: Engine) -> None:
+    def submit(self, frames: Sequence[Frame], engine_id: str, engine: Engine) -> None:
         """Make a frame ready, or several for one inference, and have the engine compute it after the one under way."""
         started_s = time.monotonic()
         task = self._free.popleft()
-        begun = task.begin(engine, [frame.image for frame in frames], self._thread.submit)
+        begun = task.start(engine, [frame.image for frame in frames], self._thread.submit)
         self._under_way.append(_UnderWay(frames, engine_id, task, begun))
         self._making_s = _usual(self._making_s, time.monotonic() - started_s)
 
-    def end(self) -> list[ServedFrame]:
+    def collect(self) -> list[ServedFrame]:
         """The answers of the first inference under way. Waits for the engine, and raises what that raises."""
         first = self._under_way.popleft()
         try:
@@ -156,7 +156,7 @@ class InFlightFrames:
             inferred_s = ended_s - max(began_s, self._ended_s)
             self._ended_s = ended_s
             self._inferring_s = _usual(self._inferring_s, inferred_s)
-            results = first.task.decoded(outputs, first.begun)
+            results = first.task.decode_batch(outputs, first.begun)
         finally:
             self._free.append(first.task)
         done_ns, each_s = time.monotonic_ns(), inferred_s / len(first.frames)
@@ -194,37 +194,38 @@ class RoundRobinScheduler:
         self._awaited = False
 
     @property
-    def awaited(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether somebody waits for a frame, with nothing else to do."""
         return self._awaited
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether no more frames come."""
-        return all(slot.over for slot in self.slots)
+        return all(slot.is_finished for slot in self.slots)
 
     @property
-    def age(self) -> bool:
+    def may_overwrite(self) -> bool:
         """Whether a frame that waits may be overwritten by a newer one."""
         return not all(slot.keep_every for slot in self.slots)
 
-    def get(self, timeout_s: float | None = None, until: Callable[[], bool] | None = None) -> Frame | None:
-        """Wait for a frame; None where none comes in time, nor before `until`, which is asked anew at each `nudge`, or
+    def next_frame(self, timeout_s: float | None = None, until: Callable[[], bool] | None = None) -> Frame | None:
+        """Wait for a frame; None where none comes in time, nor before `until`, which is asked anew at each `wake`, or
         where none comes any more."""
         with self._changed:
             if (frame := self._pick(range(len(self.slots)))) is not None:
                 return frame
             self._awaited = until is None
             self._changed.wait_for(
-                lambda: any(slot.full for slot in self.slots) or self.over or (until is not None and until()), timeout_s
+                lambda: any(slot.is_full for slot in self.slots) or self.is_finished or (until is not None and until()),
+                timeout_s,
             )
             self._awaited = False
             return self._pick(range(len(self.slots)))
 
-    def beside(self, most: int, wait_s: float, until: Callable[[], bool] = lambda: False) -> list[Frame]:
-        """After `get`: the next frames of other cameras, one of each and `most` at most, that are there in `wait_s`.
+    def more_for_batch(self, most: int, wait_s: float, until: Callable[[], bool] = lambda: False) -> list[Frame]:
+        """After `next_frame`: the next frames of other cameras, one of each and `most` at most, that are there in `wait_s`.
 
-        `until` ends the wait, as for `get`. Nobody waits for a camera that has delivered nothing for two seconds.
+        `until` ends the wait, as for `next_frame`. Nobody waits for a camera that has delivered nothing for two seconds.
         """
         if not most:
             return []
@@ -247,12 +248,12 @@ class RoundRobinScheduler:
         """The frame of the camera whose turn it is, of those with these numbers that have one."""
         for turn in range(len(self.slots)):
             number = (self._next + turn) % len(self.slots)
-            if number in among and (frame := self.slots[number].take()) is not None:
+            if number in among and (frame := self.slots[number].pop()) is not None:
                 self._picked, self._next = number, (number + 1) % len(self.slots)
                 return frame
         return None
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Whoever waits is to look again; any thread may say so."""
         with self._changed:
             self._changed.notify_all()
@@ -275,8 +276,8 @@ class FrameLoop(threading.Thread):
 
     A candidate is tried out while the engine before it stays loaded, a frame at a time. It rehearses on the next frame,
     which the engine before answers, as it does all others until that is over. Then the candidate answers, and the first
-    frame it does not answer well, or in time, is answered by the engine before, as are all later ones. `try_out`,
-    `keep` and `go_back` may be called from any thread. An exception of an engine that is not on trial is kept in
+    frame it does not answer well, or in time, is answered by the engine before, as are all later ones. `start_trial`,
+    `commit` and `roll_back` may be called from any thread. An exception of an engine that is not on trial is kept in
     `error` and ends the loop: without a loop there is no daemon, and systemd starts a new one.
     """
 
@@ -296,7 +297,7 @@ class FrameLoop(threading.Thread):
         self._engine_id = engine_id
         self._engine = engine
         self._task = tasks[0]
-        self._lanes = InFlightFrames(tasks, turns.nudge)
+        self._lanes = InFlightFrames(tasks, turns.wake)
         self._sinks = sinks
         self._batch = batch
         self._last_ids: dict[str, int] = {}  # by camera, of the last frame that was answered
@@ -310,20 +311,20 @@ class FrameLoop(threading.Thread):
         self.error: BaseException | None = None
 
     @property
-    def stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         """Whether an engine that was on trial still hangs in its thread."""
-        return self._left_behind is not None and self._left_behind.stuck
+        return self._left_behind is not None and self._left_behind.is_stuck
 
     @property
-    def keeping(self) -> bool:
+    def is_committing(self) -> bool:
         """Whether an engine that is to be kept waits for the next frame; until then none can be tried out."""
         with self._exchange:
             return self._trial is not None and self._kept
 
-    def try_out(self, trial: Trial) -> None:
+    def start_trial(self, trial: Trial) -> None:
         """Let a candidate rehearse, then answer frames; its events tell what comes of it.
 
-        Where no frame comes any more, `ended` is told at once. One at a time: RuntimeError while another is on trial.
+        Where no frame comes any more, `is_done` is told at once. One at a time: RuntimeError while another is on trial.
         """
         trial.start()
         with self._exchange:
@@ -336,13 +337,13 @@ class FrameLoop(threading.Thread):
         trial.close()
         trial.events.ended()
 
-    def keep(self) -> bool:
+    def commit(self) -> bool:
         """The one on trial stays, and the engine before it is closed; False where it is on trial no more."""
         with self._exchange:
-            self._kept = self._trial is not None and self._trial.live and self._recall is None
+            self._kept = self._trial is not None and self._trial.is_live and self._recall is None
             return self._kept
 
-    def go_back(self, error: AgentError) -> bool:
+    def roll_back(self, error: AgentError) -> bool:
         """From the next frame on the engine before serves again, for the reason given; False where none is on trial."""
         with self._exchange:
             if self._trial is None or self._kept:
@@ -350,7 +351,7 @@ class FrameLoop(threading.Thread):
             self._recall = self._recall or error
             return True
 
-    def before(self, served: ServedFrame, task: VisionTask) -> Prediction | None:
+    def previous_prediction(self, served: ServedFrame, task: VisionTask) -> Prediction | None:
         """What the engine before says of a frame that the one on trial has answered; None where that is over.
 
         For another thread, with a task of its own. Where the frame path needs that engine itself meanwhile, because the
@@ -365,9 +366,9 @@ class FrameLoop(threading.Thread):
     def run(self) -> None:
         self._lanes.start()
         try:
-            while (frame := self._next()) is not None or not self._lanes.empty:
+            while (frame := self._next()) is not None or not self._lanes.is_empty:
                 if frame is None:
-                    self._deliver(*self._lanes.end())
+                    self._deliver(*self._lanes.collect())
                 else:
                     self._take(frame)
         except BaseException as error:
@@ -379,11 +380,11 @@ class FrameLoop(threading.Thread):
 
     def _next(self) -> Frame | None:
         """The next frame; None where the one under way is done before there is one, or where none comes any more."""
-        if self._lanes.empty:
-            return self._turns.get()
-        if self._turns.age:
+        if self._lanes.is_empty:
+            return self._turns.next_frame()
+        if self._turns.may_overwrite:
             self._lanes.wait_for_freshest()
-        return self._turns.get(self._lanes.patience_s, lambda: self._lanes.ended)
+        return self._turns.next_frame(self._lanes.poll_s, lambda: self._lanes.is_done)
 
     def _take(self, frame: Frame) -> None:
         if self._trial is not None:
@@ -392,20 +393,20 @@ class FrameLoop(threading.Thread):
             if trial is not None:
                 self._deliver(self._answer(frame, trial))
                 return
-        elif self._turns.age and self._is_due():
+        elif self._turns.may_overwrite and self._is_due():
             self._answer_all()  # making this one ready would only age that one
-        others = self._turns.beside(self._batch.frames - 1, self._batch.wait_s, self._is_due)
-        self._lanes.begin([frame, *others], self._engine_id, self._engine)
-        if self._lanes.full:
-            self._deliver(*self._lanes.end())
+        others = self._turns.more_for_batch(self._batch.frames - 1, self._batch.wait_s, self._is_due)
+        self._lanes.submit([frame, *others], self._engine_id, self._engine)
+        if self._lanes.is_full:
+            self._deliver(*self._lanes.collect())
 
     def _is_due(self) -> bool:
         """Whether a frame is to be handed on."""
-        return not self._lanes.empty and self._lanes.ended
+        return not self._lanes.is_empty and self._lanes.is_done
 
     def _answer_all(self) -> None:
-        while not self._lanes.empty:
-            self._deliver(*self._lanes.end())
+        while not self._lanes.is_empty:
+            self._deliver(*self._lanes.collect())
 
     def _deliver(self, *answers: ServedFrame) -> None:
         for served in answers:
@@ -430,8 +431,8 @@ class FrameLoop(threading.Thread):
         return ServedFrame(frame, self._engine_id, result, time.monotonic_ns(), self._task.inferred_s, geometry)
 
     def _went_live(self, trial: Trial, frame: Frame) -> None:
-        if not trial.live:
-            trial.live = True
+        if not trial.is_live:
+            trial.is_live = True
             trial.events.live(frame.ts, frame.id - self._last_ids.get(frame.camera, frame.id - 1) - 1)
 
     def _change(self, ts: float) -> Trial | None:
@@ -465,7 +466,7 @@ class FrameLoop(threading.Thread):
         with self._in_use:
             pass  # whoever asks the engine before, as the observer does, has its answer first
         trial.close()
-        if trial.stuck:
+        if trial.is_stuck:
             self._left_behind = trial
         trial.events.failed(as_failure(error), ts, asked)
 

@@ -18,7 +18,7 @@ from agent.config import Config
 from agent.models.model import Model
 from agent.monitoring.accuracy import LiveAccuracy
 from agent.monitoring.estimates import Estimate
-from agent.monitoring.evidence_file import EvidenceFile, forget_others
+from agent.monitoring.evidence_file import EvidenceFile, remove_other_files
 from agent.monitoring.observer import ObserverThread
 from agent.serving.inference import FrameLoop, RoundRobinScheduler, Sink
 from agent.serving.trial import AnswerRecord, CheckedVisionTask, NonFiniteRecorder, Trial, TrialEvents, deadline_s
@@ -32,7 +32,7 @@ from engines.store.artefact import fingerprint
 _HANGS_S = 60.0
 
 
-def waits(camera: CameraConfig, source: Source) -> bool:
+def keeps_every_frame(camera: CameraConfig, source: Source) -> bool:
     """Whether the camera waits until its frame is taken, so that every frame is answered."""
     return camera.policy == "every-frame" or (camera.policy == "auto" and not source.live)
 
@@ -83,20 +83,20 @@ class Feed:
         return self.newest.frame.ts if self.newest is not None else 0.0
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """Whether the camera is there: it has given a frame, is not lost since, and has not come to its end."""
         frames, _ = self.capture.beat
         return frames > 0 and not self.lost and self.capture.is_alive()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Whether the camera has fallen silent, which `on_change` hears, and whether its thread hangs."""
-        self.capture.look()
+        self.capture.check_silence()
         beat = self.capture.beat
         if beat != self._beat:
             self._beat, self._beaten_s = beat, time.monotonic()
 
     @property
-    def hangs(self) -> bool:
+    def is_hung(self) -> bool:
         """Whether the thread that reads a live camera has long done nothing: nothing in this process cures that."""
         return self.is_live and self.capture.is_alive() and time.monotonic() - self._beaten_s > _HANGS_S
 
@@ -115,13 +115,13 @@ class Feed:
         self.lost = error.code if error is not None else ""
         self._on_change(error)
 
-    def answered(self, served: ServedFrame) -> None:
+    def add_answer(self, served: ServedFrame) -> None:
         """A sink of the frame path."""
         self.newest = served
         latency_ns = served.done_ns - served.frame.captured_ns
         self.meter.record(latency_ns)
         self.run_meter.record(latency_ns)
-        self.accuracy.answered(served)
+        self.accuracy.add_answer(served)
 
 
 READY_S = 2.0  # an observer that is only loaded is there by then; one that has to be built does not keep the video
@@ -155,7 +155,7 @@ class Pipeline:
         """sources: of every camera, in their order. Raises ConfigError as `check_batch`."""
         cameras = config.every_camera
         self._turns = RoundRobinScheduler(
-            [waits(camera, source) for camera, source in zip(cameras, sources, strict=True)]
+            [keeps_every_frame(camera, source) for camera, source in zip(cameras, sources, strict=True)]
         )
         only_recording = len(sources) == 1 and not sources[0].live  # whose error ends the run, which tells it
         on_change = (lambda *_: None) if only_recording else on_camera
@@ -172,7 +172,12 @@ class Pipeline:
         reference = partial(backend.observer, model.reference, model.placement.taps)
         before = VisionTask(model.spec, engine.inputs, engine.outputs)  # the observer's own, as its buffers are
         self.observer = ObserverThread(
-            reference, model.spec, config, on_observer, preparing, lambda served: self.loop.before(served, before)
+            reference,
+            model.spec,
+            config,
+            on_observer,
+            preparing,
+            lambda served: self.loop.previous_prediction(served, before),
         )
         task = self._task = NonFiniteRecorder(model.spec, engine.inputs, engine.outputs)
         self._open_trial_task = partial(CheckedVisionTask, model.spec, engine.inputs, engine.outputs, task.not_finite)
@@ -193,7 +198,7 @@ class Pipeline:
         """Capture time of the latest frame that was answered, of any camera."""
         return max(feed.last_ts for feed in self.feeds.values())
 
-    def since(self, ts: float | None) -> dict[str, float]:
+    def serving_since(self, ts: float | None) -> dict[str, float]:
         """Capture time, by camera, from which on serves what has answered the frame of `ts`, or else the next one.
 
         Clocks of several cameras need not agree, so that `ts` is only that of an only one; else it is now.
@@ -202,7 +207,7 @@ class Pipeline:
         return {name: feed.last_ts if only is None else only for name, feed in self.feeds.items()}
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether frames are still being served."""
         return self.loop.is_alive()
 
@@ -218,24 +223,24 @@ class Pipeline:
     def pulse(self) -> tuple[int, int]:
         """Changes as long as nothing hangs: with every frame that is served; while live cameras are lost and the loop
         waits for their frames, with every attempt to have one back. Not while one of several hangs in its driver."""
-        if not any(feed.hangs for feed in self.feeds.values()):
+        if not any(feed.is_hung for feed in self.feeds.values()):
             self._pulse = self._alive()
         return self._pulse
 
     def _alive(self) -> tuple[int, int]:
-        return self.served, sum(feed.capture.pulse for feed in self.feeds.values()) if self._turns.awaited else 0
+        return self.served, sum(feed.capture.pulse for feed in self.feeds.values()) if self._turns.is_waiting else 0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Whether a camera has fallen silent; `on_camera` hears of it."""
         for feed in self.feeds.values():
-            feed.look()
+            feed.poll()
 
     @property
     def dropped(self) -> Counter[str]:
         """Frames of all cameras that nobody took, by cause."""
         return sum((Counter(feed.dropped) for feed in self.feeds.values()), Counter[str]())
 
-    def remember(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
+    def keep_evidence(self, state_dir: Path, on_error: Callable[[AgentError], None]) -> None:
         """Keep what is found of live cameras over a restart; on_error hears of a disk that refuses.
 
         A recording that is played once more is news. What was kept of cameras that are no more, or have another name,
@@ -247,30 +252,30 @@ class Pipeline:
                 continue
             suffix = f"-{fingerprint({'camera': camera})[:12]}" if len(self.feeds) > 1 else ""
             evidence, accuracy = (state_dir / f"{what}{suffix}.jsonl" for what in _KEPT)
-            self.observer.findings[camera].remember(EvidenceFile(evidence, feed.location, on_error))
+            self.observer.monitors[camera].remember(EvidenceFile(evidence, feed.location, on_error))
             feed.accuracy.remember(EvidenceFile(accuracy, feed.location, on_error))
             kept |= {evidence, accuracy}
         if kept:
-            forget_others(state_dir, _KEPT, kept, on_error)
+            remove_other_files(state_dir, _KEPT, kept, on_error)
 
     @property
-    def stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         """Whether a candidate still hangs, with the memory that it holds; no other is tried meanwhile."""
-        return self.loop.stuck
+        return self.loop.is_stuck
 
-    def try_out(self, engine_id: str, engine: Engine, events: TrialEvents) -> None:
+    def start_trial(self, engine_id: str, engine: Engine, events: TrialEvents) -> None:
         """Let a candidate serve, as `FrameLoop.try_out`.
 
         Raises AgentError (`probation.stuck`), with the engine closed, while an earlier candidate hangs.
         """
-        if self.stuck:
+        if self.is_stuck:
             engine.close()
             found = "a candidate that still hangs, with the memory that it holds"
             raise AgentError(
                 "probation.stuck", found, "one candidate at a time", "wait for its end, or restart the daemon"
             )
         limit_s = deadline_s(self._probation, self.record)
-        self.loop.try_out(Trial(engine_id, engine, self._open_trial_task(), limit_s, events, self._task.watch))
+        self.loop.start_trial(Trial(engine_id, engine, self._open_trial_task(), limit_s, events, self._task.watch))
 
     def start(self, waiting: Callable[[], bool]) -> None:
         """Start the threads; an observer that is soon there sees the first frame.
@@ -280,7 +285,7 @@ class Pipeline:
         """
         self.observer.start()
         self.observer.wait_until_tried(READY_S)
-        while not self._turns.age and waiting() and not self.observer.wait_until_tried(_LOOK_S):
+        while not self._turns.may_overwrite and waiting() and not self.observer.wait_until_tried(_LOOK_S):
             pass
         self.loop.start()
         for feed in self.feeds.values():
@@ -290,7 +295,7 @@ class Pipeline:
         """Stop capturing; what is in flight is still served. `join` waits for the rest."""
         for feed in self.feeds.values():
             feed.capture.stop()
-        if self.observer.opening:
+        if self.observer.is_opening:
             self.observer.stop()  # now: a builder stops only between two steps
 
     def join(self) -> None:
@@ -306,4 +311,4 @@ class Pipeline:
     def _count(self, served: ServedFrame) -> None:
         self.served += 1
         self.run_meter.record(served.done_ns - served.frame.captured_ns)
-        self.feeds[served.frame.camera].answered(served)
+        self.feeds[served.frame.camera].add_answer(served)

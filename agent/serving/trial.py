@@ -75,7 +75,7 @@ class AnswerRecord:
         self._answers: dict[str, _Answers] = {}
         self._gaps_s: dict[str, RunningMedian] = {}  # by camera, between its newest frames
 
-    def begin(self, engine_id: str, beside: str) -> None:
+    def start(self, engine_id: str, beside: str) -> None:
         """From now on count this engine's frames anew; of all others only those of `beside` are of use."""
         with self._lock:
             before = self._answers.get(beside, _Answers())
@@ -92,7 +92,7 @@ class AnswerRecord:
                 answers.seconds[camera] = answers.seconds.get(camera, 0.0) + min(gap_s, _LONGEST_GAP * usual_s)
             answers.last[camera] = now_s
             answers.frames += 1
-            if served.together == 1:  # a share of a batch is not what a frame alone takes
+            if served.batch_size == 1:  # a share of a batch is not what a frame alone takes
                 answers.times_s.append(served.inferred_s)
 
     def frames(self, engine_id: str) -> int:
@@ -160,7 +160,7 @@ class Probation:
     ) -> None:
         """max_loss: of fidelity, that the owner accepts. first: it takes the place of the float reference, and no
         latency of that is a measure for it."""
-        record.begin(candidate, before)
+        record.start(candidate, before)
         self._config = config
         self._record = record
         self._candidate = candidate
@@ -177,7 +177,7 @@ class Probation:
         return self._record.seconds(self._candidate)
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether it has lasted as long as was asked; to be asked once a first frame has been answered.
 
         A camera of few frames would take hours for as many: there it lasts for ten times the seconds.
@@ -188,7 +188,7 @@ class Probation:
         return frames >= _FEWEST and self._config.seconds > 0.0 and seconds >= _PATIENCE * self._config.seconds
 
     @property
-    def late(self) -> int:
+    def late_frames(self) -> int:
         """Frames, of the newest, that took longer than nearly all did before, by more than is allowed."""
         if not self._before_s.size:
             return 0
@@ -202,17 +202,17 @@ class Probation:
             return False
         return quantile_bounds(self._before_s, 0.99)[1] < math.inf
 
-    def complaint(self, gains: Sequence[Interval]) -> AgentError | None:
+    def objection(self, gains: Sequence[Interval]) -> AgentError | None:
         """What speaks against the candidate; gains: of its fidelity over the engine before, on each camera where that
         is a measure for it."""
         return self._slow() or next(filter(None, map(self._unfaithful, gains)), None)
 
-    def suffered(self, error: AgentError, asked: bool) -> int:
+    def affected_frames(self, error: AgentError, asked: bool) -> int:
         """Frames that were answered late or wrongly, or would have been, when it was taken back for this reason.
 
         asked: whether one waited for its answer then.
         """
-        return self.frames if error.code == "probation.fidelity" else self.late + asked
+        return self.frames if error.code == "probation.fidelity" else self.late_frames + asked
 
     def _slow(self) -> AgentError | None:
         times_s = self._record.times_s(self._candidate)
@@ -347,7 +347,7 @@ class Trial(threading.Thread):
     An inference that hangs does so inside a runtime's C code, which nothing in this process can interrupt. Were it to
     hang in the frame path, only a new process could serve again. Here the thread is left behind, with the engine that
     it holds, and the frame path goes on with the engine before: what a hang costs is one deadline. A thread that
-    comes back after all closes its engine and ends; until then `stuck` is true, and only a restart frees it. A runtime
+    comes back after all closes its engine and ends; until then `is_stuck` is true, and only a restart frees it. A runtime
     that hangs while it holds the interpreter's lock stops every thread: then no watchdog ping goes out, systemd
     restarts the daemon, and `current`, which has not moved, serves.
     """
@@ -367,7 +367,7 @@ class Trial(threading.Thread):
         self.engine_id = engine_id
         self.engine = engine
         self.events = events
-        self.live = False  # it has answered a frame
+        self.is_live = False  # it has answered a frame
         self._task = task
         self._deadline_s = deadline_s
         self._on_rehearsal = on_rehearsal
@@ -378,12 +378,12 @@ class Trial(threading.Thread):
         self._rehearses_s: float | None = None  # monotonic, since when
 
     @property
-    def stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         """Whether its thread was left behind and has not come back."""
         return self._left_behind and self.is_alive()
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether an inference is under way."""
         return self._owes and self._answers.empty()
 
@@ -396,7 +396,7 @@ class Trial(threading.Thread):
             self._on_rehearsal()
             self._rehearses_s = time.monotonic()
             self._ask(frame)
-        elif self._owes and not (self.busy and time.monotonic() - self._rehearses_s < REHEARSAL_S):
+        elif self._owes and not (self.is_busy and time.monotonic() - self._rehearses_s < REHEARSAL_S):
             self._result(0.0, REHEARSAL_S)
         return not self._owes
 
@@ -435,7 +435,7 @@ class Trial(threading.Thread):
 
         A thread that is busy is left behind, for nobody waits for it.
         """
-        self._left_behind = self.busy
+        self._left_behind = self.is_busy
         self._frames.put(None)
         if not self._left_behind:
             self.join()

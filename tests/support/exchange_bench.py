@@ -64,16 +64,16 @@ class Loop:
     """Of the frame path: what it was asked for; `on_trial` is false once it has gone back by itself."""
 
     on_trial = True
-    keeping = False
+    is_committing = False
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def keep(self) -> bool:
+    def commit(self) -> bool:
         self.asked.append("keep")
         return self.on_trial
 
-    def go_back(self, error: AgentError) -> bool:
+    def roll_back(self, error: AgentError) -> bool:
         self.asked.append(error.code)
         return self.on_trial
 
@@ -141,11 +141,11 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(reporter, "event", lambda kind, *_, **detail: events.append((kind, detail)))
     loop, record, committed, disk = Loop(), AnswerRecord(live=False), list[str](), list[TaredError]()
     pipeline = SimpleNamespace(loop=loop, record=record, error=None, dropped=Counter(), trial=None)
-    pipeline.since = lambda ts: {"camera": 7.0 if ts is None else ts}
+    pipeline.serving_since = lambda ts: {"camera": 7.0 if ts is None else ts}
     pipeline.observer = SimpleNamespace(
         states=lambda: {"camera": SimpleNamespace(fidelity=UNKNOWN, gain=UNKNOWN, drift=None)}
     )
-    pipeline.try_out = lambda _id, _engine, told: setattr(pipeline, "trial", told)
+    pipeline.start_trial = lambda _id, _engine, told: setattr(pipeline, "trial", told)
     service = SimpleNamespace(serving=SimpleNamespace(id="old"), degraded=False)
 
     def commit(loaded: LoadedEngine) -> None:

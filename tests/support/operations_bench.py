@@ -23,7 +23,7 @@ from agent.config import Config
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
-from agent.daemon.handlers import EngineHandlers
+from agent.daemon.handlers import engine_handlers
 from agent.jobs.job import JobJournal
 from agent.models.build import build_artefact
 from agent.models.engine_service import EngineService
@@ -66,25 +66,25 @@ class Desk:
 
     def roll_back(self) -> None:
         pipeline = self.operations._pipeline
-        rollback = EngineHandlers(self.operations, self.service, pipeline).handlers["rollback"]
+        rollback = engine_handlers(self.operations, self.service, pipeline)["rollback"]
         rollback(RollbackArgs(), CommandProgress("c1", self.results.append))
 
 
 class Loop:
     """A frame path on which every engine serves at once, and is kept, or taken back, as is wished."""
 
-    keeping = False
+    is_committing = False
 
-    def try_out(self, _identity: str, engine: Any, events: TrialEvents) -> None:
+    def start_trial(self, _identity: str, engine: Any, events: TrialEvents) -> None:
         engine.close()
         self._events = events
         events.live(1.0, 0)
 
-    def go_back(self, error: AgentError) -> bool:
+    def roll_back(self, error: AgentError) -> bool:
         self._events.failed(error, 2.0, False)
         return True
 
-    def keep(self) -> bool:
+    def commit(self) -> bool:
         return True
 
 
@@ -92,8 +92,8 @@ def frame_path() -> dict[str, Any]:
     """What a pipeline has for a change of engine."""
     loop = Loop()
     return {
-        "loop": loop, "try_out": loop.try_out, "record": AnswerRecord(live=True), "dropped": Counter(), "error": None,
-        "stuck": False, "remember": lambda *_: None, "since": lambda ts: {"camera": ts or 0.0}
+        "loop": loop, "start_trial": loop.start_trial, "record": AnswerRecord(live=True), "dropped": Counter(), "error": None,
+        "is_stuck": False, "keep_evidence": lambda *_: None, "serving_since": lambda ts: {"camera": ts or 0.0}
     }  # fmt: skip
 
 
@@ -136,10 +136,10 @@ def stored(config: Config) -> tuple[EngineService, Sequence[Artefact]]:
         seen = observer.observe(np.random.default_rng(0).uniform(size=(1, 3, 8, 8)).astype(np.float32)).histograms
     calibration = calibrate(model, seen, "max", 1, "test")
     service = EngineService(model, backend, store)
-    raised = model.under(PrecisionPlan({COLLAPSES: "raised"}))
+    raised = model.with_plan(PrecisionPlan({COLLAPSES: "raised"}))
     artefacts = [
         build_artefact(under, backend, store.place, silent, calibration=calibration, raised_from=origin)
-        for under, origin in ((model, ""), (raised, service.origin))
+        for under, origin in ((model, ""), (raised, service.precision_origin))
     ]
     for artefact in artefacts:
         store.promote(artefact)
@@ -157,4 +157,4 @@ def refuse_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AgentError("journal.write", "a full disk", "", "")
 
-    monkeypatch.setattr(JobJournal, "begin", refuse)
+    monkeypatch.setattr(JobJournal, "start", refuse)

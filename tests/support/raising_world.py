@@ -87,8 +87,8 @@ def observing(config: Config, state: CameraState) -> SimpleNamespace:
     """An observer of one camera that has found this."""
     gathering = SharedCollection(config.model, config)
     return SimpleNamespace(
-        findings={"camera": CameraMonitor(config.model, config, gathering)},
-        gathering=gathering,
+        monitors={"camera": CameraMonitor(config.model, config, gathering)},
+        collection=gathering,
         set_pace=lambda **_: None,
         states=lambda: {"camera": state},
     )

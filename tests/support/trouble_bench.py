@@ -49,7 +49,7 @@ class Desk:
         """So many looks at one state; what the running job was started by."""
         assert self.state.drift is not None
         view = ViewState(trouble, {"alike": 0.12345} if trouble else {})
-        state = replace(self.state, view=view, telling=telling, drift=replace(self.state.drift, **drift))
+        state = replace(self.state, view=view, informative=telling, drift=replace(self.state.drift, **drift))
         for _ in range(times):
             self.operations.tick({"camera": state})
         job = self.operations._jobs.job
@@ -95,6 +95,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Desk]
         )
         operations.start(0)
         other = next(each for each in artefacts if each.id != service.serving.id)
-        return Desk(operations, journal, observer.findings["camera"], observer.gathering, other, state, told)
+        return Desk(operations, journal, observer.monitors["camera"], observer.collection, other, state, told)
 
     return make

@@ -14,14 +14,16 @@ import pytest
 from pydantic import JsonValue
 
 from agent.collection import report as selection_report
-from agent.collection.report import MOST, SelectionReport, Thumbnail, draw_sheet
+from agent.collection.report import MAX_THUMBNAILS, SelectionReport, Thumbnail, draw_sheet
 from agent.collection.selection import DUPLICATE, NOTHING, OTHERS, TAKEN, SelectionCounts
 from agent.common.errors import AgentError
 
 
 def thumbnails(count: int) -> list[Thumbnail]:
     """Plain frames, each of the brightness that it says, of the newest first."""
-    return [Thumbnail.of(60.0 * n, 4.0 * n, np.full((480, 640, 3), 4 * n, np.uint8)) for n in reversed(range(count))]
+    return [
+        Thumbnail.from_image(60.0 * n, 4.0 * n, np.full((480, 640, 3), 4 * n, np.uint8)) for n in reversed(range(count))
+    ]
 
 
 def report(sheet: list[Thumbnail] | None, classes: dict[int, int] | None = None) -> SelectionReport:
@@ -36,9 +38,9 @@ def read(png: bytes) -> np.ndarray:
 
 
 def test_a_sheet_shows_its_frames_in_order_of_time() -> None:
-    sheet = read(draw_sheet(thumbnails(MOST)))
+    sheet = read(draw_sheet(thumbnails(MAX_THUMBNAILS)))
     assert sheet.shape == (6 * 84, 8 * 96, 3)
-    for place in range(MOST):
+    for place in range(MAX_THUMBNAILS):
         row, column = divmod(place, 8)
         assert (sheet[84 * row + 5, 96 * column + 5] == 4 * place).all()
         assert (
@@ -48,7 +50,7 @@ def test_a_sheet_shows_its_frames_in_order_of_time() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (16, 16), (72, 96), (73, 97), (2160, 3840), (3000, 10)])
 def test_frames_of_any_size_fit(size: tuple[int, int]) -> None:
-    made = Thumbnail.of(0.0, 200.0, np.full((*size, 3), 200, np.uint8))
+    made = Thumbnail.from_image(0.0, 200.0, np.full((*size, 3), 200, np.uint8))
     assert made.image.shape[0] <= 72
     assert made.image.shape[1] <= 96
     assert (read(draw_sheet([made]))[0, 0] == 200).all()
@@ -56,7 +58,7 @@ def test_frames_of_any_size_fit(size: tuple[int, int]) -> None:
 
 def test_a_thumbnail_is_a_copy() -> None:
     image = np.zeros((16, 16, 3), np.uint8)
-    made = Thumbnail.of(0.0, 0.0, image)
+    made = Thumbnail.from_image(0.0, 0.0, image)
     image[:] = 99
     assert not made.image.any()
 

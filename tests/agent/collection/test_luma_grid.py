@@ -29,7 +29,7 @@ def noisy(image: Image, deviation: float, rng: np.random.Generator) -> Image:
 
 
 def distance(one: Image, other: Image) -> int:
-    return int(LumaGrid.of(one).distances(LumaGrid.of(other).luma[None])[0])
+    return int(LumaGrid.from_image(one).distances(LumaGrid.from_image(other).luma[None])[0])
 
 
 @pytest.mark.parametrize("deviation", [2.0, 5.0, 10.0])
@@ -62,16 +62,16 @@ def test_an_object_of_a_cell_is_something_new_wherever_it_stands(size: tuple[int
 def test_a_scene_in_another_light_is_something_new() -> None:
     image = backdrop()
     assert distance(image, (image * 0.8).astype(np.uint8)) >= NEAR
-    assert LumaGrid.of((image * 0.8).astype(np.uint8)).brightness == pytest.approx(
-        0.8 * LumaGrid.of(image).brightness, abs=1
+    assert LumaGrid.from_image((image * 0.8).astype(np.uint8)).brightness == pytest.approx(
+        0.8 * LumaGrid.from_image(image).brightness, abs=1
     )
 
 
 @pytest.mark.parametrize("size", [(1, 1), (8, 8), (16, 400), (30, 31)])
 def test_frames_of_few_pixels_have_a_grid(size: tuple[int, int]) -> None:
     image = np.full((*size, 3), 200, np.uint8)
-    assert LumaGrid.of(image).luma.shape == (ROWS, COLUMNS)
-    assert LumaGrid.of(image).brightness == 200.0
+    assert LumaGrid.from_image(image).luma.shape == (ROWS, COLUMNS)
+    assert LumaGrid.from_image(image).brightness == 200.0
 
 
 def clip(data: Path, name: str, frames: int) -> list[Image]:

@@ -36,7 +36,7 @@ def test_a_clock_set_back_does_not_stop_the_observer() -> None:
 def test_a_changed_clock_is_due_at_once() -> None:
     clock = RandomInterval(100.0)
     assert clock.due(0.0)
-    clock.change(0.2)
+    clock.set_period(0.2)
     assert clock.due(0.1)
     assert taken(clock, np.arange(0.1, 10.1, 0.01)).size == pytest.approx(50, rel=0.2)
 
@@ -49,7 +49,7 @@ def test_held_out_frames_never_enter_the_histograms() -> None:
     held_out = {int(x[0, 0, 0, 0]) - 1 for x in collection.held_out}
     assert collection.frames == 145
     assert collection.histograms["t"].total == 4 * 145
-    assert len(held_out) == collection.telling == 6  # a quarter is kept for frames that show nothing
+    assert len(held_out) == collection.informative == 6  # a quarter is kept for frames that show nothing
 
 
 def test_one_frame_in_four_is_held_out_in_stretches_and_the_first_ones_soon() -> None:
@@ -79,8 +79,8 @@ def test_held_out_frames_are_spread_over_the_whole_stretch() -> None:
 def test_rare_telling_frames_are_not_crowded_out() -> None:
     collection = CalibrationSet(held_out_size=32)
     for number in range(2000):
-        collection.add(np.zeros((1, 1, 1, 1), np.float32), {}, telling=number % 50 == 0)
-    assert collection.telling == 8  # of the 40
+        collection.add(np.zeros((1, 1, 1, 1), np.float32), {}, informative=number % 50 == 0)
+    assert collection.informative == 8  # of the 40
     assert len(collection.held_out) == 8 + 8
 
 
@@ -108,7 +108,7 @@ def test_blocks_end_with_an_observation_and_are_no_shorter_than_asked() -> None:
     placed = [blocks.place(float(second)) for second in range(8)]
     assert [first for first, _ in placed] == [True, False, False, False, True, False, False, True]
     assert [last for _, last in placed] == [False, False, False, True, False, False, True, False]
-    assert blocks.began_ts == 6.0
+    assert blocks.started_ts == 6.0
 
 
 def test_rare_observations_are_blocks_of_their_own() -> None:
@@ -121,7 +121,7 @@ def test_a_clock_that_jumps_back_starts_a_block_anew() -> None:
     blocks.place(100.0)
     assert blocks.place(1.0) == (True, False)
     assert blocks.place(4.0) == (False, True)
-    assert blocks.began_ts == 1.0
+    assert blocks.started_ts == 1.0
 
 
 def test_cameras_are_observed_in_turn_and_a_silent_one_is_passed_over() -> None:
@@ -131,7 +131,7 @@ def test_cameras_are_observed_in_turn_and_a_silent_one_is_passed_over() -> None:
             if camera == "b" and tick >= 300:
                 continue
             if rota.is_turn(camera, 1000.0 + tick / 10, tick / 10) and len(observed) < tick:
-                rota.observed()
+                rota.end_turn()
                 observed.append(camera)
     both, without = observed[:200], observed[350:]
     assert [both.count(camera) for camera in "abc"] == pytest.approx([67, 67, 67], abs=3)
@@ -155,6 +155,6 @@ def test_a_slow_camera_has_its_turn_beside_a_fast_one() -> None:
         cameras = ["fast", "slow"] if tick % 30 == 0 else ["fast"]
         for camera in cameras:
             if rota.is_turn(camera, tick / 10, tick / 10):
-                rota.observed()
+                rota.end_turn()
                 observed.append(camera)
     assert observed.count("slow") > 150

@@ -20,7 +20,7 @@ def test_it_is_kept_after_its_frames_and_seconds_and_committed_only_then(bench: 
     bench.answer(18)
     bench.tick()
     assert (bench.committed, bench.loop.asked, bench.summary.swaps) == ([], [], [])
-    assert bench.exchange.under_way
+    assert bench.exchange.is_active
     bench.answer(1)
     bench.tick()
     assert bench.committed == ["new"]
@@ -28,7 +28,7 @@ def test_it_is_kept_after_its_frames_and_seconds_and_committed_only_then(bench: 
     assert bench.served == [("new", 1.0)]
     assert bench.kinds() == ["swap", "commit"]
     assert [swap.artefact for swap in bench.summary.swaps] == ["new"]
-    assert not bench.exchange.under_way
+    assert not bench.exchange.is_active
 
 
 @pytest.mark.parametrize(("before", "judged"), [(500, False), (1000, True)])
@@ -47,12 +47,12 @@ def test_a_change_is_under_way_until_the_frame_path_has_parted_with_the_engine_b
     """A camera that is lost then brings no frame for it."""
     bench.live()
     bench.answer(19)
-    bench.loop.keeping = True
+    bench.loop.is_committing = True
     bench.tick()
     assert bench.committed == ["new"]
-    assert bench.exchange.under_way
-    bench.loop.keeping = False
-    assert not bench.exchange.under_way
+    assert bench.exchange.is_active
+    bench.loop.is_committing = False
+    assert not bench.exchange.is_active
 
 
 @pytest.mark.parametrize("trigger", ["switch", "rollback"])
@@ -78,17 +78,17 @@ def test_what_cannot_be_journaled_does_not_serve(bench: Bench) -> None:
     assert bench.report == [("fail", "journal.write")]
     assert bench.rejected == [("new", "journal.write")]
     assert bench.closed == ["new"]
-    assert not bench.exchange.under_way
+    assert not bench.exchange.is_active
 
 
 def test_while_another_candidate_hangs_none_is_tried(bench: Bench) -> None:
     def refuse(*_: object) -> None:
         raise AgentError("probation.stuck", "one that hangs", "none", "restart")
 
-    bench.pipeline.try_out = refuse
+    bench.pipeline.start_trial = refuse
     assert bench.start() is None
     assert bench.report[-1] == ("fail", "probation.stuck")
-    assert not bench.exchange.under_way
+    assert not bench.exchange.is_active
 
 
 @pytest.mark.parametrize(("degraded", "asked"), [(False, ["probation.latency"]), (True, ["keep"])])

@@ -12,7 +12,7 @@ from view_bench import camera, scene, watched
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import CommandResult, RecalibrateArgs, RollbackArgs
-from agent.daemon.handlers import EngineHandlers
+from agent.daemon.handlers import engine_handlers
 from agent.jobs.job import JobState
 
 __all__ = ["desk"]  # the fixture
@@ -25,7 +25,7 @@ def test_the_operators_word_starts_a_job_and_a_trouble_then_takes_nothing_from_i
     at = desk()
     at.tick(trouble)
     at.recalibrate()
-    monkeypatch.setattr(at.gathering, "collect_afresh", pytest.fail)
+    monkeypatch.setattr(at.gathering, "restart", pytest.fail)
     assert at.tick() == at.tick(trouble) == "command"
 
 
@@ -47,7 +47,7 @@ def test_an_operators_recalibration_makes_the_present_view_the_usual_one(desk: C
     at.accept()
     assert at.results[-1].status == "SUCCEEDED"
     for number in range(100):
-        at.findings._view.look(float(number), camera(number, scene(5)))
+        at.findings._view.update(float(number), camera(number, scene(5)))
         assert trouble(at) == ""
 
 
@@ -69,16 +69,16 @@ def test_a_rollback_on_probation_takes_the_candidate_back_and_keeps_what_was_cur
     before = at.operations.summary.artefact
     at.recalibrate()
     at.accept()
-    assert at.operations.exchanging
+    assert at.operations.is_swapping
     assert at.tick(state="alarm", serving_db=9.0) == ""  # nothing else is begun meanwhile
-    handlers = EngineHandlers(at.operations, at.operations._service, at.operations._pipeline).handlers
+    handlers = engine_handlers(at.operations, at.operations._service, at.operations._pipeline)
     answers: list[CommandResult] = []
     handlers["rollback"](RollbackArgs(), CommandProgress("c2", answers.append))
     assert [answer.status for answer in answers] == ["ACCEPTED", "IN_PROGRESS", "SUCCEEDED"]
     assert at.results[-1].error is not None
     assert at.results[-1].error.code == "probation.recalled"
     assert at.events("rollback")[-1]["reason"] == "probation.recalled"
-    assert not at.operations.exchanging
+    assert not at.operations.is_swapping
     assert at.operations.summary.artefact == before
     current = at.operations._service.store.read("current")
     assert current is None or current.id != at.other.id
@@ -93,7 +93,7 @@ def test_after_rollbacks_a_recalibration_that_stays_is_the_word_that_jobs_start_
 ) -> None:
     at = desk()
     for _ in range(3):
-        at.operations._restraint.rolled_back()
+        at.operations._restraint.count_rollback()
     assert at.tick() == ""
     assert at.operations.stopped_by == "recalibration.rollback_loop"
     at.recalibrate()
@@ -106,7 +106,7 @@ def test_after_rollbacks_a_recalibration_that_stays_is_the_word_that_jobs_start_
     at.operations._jobs.job = None
     for step in (JobState.COLLECTING, JobState.BUILDING, JobState.VALIDATING):
         report.progress(step.value, 0)
-    report.probation(at.other.id)
+    report.enter_probation(at.other.id)
     report.succeed({"artefact": at.other.id})
     at.tick()
     assert at.operations.stopped_by == ""
@@ -120,12 +120,12 @@ def test_a_rollback_that_comes_too_late_for_a_probation_takes_nothing_else_back(
     at.recalibrate()
     at.accept()
     loop = at.operations._pipeline.loop
-    go_back = loop.go_back
-    monkeypatch.setattr(loop, "go_back", lambda _: False)
+    go_back = loop.roll_back
+    monkeypatch.setattr(loop, "roll_back", lambda _: False)
     answers: list[CommandResult] = []
     assert at.operations.recall(CommandProgress("c2", answers.append))
     assert not answers[-1].final
-    assert at.operations.exchanging
+    assert at.operations.is_swapping
     go_back(AgentError("probation.error", "a", "b", "c"))
     assert answers[-1].status == "SUCCEEDED"
     assert at.journal.records()[-1].state.value == "COMMITTED"
@@ -140,10 +140,10 @@ def test_while_a_candidate_still_hangs_no_job_begins_and_a_command_is_told_why(
     pipeline = cast(Any, at.operations._pipeline)
     pipeline.stuck = True
     assert at.tick(state="alarm", serving_db=9.0) == ""
-    orders = EngineHandlers(at.operations, at.operations._service, pipeline)
+    handlers = engine_handlers(at.operations, at.operations._service, pipeline)
     args = RecalibrateArgs() if op == "recalibrate" else RollbackArgs()
     with pytest.raises(CommandError, match="a candidate that still hangs") as refused:
-        orders.handlers[op](args, CommandProgress("c2", lambda _: None))
+        handlers[op](args, CommandProgress("c2", lambda _: None))
     assert refused.value.code == "command.busy"
     assert at.journal.records() == []
     pipeline.stuck = False

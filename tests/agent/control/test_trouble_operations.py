@@ -76,7 +76,7 @@ def test_what_was_found_by_day_is_no_car_in_the_dark(
     """What was collected of another view counts no more: neither as a sign that something is seen nor as a cure."""
     at = desk("detect")
     begun: list[str] = []
-    monkeypatch.setattr(at.gathering, "collect_afresh", lambda: begun.append("afresh"))
+    monkeypatch.setattr(at.gathering, "restart", lambda: begun.append("afresh"))
     at.tick(telling=5, state="calm", serving_db=9.0)
     assert at.tick("blind", telling=5, times=1) == ""
     assert len(begun) == 1

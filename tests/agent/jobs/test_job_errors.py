@@ -64,11 +64,11 @@ class Fault:
 FULL = OSError(errno.ENOSPC, "No space left on device")
 FAULTS = {
     "no room": Fault("store.room", StoreCleaner, "ensure_room", EngineError("store.room", "none", "some", "free some")),
-    "too hot to start": Fault("headroom.delay", Headroom, "may_start", AgentError("headroom.delay", "a", "b", "c")),
-    "too hot to go on": Fault("headroom.pause", Headroom, "must_pause", AgentError("headroom.pause", "a", "b", "c")),
+    "too hot to start": Fault("headroom.delay", Headroom, "reason_to_wait", AgentError("headroom.delay", "", "", "")),
+    "too hot to go on": Fault("headroom.pause", Headroom, "reason_to_pause", AgentError("headroom.pause", "", "", "")),
     "the frames cannot be written": Fault("recalibration.disk", recalibration, "write_job", FULL),
-    "no process": Fault("recalibration.child", recalibration, "CandidateProcess", OSError(errno.EAGAIN, "no more")),
-    "no memory to fork": Fault("recalibration.child", recalibration, "CandidateProcess", OSError(errno.ENOMEM, "none")),
+    "no process": Fault("recalibration.child", recalibration, "JobProcess", OSError(errno.EAGAIN, "no more")),
+    "no memory to fork": Fault("recalibration.child", recalibration, "JobProcess", OSError(errno.ENOMEM, "none")),
     "the clock of the child": Fault(
         "recalibration.timeout", recalibration.SupervisedChild, "tick", AgentError("recalibration.timeout", "a", "b",
         "c")
@@ -142,7 +142,7 @@ def test_an_end_that_cannot_be_journaled_is_told_all_the_same(
     refuse(monkeypatch, end, REFUSALS[0])
     with monkeypatch.context() as patch:
         if end == "ROLLED_BACK":
-            patch.setattr(pipeline, "try_out", fail_at_once)
+            patch.setattr(pipeline, "start_trial", fail_at_once)
         elif end == "CANCELLED":
             patch.setattr(SharedCollection, "counts", (0, 0))
         job_desk.recalibrate(JobOutcome(error=ENGINE_FAILS) if end == "FAILED" else None)
@@ -215,7 +215,7 @@ def check(job_desk: JobDeskBench, state_dir: Path, serves: str, code: str, end: 
     assert [each.state.value for each in job_desk.journal.records()] == ([end] if end else [])
     assert job_desk.service.serving.id == serves
     assert job_desk.operations.job is None
-    assert not job_desk.operations.exchanging
+    assert not job_desk.operations.is_swapping
     assert job_desk.left(state_dir) == []
     job_desk.recalibrate()
     assert job_desk.finals()[-1].status == "SUCCEEDED", job_desk.finals()

@@ -44,7 +44,7 @@ def truth(*boxes: Row, classes: Sequence[int] = ()) -> LabelledBoxes:
 def classifier(*class_ids: int, engine: str = "int8") -> LiveAccuracy:
     accuracy = LiveAccuracy("classify")
     for frame, class_id in enumerate(class_ids):
-        accuracy.answered(served(frame, Classification(class_id, 1.0), engine))
+        accuracy.add_answer(served(frame, Classification(class_id, 1.0), engine))
     return accuracy
 
 
@@ -68,7 +68,7 @@ def test_boxes_are_scored_by_f1_in_frame_pixels() -> None:
     accuracy = LiveAccuracy("detect")
     geometry = Geometry(200, 100, scale_x=0.5, scale_y=0.5, left_px=0, top_px=5)
     in_network = found((5.0, 10.0, 15.0, 20.0), (40.0, 20.0, 60.0, 30.0), classes=(1, 0))
-    accuracy.answered(ServedFrame(Frame(0, 0.0, 0, IMAGE), "int8", in_network, 0, 0.0, geometry))
+    accuracy.add_answer(ServedFrame(Frame(0, 0.0, 0, IMAGE), "int8", in_network, 0, 0.0, geometry))
     accuracy.label_frame(0, truth((10.0, 10.0, 30.0, 30.0), classes=(1,)))  # one of two found, the other false: 2 / 3
     assert counted(accuracy) == (round(2 / 3, 6), 1)
 
@@ -86,7 +86,7 @@ def test_boxes_are_scored_by_f1_in_frame_pixels() -> None:
 )
 def test_f1_of_one_frame(answer: Detections, labels: LabelledBoxes, value: float) -> None:
     accuracy = LiveAccuracy("detect")
-    accuracy.answered(served(0, answer))
+    accuracy.add_answer(served(0, answer))
     accuracy.label_frame(0, labels)
     assert counted(accuracy) == (round(value, 6), 1)
 
@@ -94,7 +94,7 @@ def test_f1_of_one_frame(answer: Detections, labels: LabelledBoxes, value: float
 def test_frames_without_an_object_on_which_nothing_was_found_are_counted_apart() -> None:
     accuracy = LiveAccuracy("detect")
     for frame, answer in enumerate([found(), found(BOX), found()]):
-        accuracy.answered(served(frame, answer))
+        accuracy.add_answer(served(frame, answer))
         accuracy.label_frame(frame, truth())
     assert counted(accuracy) == (0.0, 1)
     assert accuracy.estimate.empty == 2
@@ -112,7 +112,7 @@ def test_accuracy_starts_anew_with_the_engine_and_late_labels_of_the_old_one_cou
     accuracy.label_frame(0, 3)
     assert counted(accuracy) == (0.0, 1)
     for frame in (3, 4):
-        accuracy.answered(served(frame, Classification(3, 1.0), "better"))
+        accuracy.add_answer(served(frame, Classification(3, 1.0), "better"))
     accuracy.label_frame(1, 3)
     assert accuracy.estimate.interval.n == 0
     accuracy.label_frame(4, 3)
@@ -123,7 +123,7 @@ def test_accuracy_starts_anew_with_the_engine_and_late_labels_of_the_old_one_cou
 def test_a_rollback_to_an_engine_that_served_before_starts_anew_too() -> None:
     accuracy = LiveAccuracy("classify")
     for frame, engine in enumerate(("a", "b", "a")):
-        accuracy.answered(served(frame, Classification(3, 1.0), engine))
+        accuracy.add_answer(served(frame, Classification(3, 1.0), engine))
     accuracy.label_frame(0, 1)
     accuracy.label_frame(2, 3)
     assert counted(accuracy) == (1.0, 1)
@@ -133,7 +133,7 @@ def test_the_labels_of_a_recording_score_every_frame_once_and_those_not_named_sh
     accuracy = LiveAccuracy("detect")
     labels = {0: truth(BOX), 2: truth(BOX), 9: truth(BOX)}
     for frame in range(4):
-        accuracy.answered(served(frame, found(BOX)))
+        accuracy.add_answer(served(frame, found(BOX)))
         accuracy.label_recorded(labels)
     accuracy.label_recorded(labels)
     assert counted(accuracy) == (0.5, 4)
@@ -147,7 +147,7 @@ def test_a_classifiers_recording_may_be_labelled_in_part() -> None:
 
 def test_raw_outputs_are_not_kept() -> None:
     accuracy = LiveAccuracy("raw")
-    accuracy.answered(served(0, {"y": np.zeros((1, 1000), np.float32)}))
+    accuracy.add_answer(served(0, {"y": np.zeros((1, 1000), np.float32)}))
     with pytest.raises(LabelsError, match="none was yet"):
         accuracy.label_frame(0, 1)
 
@@ -158,7 +158,7 @@ def test_a_supervisor_that_hangs_makes_no_heap_of_answers_and_no_image_is_kept()
     try:
         for frame in range(5000):
             image = np.zeros((100, 100, 3), np.uint8)
-            accuracy.answered(ServedFrame(Frame(frame, frame / FPS, 0, image), "int8", found(BOX), 0, 0.0))
+            accuracy.add_answer(ServedFrame(Frame(frame, frame / FPS, 0, image), "int8", found(BOX), 0, 0.0))
         assert tracemalloc.get_traced_memory()[0] < 2e6
     finally:
         tracemalloc.stop()
@@ -175,7 +175,7 @@ def remembering(path: Path, engine: str, frames: int, first_ts: float) -> LiveAc
     accuracy = LiveAccuracy("classify")
     accuracy.remember(EvidenceFile(path, "rtsp://camera", lambda error: pytest.fail(str(error))))
     for frame in range(frames):
-        accuracy.answered(served(frame, Classification(3, 1.0), engine, first_ts + frame / FPS))
+        accuracy.add_answer(served(frame, Classification(3, 1.0), engine, first_ts + frame / FPS))
     return accuracy
 
 
@@ -199,7 +199,7 @@ def test_an_engine_that_returns_within_a_process_starts_anew_and_so_it_is_rememb
     accuracy = remembering(path, "a", 5, 1000.0)
     accuracy.label_frame(0, 3)
     for frame, engine in ((5, "b"), (6, "a")):
-        accuracy.answered(served(frame, Classification(3, 1.0), engine, 1000.0 + frame))
+        accuracy.add_answer(served(frame, Classification(3, 1.0), engine, 1000.0 + frame))
     accuracy.label_frame(6, 1)
     again = remembering(path, "a", 1, 2000.0)
     assert again.estimate == accuracy.estimate

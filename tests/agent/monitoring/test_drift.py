@@ -126,7 +126,7 @@ def lit(light: dict[str, float], seed: int) -> dict[str, AbsHistogram]:
 @pytest.mark.parametrize(("moved", "alarms"), [("image", True), ("t1", False)])
 def test_a_tensor_counts_by_its_weight(moved: str, alarms: bool) -> None:
     made = calibration()
-    monitor = monitor_of(Regime.of("weighted", made, made.scales, {"image": 1.0, "t1": 1e-6}))
+    monitor = monitor_of(Regime.from_calibration("weighted", made, made.scales, {"image": 1.0, "t1": 1e-6}))
     for second in range(120):
         monitor.update(float(second), lit({"image": 1.0, "t1": 1.0, moved: 16.0}, second))
     assert (monitor.state.state == "alarm") is alarms
@@ -134,7 +134,7 @@ def test_a_tensor_counts_by_its_weight(moved: str, alarms: bool) -> None:
 
 def test_a_tensor_that_is_float_in_service_says_nothing() -> None:
     made = calibration()
-    monitor = monitor_of(Regime.of("half float", made, made.scales, {"image": 1.0}))
+    monitor = monitor_of(Regime.from_calibration("half float", made, made.scales, {"image": 1.0}))
     for second in range(120):
         monitor.update(float(second), lit({"image": 1.0, "t1": 1e6}, second))
     assert monitor.state.gain_db < 1.0
@@ -142,8 +142,8 @@ def test_a_tensor_that_is_float_in_service_says_nothing() -> None:
 
 def test_a_regime_that_leaves_the_guilty_tensor_float_is_quieter() -> None:
     made = calibration()
-    serving = Regime.of("all INT8", made, made.scales, {"image": 1.0, "t1": 1.0})
-    monitor = monitor_of(serving, Regime.of("half float", made, made.scales, {"image": 5.0}))
+    serving = Regime.from_calibration("all INT8", made, made.scales, {"image": 1.0, "t1": 1.0})
+    monitor = monitor_of(serving, Regime.from_calibration("half float", made, made.scales, {"image": 5.0}))
     for second in range(120):
         monitor.update(float(second), lit({"image": 1.0, "t1": 64.0}, second))
     assert monitor.state.switch_to == "half float"
@@ -154,7 +154,7 @@ def test_two_lights_in_turn_that_one_calibration_suits_raise_no_alarm() -> None:
     frames = [scene(1.0 if number % 2 else 8.0, 500 + number) for number in range(16)]
     together = {name: merge_all(frame[name] for frame in frames) for name in frames[0]}
     made = calibrate_histograms(together, (), model_sha256="m", method="mse", frames=16, source="test")
-    monitor = monitor_of(Regime.of("both", made, made.scales, {"image": 1.0, "t1": 1.0}))
+    monitor = monitor_of(Regime.from_calibration("both", made, made.scales, {"image": 1.0, "t1": 1.0}))
     found = states(monitor, iter(([1.0] * 9 + [8.0] * 6) * 60))
     assert found == [(0.0, "calm")]
 
@@ -186,14 +186,14 @@ def test_histograms_of_another_model_are_refused() -> None:
 
 def test_a_regime_that_leaves_everything_float_hides_no_drift() -> None:
     made = calibration()
-    monitor = monitor_of(regime(), Regime.of("all float", made, made.scales, {}))
+    monitor = monitor_of(regime(), Regime.from_calibration("all float", made, made.scales, {}))
     assert states(monitor, iter([16.0] * 200))[-1][1] == "alarm"
 
 
 def test_what_fits_is_not_left_for_a_regime_with_less_in_int8() -> None:
     made = calibration()
-    serving = Regime.of("all INT8", made, made.scales, {"image": 1.0, "t1": 1.0})
-    monitor = monitor_of(serving, Regime.of("half float", made, made.scales, {"image": 1.0}))
+    serving = Regime.from_calibration("all INT8", made, made.scales, {"image": 1.0, "t1": 1.0})
+    monitor = monitor_of(serving, Regime.from_calibration("half float", made, made.scales, {"image": 1.0}))
     states(monitor, iter([1.0] * 300))
     assert monitor.state.switch_to == ""
 
@@ -220,7 +220,7 @@ def test_memory_that_nobody_wrote_is_refused_and_changes_nothing(spoilt: dict[st
     states(first, iter([4.0] * 40))
     monitor = monitor_of(regime())
     with pytest.raises(CalibrationError):
-        monitor.recall({**first.memory(), **spoilt})
+        monitor.restore({**first.saved_state(), **spoilt})
     assert monitor.state == monitor_of(regime()).state
 
 

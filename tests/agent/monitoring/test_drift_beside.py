@@ -19,7 +19,7 @@ def shared() -> Regime:
     frames = [scene(brightness, 12345 + number) for number in range(8) for brightness in (LIGHT, DIM)]
     together = {name: merge_all(frame[name] for frame in frames) for name in frames[0]}
     made = calibrate_histograms(together, (), model_sha256="m", method="entropy", frames=16, source="test")
-    return Regime.of("both", made, made.scales, dict.fromkeys(made.scales, 1.0))
+    return Regime.from_calibration("both", made, made.scales, dict.fromkeys(made.scales, 1.0))
 
 
 def two_cameras(told_of_each_other: bool = True) -> tuple[DriftMonitor, DriftMonitor]:

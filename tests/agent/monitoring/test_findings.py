@@ -115,7 +115,7 @@ def two_tensors() -> Model:
 def regimes_of(config: Config, folder: Path) -> tuple[CameraMonitor, Regimes, RegimeStore]:
     """A calibration for light 1 in service since capture time 0."""
     findings, book = findings_of(config), RegimeStore(folder / "regimes.json", "", 5)
-    regimes = Regimes(config, book, [findings], findings._gathering)
+    regimes = Regimes(config, book, [findings], findings._collection)
     regimes.watch("lit 1", two_tensors(), calibration(), {})
     return findings, regimes, book
 
@@ -125,7 +125,7 @@ def dwell(findings: CameraMonitor, regimes: Regimes, seconds: range, **how: Any)
     learnt = []
     for second in seconds:
         feed(findings, range(second, second + 1), **how)
-        learnt.append(regimes.learns({"camera": findings.state("", Spending(0.0, 0.0))}, float(second)))
+        learnt.append(regimes.learn_if_proved({"camera": findings.state("", Spending(0.0, 0.0))}, float(second)))
     return learnt
 
 
@@ -205,7 +205,7 @@ def test_all_that_is_known_of_a_large_network_takes_less_than_16_mb(config: Conf
     """Beside the held-out frames."""
     together = {name: merge_all(crowd(1.0, seed)[name] for seed in range(2)) for name in crowd(1.0, 0)}
     made = calibrate_histograms(together, (), model_sha256="m", method="max", frames=2, source="test")
-    serving = Regime.of("lit 1", made, made.scales, dict.fromkeys(made.scales, 1.0))
+    serving = Regime.from_calibration("lit 1", made, made.scales, dict.fromkeys(made.scales, 1.0))
     before, findings = traced(), findings_of(config)
     findings.watch(serving, [], 0.0)
     for second in range(48):
@@ -224,7 +224,7 @@ def test_a_warning_begins_a_collection_unless_a_job_waits_for_the_one_there_is(c
     findings = findings_of(config)
     findings.watch(regime(), [], 0.0)
     feed(findings, range(40))
-    findings._gathering.set_in_use(in_use)
+    findings._collection.set_in_use(in_use)
     feed(findings, range(40, 69), light=1 / 16)
     state = findings.state("", Spending(0.0, 0.0))
     assert state.drift is not None
@@ -258,31 +258,31 @@ def quickly(findings: CameraMonitor, seconds: range, light: float = 1.0) -> None
 def test_of_a_scene_that_stands_still_frames_are_chosen_unless_somebody_waits(config: Config) -> None:
     findings = findings_of(config)
     quickly(findings, range(20))
-    chosen = findings._gathering.selection().detail()
+    chosen = findings._collection.selection_report().detail()
     assert chosen["considered"] == 200
     assert chosen["taken"] == pytest.approx(20.0 * 512 * 4 / 3 / 300, abs=3)
     assert chosen["taken"] + chosen["duplicate"] == 200
     assert chosen["classes"] == {"a": chosen["taken"]}
     state = findings.state("", Spending(0.0, 0.0))
-    assert (state.collected, state.telling) == (chosen["taken"] - chosen["held_out"], chosen["held_out"])
-    findings._gathering.collect_afresh(hurried=True)
+    assert (state.collected, state.informative) == (chosen["taken"] - chosen["held_out"], chosen["held_out"])
+    findings._collection.restart(hurried=True)
     quickly(findings, range(20, 26))
-    assert findings._gathering.selection().detail()["taken"] == 60
-    findings._gathering.collect_afresh()
+    assert findings._collection.selection_report().detail()["taken"] == 60
+    findings._collection.restart()
     quickly(findings, range(26, 32))
-    assert findings._gathering.selection().detail()["taken"] < 30
+    assert findings._collection.selection_report().detail()["taken"] < 30
 
 
 def test_from_a_warning_on_frames_are_taken_as_they_come(config: Config) -> None:
     findings = findings_of(config)
     findings.watch(regime(), [], 0.0)
     quickly(findings, range(40))
-    assert findings._gathering.selection().detail()["duplicate"] > 200
+    assert findings._collection.selection_report().detail()["duplicate"] > 200
     quickly(findings, range(40, 63), light=1 / 16)
     drift = findings.state("", Spending(0.0, 0.0)).drift
     assert drift is not None
     assert drift.state != "calm"
-    detail = findings._gathering.selection().detail()
+    detail = findings._collection.selection_report().detail()
     assert detail["taken"] == detail["considered"] > 50
 
 
@@ -298,7 +298,7 @@ def test_thumbnails_are_kept_only_for_a_sheet(config: Config) -> None:
     without = config.calibration.model_copy(update={"contact_sheet": False})
     findings = findings_of(config.model_copy(update={"calibration": without}))
     quickly(findings, range(3))
-    assert findings._gathering.selection().thumbnails is None
+    assert findings._collection.selection_report().thumbnails is None
     plain = findings_of(config)
     quickly(plain, range(60))
-    assert len(plain._gathering.selection().thumbnails or ()) == 48
+    assert len(plain._collection.selection_report().thumbnails or ()) == 48

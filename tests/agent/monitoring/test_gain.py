@@ -70,7 +70,7 @@ def test_when_the_scene_changes_what_was_seen_before_is_dropped() -> None:
     feed(judge, 1, 6.0, 0.0)
     assert judge.recent.scales is not None  # one block alone may be a passing car
     feed(judge, 1, 6.0, 0.0)
-    assert (judge.recent.scales, judge.recent.seen) == (None, 1.0)
+    assert (judge.recent.scales, judge.recent.merged) == (None, 1.0)
     assert feed(judge, 20, 6.0, 6.0) == 13
 
 
@@ -96,7 +96,7 @@ def test_a_suspicion_is_looked_at_closely_for_a_minute_and_then_more_and_more_ra
     looks = []
     for _ in range(4000):
         feed(judge, 1, 4.0, 2.0)
-        looks.append(judge.looks_closely)
+        looks.append(judge.wants_more_frames)
     began = [second for second, (before, now) in enumerate(zip([False, *looks], looks, strict=False)) if now > before]
     assert np.diff(began).tolist() == pytest.approx([120, 240, 480, 960, 1920], abs=3)
     assert sum(looks) == pytest.approx(60 * len(began), abs=5)
@@ -106,9 +106,9 @@ def test_who_rested_is_looked_at_again_after_a_calm_while() -> None:
     judge = evidence()
     for _ in range(3):
         feed(judge, 10, 4.0, 2.0)
-        assert judge.looks_closely
+        assert judge.wants_more_frames
         feed(judge, 700, 0.0, 0.0)
-        assert not judge.looks_closely
+        assert not judge.wants_more_frames
 
 
 def test_a_warning_that_lasts_does_not_use_up_the_credit() -> None:
@@ -119,7 +119,7 @@ def test_a_warning_that_lasts_does_not_use_up_the_credit() -> None:
     closely = []
     for _ in range(2000):
         feed(judge, 1, 3.0, 3.0)
-        closely.append(judge.looks_closely)
+        closely.append(judge.wants_more_frames)
     assert judge.warns
     assert not judge.detector.drift_detected
     assert all(closely[:500])
@@ -142,7 +142,7 @@ def test_time_that_nobody_saw_is_no_rest() -> None:
     judge = evidence()
     feed(judge, 10, 4.0, 2.0)
     judge.update(1.0, 1, 1e6, 4.0, 2.0)
-    assert judge.looks_closely
+    assert judge.wants_more_frames
 
 
 def test_alarms_stay_within_the_budget_where_blocks_vary_and_gains_are_tolerable() -> None:

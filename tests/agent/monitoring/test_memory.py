@@ -15,7 +15,7 @@ from agent.config import DriftConfig
 from agent.monitoring import evidence_file as memory_module
 from agent.monitoring.drift import DriftMonitor
 from agent.monitoring.estimates import FidelityRecord
-from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence, forget_others
+from agent.monitoring.evidence_file import EvidenceFile, RecalledEvidence, remove_other_files
 from calibrate.errors import CalibrationError
 
 
@@ -24,9 +24,9 @@ def test_blocks_and_frames_are_recalled_by_the_next_process(path: Path) -> None:
     assert first.recalled is None
     first.frame(1.0, 0.5)
     first.frame(2.0, None)
-    first.memory.block({"e": 1})
+    first.memory.note_block({"e": 1})
     first.frame(3.0, 1.0)
-    first.memory.block({"e": 2})
+    first.memory.note_block({"e": 2})
     second = Process(path)
     assert second.recalled == RecalledEvidence({"e": 2}, 0.0)
     assert second.record.state() == first.record.state()
@@ -42,7 +42,7 @@ def test_another_engine_and_one_that_serves_anew_begin_with_nothing_but_the_hour
 ) -> None:
     first = Process(path)
     first.frame(1.0, 0.5)
-    first.memory.block({"e": 1})
+    first.memory.note_block({"e": 1})
     second = Process(path, engine, recall)
     assert second.recalled is None
     assert second.record.since_start.interval.n == 0
@@ -66,8 +66,8 @@ def test_the_hour_goes_on_over_swaps_and_drift_and_a_restart(path: Path) -> None
 
 def test_a_kill_in_the_middle_of_a_line_costs_that_line(path: Path) -> None:
     first = Process(path)
-    first.memory.block({"e": 1})
-    first.memory.block({"e": 2})
+    first.memory.note_block({"e": 1})
+    first.memory.note_block({"e": 2})
     path.write_bytes(path.read_bytes()[:-3])
     assert Process(path).recalled == RecalledEvidence({"e": 1}, 0.0)
 
@@ -97,7 +97,7 @@ def test_nothing_is_lost_however_long_it_lasts_and_the_file_stays_small(
             process.starts(150.0)
         whole.add(float(number), float(value))
         process.frame(float(number), float(value))
-        process.memory.block({"e": number})
+        process.memory.note_block({"e": number})
         longest = max(longest, path.read_bytes().count(b"\n"))
         if number % 97 == 0:
             process = Process(path)
@@ -135,7 +135,7 @@ def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
     path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
 ) -> None:
     first = Process(path)
-    first.memory.block({"e": 1})
+    first.memory.note_block({"e": 1})
     shorten, calls = Journal.shorten, iter(range(1, 3))
 
     def killed(journal: Journal) -> None:
@@ -154,10 +154,10 @@ def test_a_kill_during_a_swap_leaves_no_engine_with_the_drift_of_another(
 def test_a_disk_that_refuses_is_told_of_once(tmp_path: Path) -> None:
     errors: list[AgentError] = []
     memory, record = EvidenceFile(tmp_path / "no folder" / "evidence.jsonl", SOURCE, errors.append), FidelityRecord()
-    assert memory.begin("day", 3.0, recall=True, mean=record) is None
+    assert memory.start("day", 3.0, recall=True, mean=record) is None
     for number in range(5):
-        memory.frame(float(number), 1.0)
-        memory.block({})
+        memory.note_frame(float(number), 1.0)
+        memory.note_block({})
     assert [error.code for error in errors] == ["memory.write"]
     assert record.since_start.since == 3.0
 
@@ -193,9 +193,9 @@ def test_a_monitor_goes_on_where_its_last_block_ended() -> None:
         monitor, second = monitor_of(regime()), 0
         while monitor.state.state != "alarm":
             if killed_at is not None and second > killed_at:
-                killed_at, kept = None, monitor.memory()
+                killed_at, kept = None, monitor.saved_state()
                 monitor = monitor_of(regime())
-                monitor.recall(kept)
+                monitor.restore(kept)
             monitor.update(float(second), scene(1 / 16, second))
             second += 1
         alarms.append(second)
@@ -205,32 +205,32 @@ def test_a_monitor_goes_on_where_its_last_block_ended() -> None:
 @pytest.mark.parametrize("memory", [{}, {"detector": 3}, {"onset_ts": "x"}, {"gains_db": None}])
 def test_a_memory_that_is_none_is_refused_and_changes_nothing(memory: dict[str, object]) -> None:
     monitor = monitor_of(regime())
-    kept = monitor.memory()
+    kept = monitor.saved_state()
     with pytest.raises(CalibrationError) as refused:
-        monitor.recall({**kept, **memory} if memory else memory)
+        monitor.restore({**kept, **memory} if memory else memory)
     assert refused.value.code == "evidence.state"
-    assert monitor.memory() == kept
+    assert monitor.saved_state() == kept
 
 
 def test_evidence_weighed_under_other_settings_is_refused() -> None:
     other = DriftMonitor(DriftConfig(tolerance_db=6.0), 1.5, regime())
     with pytest.raises(CalibrationError):
-        other.recall(monitor_of(regime()).memory())
+        other.restore(monitor_of(regime()).saved_state())
 
 
 def test_a_file_that_cannot_be_removed_ends_nothing(path: Path) -> None:
     path.mkdir()
     errors: list[AgentError] = []
     memory = EvidenceFile(path, SOURCE, errors.append)
-    assert memory.begin("day", 0.0, recall=False, mean=FidelityRecord()) is None
-    memory.frame(1.0, 1.0)
+    assert memory.start("day", 0.0, recall=False, mean=FidelityRecord()) is None
+    memory.note_frame(1.0, 1.0)
     assert [error.code for error in errors] == ["memory.write"]
 
 
 def test_what_was_seen_by_another_camera_says_nothing(path: Path) -> None:
     first = Process(path)
     first.frame(1.0, 1.0)
-    first.memory.block({"e": 1})
+    first.memory.note_block({"e": 1})
     assert "camera" not in path.read_text()
     elsewhere = Process(path, source="rtsp://elsewhere")
     assert elsewhere.recalled is None
@@ -244,12 +244,12 @@ def test_what_was_kept_of_other_cameras_is_removed(tmp_path: Path) -> None:
     for path in other:
         path.touch()
     kept = tmp_path / "evidence-ba9876543210.jsonl"
-    forget_others(tmp_path, ("evidence", "accuracy"), {kept}, told)
+    remove_other_files(tmp_path, ("evidence", "accuracy"), {kept}, told)
     assert set(tmp_path.iterdir()) == {kept, *other}
 
 
 def test_what_cannot_be_removed_is_told(tmp_path: Path) -> None:
     (tmp_path / "evidence.jsonl").mkdir()
     errors: list[AgentError] = []
-    forget_others(tmp_path, ("evidence",), set(), errors.append)
+    remove_other_files(tmp_path, ("evidence",), set(), errors.append)
     assert [error.code for error in errors] == ["memory.write"]

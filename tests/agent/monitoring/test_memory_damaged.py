@@ -58,11 +58,11 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
     mean = data.draw(st.sampled_from((FidelityRecord, SinceStartBySecond)))()
     path.unlink(missing_ok=True)
     memory = EvidenceFile(path, SOURCE, told)
-    memory.begin("day", 0.0, recall=True, mean=mean)
+    memory.start("day", 0.0, recall=True, mean=mean)
     for number in range(3):
-        memory.frame(float(number), 0.5)
-    memory.starts(2.5)
-    memory.block({"e": 1})
+        memory.note_frame(float(number), 0.5)
+    memory.note_start(2.5)
+    memory.note_block({"e": 1})
     header, *lines = path.read_bytes().splitlines()
     kept = [json.loads(line) for line in lines]
     stranger = st.tuples(st.sampled_from(("mean", "drift", "row 1", "row 9")) | st.text(), ANYTHING).map(list)
@@ -73,13 +73,13 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_remembers(path: Path, dat
 
     again = type(mean)()
     memory = EvidenceFile(path, SOURCE, told)
-    memory.begin("day", 10.0, recall=True, mean=again)
+    memory.start("day", 10.0, recall=True, mean=again)
     for ts in (10.0, 12.0, 14.0):
         again.add(ts, 1.0)
-        memory.frame(ts, 1.0)
-    memory.block({"e": 2})
+        memory.note_frame(ts, 1.0)
+    memory.note_block({"e": 2})
     for estimate in (again.since_start, again.hour) if isinstance(again, FidelityRecord) else (again.estimate,):
         assert 0.0 <= estimate.interval.low <= estimate.interval.high <= 1.0
     third = type(mean)()
-    assert EvidenceFile(path, SOURCE, told).begin("day", 20.0, recall=True, mean=third) is not None
+    assert EvidenceFile(path, SOURCE, told).start("day", 20.0, recall=True, mean=third) is not None
     assert third.state() == again.state()

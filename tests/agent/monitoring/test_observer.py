@@ -43,7 +43,7 @@ def test_an_outage_is_told_once_at_its_beginning_and_once_at_its_end(bench: Benc
     assert bench.told == [FULL, None]
     assert thread.states()["camera"].outage == ""
     assert thread.error is None
-    assert sum(thread.gathering.counts) >= observer_module._WELL_AFTER
+    assert sum(thread.collection.counts) >= observer_module._WELL_AFTER
 
 
 def test_the_state_says_what_is_wrong(bench: Bench) -> None:
@@ -53,7 +53,7 @@ def test_the_state_says_what_is_wrong(bench: Bench) -> None:
     assert thread.states()["camera"].outage == ""
     bench.feed(thread, lambda: bool(thread.states()["camera"].outage))
     assert thread.states()["camera"].outage == "cuda.memory"
-    assert thread.gathering.counts[0] == 0
+    assert thread.collection.counts[0] == 0
 
 
 def test_what_fails_now_and_then_fills_no_log(bench: Bench) -> None:
@@ -130,8 +130,8 @@ def test_frames_are_passed_over_until_the_reference_is_there(bench: Bench) -> No
     thread.wait_until_tried(MANY)
     assert thread.states()["camera"].outage == ""
     time.sleep(0.02)
-    assert sum(thread.gathering.counts) == 0  # none of the hundred was kept for later
-    bench.feed(thread, lambda: thread.gathering.counts[0] > 0)
+    assert sum(thread.collection.counts) == 0  # none of the hundred was kept for later
+    bench.feed(thread, lambda: thread.collection.counts[0] > 0)
     assert opened_in == [thread]
     assert bench.told == []
 
@@ -167,7 +167,7 @@ def test_a_reference_that_cannot_be_opened_is_tried_again(bench: Bench) -> None:
     thread.wait_until_tried(MANY)
     assert thread.states()["camera"].outage == "observer.mismatch"
     again.set()
-    bench.feed(thread, lambda: thread.gathering.counts[0] > 0)
+    bench.feed(thread, lambda: thread.collection.counts[0] > 0)
     assert bench.told == [mismatch, None]
 
 
@@ -202,7 +202,7 @@ def test_the_default_budget_lets_a_day_of_calibrations_be_collected_in_time(benc
     budget = ObserverThread(lambda _: bench.observer(), bench.model.spec, config, bench.told.append)._budget
     budget.set_pace(alert=True)
     needed, number = config.calibration.frames * 4 / 3, 0
-    still = LumaGrid.of(np.full((8, 8, 3), 128, np.uint8))
+    still = LumaGrid.from_image(np.full((8, 8, 3), 128, np.uint8))
     for _ in range(3):
         selection, began = FrameSelector(config.calibration.frames, config.calibration.within_s), number
         while selection.counts.taken < needed:

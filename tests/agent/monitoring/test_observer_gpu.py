@@ -31,15 +31,15 @@ def start(bench: Bench) -> ObserverThread:
 def test_memory_that_is_short_for_a_while(bench: Bench, fake: FakeTensorRt) -> None:
     thread = start(bench)
     thread.wait_until_tried(MANY)
-    bench.feed(thread, lambda: thread.gathering.counts[0] > 2)
+    bench.feed(thread, lambda: thread.collection.counts[0] > 2)
     for call in ("abs_histogram", "memcpy_htod_async"):
-        collected = thread.gathering.counts[0]
+        collected = thread.collection.counts[0]
         fake.pycuda.fail[call] = MemoryError_("cuMemAlloc failed: out of memory")
         bench.feed(thread, lambda: bool(thread.states()["camera"].outage))
         assert thread.states()["camera"].outage == "cuda.memory"
         fake.pycuda.fail.clear()
         bench.feed(thread, lambda: not thread.states()["camera"].outage)
-        assert thread.gathering.counts[0] > collected
+        assert thread.collection.counts[0] > collected
     assert [error and error.code for error in bench.told] == ["cuda.memory", None] * 2
     bench.end()
     assert thread.error is None
@@ -52,14 +52,14 @@ def test_no_memory_for_the_reference_itself(bench: Bench, fake: FakeTensorRt) ->
     thread.wait_until_tried(MANY)
     assert thread.states()["camera"].outage == "cuda.memory"
     fake.pycuda.fail.clear()
-    bench.feed(thread, lambda: thread.gathering.counts[0] > 0)
+    bench.feed(thread, lambda: thread.collection.counts[0] > 0)
     assert [error and error.code for error in bench.told] == ["cuda.memory", None]
     bench.end()
 
 
 def test_a_gpu_that_is_lost(bench: Bench, fake: FakeTensorRt) -> None:
     thread = start(bench)
-    bench.feed(thread, lambda: thread.gathering.counts[0] > 0)
+    bench.feed(thread, lambda: thread.collection.counts[0] > 0)
     fake.pycuda.fail["abs_histogram"] = LogicError("cuLaunchKernel failed: an illegal memory access was encountered")
     bench.feed(thread, lambda: thread.error is not None)
     thread.join(MANY)

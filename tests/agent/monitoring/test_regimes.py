@@ -1,4 +1,4 @@
-"""Regimes on disk: kept, ordered by when they served, of one model and runtime, and begun anew from what is no book."""
+"""Regimes on disk: kept, ordered by when they served, of one model and runtime; a spoilt file counts as empty."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spoilt import ANYTHING, ONE_FILE, as_bytes, spoilt
 
 from agent.common.errors import AgentError
 from agent.monitoring.drift import Regime
-from agent.monitoring.regimes import RegimeStore
+from agent.monitoring.regimes import RegimeStore, regime_artefacts
 
 
 def regime(name: str) -> Regime:
@@ -25,31 +25,31 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "regimes.json"
 
 
-def names(book: RegimeStore) -> list[str]:
-    return [known.artefact for known in book.known]
+def names(store: RegimeStore) -> list[str]:
+    return [known.artefact for known in store.known]
 
 
 def test_what_is_learnt_is_known_after_a_restart(path: Path) -> None:
-    book = RegimeStore(path, "one model", 5)
-    book.learn(regime("day"))
-    book.learn(regime("night"))
+    store = RegimeStore(path, "one model", 5)
+    store.learn(regime("day"))
+    store.learn(regime("night"))
     again = RegimeStore(path, "one model", 5)
-    assert again.known == book.known == (regime("day"), regime("night"))
+    assert again.known == store.known == (regime("day"), regime("night"))
 
 
 def test_the_one_that_has_not_served_for_longest_makes_room(path: Path) -> None:
-    book = RegimeStore(path, "one model", 3)
+    store = RegimeStore(path, "one model", 3)
     for name in ("dawn", "day", "dusk", "dawn", "night"):
-        book.learn(regime(name))
-    assert names(book) == names(RegimeStore(path, "one model", 3)) == ["dusk", "dawn", "night"]
+        store.learn(regime(name))
+    assert names(store) == names(RegimeStore(path, "one model", 3)) == ["dusk", "dawn", "night"]
     assert names(RegimeStore(path, "one model", 2)) == ["dawn", "night"]
 
 
 def test_what_cannot_serve_is_forgotten(path: Path) -> None:
-    book = RegimeStore(path, "one model", 5)
-    book.learn(regime("day"))
-    book.forget("day")
-    book.forget("never known")
+    store = RegimeStore(path, "one model", 5)
+    store.learn(regime("day"))
+    store.forget("day")
+    store.forget("never known")
     assert names(RegimeStore(path, "one model", 5)) == []
 
 
@@ -61,42 +61,50 @@ def test_regimes_of_another_model_or_runtime_are_not_taken_over(path: Path) -> N
 ROW = {"artefact": "a", "scales": {"x": 0.5}, "weights": {"x": 1.0}, "own": {"x": [0.25, 0.125]}}
 
 
-def book_of(**changed: object) -> str:
+def file_of(**changed: object) -> str:
     return json.dumps({"schema": 2, "identity": "one model", "regimes": [{**ROW, **changed}]})
 
 
 def test_the_row_that_is_spoilt_below_is_one_that_is_read(path: Path) -> None:
-    path.write_text(book_of())
+    path.write_text(file_of())
     assert names(RegimeStore(path, "one model", 5)) == ["a"]
+
+
+def test_a_file_as_it_was_written_before_state_files_is_read(path: Path) -> None:
+    """Indented by one, with the schema first."""
+    path.write_text(json.dumps(json.loads(file_of()), indent=1) + "\n")
+    (known,) = RegimeStore(path, "one model", 5).known
+    assert known == Regime("a", {"x": 0.5}, {"x": 1.0}, {"x": (0.25, 0.125)})
+    assert regime_artefacts(path) == ["a"]
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "no JSON", "[]", "{}", '{"schema": 2}', '{"schema": 2, "identity": "one model", "regimes": [{}]}',
-     book_of().replace(": 2,", ": 1,"), book_of(scales=3), book_of(scales={"x": float("nan")}),
-     book_of(weights={"x": -1.0}), book_of(own={"x": [0.25]}), book_of(own={"x": [0.25, float("inf")]}),
-     book_of(scales={"x": 10**400}), book_of(scales=["x"]), book_of(own={"x": [0.0, 0.125]}), "[" * 100_000,
-     book_of(weights={"x": 1e308}, own={"x": [1e308, 1e308]}), book_of(artefact=3), book_of(artefact="../current"),
-     book_of(artefact="a\0"), "\udcff"],
+     file_of().replace(": 2,", ": 1,"), file_of(scales=3), file_of(scales={"x": float("nan")}),
+     file_of(weights={"x": -1.0}), file_of(own={"x": [0.25]}), file_of(own={"x": [0.25, float("inf")]}),
+     file_of(scales={"x": 10**400}), file_of(scales=["x"]), file_of(own={"x": [0.0, 0.125]}), "[" * 100_000,
+     file_of(weights={"x": 1e308}, own={"x": [1e308, 1e308]}), file_of(artefact=3), file_of(artefact="../current"),
+     file_of(artefact="a\0"), "\udcff"],
 )  # fmt: skip
-def test_a_book_that_is_none_is_begun_anew(path: Path, text: str) -> None:
+def test_a_spoilt_file_counts_as_empty(path: Path, text: str) -> None:
     path.write_bytes(text.encode(errors="surrogateescape"))
-    book = RegimeStore(path, "one model", 5)
-    assert names(book) == []
-    book.learn(regime("day"))
+    store = RegimeStore(path, "one model", 5)
+    assert names(store) == []
+    store.learn(regime("day"))
     assert names(RegimeStore(path, "one model", 5)) == ["day"]
 
 
 @settings(ONE_FILE)
-@given(content=spoilt(json.loads(book_of())).map(as_bytes) | ANYTHING.map(as_bytes) | st.binary())
+@given(content=spoilt(json.loads(file_of())).map(as_bytes) | ANYTHING.map(as_bytes) | st.binary())
 def test_whatever_is_in_the_file_the_daemon_starts_and_learns(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     try:
-        book = RegimeStore(path, "one model", 5)
+        store = RegimeStore(path, "one model", 5)
     except AgentError as refused:
         assert refused.code == "regimes.schema"  # noqa: PT017  # the one outcome of two that raises
         return
-    for known in book.known:
+    for known in store.known:
         figures = [
             *known.scales.values(),
             *known.weights.values(),
@@ -104,11 +112,11 @@ def test_whatever_is_in_the_file_the_daemon_starts_and_learns(path: Path, conten
         ]
         assert all(0.0 <= figure < math.inf for figure in figures)
         assert math.isfinite(known.baseline_db(known.weights))
-    book.learn(regime("day"))
+    store.learn(regime("day"))
     assert names(RegimeStore(path, "one model", 5))[-1] == "day"
 
 
-def test_a_book_of_a_newer_tared_is_refused(path: Path) -> None:
+def test_a_file_of_a_newer_tared_is_refused(path: Path) -> None:
     path.write_text(json.dumps({"schema": 3}))
     with pytest.raises(AgentError) as refused:
         RegimeStore(path, "one model", 5)
@@ -117,8 +125,8 @@ def test_a_book_of_a_newer_tared_is_refused(path: Path) -> None:
 
 
 def test_a_disk_that_refuses_is_told_and_the_regime_known_all_the_same(path: Path) -> None:
-    book = RegimeStore(path / "no folder" / "regimes.json", "one model", 5)
+    store = RegimeStore(path / "no folder" / "regimes.json", "one model", 5)
     with pytest.raises(AgentError) as refused:
-        book.learn(regime("day"))
+        store.learn(regime("day"))
     assert refused.value.code == "regimes.write"
-    assert names(book) == ["day"]
+    assert names(store) == ["day"]

@@ -28,7 +28,7 @@ def test_a_dawn_that_turns_all_layout_over_is_no_trouble() -> None:
 
     view = ViewMonitor()
     for number in range(300):
-        view.look(float(number), dawn(number))
+        view.update(float(number), dawn(number))
         assert view.state.trouble == ""
 
 
@@ -68,7 +68,7 @@ def test_trouble_that_is_over_is_over() -> None:
     view = watched(lambda number: camera(number, scene(), blur=4.0), 50)
     found = [view.state]
     for number in range(80, 130):
-        view.look(float(number), camera(number, scene()))
+        view.update(float(number), camera(number, scene()))
         found.append(view.state)
     assert (found[1].trouble, found[-1].trouble) == ("blurred", "")
     assert found[1].evidence == found[0].evidence  # a frame that does not say so is no evidence for it
@@ -77,7 +77,7 @@ def test_trouble_that_is_over_is_over() -> None:
 def test_a_trouble_is_not_over_for_one_good_frame_in_ten() -> None:
     view = watched(lambda number: camera(number, scene(), blur=0.0 if number % 10 == 0 else 4.0), 300)
     for number in range(330, 340):
-        view.look(float(number), camera(number, scene(), blur=0.0 if number % 10 == 0 else 4.0))
+        view.update(float(number), camera(number, scene(), blur=0.0 if number % 10 == 0 else 4.0))
         assert view.state.trouble == "blurred"
 
 
@@ -85,17 +85,17 @@ def test_what_cannot_be_seen_ends_no_trouble() -> None:
     """Neither does a night put a camera back, nor light that falls on it, nor is a lens clean for being elsewhere."""
     moved = watched(lambda number: camera(number, scene(5)), 40)
     for number in range(70, 170):
-        moved.look(float(number), camera(number, scene(5), light=0.0))
+        moved.update(float(number), camera(number, scene(5), light=0.0))
     assert moved.state.trouble == "blind"
     for number in range(170, 270):
-        moved.look(float(number), camera(number, scene(5), light=0.6))
+        moved.update(float(number), camera(number, scene(5), light=0.6))
     assert moved.state.trouble == "moved"
     blurred = watched(lambda number: camera(number, scene(), blur=4.0), 40)
     for number in range(70, 120):
-        blurred.look(float(number), camera(number, scene(5), blur=4.0))
+        blurred.update(float(number), camera(number, scene(5), blur=4.0))
     assert blurred.state.trouble == "moved"
     for number in range(120, 170):
-        blurred.look(float(number), camera(number, scene(), blur=4.0))
+        blurred.update(float(number), camera(number, scene(), blur=4.0))
     assert blurred.state.trouble == "blurred"
 
 
@@ -107,13 +107,13 @@ def test_a_moved_view_that_stands_still_becomes_the_usual_one_with_its_sharpness
     view = watched(lambda number: camera(number, elsewhere), SETTLED - 2)
     assert view.state.trouble == "moved"
     for number in range(SETTLED + 28, SETTLED + 78):
-        view.look(float(number), camera(number, elsewhere))
+        view.update(float(number), camera(number, elsewhere))
     assert view.state.trouble == ""
     for number in range(SETTLED + 78, SETTLED + 98):
-        view.look(float(number), camera(number, elsewhere, blur=0.7))
+        view.update(float(number), camera(number, elsewhere, blur=0.7))
     assert view.state.trouble == "blurred"  # though it is as sharp as the first view was
     for number in range(SETTLED + 98, SETTLED + 118):
-        view.look(float(number), camera(number, scene()))
+        view.update(float(number), camera(number, scene()))
     assert view.state.trouble == "moved"
 
 
@@ -137,7 +137,7 @@ def test_a_camera_that_is_moved_again_has_the_view_where_it_then_stands() -> Non
     view = watched(lambda number: camera(number, scene(5 if number < 100 else 6)), 70 + SETTLED + 9)
     assert view.state.trouble == ""
     for number in range(20):
-        view.look(1000.0 + number, camera(number, scene(5)))
+        view.update(1000.0 + number, camera(number, scene(5)))
     assert view.state.trouble == "moved"
 
 
@@ -150,7 +150,7 @@ def test_the_hands_of_who_moves_it_are_no_sign_that_a_camera_turns_all_the_time(
     view = watched(adjusted, SETTLED + 50)
     assert view.state.trouble == ""
     for number in range(20):
-        view.look(1000.0 + number, camera(number, scene()))
+        view.update(1000.0 + number, camera(number, scene()))
     assert view.state.trouble == "moved"
 
 
@@ -167,10 +167,10 @@ def test_who_passes_by_does_not_keep_a_view_from_standing_still() -> None:
 def test_a_camera_that_is_put_back_has_its_own_view_back() -> None:
     view = watched(lambda number: camera(number, scene(5)), SETTLED - 50)
     for number in range(SETTLED, SETTLED + 50):
-        view.look(float(number), camera(number, scene()))
+        view.update(float(number), camera(number, scene()))
     assert view.state.trouble == ""
     for number in range(SETTLED + 50, SETTLED + 150):
-        view.look(float(number), camera(number, scene(5)))
+        view.update(float(number), camera(number, scene(5)))
     assert view.state.trouble == "moved"  # what stood elsewhere before counts no more
 
 
@@ -183,7 +183,7 @@ def told(shares: NDArray[np.float64], seed: int) -> list[bool]:
     """What is believed after each frame, of frames that are in trouble with these chances."""
     belief, rng, after = TroubleDetector(), np.random.default_rng(seed), []
     for found in rng.uniform(size=shares.size) < shares:
-        belief.take(bool(found))
+        belief.update(bool(found))
         after.append(belief.holds)
     return after
 
@@ -211,7 +211,7 @@ def test_the_next_trouble_needs_as_much_evidence_as_the_first() -> None:
         for found in (True, False):
             frames = 0
             while belief.holds is not found:
-                belief.take(found)
+                belief.update(found)
                 frames += 1
             taken.append(frames)
     assert taken == [9, 39] * 3
@@ -220,29 +220,29 @@ def test_the_next_trouble_needs_as_much_evidence_as_the_first() -> None:
 def test_a_lens_that_was_covered_from_the_start_is_dark() -> None:
     view = ViewMonitor()
     for number in range(40):
-        view.look(float(number), camera(number, scene(), light=0.0))
+        view.update(float(number), camera(number, scene(), light=0.0))
     assert view.state.trouble == "blind"
 
 
 def test_a_camera_that_repeats_a_frame_is_frozen_until_the_next() -> None:
     view = ViewMonitor()
     frame = camera(0, scene())
-    assert [view.look(float(second), frame) for second in range(20)] == [True] + [False] * 19
+    assert [view.update(float(second), frame) for second in range(20)] == [True] + [False] * 19
     assert (view.state.trouble, view.state.evidence) == ("frozen", {"seconds": 19.0})
-    assert view.look(20.0, camera(1, scene()))
+    assert view.update(20.0, camera(1, scene()))
     assert view.state.trouble == ""
 
 
 def test_few_equal_frames_are_not_frozen() -> None:
     view = ViewMonitor()
     for number in range(60):
-        view.look(float(number), camera(number // 4, scene()))
+        view.update(float(number), camera(number // 4, scene()))
     assert view.state.trouble == ""
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 4), (9, 16), (31, 33), (1080, 1920)])
 def test_frames_of_any_size_are_looked_at(shape: tuple[int, int]) -> None:
-    look = FrameFeatures.at(np.full((*shape, 3), 100, np.uint8))
+    look = FrameFeatures.from_image(np.full((*shape, 3), 100, np.uint8))
     assert look.layout.shape == (9, 16)
     assert look.luminance == pytest.approx(100.0)
     assert look.sharpness == 0.0
@@ -251,18 +251,18 @@ def test_frames_of_any_size_are_looked_at(shape: tuple[int, int]) -> None:
 def test_the_layout_has_the_means_of_its_parts() -> None:
     bright = np.zeros((36, 64, 3), np.uint8)
     bright[:, 32:] = 200
-    assert np.array_equal(FrameFeatures.at(bright).layout, np.repeat([[0.0] * 8 + [200.0] * 8], 9, axis=0))
+    assert np.array_equal(FrameFeatures.from_image(bright).layout, np.repeat([[0.0] * 8 + [200.0] * 8], 9, axis=0))
 
 
 def test_a_camera_that_turns_all_the_time_was_not_moved() -> None:
     view = ViewMonitor()
     for number in range(300):
-        view.look(float(number), camera(number, scene(number % 7)))
+        view.update(float(number), camera(number, scene(number % 7)))
         assert view.state.trouble == ""
 
 
 def test_an_even_view_shows_nothing() -> None:
     view = ViewMonitor()
     for number in range(100):
-        view.look(float(number), np.full((60, 80, 3), 100 + number % 2, np.uint8))
+        view.update(float(number), np.full((60, 80, 3), 100 + number % 2, np.uint8))
     assert view.state.trouble == "blind"

@@ -121,16 +121,16 @@ def test_an_engine_that_overlaps_takes_batches_too(model: Model, engine: Countin
 def test_a_frame_waits_for_others_no_longer_than_it_may() -> None:
     turns = RoundRobinScheduler([False, False, False])
     turns.slots[2].put(Frame(6, 0.0, 0, IMAGES[0, 0], "c"))  # nobody waits for a camera that delivers nothing
-    assert turns.get() is not None
+    assert turns.next_frame() is not None
     turns.slots[1].put(Frame(0, 0.0, 0, IMAGES[0, 0], "b"))
-    first = turns.get()
+    first = turns.next_frame()
     assert first is not None
-    assert turns.beside(2, 0.0) == []
+    assert turns.more_for_batch(2, 0.0) == []
     late = threading.Timer(0.05, lambda: turns.slots[2].put(Frame(7, 0.0, 0, IMAGES[0, 0], "c")))
     late.start()
     turns.slots[1].put(Frame(1, 0.0, 0, IMAGES[0, 0], "b"))  # of the same camera: not in this batch
-    assert [frame.camera for frame in turns.beside(1, 20.0)] == ["c"]
-    following = turns.get()
+    assert [frame.camera for frame in turns.more_for_batch(1, 20.0)] == ["c"]
+    following = turns.next_frame()
     assert following is not None
     assert following.camera == "b"
 
@@ -139,8 +139,8 @@ def test_nobody_waits_for_cameras_that_have_ended() -> None:
     turns = RoundRobinScheduler([True, True])
     turns.slots[0].put(Frame(0, 0.0, 0, IMAGES[0, 0]))
     turns.slots[1].close()
-    assert turns.get() is not None
-    assert turns.beside(1, 3600.0) == []
+    assert turns.next_frame() is not None
+    assert turns.more_for_batch(1, 3600.0) == []
 
 
 def test_a_model_that_takes_fewer_is_refused(model: Model, engine: Counting) -> None:

@@ -57,7 +57,7 @@ def pass_time(feed: Feed, clock: Clock, seconds: float, each: Callable[[], None]
     for _ in range(round(seconds)):
         clock.now_s += 1.0
         each()
-        feed.look()
+        feed.poll()
 
 
 def test_a_thread_that_does_nothing_at_all_hangs_and_one_that_tries_does_not(clock: Clock) -> None:
@@ -67,14 +67,14 @@ def test_a_thread_that_does_nothing_at_all_hangs_and_one_that_tries_does_not(clo
         reading.beat = reading.beat[0], reading.beat[1] + 1
 
     pass_time(feed, clock, 300.0, tries)
-    assert not feed.hangs
+    assert not feed.is_hung
     pass_time(feed, clock, 59.0)
-    assert not feed.hangs
+    assert not feed.is_hung
     pass_time(feed, clock, 5.0)
-    assert feed.hangs
+    assert feed.is_hung
     tries()
-    feed.look()
-    assert not feed.hangs
+    feed.poll()
+    assert not feed.is_hung
     reading.let_go.set()
 
 
@@ -85,25 +85,25 @@ def test_one_that_has_ended_and_a_recording_that_waits_do_not_hang(clock: Clock)
     reading.join(30.0)
     for each in (feed, recording):
         pass_time(each, clock, 300.0)
-        assert not each.hangs
+        assert not each.is_hung
     waiting.let_go.set()
 
 
 def test_a_camera_is_up_from_its_first_frame_until_it_is_lost_or_over() -> None:
     heard: list[CameraError | None] = []
     feed, reading = watched(on_change=heard.append)
-    assert (feed.up, feed.lost) == (False, "")
+    assert (feed.is_up, feed.lost) == (False, "")
     error = CameraError("camera.silent", "nothing", "frames", "check it")
     feed._changed(error)
-    assert (feed.up, feed.lost) == (False, "camera.silent")
+    assert (feed.is_up, feed.lost) == (False, "camera.silent")
     reading.beat = 1, 1
-    assert not feed.up, "not before it is told to be back"
+    assert not feed.is_up, "not before it is told to be back"
     feed._changed(None)
-    assert (feed.up, feed.lost) == (True, "")
+    assert (feed.is_up, feed.lost) == (True, "")
     assert heard == [error, None]
     reading.let_go.set()
     reading.join(30.0)
-    assert not feed.up
+    assert not feed.is_up
 
 
 def test_frames_to_come_are_those_of_all_sources_or_unknown() -> None:

@@ -89,7 +89,7 @@ def test_an_error_ends_it_after_all_answers_before() -> None:
     loop.join(LIMIT_S)
     assert str(loop.error) == "the engine broke"
     assert [each.frame.id for each in served] == [0, 1, 2]
-    assert turns.over or turns.slots[0].full  # no capture thread waits for it
+    assert turns.is_finished or turns.slots[0].is_full  # no capture thread waits for it
 
 
 def test_of_a_camera_that_does_not_wait_the_freshest_frame_is_taken() -> None:
@@ -143,10 +143,10 @@ def test_what_an_engine_has_computed_beside_another_frame_is_not_counted_twice()
     lanes = InFlightFrames([Beside(), Beside()], lambda: None)
     lanes.start()
     for number in (0, 1):
-        lanes.begin([frame(number)], "a", NamedEngine("a"))
-    assert lanes.full
-    assert [lanes.end()[0].inferred_s, lanes.end()[0].inferred_s] == pytest.approx([10.0, 3.0])
-    assert lanes.empty
+        lanes.submit([frame(number)], "a", NamedEngine("a"))
+    assert lanes.is_full
+    assert [lanes.collect()[0].inferred_s, lanes.collect()[0].inferred_s] == pytest.approx([10.0, 3.0])
+    assert lanes.is_empty
     lanes.close()
 
 

@@ -20,17 +20,17 @@ def test_a_candidate_answers_once_it_has_rehearsed_and_the_old_engine_is_closed_
     assert bench.feed(2) == ["old"] * 2
     bench.rehearse(new)
     assert bench.served[2] == (2, "old", "old")
-    assert not bench.loop.keep()
+    assert not bench.loop.commit()
     assert bench.feed(2, skip=3) == ["new"] * 2
     assert bench.told == [("live", (6.0, 3))]
     assert not old.closed.is_set()
-    assert not bench.loop.keeping
-    assert bench.loop.keep()
-    assert bench.loop.keeping
+    assert not bench.loop.is_committing
+    assert bench.loop.commit()
+    assert bench.loop.is_committing
     assert bench.feed(1) == ["new"]
-    assert not bench.loop.keeping
+    assert not bench.loop.is_committing
     assert old.closed.is_set()
-    assert not bench.loop.go_back(RECALL)
+    assert not bench.loop.roll_back(RECALL)
     bench.end()
     assert new.closed.is_set()
     assert len(bench.told) == 1
@@ -47,7 +47,7 @@ def test_the_frame_a_candidate_fails_on_is_answered_by_the_old_engine(frame: int
     assert bench.told[-1] == ("probation.error", (1.0 + frame, True))
     assert [what for what, _ in bench.told[:-1]] == ["live"] * (frame > 0)
     assert new.closed.is_set()
-    assert not bench.loop.keep()
+    assert not bench.loop.commit()
     bench.end()
     assert bench.loop.error is None
     assert len(bench.told) == 1 + (frame > 0)
@@ -59,11 +59,11 @@ def test_a_loop_waits_for_frames_unless_it_works_or_hangs() -> None:
     engine = NamedEngine("a")
     loop = FrameLoop(turns, "a", engine, [PlainTask(), PlainTask()], [lambda _: hung.wait()])
     loop.start()
-    until(lambda: turns.awaited)
+    until(lambda: turns.is_waiting)
     slot.put(Frame(0, 0.0, 0, IMAGE))
-    until(lambda: not turns.awaited)
+    until(lambda: not turns.is_waiting)
     hung.set()
-    until(lambda: turns.awaited)
+    until(lambda: turns.is_waiting)
     slot.close()
     loop.join(LIMIT_S)
 
@@ -71,11 +71,11 @@ def test_a_loop_waits_for_frames_unless_it_works_or_hangs() -> None:
 def test_what_is_taken_back_answers_no_further_frame() -> None:
     old, new = NamedEngine("old"), NamedEngine("new")
     bench = Bench(old)
-    assert not bench.loop.go_back(RECALL)
+    assert not bench.loop.roll_back(RECALL)
     bench.rehearse(new)
     assert bench.feed(2) == ["new"] * 2
-    assert bench.loop.go_back(RECALL)
-    assert not bench.loop.keep()
+    assert bench.loop.roll_back(RECALL)
+    assert not bench.loop.commit()
     assert bench.feed(2) == ["old"] * 2
     assert bench.told[-1] == ("probation.recalled", (3.0, False))
     assert new.closed.is_set()
@@ -87,7 +87,7 @@ def test_an_engine_that_was_kept_has_none_to_fall_back_to() -> None:
     bench = Bench(NamedEngine("old"))
     bench.rehearse(NamedEngine("new", breaks_at(2)))
     bench.feed(1)
-    assert bench.loop.keep()
+    assert bench.loop.commit()
     bench.feed(1)
     bench.loop.join(LIMIT_S)
     assert isinstance(bench.loop.error, RuntimeError)
@@ -108,7 +108,7 @@ def test_one_that_fails_on_a_frame_during_which_it_was_kept_is_not_taken_back() 
     bench.feed(1)
     bench.slot.put(Frame(2, 2.0, 0, IMAGE))
     assert in_hand.wait(LIMIT_S)
-    assert bench.loop.keep()
+    assert bench.loop.commit()
     kept.set()
     bench.loop.join(LIMIT_S)
     assert isinstance(bench.loop.error, RuntimeError)
@@ -129,14 +129,14 @@ def test_what_was_asked_for_after_the_last_frame_is_done_at_the_end() -> None:
     bench = Bench(NamedEngine("old"))
     bench.rehearse(NamedEngine("new"))
     bench.feed(1)
-    assert bench.loop.go_back(RECALL)
+    assert bench.loop.roll_back(RECALL)
     bench.end()
     assert bench.told[1:] == [("probation.recalled", (None, False))]
     kept, before = NamedEngine("kept"), NamedEngine("before")
     bench = Bench(before)
     bench.rehearse(kept)
     bench.feed(1)
-    assert bench.loop.keep()
+    assert bench.loop.commit()
     bench.end()
     assert len(bench.told) == 1
     assert kept.closed.is_set()
@@ -192,9 +192,9 @@ def test_twenty_swaps_and_twenty_rollbacks_lose_no_frame() -> None:
 
     def rehearse(name: str, engine: NamedEngine) -> None:
         trial = Trial(name, engine, PlainTask(), LIMIT_S, events)
-        loop.try_out(trial)
+        loop.start_trial(trial)
         feed(1)
-        until(lambda: not trial.busy)
+        until(lambda: not trial.is_busy)
 
     feed(3)
     for round_ in range(20):
@@ -203,7 +203,7 @@ def test_twenty_swaps_and_twenty_rollbacks_lose_no_frame() -> None:
         name = str(round_ + 1)
         rehearse(name, NamedEngine(name))
         feed(2)
-        assert loop.keep()
+        assert loop.commit()
         feed(2)
     slot.close()
     loop.join(LIMIT_S)

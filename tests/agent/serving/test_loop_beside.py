@@ -29,15 +29,15 @@ def served_by(engine: str) -> ServedFrame:
 
 def test_while_a_candidate_is_on_trial_the_engine_before_says_what_it_would_have_answered() -> None:
     bench = Bench(NamedEngine("old"))
-    assert bench.loop.before(served_by("old"), PlainTask()) is None
+    assert bench.loop.previous_prediction(served_by("old"), PlainTask()) is None
     bench.rehearse(NamedEngine("new"))
     bench.feed(1)
-    assert bench.loop.before(served_by("new"), PlainTask()) == "old"
-    assert bench.loop.before(served_by("old"), PlainTask()) is None  # of a frame from before the trial
-    assert bench.loop.keep()
-    assert bench.loop.before(served_by("new"), PlainTask()) is None  # it may be closed at any moment
+    assert bench.loop.previous_prediction(served_by("new"), PlainTask()) == "old"
+    assert bench.loop.previous_prediction(served_by("old"), PlainTask()) is None  # of a frame from before the trial
+    assert bench.loop.commit()
+    assert bench.loop.previous_prediction(served_by("new"), PlainTask()) is None  # it may be closed at any moment
     bench.feed(1)
-    assert bench.loop.before(served_by("new"), PlainTask()) is None
+    assert bench.loop.previous_prediction(served_by("new"), PlainTask()) is None
     bench.end()
 
 
@@ -56,7 +56,7 @@ def test_an_engine_that_is_asked_beside_is_not_closed_meanwhile_and_answers_the_
     bench.rehearse(NamedEngine("new", breaks_at(2)))
     bench.feed(1)
     told: list[Any] = []
-    beside = threading.Thread(target=lambda: told.append(bench.loop.before(served_by("new"), PlainTask())))
+    beside = threading.Thread(target=lambda: told.append(bench.loop.previous_prediction(served_by("new"), PlainTask())))
     beside.start()
     assert asked.wait(LIMIT_S)
     bench.slot.put(Frame(2, 2.0, 0, IMAGE))  # on which the candidate fails
@@ -87,10 +87,10 @@ def test_a_candidate_that_is_recalled_while_the_one_before_is_asked_leaves_it_to
     bench = Bench(NamedEngine("old", slowly))
     bench.rehearse(NamedEngine("new"))
     bench.feed(1)
-    beside = threading.Thread(target=lambda: bench.loop.before(served_by("new"), PlainTask()))
+    beside = threading.Thread(target=lambda: bench.loop.previous_prediction(served_by("new"), PlainTask()))
     beside.start()
     assert asked.wait(LIMIT_S)
-    assert bench.loop.go_back(RECALL)
+    assert bench.loop.roll_back(RECALL)
     bench.slot.put(Frame(2, 2.0, 0, IMAGE))
     bench.slot.close()
     bench.loop.join(0.2)
@@ -109,7 +109,7 @@ def test_a_candidate_that_fails_in_its_rehearsal_costs_no_frame() -> None:
     assert bench.feed(2) == ["old"] * 2
     assert bench.told == [("probation.error", (1.0, False))]
     assert new.closed.is_set()
-    assert not bench.loop.stuck
+    assert not bench.loop.is_stuck
     bench.end()
     assert len(bench.told) == 1
 
@@ -131,7 +131,7 @@ def test_a_rehearsal_takes_its_time_and_no_frame_waits_for_it(hung: threading.Ev
     assert bench.feed(5) == ["old"] * 5
     assert bench.told == []
     hung.set()
-    until(lambda: not trial.busy)
+    until(lambda: not trial.is_busy)
     assert bench.feed(3) == ["new"] * 3
     assert bench.told == [("live", (10.0, 0))]
     assert [number for number, _, _ in bench.served] == list(range(13))
@@ -148,7 +148,7 @@ def test_a_rehearsal_that_takes_longer_than_any_is_a_hang(
     bench.try_out(new)
     assert bench.feed(3) == ["old"] * 3
     assert bench.told == [("probation.hang", (1.0, False))]
-    assert bench.loop.stuck
+    assert bench.loop.is_stuck
     hung.set()
     assert new.closed.wait(LIMIT_S)
     bench.end()
@@ -159,14 +159,14 @@ def test_what_is_taken_back_while_it_rehearses_is_left_behind(hung: threading.Ev
     bench = Bench(old)
     bench.try_out(new)
     assert bench.feed(1) == ["old"]
-    assert bench.loop.go_back(RECALL)
+    assert bench.loop.roll_back(RECALL)
     assert bench.feed(2) == ["old"] * 2
     assert bench.told == [("probation.recalled", (1.0, False))]
-    assert bench.loop.stuck
+    assert bench.loop.is_stuck
     assert not new.closed.is_set()
     hung.set()
     assert new.closed.wait(LIMIT_S)
-    until(lambda: not bench.loop.stuck)
+    until(lambda: not bench.loop.is_stuck)
     bench.end()
 
 
@@ -190,7 +190,7 @@ def test_a_rehearsal_that_hangs_does_not_keep_the_loop_from_its_end(hung: thread
     bench.end()
     assert bench.told == [("probation.hang", (None, False))]
     assert old.closed.is_set()
-    assert bench.loop.stuck
+    assert bench.loop.is_stuck
 
 
 def test_the_frame_a_candidate_hangs_on_is_answered_by_the_old_engine_within_the_deadline(
@@ -201,9 +201,9 @@ def test_the_frame_a_candidate_hangs_on_is_answered_by_the_old_engine_within_the
     bench.rehearse(new, deadline_s=0.2)
     assert bench.feed(4) == ["new", "old", "old", "old"]
     assert bench.told == [("live", (1.0, 0)), ("probation.hang", (2.0, True))]
-    assert bench.loop.stuck
+    assert bench.loop.is_stuck
     assert not new.closed.is_set()  # it is in the hands of a thread that may still use it
     hung.set()
     assert new.closed.wait(LIMIT_S)
-    until(lambda: not bench.loop.stuck)
+    until(lambda: not bench.loop.is_stuck)
     bench.end()

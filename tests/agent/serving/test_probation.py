@@ -44,21 +44,21 @@ def test_it_lasts_for_frames_and_for_seconds() -> None:
     over = []
     for frame in range(200, 240):
         answer(record, "new", frame=frame)
-        over.append(watch.is_over)
+        over.append(watch.is_finished)
     assert over.index(True) == 30  # 3 s after the first at ten a second
     watch, record = probation(frames=20, seconds=0.5)
     for frame in range(200, 219):
         answer(record, "new", frame=frame)
-    assert not watch.is_over
+    assert not watch.is_finished
     answer(record, "new", frame=219)
-    assert watch.is_over
+    assert watch.is_finished
 
 
 def test_on_a_camera_of_few_frames_it_is_over_after_ten_times_the_seconds() -> None:
     for every_s, seconds, frames in ((1.0, 5.0, 51), (1.0, 2.0, 32), (0.1, 20.0, 300), (1.0, 0.0, 300)):
         record, number = AnswerRecord(live=False), 0
         watch = Probation(ProbationConfig(frames=300, seconds=seconds), record, "new", "before", 0.1)
-        while not watch.is_over:
+        while not watch.is_finished:
             answer(record, "new", frame=number, ts=1000.0 + number * every_s)
             number += 1
         assert number == frames
@@ -69,7 +69,7 @@ def test_a_gap_in_the_video_is_no_time_that_it_stood() -> None:
     for frame in range(20):
         answer(record, "new", frame=200 + frame, ts=(20.0 if frame < 10 else 3600.0) + frame / 10.0)
     assert watch.seconds == pytest.approx(1.8 + 0.5)
-    assert not watch.is_over
+    assert not watch.is_finished
 
 
 def test_frames_that_the_old_engine_answers_meanwhile_do_not_count() -> None:
@@ -78,7 +78,7 @@ def test_frames_that_the_old_engine_answers_meanwhile_do_not_count() -> None:
     for frame in range(201, 210):
         answer(record, "before", frame=frame)
     assert watch.frames == 1
-    assert not watch.is_over
+    assert not watch.is_finished
 
 
 def test_what_an_engine_answered_before_does_not_count_again() -> None:
@@ -106,14 +106,14 @@ def test_latency_beyond_what_is_allowed_ends_it_early(slowdown: float, complaint
     for number in range(100):
         spread = 1.0 + 0.1 * (number % 10) / 10
         answer(record, "new", frame=200 + number, inferred_s=0.01 * slowdown * spread)
-        found.append(code(watch.complaint([UNKNOWN])))
+        found.append(code(watch.objection([UNKNOWN])))
     assert found[-1] == complaint
     assert set(found[:31]) == {""}
     if complaint:
         assert found[31] == complaint
-        error = watch.complaint([UNKNOWN])
+        error = watch.objection([UNKNOWN])
         assert error is not None
-        assert watch.suffered(error, asked=False) == watch.late == 100
+        assert watch.affected_frames(error, asked=False) == watch.late_frames == 100
 
 
 def test_what_the_engine_before_needs_itself_is_no_hang() -> None:
@@ -123,7 +123,7 @@ def test_what_the_engine_before_needs_itself_is_no_hang() -> None:
         assert deadline_s(config, record) == 2.0
         for frame, inferred_s in enumerate((0.1, slowest_s, 0.1)):
             answer(record, "before", frame=frame, inferred_s=inferred_s)
-        record.begin("new", "before")
+        record.start("new", "before")
         assert deadline_s(config, record) == pytest.approx(limit_s)
 
 
@@ -131,8 +131,8 @@ def test_slow_frames_now_and_then_are_counted_and_forgiven() -> None:
     watch, record = probation()
     for number in range(200):
         answer(record, "new", frame=200 + number, inferred_s=1.0 if number % 20 == 0 else 0.01)
-    assert watch.late == 10
-    assert watch.complaint([UNKNOWN]) is None
+    assert watch.late_frames == 10
+    assert watch.objection([UNKNOWN]) is None
 
 
 def test_a_tail_that_a_long_record_shows_is_slow() -> None:
@@ -142,7 +142,7 @@ def test_a_tail_that_a_long_record_shows_is_slow() -> None:
     watch = Probation(ProbationConfig(), record, "new", "before", 0.1)
     for number in range(600):
         answer(record, "new", frame=2000 + number, inferred_s=1.0 if number % 20 == 0 else 0.01)
-    error = watch.complaint([UNKNOWN])
+    error = watch.objection([UNKNOWN])
     assert code(error) == "probation.latency"
     assert "p99" in str(error)
 
@@ -160,7 +160,7 @@ def test_engines_of_one_speed_are_almost_never_told_apart() -> None:
             watch = Probation(ProbationConfig(max_slowdown=slowdown), record, "new", "before", 0.1)
             for frame, time_s in enumerate(times_s[300:]):
                 answer(record, "new", frame=300 + frame, inferred_s=float(time_s))
-                if frame % 10 == 0 and watch.complaint([UNKNOWN]) is not None:
+                if frame % 10 == 0 and watch.objection([UNKNOWN]) is not None:
                     wrong[slowdown] += 1
                     break
     assert wrong[2.0] == 0
@@ -184,12 +184,12 @@ def test_fidelity_surely_below_the_engine_before_ends_it_and_all_its_frames_suff
     watch, record = probation(max_loss=0.2, first=first)
     for frame in range(200, 240):
         answer(record, "new", frame=frame)
-    assert watch.complaint([UNKNOWN]) is None
-    assert watch.complaint([Interval(-0.4, -0.8, -may_lose, 9)]) is None
-    error = watch.complaint([Interval(-0.5, -0.8, -may_lose - 0.001, 10)])
+    assert watch.objection([UNKNOWN]) is None
+    assert watch.objection([Interval(-0.4, -0.8, -may_lose, 9)]) is None
+    error = watch.objection([Interval(-0.5, -0.8, -may_lose - 0.001, 10)])
     assert error is not None
     assert error.code == "probation.fidelity"
-    assert watch.suffered(error, asked=False) == 40
+    assert watch.affected_frames(error, asked=False) == 40
 
 
 def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_of_forty_at_most() -> None:
@@ -200,7 +200,7 @@ def test_a_candidate_as_good_as_the_engine_before_is_condemned_in_one_probation_
         for second, (candidate, before) in enumerate(rng.random((200, 2)) < 0.8):
             for _neighbour in range(5):  # right and wrong together
                 beside.add(second + 0.2 * _neighbour, Fidelity(float(candidate)), Fidelity(float(before)))
-            if watch.complaint([beside.gain]) is not None:
+            if watch.objection([beside.gain]) is not None:
                 condemned += 1
                 break
     assert condemned <= 10
@@ -215,7 +215,7 @@ def test_a_scene_that_is_hard_for_both_speaks_against_neither_and_one_that_only_
         told.add(second, Fidelity(0.2), Fidelity(0.9))
     assert hard.gain.estimate == pytest.approx(0.0)
     assert empty.gain == UNKNOWN
-    assert [code(watch.complaint([beside.gain])) for beside in (hard, empty, told)] == ["", "", "probation.fidelity"]
+    assert [code(watch.objection([beside.gain])) for beside in (hard, empty, told)] == ["", "", "probation.fidelity"]
     assert -0.9 < told.gain.low < -0.7 < told.gain.high < -0.3
 
 
@@ -225,7 +225,7 @@ def test_the_frame_it_failed_on_has_suffered_unless_that_was_its_rehearsal(reaso
     answer(record, "new", frame=200)
     answer(record, "new", frame=201, inferred_s=1.0)
     error = AgentError(f"probation.{reason}", "a", "b", "c")
-    assert (watch.suffered(error, asked=True), watch.suffered(error, asked=False)) == (2, 1)
+    assert (watch.affected_frames(error, asked=True), watch.affected_frames(error, asked=False)) == (2, 1)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -243,6 +243,6 @@ def test_time_passes_where_cameras_deliver_in_step(order: int) -> None:
 def test_a_share_of_a_batch_is_no_measure_for_a_frame_alone() -> None:
     record = AnswerRecord(live=True)
     for number in range(40):
-        record.add(ServedFrame(Frame(number, 0.0, number, IMAGE), "old", {}, 0, 0.002, together=4))
+        record.add(ServedFrame(Frame(number, 0.0, number, IMAGE), "old", {}, 0, 0.002, batch_size=4))
     assert record.times_s("old").size == 0
     assert record.frames("old") == 40

@@ -112,7 +112,7 @@ def test_nor_do_a_camera_and_those_who_hear_of_every_answer_keep_any(tmp_path: P
         pipeline = Pipeline(config, [source], model, "a", engine, 0, lambda *_: None, lambda _: None, silent, sinks)
         pipeline.start(lambda: False)
         pipeline.join()
-        writer.settle()
+        writer.flush()
     assert pipeline.served == WARM + FRAMES
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == WARM + FRAMES
     assert heap.gained_bytes < 8 * picture_bytes

@@ -29,7 +29,7 @@ def answered(rates_hz: list[float], capacity_hz: float, seconds: float = 100.0) 
             while due_s[number] <= now_s:
                 turns.slots[number].put(frame(0, str(number)))
                 due_s[number] += 1.0 / rate
-        taken = turns.get(0.0)
+        taken = turns.next_frame(0.0)
         if taken is not None:
             counts[taken.camera] += 1
     return [counts[str(number)] / seconds for number in range(len(rates_hz))]
@@ -53,34 +53,34 @@ def test_what_is_full_when_all_has_ended_is_still_given_out() -> None:
     for number, slot in enumerate(turns.slots):
         slot.put(frame(number))
     turns.close()
-    assert not turns.over
-    assert [taken.id for taken in (turns.get(), turns.get(), turns.get()) if taken] == [0, 1, 2]
-    assert turns.over
-    assert turns.get() is None
+    assert not turns.is_finished
+    assert [taken.id for taken in (turns.next_frame(), turns.next_frame(), turns.next_frame()) if taken] == [0, 1, 2]
+    assert turns.is_finished
+    assert turns.next_frame() is None
 
 
 def test_one_that_has_ended_ends_nothing_for_the_others() -> None:
     turns = RoundRobinScheduler([True, True])
     turns.slots[0].close()
-    assert not turns.over
+    assert not turns.is_finished
     turns.slots[1].put(frame(5))
-    taken = turns.get()
+    taken = turns.next_frame()
     assert taken is not None
     assert taken.id == 5
 
 
 def test_whoever_waits_looks_again_when_told_to() -> None:
     turns, done, found = RoundRobinScheduler([False]), threading.Event(), list[Frame | None]()
-    waiting = threading.Thread(target=lambda: found.append(turns.get(None, done.is_set)))
+    waiting = threading.Thread(target=lambda: found.append(turns.next_frame(None, done.is_set)))
     waiting.start()
-    turns.nudge()
+    turns.wake()
     assert found == []
     done.set()
-    turns.nudge()
+    turns.wake()
     waiting.join(10.0)
     assert found == [None]
 
 
 def test_frames_age_where_one_camera_does_not_wait() -> None:
-    assert not RoundRobinScheduler([True, True]).age
-    assert RoundRobinScheduler([True, False]).age
+    assert not RoundRobinScheduler([True, True]).may_overwrite
+    assert RoundRobinScheduler([True, False]).may_overwrite
