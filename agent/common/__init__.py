@@ -1,0 +1,17 @@
+"""Small tools that every other package may use. It knows nothing of cameras, models or MQTT.
+
+Reading order: errors and schema (every configuration goes through them), timing, state_files, database; the others as
+needed.
+
+Public names:
+    console      Task, progress, say, say_error, set_up_logging
+    credentials  FileOrCredential, locate, resolve_against
+    database     Database
+    errors       AgentError, CameraError, CommandError, ConfigError, DatasetError
+    latency      LatencyHistogram, LatencyMeter, LoopMeter, LoopSample, LoopTotals
+    main_thread  MainThreadQueue, RunInMainThread
+    redaction    hide_arguments, redact, redact_location
+    schema       Finite, Strict, read_yaml, validate, verbatim_error
+    state_files  Journal, StateFile, parse_or_none, parse_state
+    timing       Backoff, PeriodicTimer, RandomInterval, RetryState, is_final
+"""

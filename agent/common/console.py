@@ -1,7 +1,7 @@
-"""What a person at the terminal sees: live progress on a terminal, plain lines elsewhere; always on stderr.
+"""Show progress, messages and log lines on stderr: live on a terminal, as plain lines elsewhere.
 
-Under systemd stderr is the journal, which keeps times itself: lines bear their priority there (sd-daemon(3)), and
-progress, which is a line every other second, is left out.
+Under systemd stderr is the journal. Lines then begin with their priority (sd-daemon(3)), and progress is left out: it
+would be a line every other second.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def goes_to_journal() -> bool:
-    """Whether systemd has connected stderr with the journal, and nobody has redirected it since (systemd.exec(5))."""
+    """Return True if systemd has connected stderr with the journal, and it still is (systemd.exec(5))."""
     stream = os.environ.get("JOURNAL_STREAM", "")
     try:
         stderr = os.fstat(2)
-    except OSError:  # closed
+    except OSError:  # stderr is closed
         return False
     return stream == f"{stderr.st_dev}:{stderr.st_ino}"
 
 
 class Task:
-    """One running piece of work; `update` is cheap and may be called for every frame."""
+    """The progress of one piece of work; `update` is cheap and may be called for every frame."""
 
     def __init__(self, title: str, total: int | None, bar: Progress | None) -> None:
         self._title = title
@@ -42,21 +42,21 @@ class Task:
         self._bar = bar
         self._row = bar.add_task(title, total=total, note="") if bar else None
         self._printed = time.monotonic()
-        self._told = not goes_to_journal()
+        self._prints_lines = not goes_to_journal()
 
     def update(self, done: int, note: str = "") -> None:
-        """`done` of `total` units; `note` is what else there is to say right now."""
+        """Show that `done` of `total` units are done, with a note."""
         if self._bar is not None and self._row is not None:
             self._bar.update(self._row, completed=done, note=note)
-        elif self._told and time.monotonic() - self._printed >= _PLAIN_PERIOD_S:
+        elif self._prints_lines and time.monotonic() - self._printed >= _PLAIN_PERIOD_S:
             self._printed = time.monotonic()
-            of = f"/{self._total}" if self._total else ""
-            say(f"{self._title}: {done}{of} {note}".rstrip())
+            total = f"/{self._total}" if self._total else ""
+            say(f"{self._title}: {done}{total} {note}".rstrip())
 
 
 @contextmanager
 def progress(title: str, total: int | None = None) -> Iterator[Task]:
-    """Show a piece of work while the block runs; `total` None means that nobody knows how long it is."""
+    """Show the progress of the block while it runs; total: units in all, None if unknown."""
     if not console.is_terminal:
         yield Task(title, total, None)
         return
@@ -72,29 +72,29 @@ def progress(title: str, total: int | None = None) -> Iterator[Task]:
 
 
 def say(text: str, priority: int = _NOTICE) -> None:
-    """One line on stderr, above any running progress. priority: syslog(3)'s, for the journal."""
+    """Print one line on stderr, above any running progress. priority: of syslog(3), for the journal."""
     if goes_to_journal():
         text = "\n".join(f"<{priority}>{line}" for line in text.splitlines())
     console.print(text, markup=False, emoji=False)
 
 
 def say_error(text: str) -> None:
-    """As `say`, of what ends the program."""
+    """Print an error that ends the program, as `say`."""
     say(text, _ERROR)
 
 
 class ConsoleHandler(logging.Handler):
-    """Log lines, key=value, without tearing a progress bar apart."""
+    """Prints log lines without tearing a progress bar apart."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             say(self.format(record), _PRIORITIES.get(record.levelno, _NOTICE))
-        except Exception:  # a log line must never take the daemon down
+        except Exception:  # a log line must never end the daemon
             self.handleError(record)
 
 
 def set_up_logging(level: str) -> None:
-    """Route all of logging to stderr at `level`."""
+    """Send all log records of `level` and above to stderr, as key=value."""
     handler = ConsoleHandler()
     handler.setFormatter(logging.Formatter("level=%(levelname)s at=%(name)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Files of config.yaml that may be secrets: by path, or as `credential:NAME`, which systemd hands to a service."""
+"""Locate files of config.yaml that may be secrets: by path, or as `credential:NAME`, which systemd provides."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ from engines.store.signing import NO_KEY, credential
 _PREFIX = "credential:"
 
 
-def _known_form(path: Path) -> Path:
+def _check_form(path: Path) -> Path:
     name = _name(path)
     if name is not None and not re.fullmatch(r"(?!\.{1,2}$)[A-Za-z0-9._-]+", name, re.ASCII):
         raise ValueError("a file, or 'credential:' and the name of a systemd credential")
     return path
 
 
-FileOrCredential = Annotated[Path, AfterValidator(_known_form)]
+FileOrCredential = Annotated[Path, AfterValidator(_check_form)]
 
 
 def resolve_against(path: Path | None, base: Path) -> Path | None:
-    """The same file, taken from the folder `base` where its path is relative."""
+    """Return the path, resolved against the folder `base` if it is relative; credentials stay as they are."""
     return path if path is None or _name(path) is not None else base / path
 
 
 def locate(path: Path) -> Path:
-    """Where the file is.
+    """Return the path of the file.
 
-    Raises ConfigError (`config.credential`) for a credential outside a service that has any, and where it is the unit's
-    default, which says that there is no file behind it.
+    Raises ConfigError:
+        config.credential  tared runs in no service with credentials, or the credential is the unit's default, which
+                           stands for a file that is missing
     """
     name = _name(path)
     if name is None:
@@ -49,6 +50,6 @@ def locate(path: Path) -> Path:
 
 
 def _name(path: Path) -> str | None:
-    """Of a credential; None for a file."""
+    """Return the name of a credential; None for a plain file."""
     text = str(path)
     return text.removeprefix(_PREFIX) if text.startswith(_PREFIX) else None

@@ -1,4 +1,4 @@
-"""A SQLite file of tared's own: its schema migrates forward, a damaged one is moved aside, a newer one is refused."""
+"""Open SQLite files of tared's own: migrate the schema forward, set a damaged file aside, refuse a newer one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from pathlib import Path
 from agent.common.errors import AgentError
 from engines.store.files import remove
 
-_PATIENCE_S = 1.0  # the supervisor's watchdog cannot wait for long
-_LOOK_S = 0.01
-_MOST_DAMAGED = 3  # files that were moved aside
-_COMPANIONS = ("-journal", "-wal", "-shm")  # what SQLite keeps beside a file, under its name
+_PATIENCE_S = 1.0  # for another process that has the file open; the supervisor's watchdog cannot wait for long
+_RETRY_S = 0.01
+_MOST_DAMAGED = 3  # files that were set aside
+_COMPANIONS = ("-journal", "-wal", "-shm")  # files that SQLite keeps next to the database, under its name
 
 
 @dataclass(frozen=True)
 class Database:
-    """What it takes to open the file at `path`, and what to say where that fails.
+    """A SQLite file at `path`: how to open it, and what to say where that fails.
 
-    name: of its errors, `{name}.read`, `.write`, `.schema` and `.damaged`. holds: what it holds, in words. loss: what
-    goes with it, in words. migrations: the script at n migrates a file of schema n to schema n + 1. pragmas: what each
-    connection begins with. patience_s: with another process that has the file open.
+    Args:
+        path: The file; its folder must exist.
+        name: Prefix of the error codes: `{name}.read`, `.write`, `.schema` and `.damaged`.
+        holds: The content in words, for errors.
+        loss: What is lost with the file, in words, for errors.
+        migrations: The script at index n migrates a file of schema n to schema n + 1.
+        pragmas: Executed at the start of each connection.
+        patience_s: How long to wait for another process that has the file open.
     """
 
     path: Path
@@ -36,13 +41,19 @@ class Database:
     pragmas: Sequence[str]
     patience_s: float = _PATIENCE_S
 
-    def connect(self, what: str = "write", any_thread: bool = False) -> sqlite3.Connection:
-        """Today's schema, in no transaction. what: "read" or "write". any_thread: not only this one will use it.
+    def connect(self, access: str = "write", any_thread: bool = False) -> sqlite3.Connection:
+        """Open the file, with today's schema and in no transaction.
 
-        Raises AgentError: `.schema` for a file of a newer tared, `.damaged` for one that was moved aside, `.read` or
-        `.write` for one that cannot be opened.
+        Args:
+            access: "read" or "write"; names the error code.
+            any_thread: Threads other than this one will use the connection too.
+
+        Raises AgentError:
+            .schema         a newer tared wrote the file
+            .damaged        the file is damaged and was set aside
+            .read, .write   the file cannot be opened
         """
-        with self.translating_errors(what):
+        with self.translating_errors(access):
             if self.path.is_dir():
                 raise self.set_aside("a folder")
             db = sqlite3.connect(
@@ -56,16 +67,16 @@ class Database:
             return db
 
     @contextmanager
-    def transaction(self, what: str) -> Iterator[sqlite3.Connection]:
-        """On a connection of its own; whatever is raised inside undoes it. Raises AgentError as `connect`."""
-        with closing(self.connect(what)) as db, self.transaction_on(db, what):
+    def transaction(self, access: str) -> Iterator[sqlite3.Connection]:
+        """Open a connection for one transaction; an exception inside undoes it. Raises AgentError as `connect`."""
+        with closing(self.connect(access)) as db, self.transaction_on(db, access):
             yield db
 
     @contextmanager
-    def transaction_on(self, db: sqlite3.Connection, what: str = "write") -> Iterator[None]:
-        """A transaction on this connection, as `transaction`."""
-        with self.translating_errors(what):
-            db.execute("BEGIN IMMEDIATE" if what == "write" else "BEGIN")
+    def transaction_on(self, db: sqlite3.Connection, access: str = "write") -> Iterator[None]:
+        """Run a transaction on this connection, as `transaction`."""
+        with self.translating_errors(access):
+            db.execute("BEGIN IMMEDIATE" if access == "write" else "BEGIN")
             try:
                 yield
                 db.execute("COMMIT")
@@ -75,62 +86,63 @@ class Database:
                 raise
 
     @contextmanager
-    def translating_errors(self, what: str) -> Iterator[None]:
-        """What SQLite and the disk raise inside is raised as AgentError; a damaged file is moved aside."""
+    def translating_errors(self, access: str) -> Iterator[None]:
+        """Raise errors of SQLite and the disk as AgentError; set a damaged file aside."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            if type(error) is sqlite3.DatabaseError:  # what SQLite says of a file that is none, or no longer one
+            # SQLite raises this very class, and no subclass, for a file that is no database or no longer one.
+            if type(error) is sqlite3.DatabaseError:
                 raise self.set_aside(str(error)) from error
-            raise self.access_error(what, str(error)) from error
+            raise self.access_error(access, str(error)) from error
 
     def set_aside(self, found: str) -> AgentError:
-        """Let a damaged file lie beside the new one, for whoever wants to look; what to tell of it.
+        """Rename a damaged file to `NAME.damaged.N`, for later inspection; return the error to raise.
 
-        What SQLite keeps beside it goes along, under its new name: a write-ahead log may have what nobody has copied
-        into the file yet, a journal what is to be undone in it, and to the new file both would be poison. A connection
-        that still has it open may be closed then, and is of no other use.
+        The files that SQLite keeps next to it are renamed along. A write-ahead log may hold pages that nobody has
+        copied into the file yet, a journal pages to be undone; both would corrupt the new file. A connection that still
+        has the damaged file open is of no use any more and may be closed.
         """
-        numbers = sorted({_number(path) for path in self.path.parent.glob(f"{self.path.name}.damaged.*")} - {0})
-        aside = self._aside(numbers[-1] + 1 if numbers else 1)
+        numbers = sorted({_damaged_number(path) for path in self.path.parent.glob(f"{self.path.name}.damaged.*")} - {0})
+        aside = _with_suffix(self.path, f".damaged.{numbers[-1] + 1 if numbers else 1}")
         try:
             for oldest in numbers[: len(numbers) + 1 - _MOST_DAMAGED]:
                 for ending in ("", *_COMPANIONS):
                     with suppress(FileNotFoundError):
-                        remove(_beside(self._aside(oldest), ending))
+                        remove(_with_suffix(self.path, f".damaged.{oldest}{ending}"))
             self.path.replace(aside)
             for companion in _COMPANIONS:
                 with suppress(FileNotFoundError):
-                    _beside(self.path, companion).replace(_beside(aside, companion))
+                    _with_suffix(self.path, companion).replace(_with_suffix(aside, companion))
         except OSError as error:
             found, aside = f"{found}; it cannot be moved: {error.strerror}", self.path
         remedy = f"check the disk; a new one is begun, and {self.loss}"
         return AgentError(f"{self.name}.damaged", f"{aside}: {found}", f"{self.holds}, as it was written", remedy)
 
-    def _aside(self, number: int) -> Path:
-        return _beside(self.path, f".damaged.{number}")
-
-    def access_error(self, what: str, found: str) -> AgentError:
-        """What to tell of a file that cannot be read, or written."""
+    def access_error(self, access: str, found: str) -> AgentError:
+        """Return the error for a file that cannot be read, or written."""
         remedy = "make room there, or correct its rights"
-        return AgentError(f"{self.name}.{what}", f"{self.path}: {found}", f"{self.holds}, in a file of its own", remedy)
+        return AgentError(
+            f"{self.name}.{access}", f"{self.path}: {found}", f"{self.holds}, in a file of its own", remedy
+        )
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        """Bring the file to today's schema, and to what survives a power cut."""
+        """Set the pragmas and migrate the file to today's schema."""
         today = len(self.migrations)
         schema = self._schema(db)
         for pragma in self.pragmas:
-            self._set(db, pragma)
+            self._set_pragma(db, pragma)
         if schema == today:
             return
-        db.execute("BEGIN IMMEDIATE")  # of two that begin a file at once, one migrates it, and the other has waited
+        # Two processes may open a new file at once: one migrates it, the other waits here, and finds it migrated.
+        db.execute("BEGIN IMMEDIATE")
         for statement in _statements("".join(self.migrations[self._schema(db) :])):
             db.execute(statement)
         db.execute(f"PRAGMA user_version = {today}")
         db.execute("COMMIT")
 
     def _schema(self, db: sqlite3.Connection) -> int:
-        """Raises AgentError for one of a newer tared."""
+        """Return the file's schema. Raises AgentError (`.schema`) if it is newer than today's."""
         today = len(self.migrations)
         (schema,) = db.execute("PRAGMA user_version").fetchone()
         if schema > today:
@@ -142,25 +154,21 @@ class Database:
             )
         return int(schema)
 
-    def _set(self, db: sqlite3.Connection, pragma: str) -> None:
-        """SQLite waits for nobody where a file is to have another journal."""
+    def _set_pragma(self, db: sqlite3.Connection, pragma: str) -> None:
+        """Retry while the file is locked: SQLite's own timeout does not cover a change of the journal mode."""
         give_up_at = time.monotonic() + self.patience_s
-        while (refusal := _refusal(db, f"PRAGMA {pragma}")) is not None:
-            if "locked" not in str(refusal) or time.monotonic() > give_up_at:
-                raise refusal
-            time.sleep(_LOOK_S)
-
-
-def _refusal(db: sqlite3.Connection, sql: str) -> sqlite3.OperationalError | None:
-    try:
-        db.execute(sql)
-    except sqlite3.OperationalError as error:
-        return error
-    return None
+        while True:
+            try:
+                db.execute(f"PRAGMA {pragma}")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > give_up_at:
+                    raise
+            time.sleep(_RETRY_S)
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One by one: `executescript` would commit what has begun."""
+    """Split a script into statements: `executescript` would commit the transaction that is open."""
     statement = ""
     for piece in script.split(";"):
         statement += f"{piece};"
@@ -169,11 +177,11 @@ def _statements(script: str) -> Iterator[str]:
             statement = ""
 
 
-def _beside(path: Path, companion: str) -> Path:
-    return path.with_name(f"{path.name}{companion}")
+def _with_suffix(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}{suffix}")
 
 
-def _number(path: Path) -> int:
-    """Of a file that was moved aside, or of what went along with it; 0 for a stranger's."""
-    found = re.fullmatch(rf".*\.damaged\.(\d+)(?:{'|'.join(_COMPANIONS)})?", path.name)
-    return int(found[1]) if found is not None else 0
+def _damaged_number(path: Path) -> int:
+    """Return N of `NAME.damaged.N`, or of its companion files; 0 for a file that tared did not name."""
+    match = re.fullmatch(rf".*\.damaged\.(\d+)(?:{'|'.join(_COMPANIONS)})?", path.name)
+    return int(match[1]) if match is not None else 0

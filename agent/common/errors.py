@@ -1,4 +1,4 @@
-"""The agent's errors; each carries a stable code, what was found, what was expected, and the remedy."""
+"""Define the agent's errors; each carries a stable code, what was found, what was expected, and the remedy."""
 
 from __future__ import annotations
 

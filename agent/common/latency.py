@@ -1,4 +1,4 @@
-"""Counting what the loop does: frames, drops by cause, frame rate, latency."""
+"""Measure the frame loop: frames, drops by cause, frame rate, latency."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_BUCKETS_PER_OCTAVE = 32  # percentiles are exact to 2 %
+_BUCKETS_PER_OCTAVE = 32  # percentiles are exact to 2 %; more: finer, and more memory
 _SMALLEST_NS = 1_000.0
 _OCTAVES = 34  # up to about 17 s
-_UNSORTED = 128  # durations at most
-_TOLD_OCTAVES = range(9, 23)  # of those: upper bounds from half a millisecond to four seconds
+_UNSORTED = 128  # durations that wait to be sorted, at most
+_REPORTED_OCTAVES = range(9, 23)  # of `cumulative_counts`: upper bounds from half a millisecond to four seconds
 
 
 class LatencyHistogram:
     """Percentiles of a duration in constant memory: counts in logarithmic buckets from 1 us up.
 
-    Durations are sorted into them by the hundred, or when somebody asks: to the frame path one is a number on a list.
+    Durations are sorted into the buckets by the hundred, or when a figure is read. The frame path only appends to a
+    list.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class LatencyHistogram:
 
     @property
     def sum_ns(self) -> int:
-        """Of all durations."""
+        """The sum of all durations."""
         self._sort()
         return self._sum_ns
 
@@ -54,7 +55,7 @@ class LatencyHistogram:
             self._newest.clear()
 
     def percentile_ms(self, percent: float) -> float:
-        """The duration that `percent` of the values do not exceed, in ms; 0.0 without values."""
+        """Return the duration in ms that `percent` of the values do not exceed; 0.0 without values."""
         counts = self._counts
         total = int(counts.sum())
         if total == 0:
@@ -63,9 +64,9 @@ class LatencyHistogram:
         return float(_SMALLEST_NS * 2.0 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE)) / 1e6
 
     def cumulative_counts(self) -> list[tuple[float, int]]:
-        """How many values were at most so long, at powers of two of a microsecond: (bound in s, count)."""
+        """Return pairs (bound in s, values up to it); the bounds are powers of two of a microsecond."""
         per_octave = np.cumsum(self._counts.reshape(_OCTAVES, _BUCKETS_PER_OCTAVE).sum(axis=1))
-        return [(2.0**octave * 1e-6, int(per_octave[octave - 1])) for octave in _TOLD_OCTAVES]
+        return [(2.0**octave * 1e-6, int(per_octave[octave - 1])) for octave in _REPORTED_OCTAVES]
 
     def clear(self) -> None:
         self._sorted[:] = 0
@@ -84,7 +85,7 @@ class LoopSample:
     p99_ms: float
 
     def as_dict(self) -> dict[str, object]:
-        """The shape that the command line and the telemetry share."""
+        """Return the object that the command line and the telemetry share."""
         return {
             "frames": self.frames,
             "dropped": dict(self.dropped),
@@ -95,7 +96,7 @@ class LoopSample:
 
 @dataclass(frozen=True)
 class LoopTotals:
-    """The loop since its meter began; latency_buckets: (upper bound in s, frames that were not slower)."""
+    """The loop since its meter started; latency_buckets: (upper bound in s, frames that were not slower)."""
 
     frames: int
     dropped: Mapping[str, int]
@@ -104,7 +105,7 @@ class LoopTotals:
 
 
 class LatencyMeter:
-    """Percentiles since the last sample; one thread records, another samples."""
+    """Latency percentiles since the last sample; one thread records, another samples."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,21 +116,21 @@ class LatencyMeter:
             self._latency.add(latency_ns)
 
     def sample(self) -> tuple[float, float] | None:
-        """The 50th and the 99th percentile in ms; None where nothing was recorded."""
+        """Return the 50th and the 99th percentile in ms, and start again; None where nothing was recorded."""
         with self._lock:
-            found = self._latency.percentile_ms(50.0), self._latency.percentile_ms(99.0)
+            p50, p99 = self._latency.percentile_ms(50.0), self._latency.percentile_ms(99.0)
             self._latency.clear()
-            return found if found[0] else None
+            return (p50, p99) if p50 else None
 
 
 class LoopMeter:
     """Counts served frames; latency runs from the frame's arrival to its decoded result.
 
-    `record` is called by the frame path, `sample` by whoever reports; the stretch starts anew at each sample.
+    The frame path calls `record`, a reporting thread `sample`; each sample starts a new stretch.
     """
 
     def __init__(self, dropped: Callable[[], Mapping[str, int]]) -> None:
-        """dropped: frames that nobody took since the beginning, by cause."""
+        """dropped: returns the frames dropped since the start, by cause."""
         self._dropped = dropped
         self._lock = threading.Lock()
         self._latency = LatencyHistogram()
@@ -143,13 +144,13 @@ class LoopMeter:
             self._latency.add(latency_ns)
 
     def totals(self) -> LoopTotals:
-        """What was counted since the last sample, without beginning anew."""
+        """Return what was counted since the last sample, without starting a new stretch."""
         with self._lock:
             dropped = Counter(self._dropped()) - self._dropped_before
             return LoopTotals(self._frames, dropped, self._latency.cumulative_counts(), self._latency.sum_ns / 1e9)
 
     def sample(self) -> LoopSample:
-        """The stretch since the last sample."""
+        """Return the stretch since the last sample, and start a new one."""
         with self._lock:
             now = time.monotonic()
             dropped = Counter(self._dropped())

@@ -1,4 +1,4 @@
-"""Functions that other threads hand to the main one, which owns what they change."""
+"""Hand functions from other threads to the main thread, which owns the state that they change."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ RunInMainThread = Callable[[Callable[[], None]], None]  # runs a function in the
 
 
 class MainThreadQueue:
-    """Any thread may `put`, but no handler of a signal: the main thread may hold the queue's lock just then."""
+    """Any thread may `put`, but no signal handler: the main thread may hold the queue's lock just then."""
 
     def __init__(self) -> None:
-        # No SimpleQueue: up to Python 3.12 its `get` waits for ever where a signal comes as its time runs out, for it
-        # takes what is left, by then negative, for no limit at all (_queuemodule.c, "Adjust timeout").
-        self._waiting: queue.Queue[Callable[[], None]] = queue.Queue()
+        # Not a SimpleQueue. Up to Python 3.12 its `get` waits for ever if a signal arrives as the timeout runs out: the
+        # rest of the timeout is then negative, which it takes for no timeout (_queuemodule.c, "Adjust timeout").
+        self._functions: queue.Queue[Callable[[], None]] = queue.Queue()
 
     def put(self, function: Callable[[], None]) -> None:
-        """To be run soon, after what was put before."""
-        self._waiting.put(function)
+        """Have a function run soon, after those that were put before."""
+        self._functions.put(function)
 
     def run(self, wait_s: float) -> None:
-        """Run what there is; where there is nothing, wait so long for the first one."""
+        """Run the functions that are queued; if there are none, wait up to `wait_s` for the first."""
         with suppress(queue.Empty):
-            function = self._waiting.get(timeout=wait_s)
+            function = self._functions.get(timeout=wait_s)
             while True:
                 function()
-                function = self._waiting.get_nowait()
+                function = self._functions.get_nowait()

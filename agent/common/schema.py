@@ -1,4 +1,4 @@
-"""Strict pydantic schemas read from YAML; all errors of a file are reported at once, one per line."""
+"""Read YAML files into strict pydantic schemas; all errors of a file are reported at once, one per line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Strict(BaseModel):
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 
-_STATED = "stated"
+_VERBATIM = "stated"
 
 # pydantic's message types, in the words of a config file; anything else keeps pydantic's own message.
 _EXPECTED = {
@@ -47,7 +47,12 @@ _EXPECTED = {
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError when it is missing, unreadable or no mapping."""
+    """Return the mapping in a YAML file.
+
+    Raises ConfigError:
+        config.missing     there is no such file
+        config.unreadable  the file cannot be read, is not YAML, or is no mapping
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -64,7 +69,10 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 
 
 def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str) -> SchemaT:
-    """Build a schema from plain data. Raises ConfigError that lists every error of `source`, one per line."""
+    """Build a schema from plain data; source: the file, for errors.
+
+    Raises ConfigError: `config.invalid`  lists every error, one per line.
+    """
     try:
         return schema.model_validate(content)
     except ValidationError as error:
@@ -78,18 +86,18 @@ def validate(schema: type[SchemaT], content: Mapping[str, Any], source: str) -> 
 
 
 def verbatim_error(error: str) -> PydanticCustomError:
-    """An error of a validator in whole, for values that are not to be shown: they may hold a password."""
-    return PydanticCustomError(_STATED, "{error}", {"error": error})
+    """Return a validator's error whose text is shown alone, without the value, which may hold a password."""
+    return PydanticCustomError(_VERBATIM, "{error}", {"error": error})
 
 
 def _error_line(detail: ErrorDetails) -> str:
-    """One error as `camera.fps: expected integer, got 'fast'`."""
+    """Return one error as `camera.fps: expected integer, got 'fast'`."""
     where = ".".join(str(part) for part in detail["loc"]) or "(top level)"
     if detail["type"] == "extra_forbidden":
         return f"{where}: unknown key"
     if detail["type"] == "missing":
         return f"{where}: missing"
-    if detail["type"] == _STATED:
+    if detail["type"] == _VERBATIM:
         return f"{where}: {detail['msg']}"
     expected = _EXPECTED.get(detail["type"], "").format_map(detail.get("ctx", {}))
     if not expected:

@@ -1,4 +1,4 @@
-"""When something that recurs is due, on the monotonic clock."""
+"""Decide when something recurs, or is tried again: PeriodicTimer, RandomInterval, Backoff, RetryState."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from calibrate.errors import TaredError
 
 
 class PeriodicTimer:
-    """Every `period_s` seconds from `now_s` on. What was missed is not made up for: it would come in one burst."""
+    """Due every `period_s` seconds of the monotonic clock. Missed periods are not made up for in a burst."""
 
     def __init__(self, period_s: float, now_s: float) -> None:
         self._period_s = period_s
         self._next_s = now_s + period_s
 
     def due(self, now_s: float) -> bool:
-        """True once each period."""
+        """Return True once each period."""
         if now_s < self._next_s:
             return False
         self._next_s += self._period_s
@@ -25,15 +25,15 @@ class PeriodicTimer:
         return True
 
     def set_period(self, period_s: float, now_s: float) -> None:
-        """Another period, from now on."""
+        """Set another period, which starts now; the same one changes nothing."""
         if period_s != self._period_s:
             self._period_s, self._next_s = period_s, now_s + period_s
 
 
 class RandomInterval:
-    """Says when the next frame is due, in capture time; the gaps are random, so no rhythm of the scene is aliased.
+    """Decides when the next frame is due, in capture time; the gaps are random, so no rhythm of the scene is aliased.
 
-    Gaps are uniform on [0.5, 1.5] periods. A clock that jumps backwards (a file that starts over) starts anew.
+    Gaps are uniform on [0.5, 1.5] periods. If the clock jumps backwards (a file that starts over), a frame is due.
     """
 
     def __init__(self, period_s: float, seed: int = 0) -> None:
@@ -43,7 +43,7 @@ class RandomInterval:
         self._due = float("-inf")
 
     def due(self, ts: float) -> bool:
-        """True when a frame of capture time `ts` should be observed; the next gap then starts at it."""
+        """Return True when a frame of capture time `ts` should be observed; the next gap then starts at it."""
         if self._last <= ts < self._due:
             self._last = ts
             return False
@@ -71,7 +71,7 @@ class Backoff:
         self._ceiling_s = first_s
 
     def next_s(self) -> float:
-        """The delay before the next attempt, in seconds."""
+        """Return the delay before the next attempt, in seconds."""
         delay_s = self._rng.uniform(0.0, self._ceiling_s)
         self._ceiling_s = min(self._ceiling_s * 2.0, self._cap_s)
         return delay_s
@@ -81,14 +81,18 @@ class Backoff:
         self._ceiling_s = self._first_s
 
 
-_LOST = ("cuda.device", "cuda.launch", "engine.run")  # after a fault nothing works any more on a GPU of this process
+# Codes after which nothing works on the GPU any more in this process.
+_GPU_LOST = ("cuda.device", "cuda.launch", "engine.run")
 
 
 class RetryState:
     """Counts the failures and successes of one thing. One thread calls it; any may read `code`.
 
-    on_change is called with the error that begins an outage, and with None at its end: after `well_after` successes in
-    a row, so that what fails now and then fills no log, and is tried ever less often.
+    Args:
+        on_change: Called with the error that starts an outage, and with None at its end.
+        backoff: The pauses before further attempts.
+        well_after: Successes in a row that end an outage. With more than one, a thing that fails now and then fills no
+            log, and is tried ever less often.
     """
 
     def __init__(self, on_change: Callable[[TaredError | None], None], backoff: Backoff, well_after: int) -> None:
@@ -96,18 +100,18 @@ class RetryState:
         self._backoff = backoff
         self._well_after = well_after
         self._successes = 0
-        self.code = ""  # of the newest error of an outage; empty while there is none
+        self.code = ""  # code of the newest error of an outage; empty while there is none
 
     def note_failure(self, error: TaredError) -> float:
-        """Note a failure; the pause before the next attempt, in seconds."""
-        began = not self.code
+        """Count a failure; return the pause before the next attempt, in seconds."""
+        is_first = not self.code
         self.code, self._successes = error.code, 0
-        if began:
+        if is_first:
             self._on_change(error)
         return self._backoff.next_s()
 
     def note_success(self) -> None:
-        """Note a success."""
+        """Count a success."""
         if not self.code:
             return
         self._successes += 1
@@ -118,10 +122,10 @@ class RetryState:
 
 
 def is_final(error: TaredError) -> bool:
-    """Whether only a new process can mend it: the GPU is lost, or that is what the error was raised from."""
+    """Return True if only a new process can help: the error, or a cause of it, says that the GPU is lost."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, TaredError) and cause.code in _LOST:
+        if isinstance(cause, TaredError) and cause.code in _GPU_LOST:
             return True
         cause = cause.__cause__
     return False
