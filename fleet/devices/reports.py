@@ -40,7 +40,10 @@ class Stream(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A telemetry sample or an event. kind: telemetry, or the event's. ts: the board's Unix time in s. document: JSON."""
+    """A telemetry sample or an event.
+
+    kind: `telemetry`, or the event's kind. ts: Unix time in s, by the board's clock. document: JSON.
+    """
 
     stream: Stream
     seq: int
