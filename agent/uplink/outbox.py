@@ -1,4 +1,16 @@
-"""What a collector says that it has, and what follows from hearing the same twice."""
+"""Number telemetry and events, keep them until they have arrived, and send them in order: store and forward.
+
+The way of a row:
+
+1. `Outbox.put` numbers it. The outbox's thread writes it to the disk (`turn`, agent/uplink/outbox_store.py).
+2. `turn` loads what is due into the `SendWindow`; the MQTT thread pops it from there, limited by a `RateLimiter`.
+3. The broker acknowledges it (PUBACK): `delivered`. Without a collector that deletes the row.
+4. With a collector, the row is only marked as sent. The collector's ack (contract: Ack, topic `ack`) deletes it:
+   `acknowledge`, where the `AckTracker` also notices a collector that misses something.
+5. If no ack comes in time, or a new connection begins, everything unconfirmed is due again, from the oldest on.
+
+A row that is dropped, refused or lost leaves a DroppedRange, which is sent in its place: numbers have no gaps.
+"""
 
 from __future__ import annotations
 
@@ -20,147 +32,372 @@ from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Message
 from agent.system.clock import unix_s
 from agent.uplink.outbox_store import OutboxStore, PendingWrites
-from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE, START, DroppedRange, Key, OutboxRow
-
-_LACKING_S = 10.0  # over which a collector says the same, though it was sent again what there is
-_MOST_EPOCHS = 1000  # of which is remembered what was said
-
-
-class AckResult(Enum):
-    """EVENT: it has more than before. HOLE: it has heard of more, but not of what comes next. LACKING: so it goes on."""
-
-    PROGRESS = "news"
-    GAP = "hole"
-    STILL_MISSING = "lacking"
-
-
-class AckTracker:
-    """By epoch; a number that comes late, or from a collector that is behind, takes nothing back."""
-
-    def __init__(self) -> None:
-        self._most: dict[int, int] = {}
-        self._repeated: dict[int, tuple[int, float]] = {}  # the number that is repeated, and since when
-
-    def update(self, epoch: int, upto: int, now_s: float) -> AckResult:
-        """now_s: monotonic."""
-        if len(self._most) >= _MOST_EPOCHS:
-            self._most.clear()
-            self._repeated.clear()
-        if upto > self._most.get(epoch, -1):
-            self._most[epoch] = upto
-            self._repeated.pop(epoch, None)
-            return AckResult.PROGRESS
-        repeated, since_s = self._repeated.get(epoch, (-1, now_s))
-        if repeated != upto:
-            self._repeated[epoch] = upto, now_s
-        elif now_s - since_s >= _LACKING_S:
-            return AckResult.STILL_MISSING
-        return AckResult.GAP
-
+from agent.uplink.outbox_tables import ALARM, EVENT, SAMPLE, START, DroppedRange, Key, OutboxRow, Parcel
 
 TELEMETRY = "telemetry"  # the kind of a sample; every other kind is an event's
-WINDOW = 200  # of what is due, so many are in memory
+WINDOW = 200  # parcels that are due and in memory
+_MOST_PENDING = 5000  # rows that are not on the disk yet; if it does not answer for minutes, later ones are dropped
+_EVENT_WAIT_S = 1.0  # an event waits this long for others, to be written with them
+# All is sent again if a collector does not confirm the oldest row for this long; doubles each time.
+_SILENCE_S = 10.0
+_GAP_S = 2.0  # the same if the collector reports that it misses something
+_LONGEST_SILENCE_S = 3600.0
+# A collector that has repeated the same number for this long, though it was sent all there is, misses what is gone.
+_STILL_MISSING_S = 10.0
+_MOST_EPOCHS = 1000  # whose acks are remembered
+
+
+class Outbox:
+    """A thread-safe MessageSource of numbered rows; a context manager, in which a thread writes them to the disk.
+
+    After the context, all rows that were put in it are on the disk. A caller that has no thread to spend enters no
+    context, but calls `turn` when it is due (`is_due`, `patience_s`), and `close`.
+
+    While the disk refuses, memory replaces it. What memory holds is lost with the process, which may leave a gap at the
+    end of an epoch.
+
+    Attributes:
+        errors: Errors of the disk, to be reported.
+        error: The exception that has ended the thread, which is a bug.
+        epoch: Of the rows that are put now.
+        on_due: Called by the writing thread once there is more to pop.
+    """
+
+    def __init__(self, path: Path, topics: Topics, config: OutboxConfig, clock: Callable[[], float] = unix_s) -> None:
+        """clock: Unix time of the board. Raises AgentError (`outbox.schema`) for a file of a newer tared."""
+        self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
+        self.error: BaseException | None = None
+        self.on_due: Callable[[], None] = lambda: None
+        self._config = config
+        self._clock = clock
+        self._store = OutboxStore(path, config, self.errors.put, clock)
+        self.epoch = self._store.epoch
+        self._seq = 0
+        self._changed = threading.Condition()  # guards all that follows
+        self._pending = PendingWrites()
+        self._write_at = math.inf  # monotonic
+        self._committed_s = time.monotonic()
+        self._resend = False  # everything unconfirmed is due again, from the oldest on
+        self._resend_at = math.inf  # monotonic
+        self._resent_s = time.monotonic()
+        self._closing = False
+        self._window = SendWindow(topics)
+        self._rate = RateLimiter(config.backlog_per_s)
+        self._ack_tracker = AckTracker()
+        self._confirmed: dict[int, int] = {}  # by epoch, what a collector has; the broker may not have all of it yet
+        self._gap_s = _GAP_S
+        # A collector's ack waits for up to `commit_s` until it is written; until then the collector would seem silent.
+        self._shortest_s = max(_SILENCE_S, 2.0 * config.commit_s)
+        self._silence_s = self._shortest_s
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+
+    def __enter__(self) -> Outbox:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+        self._store.close()
+
+    def close(self) -> None:
+        """Close the file without a context: what `turn` has not written is lost, as with a power cut."""
+        self._store.close()
+
+    def __len__(self) -> int:
+        with self._changed:
+            return len(self._pending.rows) + len(self._window)
+
+    @property
+    def last(self) -> Key:
+        """The epoch, and the greatest number in it so far."""
+        with self._changed:
+            return self.epoch, self._seq
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """How many rows will never be sent, by kind, since the start."""
+        return Counter(self._store.dropped)
+
+    def put(self, kind: str, rank: int, document: Callable[[int, int], bytes]) -> None:
+        """Number a row and keep it.
+
+        Args:
+            kind: TELEMETRY, or the event's kind.
+            rank: SAMPLE, EVENT or ALARM (agent/uplink/outbox_tables.py).
+            document: Makes the payload from epoch and number.
+        """
+        with self._changed:
+            self._seq += 1
+            payload = None
+            if len(self._pending.rows) < _MOST_PENDING:
+                payload = document(self.epoch, self._seq)
+            if payload is not None and len(payload) <= MAX_PAYLOAD_BYTES:
+                self._pending.rows.append(OutboxRow(self.epoch, self._seq, kind, rank, self._clock(), payload))
+            else:
+                self._pending.lost.append(((self.epoch, self._seq), kind))
+            since_s = time.monotonic() - self._committed_s
+            self._write_within({SAMPLE: self._config.commit_s - since_s, EVENT: _EVENT_WAIT_S, ALARM: 0.0}[rank])
+
+    def hurry(self) -> None:
+        """Write at once what there is."""
+        with self._changed:
+            self._write_within(0.0)
+
+    def acknowledge(self, epoch: int, upto: int) -> None:
+        """Apply a collector's ack: it has everything of the epoch up to this number.
+
+        Numbers that were never sent are ignored: nobody can have them.
+        """
+        with self._changed:
+            epoch_sent, sent = self._window.furthest
+            if epoch > epoch_sent:
+                return
+            if epoch == epoch_sent:
+                upto = min(upto, sent)
+            result = self._ack_tracker.update(epoch, upto, time.monotonic())
+            self._confirmed[epoch] = max(upto, self._confirmed.get(epoch, 0))
+            self._confirm()  # earlier acks, too: the disk may have refused them
+            if result is AckResult.PROGRESS:  # there is a collector again; it will soon confirm the rest
+                self._silence_s = self._shortest_s
+                self._resend_at = min(self._resend_at, time.monotonic() + self._shortest_s)
+                self._changed.notify()
+                return
+            self._resend_at = min(self._resend_at, self._resent_s + self._gap_s)
+            if result is AckResult.STILL_MISSING:
+                self._pending.missing[epoch] = upto
+                self._write_within(self._config.commit_s)
+            self._changed.notify()
+
+    def connection_started(self) -> None:
+        """Make due what the previous connection has not carried, and what no collector has confirmed."""
+        with self._changed:
+            self._send_again()
+
+    def pop(self) -> Message | None:
+        with self._changed:
+            is_first = self._window.is_at_start
+            if is_first and not self._rate.allows_one:
+                return None
+            message = self._window.pop()
+            if message is not None and is_first:
+                self._rate.spend()
+            if self._window.is_low:
+                self._changed.notify()
+            return message
+
+    def delivered(self, message: Message) -> None:
+        with self._changed:
+            parcel = self._window.delivered(message)
+            if parcel is not None:
+                self._pending.delivered.append(parcel)
+                self._write_within(self._config.commit_s)
+                self._confirm()
+
+    def refused(self, message: Message, for_good: bool) -> None:
+        """Count a row that is refused for good among the dropped; any other is due again after a while."""
+        with self._changed:
+            parcel = self._window.refused(message)
+            if for_good and isinstance(parcel, OutboxRow):
+                self._pending.refused.append(parcel)
+                self._write_within(self._config.commit_s)
+            elif parcel is not None:
+                self._resend_at = min(self._resend_at, time.monotonic() + self._silence_s)
+                self._changed.notify()
+
+    def put_back(self, messages: Sequence[Message]) -> None:
+        """Do nothing: with the next connection all that was not acknowledged is due anyway."""
+
+    def _confirm(self) -> None:
+        """Queue the deletion of what a collector has confirmed, as far as the broker has acknowledged it, too.
+
+        An ack for a row that is still on its way to the broker cannot be true.
+        """
+        for epoch, upto in list(self._confirmed.items()):
+            confirmed = self._window.delivered_upto(epoch, upto)
+            if confirmed == upto:
+                del self._confirmed[epoch]
+            self._pending.acks[epoch] = max(confirmed, self._pending.acks.get(epoch, 0))
+            self._write_within(self._config.commit_s)
+
+    def _write_within(self, seconds: float) -> None:
+        """Have the disk written to within so many seconds."""
+        at = time.monotonic() + seconds
+        if at < self._write_at:
+            self._write_at = at
+            self._changed.notify()
+
+    def _send_again(self) -> None:
+        """Make everything unconfirmed due again, from the oldest on."""
+        self._resend = True
+        self._resent_s = time.monotonic()
+        self._resend_at = self._resent_s + self._silence_s if self._store.needs_collector else math.inf
+        self._window.reset()
+        self._write_within(0.0)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                with self._changed:
+                    while not self.is_due and self._changed.wait(self.patience_s):
+                        pass  # what was notified may have changed how long to wait
+                self.turn()
+            self.turn()  # what came before the closing
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `turn` has something to do."""
+        return self._closing or self._window.is_low or time.monotonic() >= self._write_at
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until `turn` may be due without a notification."""
+        return min(60.0, max(0.0, min(self._write_at, self._resend_at) - time.monotonic()))
+
+    def turn(self) -> None:
+        """Write what has to be written by now, and load the next parcels into the window."""
+        with self._changed:
+            if time.monotonic() >= self._resend_at:
+                self._silence_s = min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
+                self._gap_s = min(2.0 * self._gap_s, _LONGEST_SILENCE_S)
+                self._send_again()
+            resend, pending = self._resend, self._pending
+            writes = self._closing or resend or time.monotonic() >= self._write_at
+            if writes:
+                self._window.complete = self._window.complete and not pending.rows  # until these are loaded
+                self._pending, self._resend, self._write_at = PendingWrites(), False, math.inf
+                self._committed_s = time.monotonic()
+            last = self.epoch, self._seq
+            room = self._window.room
+        if writes and (pending or resend):
+            self._commit(pending, last, resend)
+        due = self._store.due(room)
+        with self._changed:
+            is_more = not self._resend and self._window.add(due, complete=len(due) < room)
+        if is_more:
+            self.on_due()
+
+    def _commit(self, pending: PendingWrites, last: Key, resend: bool) -> None:
+        oldest = self._store.oldest
+        self._store.commit(pending, last, resend)
+        with self._changed:
+            if self._store.oldest is None:
+                self._resend_at = math.inf
+            elif self._store.oldest != oldest and self._store.needs_collector:
+                self._silence_s, self._gap_s = self._shortest_s, _GAP_S
+                self._resend_at = time.monotonic() + self._shortest_s
+            if self._store.returned:
+                self._store.returned = False
+                if self.epoch != self._store.epoch:
+                    self.epoch, self._seq = self._store.epoch, 0
+                self._send_again()
 
 
 @dataclass
-class _Parcel:
-    """What the broker is being sent, in so many messages that it has not acknowledged yet."""
+class _Sending:
+    """A parcel on its way, and how many of its messages the broker has not acknowledged yet."""
 
-    content: OutboxRow | DroppedRange
+    parcel: Parcel
     messages: int
 
 
 class SendWindow:
-    """On one connection; one thread at a time. furthest: the greatest number that was ever taken, on any."""
+    """What is due on one connection: loaded, popped, and on its way; for one thread at a time.
+
+    furthest: the greatest number that was ever popped, on any connection. complete: nothing else is due.
+    """
 
     def __init__(self, topics: Topics) -> None:
         self.furthest = START
-        self.complete = False  # nothing is due but what is here
+        self.complete = False
         self._topics = topics
-        self._window: deque[OutboxRow | DroppedRange] = deque()
-        self._opened: deque[Message] = deque()  # of one parcel, what is still to be taken
-        self._parcels: dict[int, _Parcel] = {}  # by the id of their messages
+        self._loaded: deque[Parcel] = deque()
+        self._messages: deque[Message] = deque()  # of the parcel that is being popped, what is left
+        self._sending: dict[int, _Sending] = {}  # by the id of their messages
 
     def __len__(self) -> int:
-        """How many wait, at least."""
-        return len(self._window) + len(self._opened) + (0 if self.complete else 1)
+        """Return how many wait, at least."""
+        return len(self._loaded) + len(self._messages) + (0 if self.complete else 1)
 
     @property
     def room(self) -> int:
-        """For so many more."""
-        return WINDOW - len(self._window)
+        """How many more parcels may be loaded."""
+        return WINDOW - len(self._loaded)
 
     @property
     def is_low(self) -> bool:
-        """Whether it is time to look for more."""
-        return not self.complete and len(self._window) < WINDOW // 2
-
-    def reset(self) -> None:
-        """Another connection: it has carried nothing yet."""
-        self._window.clear()
-        self._opened.clear()
-        self._parcels.clear()
-        self.complete = False
-
-    def add(self, due: Sequence[OutboxRow | DroppedRange], complete: bool) -> bool:
-        """What is due next, no more than there is room for; complete: there is no more. Whether any of it is new here:
-        a run may be on its way while another of them grows."""
-        here = [*self._window, *(parcel.content for parcel in self._parcels.values())]
-        runs = {each.identity for each in here if isinstance(each, DroppedRange)}
-        news = [each for each in due if isinstance(each, OutboxRow) or each.identity not in runs]
-        self._window.extend(news)
-        self.complete = complete
-        return bool(news)
+        """Whether it is time to load more."""
+        return not self.complete and len(self._loaded) < WINDOW // 2
 
     @property
     def is_at_start(self) -> bool:
-        """Whether the next message would be the first of something."""
-        return not self._opened
+        """Whether the next message would be the first of a parcel."""
+        return not self._messages
+
+    def reset(self) -> None:
+        """Start another connection, which has carried nothing yet."""
+        self._loaded.clear()
+        self._messages.clear()
+        self._sending.clear()
+        self.complete = False
+
+    def add(self, due: Sequence[Parcel], complete: bool) -> bool:
+        """Load the next parcels; return whether any is new here. A range may be on its way while another one grows.
+
+        due: no more than there is room for. complete: nothing else is due.
+        """
+        known = [*self._loaded, *(each.parcel for each in self._sending.values())]
+        ranges = {each.identity for each in known if isinstance(each, DroppedRange)}
+        new = [each for each in due if isinstance(each, OutboxRow) or each.identity not in ranges]
+        self._loaded.extend(new)
+        self.complete = complete
+        return bool(new)
 
     def pop(self) -> Message | None:
-        """The next message."""
-        if not self._opened and self._window:
-            self._open(self._window.popleft())
-        return self._opened.popleft() if self._opened else None
+        """Return the next message; None if nothing is loaded."""
+        if not self._messages and self._loaded:
+            parcel = self._loaded.popleft()
+            messages = self._messages_of(parcel)
+            self.furthest = max(self.furthest, parcel.last_key)
+            sending = _Sending(parcel, len(messages))
+            self._sending.update({id(message): sending for message in messages})
+            self._messages.extend(messages)
+        return self._messages.popleft() if self._messages else None
 
-    def delivered(self, message: Message) -> OutboxRow | DroppedRange | None:
-        """The broker has it: what has arrived there by that, None while some of it has not."""
-        parcel = self._parcels.pop(id(message), None)
-        if parcel is None:
+    def _messages_of(self, parcel: Parcel) -> list[Message]:
+        """Return a row's message, or one for each kind in a dropped range."""
+        if isinstance(parcel, OutboxRow):
+            topic = self._topics.telemetry if parcel.kind == TELEMETRY else self._topics.event
+            return [Message(topic, parcel.payload)]
+        span = {"epoch": parcel.epoch, "from": parcel.first, "to": parcel.last}
+        documents = [Dropped.model_validate({**span, "kind": kind, "n": n}) for kind, n in parcel.counts.items()]
+        return [Message(self._topics.event, document.to_json()) for document in documents]
+
+    def delivered(self, message: Message) -> Parcel | None:
+        """Note a PUBACK; return the parcel once the broker has all of it."""
+        sending = self._sending.pop(id(message), None)
+        if sending is None:
             return None
-        parcel.messages -= 1
-        return parcel.content if not parcel.messages else None
+        sending.messages -= 1
+        return sending.parcel if not sending.messages else None
 
-    def refused(self, message: Message) -> OutboxRow | DroppedRange | None:
-        """The broker does not take it: what that is part of, None if it is of another connection."""
-        parcel = self._parcels.pop(id(message), None)
-        return parcel.content if parcel is not None else None
+    def refused(self, message: Message) -> Parcel | None:
+        """Note a refusal; return the message's parcel, None if it is of another connection."""
+        sending = self._sending.pop(id(message), None)
+        return sending.parcel if sending is not None else None
 
     def delivered_upto(self, epoch: int, upto: int) -> int:
-        """Up to which number, of those up to `upto`, none is still on its way to the broker."""
-        rows = [parcel.content for parcel in self._parcels.values() if isinstance(parcel.content, OutboxRow)]
+        """Return the greatest number, at most `upto`, before which no row is still on its way to the broker."""
+        rows = [each.parcel for each in self._sending.values() if isinstance(each.parcel, OutboxRow)]
         return min([upto, *(row.seq - 1 for row in rows if row.epoch == epoch)])
-
-    def _open(self, content: OutboxRow | DroppedRange) -> None:
-        """Turn it into the messages that tell it."""
-        if isinstance(content, DroppedRange):
-            told = [Message(self._topics.event, _told(content, kind, n)) for kind, n in content.counts.items()]
-        else:
-            topic = self._topics.telemetry if content.kind == TELEMETRY else self._topics.event
-            told = [Message(topic, content.payload)]
-        self.furthest = max(self.furthest, content.last_key)
-        parcel = _Parcel(content, len(told))
-        self._parcels.update({id(message): parcel for message in told})
-        self._opened.extend(told)
-
-
-def _told(run: DroppedRange, kind: str, n: int) -> bytes:
-    fields = {"epoch": run.epoch, "from": run.first, "to": run.last, "kind": kind, "n": n}
-    return Dropped.model_validate(fields).to_json()
 
 
 class RateLimiter:
-    """So many per second, and as many at once after a second without."""
+    """A token bucket: `per_s` parcels a second, and as many at once after an idle second."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
@@ -176,248 +413,37 @@ class RateLimiter:
         return self._left >= 1.0
 
     def spend(self) -> None:
-        """That one."""
+        """Count one that was sent."""
         self._left -= 1.0
 
 
-_MOST_PENDING = 5000  # not yet on the disk: where it does not answer for minutes, what comes then is dropped
-_NEWS_WAIT_S = 1.0  # for what else is to be written
-_SILENCE_S = 10.0  # in which a collector does not confirm the oldest row, until all is sent again; doubles
-_HOLE_S = 2.0  # between that and the next time, where the collector lets know that it misses something
-_LONGEST_SILENCE_S = 3600.0
+class AckResult(Enum):
+    """What a collector's ack shows."""
+
+    PROGRESS = "progress"  # it has more than before
+    GAP = "gap"  # it has received something, but not what comes next
+    STILL_MISSING = "still missing"  # the gap has lasted for _STILL_MISSING_S
 
 
-class Outbox:
-    """A Source, thread-safe; a thread of its own writes. A context manager, after which nothing is lost but what is
-    put then. Who has no thread for it enters no context, but calls `turn` when it is due, and `close`.
+class AckTracker:
+    """The acks of collectors by epoch. A smaller number, late or from a slower collector, takes nothing back."""
 
-    `errors` has what there is to tell of the disk, and `error` what ended the thread, which is a bug. While the disk
-    refuses, memory stands in for it: with the process that is lost, and may leave a gap at the end of an epoch.
-    """
+    def __init__(self) -> None:
+        self._most: dict[int, int] = {}
+        self._repeated: dict[int, tuple[int, float]] = {}  # the number that is repeated, and since when
 
-    def __init__(self, path: Path, topics: Topics, config: OutboxConfig, clock: Callable[[], float] = unix_s) -> None:
-        """clock: Unix time as the board has it. Raises AgentError (`outbox.schema`) for a file of a newer tared."""
-        self.errors: queue.SimpleQueue[AgentError] = queue.SimpleQueue()
-        self.error: BaseException | None = None
-        self.on_due: Callable[[], None] = lambda: None  # called by the writing thread once there is more to take
-        self._config = config
-        self._clock = clock
-        self._store = OutboxStore(path, config, self.errors.put, clock)
-        self.epoch = self._store.epoch
-        self._seq = 0
-        self._changed = threading.Condition()  # guards all that follows
-        self._work = PendingWrites()
-        self._write_at = math.inf  # monotonic
-        self._committed_s = time.monotonic()
-        self._again = False  # what is unconfirmed is due once more, from the oldest on
-        self._closing = False
-        self._sending = SendWindow(topics)
-        self._allowance = RateLimiter(config.backlog_per_s)
-        self._acknowledgements = AckTracker()
-        self._confirmed: dict[int, int] = {}  # by epoch: up to these numbers, some of which the broker may not have yet
-        self._hole_s = _HOLE_S
-        self._resent_s = time.monotonic()
-        # A collector's word waits for up to `commit_s` until it is written; until then it would be taken for silent.
-        self._shortest_s = max(_SILENCE_S, 2.0 * config.commit_s)
-        self._silence_s = self._shortest_s
-        self._again_at = math.inf  # monotonic
-        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
-
-    def __enter__(self) -> Outbox:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join()
-        self._store.close()
-
-    def close(self) -> None:
-        """Without a context: what `turn` has not written yet is lost, as with a power cut."""
-        self._store.close()
-
-    def __len__(self) -> int:
-        with self._changed:
-            return len(self._work.rows) + len(self._sending)
-
-    @property
-    def last(self) -> Key:
-        """The epoch, and the greatest number in it so far."""
-        with self._changed:
-            return self.epoch, self._seq
-
-    @property
-    def dropped(self) -> Counter[str]:
-        """How many will never be sent, by kind, since the start."""
-        return Counter(self._store.dropped)
-
-    def put(self, kind: str, rank: int, document: Callable[[int, int], bytes]) -> None:
-        """A document, made of its epoch and number. kind: `telemetry`, or the event's. rank: as in `outbox_rows`."""
-        with self._changed:
-            self._seq += 1
-            payload = None
-            if len(self._work.rows) < _MOST_PENDING:
-                payload = document(self.epoch, self._seq)
-            if payload is not None and len(payload) <= MAX_PAYLOAD_BYTES:
-                self._work.rows.append(OutboxRow(self.epoch, self._seq, kind, rank, self._clock(), payload))
-            else:
-                self._work.lost.append(((self.epoch, self._seq), kind))
-            since_s = time.monotonic() - self._committed_s
-            self._write_within({SAMPLE: self._config.commit_s - since_s, EVENT: _NEWS_WAIT_S, ALARM: 0.0}[rank])
-
-    def hurry(self) -> None:
-        """Write at once what there is."""
-        with self._changed:
-            self._write_within(0.0)
-
-    def acknowledge(self, epoch: int, upto: int) -> None:
-        """A collector has everything of the epoch up to this number; of what was never sent nobody can have it."""
-        with self._changed:
-            epoch_sent, sent = self._sending.furthest
-            if epoch > epoch_sent:
-                return
-            if epoch == epoch_sent:
-                upto = min(upto, sent)
-            heard = self._acknowledgements.update(epoch, upto, time.monotonic())
-            self._confirmed[epoch] = max(upto, self._confirmed.get(epoch, 0))
-            self._settle()  # also what it has said before: the disk may have refused it
-            if heard is AckResult.PROGRESS:  # there is a collector again; what else it has, it will say soon
-                self._silence_s = self._shortest_s
-                self._again_at = min(self._again_at, time.monotonic() + self._shortest_s)
-                self._changed.notify()
-                return
-            self._again_at = min(self._again_at, self._resent_s + self._hole_s)
-            if heard is AckResult.STILL_MISSING:
-                self._work.missing[epoch] = upto
-                self._write_within(self._config.commit_s)
-            self._changed.notify()
-
-    def connection_started(self) -> None:
-        """A connection begins: what the one before has not carried, and what no collector confirmed, is due."""
-        with self._changed:
-            self._send_again()
-
-    def pop(self) -> Message | None:
-        with self._changed:
-            if self._sending.is_at_start and not self._allowance.allows_one:
-                return None
-            begins, message = self._sending.is_at_start, self._sending.pop()
-            if message is not None and begins:
-                self._allowance.spend()
-            if self._sending.is_low:
-                self._changed.notify()
-            return message
-
-    def delivered(self, message: Message) -> None:
-        with self._changed:
-            arrived = self._sending.delivered(message)
-            if arrived is not None:
-                self._work.delivered.append(arrived)
-                self._write_within(self._config.commit_s)
-                self._settle()
-
-    def refused(self, message: Message, for_good: bool) -> None:
-        """For good: it will never arrive, and is counted among what was dropped. Else it is due again in a while."""
-        with self._changed:
-            refused = self._sending.refused(message)
-            if for_good and isinstance(refused, OutboxRow):
-                self._work.refused.append(refused)
-                self._write_within(self._config.commit_s)
-            elif refused is not None:
-                self._again_at = min(self._again_at, time.monotonic() + self._silence_s)
-                self._changed.notify()
-
-    def put_back(self, messages: Sequence[Message]) -> None:
-        """With the next connection all that was not acknowledged is due anyway."""
-
-    def _settle(self) -> None:
-        """Forget what a collector has confirmed, as far as the broker has, too: who acknowledges what is still on its
-        way to the broker has not seen it."""
-        for epoch, upto in list(self._confirmed.items()):
-            settled = self._sending.delivered_upto(epoch, upto)
-            if settled == upto:
-                del self._confirmed[epoch]
-            self._work.acks[epoch] = max(settled, self._work.acks.get(epoch, 0))
-            self._write_within(self._config.commit_s)
-
-    def _write_within(self, seconds: float) -> None:
-        """The disk is written to by then."""
-        at = time.monotonic() + seconds
-        if at < self._write_at:
-            self._write_at = at
-            self._changed.notify()
-
-    def _send_again(self) -> None:
-        self._again = True
-        self._resent_s = time.monotonic()
-        self._again_at = self._resent_s + self._silence_s if self._store.needs_collector else math.inf
-        self._sending.reset()
-        self._write_within(0.0)
-
-    def _run(self) -> None:
-        try:
-            self._work_on()
-        except BaseException as error:
-            self.error = error
-
-    def _work_on(self) -> None:
-        while not self._closing:
-            with self._changed:
-                while not self.is_due and self._changed.wait(self.patience_s):
-                    pass  # what was notified may have changed how long to wait
-            self.turn()
-        self.turn()  # what came before the closing
-
-    def turn(self) -> None:
-        """Write what is to be written by now, and hand over the next of what is due."""
-        with self._changed:
-            if time.monotonic() >= self._again_at:
-                self._silence_s = min(2.0 * self._silence_s, _LONGEST_SILENCE_S)
-                self._hole_s = min(2.0 * self._hole_s, _LONGEST_SILENCE_S)
-                self._send_again()
-            again, work = self._again, self._work
-            writes = self._closing or again or time.monotonic() >= self._write_at
-            if writes:
-                self._sending.complete = self._sending.complete and not work.rows  # until these are there
-                self._work, self._again, self._write_at = PendingWrites(), False, math.inf
-                self._committed_s = time.monotonic()
-            last = self.epoch, self._seq
-            room = self._sending.room
-        if writes and (work or again):
-            self._commit(work, last, again)
-        self._fill(room)
-
-    def _fill(self, room: int) -> None:
-        """Hand over the next of what is due."""
-        due = self._store.due(room)
-        with self._changed:
-            news = not self._again and self._sending.add(due, complete=len(due) < room)
-        if news:
-            self.on_due()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether there is something to do for `turn`."""
-        return self._closing or self._sending.is_low or time.monotonic() >= self._write_at
-
-    @property
-    def patience_s(self) -> float:
-        """Until there may be something to do that nobody tells."""
-        return min(60.0, max(0.0, min(self._write_at, self._again_at) - time.monotonic()))
-
-    def _commit(self, work: PendingWrites, last: Key, again: bool) -> None:
-        oldest = self._store.oldest
-        self._store.commit(work, last, again)
-        with self._changed:
-            if self._store.oldest is None:
-                self._again_at = math.inf
-            elif self._store.oldest != oldest and self._store.needs_collector:
-                self._silence_s, self._hole_s = self._shortest_s, _HOLE_S
-                self._again_at = time.monotonic() + self._shortest_s
-            if self._store.returned:
-                self._store.returned = False
-                if self.epoch != self._store.epoch:
-                    self.epoch, self._seq = self._store.epoch, 0
-                self._send_again()
+    def update(self, epoch: int, upto: int, now_s: float) -> AckResult:
+        """Note an ack. now_s: monotonic."""
+        if len(self._most) >= _MOST_EPOCHS:
+            self._most.clear()
+            self._repeated.clear()
+        if upto > self._most.get(epoch, -1):
+            self._most[epoch] = upto
+            self._repeated.pop(epoch, None)
+            return AckResult.PROGRESS
+        repeated, since_s = self._repeated.get(epoch, (-1, now_s))
+        if repeated != upto:
+            self._repeated[epoch] = upto, now_s
+        elif now_s - since_s >= _STILL_MISSING_S:
+            return AckResult.STILL_MISSING
+        return AckResult.GAP

@@ -1,4 +1,9 @@
-"""Numbers of the outbox that will not come, in SQLite: runs of them in an epoch, counted by kind."""
+"""Store the outbox's rows and dropped ranges in SQLite.
+
+`OutboxTable` holds numbered messages, `DroppedRanges` the ranges of numbers that will not come. Every number of an
+epoch is in one of the two, until its receiver has confirmed it. The caller owns the transactions; the outbox's thread
+is the only user. The table names in the file are `rows`, `runs` (the ranges) and `facts`.
+"""
 
 from __future__ import annotations
 
@@ -14,102 +19,17 @@ from agent.common.database import Database
 Key = tuple[int, int]  # epoch, seq
 START: Key = (0, 0)  # before every number
 _END: Key = (2**63 - 1, 2**63 - 1)
-_RUN_BYTES = 30  # in the file, without its counts
-
-
-@dataclass(frozen=True)
-class DroppedRange:
-    """Numbers of an epoch, from first to last, that will not come. counts: how many, by kind."""
-
-    epoch: int
-    first: int
-    last: int
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def key(self) -> Key:
-        return self.epoch, self.first
-
-    @property
-    def last_key(self) -> Key:
-        """The greatest number that is told with it."""
-        return self.epoch, self.last
-
-    @property
-    def identity(self) -> tuple[int, int, int]:
-        """What tells it from what it becomes with a neighbour."""
-        return self.epoch, self.first, self.last
-
-
-class DroppedRanges:
-    """Everything that is asked of them; the caller's transactions, and one thread's.
-
-    grown: all that were added, or have grown, since somebody set it to None, come after this key.
-    """
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self.grown: Key | None = None
-        self._db = db
-
-    def add(self, epoch: int, first: int, last: int, counts: Mapping[str, int]) -> None:
-        """Numbers that will not come; with their neighbours among the runs they make one."""
-        beside = self._db.execute(
-            "SELECT first, last, counts FROM runs WHERE epoch = ? AND last >= ? AND first <= ?",
-            (epoch, first - 1, last + 1),
-        ).fetchall()
-        total = Counter(counts)
-        for other_first, other_last, other_counts in beside:
-            first, last = min(first, other_first), max(last, other_last)
-            total += Counter(json.loads(other_counts))
-        self._db.executemany("DELETE FROM runs WHERE epoch = ? AND first = ?", [(epoch, run[0]) for run in beside])
-        self._db.execute("INSERT INTO runs VALUES (?, ?, ?, ?, 0)", (epoch, first, last, json.dumps(total)))
-        before = epoch, first - 1
-        self.grown = before if self.grown is None else min(self.grown, before)
-
-    def due(self, after: Key, limit: int, upto: Key = _END) -> list[DroppedRange]:
-        """What the broker has not acknowledged, with keys beyond `after`, up to `last_key`, in their order."""
-        found = self._db.execute(
-            "SELECT epoch, first, last, counts FROM runs WHERE (epoch, first) > (?, ?) AND (epoch, first) <= (?, ?) "
-            "AND sent = 0 ORDER BY epoch, first LIMIT ?",
-            (*after, *upto, limit),
-        )
-        return [DroppedRange(epoch, first, last, json.loads(counts)) for epoch, first, last, counts in found]
-
-    def mark_sent(self, runs: Iterable[DroppedRange]) -> None:
-        """The broker has acknowledged these."""
-        which = "epoch = ? AND first = ? AND last = ?"
-        self._db.executemany(f"UPDATE runs SET sent = 1 WHERE {which}", [run.identity for run in runs])
-
-    def remove(self, runs: Iterable[DroppedRange]) -> None:
-        """These have arrived where they were meant to."""
-        which = "epoch = ? AND first = ? AND last = ?"
-        self._db.executemany(f"DELETE FROM runs WHERE {which}", [run.identity for run in runs])
-
-    def forget_epochs(self, going_on: int, size_bytes: int) -> int:
-        """Where epochs of which there are runs alone take more than so much, forget the oldest until the rest take half
-        of it; how many runs that were. going_on: an epoch that is not forgotten.
-
-        Of an epoch that nothing more will come of, nobody misses them: a collector waits for what comes after a hole.
-        """
-        alone = "epoch <> ? AND NOT EXISTS (SELECT 1 FROM rows WHERE rows.epoch = runs.epoch)"
-        sizes = self._db.execute(
-            f"SELECT epoch, sum(length(counts) + ?) FROM runs WHERE {alone} GROUP BY epoch ORDER BY epoch DESC",
-            (_RUN_BYTES, going_on),
-        )
-        total, newest = 0, 0
-        for epoch, size in sizes:
-            total += size
-            if not newest and total > size_bytes // 2:
-                newest = epoch
-        if total <= size_bytes:
-            return 0
-        return self._db.execute(f"DELETE FROM runs WHERE epoch <= ? AND {alone}", (newest, going_on)).rowcount
-
 
 # Ranks: when the outbox is full, rows of the lowest rank are dropped first.
 SAMPLE = 0
 EVENT = 1
 ALARM = 2
+
+_RANGE_BYTES = 30  # of a range in the file, without its counts
+_DROPPED_AT_ONCE = 20  # rows, before the size is measured again
+_COLUMNS = {"rows": "epoch, seq, kind, rank, wall, sent, payload", "runs": "epoch, first, last, counts, sent"}
+# One fsync for a commit, and what is committed survives a power cut; the log stays small.
+_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 100", "journal_size_limit = 1000000")
 _MIGRATIONS = (
     """
     CREATE TABLE rows (
@@ -135,15 +55,33 @@ _MIGRATIONS = (
     CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
     """,
 )
-# One fsync for a commit, and what is committed survives a power cut; the log stays small.
-_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 100", "journal_size_limit = 1000000")
-_DROPPED_AT_ONCE = 20  # rows, before it is looked again what all takes
-_COLUMNS = {"rows": "epoch, seq, kind, rank, wall, sent, payload", "runs": "epoch, first, last, counts, sent"}
+
+
+def database(path: Path) -> Database:
+    """Return the file that keeps the tables."""
+    holds, loss = "what waits for the fleet's collector", "what nobody had collected yet is lost"
+    return Database(path, "outbox", holds, loss, _MIGRATIONS, _PRAGMAS)
+
+
+def in_memory() -> sqlite3.Connection:
+    """Return empty tables in memory, which replace the file while the disk refuses."""
+    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    db.executescript(_MIGRATIONS[0])
+    return db
 
 
 @dataclass(frozen=True)
 class OutboxRow:
-    """A numbered message. kind: telemetry, or the event's. rank: one of the above. wall: Unix time it is of, in s."""
+    """A numbered message.
+
+    Args:
+        epoch: The start of the daemon that it belongs to.
+        seq: Its number in the epoch, from 1.
+        kind: `telemetry`, or the event's kind.
+        rank: SAMPLE, EVENT or ALARM.
+        wall: Unix time in s at which it was put.
+        payload: The document.
+    """
 
     epoch: int
     seq: int
@@ -158,144 +96,226 @@ class OutboxRow:
 
     @property
     def last_key(self) -> Key:
-        """The greatest number that is told with it."""
+        """The greatest number that its message covers."""
         return self.key
 
 
-def database(path: Path) -> Database:
-    """The file that keeps them."""
-    holds, loss = "what waits for the fleet's collector", "what nobody had collected yet is lost"
-    return Database(path, "outbox", holds, loss, _MIGRATIONS, _PRAGMAS)
+@dataclass(frozen=True)
+class DroppedRange:
+    """Numbers of an epoch, from first to last, that will not come. counts: how many, by kind."""
+
+    epoch: int
+    first: int
+    last: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return self.epoch, self.first
+
+    @property
+    def last_key(self) -> Key:
+        """The greatest number that its messages cover."""
+        return self.epoch, self.last
+
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """Identifies this exact range; it differs from the range that results when a neighbour is merged into it."""
+        return self.epoch, self.first, self.last
 
 
-def in_memory() -> sqlite3.Connection:
-    """What stands in for the file while the disk refuses."""
-    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    db.executescript(_MIGRATIONS[0])
-    return db
+Parcel = OutboxRow | DroppedRange  # what the broker is sent, and acknowledges, as one
 
 
 class OutboxTable:
-    """Everything that is asked of the rows and the `ranges` among them; the caller's transactions, and one thread's."""
+    """The rows of one database, and the dropped `ranges` between them."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
         self.ranges = DroppedRanges(db)
 
     def add(self, rows: Iterable[OutboxRow]) -> None:
-        """New ones, which nobody has been sent."""
+        """Insert new rows, which nobody has been sent."""
         values = [(row.epoch, row.seq, row.kind, row.rank, row.wall, row.payload) for row in rows]
         self.db.executemany(
             "INSERT INTO rows (epoch, seq, kind, rank, wall, sent, payload) VALUES (?, ?, ?, ?, ?, 0, ?)", values
         )
 
-    def due(self, after: Key, limit: int) -> list[OutboxRow | DroppedRange]:
-        """What the broker has not acknowledged, with numbers beyond `after`, in their order."""
-        found = self.db.execute(
+    def due(self, after: Key, limit: int) -> list[Parcel]:
+        """Return rows and ranges beyond `after` that the broker has not acknowledged, in order."""
+        rows = self.db.execute(
             "SELECT epoch, seq, kind, rank, wall, payload FROM rows "
             "WHERE (epoch, seq) > (?, ?) AND sent = 0 ORDER BY epoch, seq LIMIT ?",
             (*after, limit),
         )
-        due: list[OutboxRow | DroppedRange] = [OutboxRow(*values) for values in found]
+        due: list[Parcel] = [OutboxRow(*values) for values in rows]
         return sorted([*due, *self.ranges.due(after, limit)], key=lambda each: each.key)[:limit]
 
     def mark_sent(self, rows: Iterable[OutboxRow]) -> None:
-        """The broker has acknowledged these."""
+        """Note that the broker has acknowledged these; a collector has yet to confirm them."""
         self.db.executemany("UPDATE rows SET sent = 1 WHERE epoch = ? AND seq = ?", [row.key for row in rows])
 
     def remove(self, rows: Iterable[OutboxRow]) -> None:
-        """These have arrived where they were meant to."""
+        """Delete rows that have arrived."""
         self.db.executemany("DELETE FROM rows WHERE epoch = ? AND seq = ?", [row.key for row in rows])
 
     def forget(self, epoch: int, upto: int) -> None:
-        """All of an epoch up to a number."""
+        """Delete everything of an epoch up to a number."""
         self.db.execute("DELETE FROM rows WHERE epoch = ? AND seq <= ?", (epoch, upto))
         self.db.execute("DELETE FROM runs WHERE epoch = ? AND last <= ?", (epoch, upto))
 
     def mark_all_due(self) -> None:
-        """All are due again."""
+        """Make due again what only the broker has acknowledged."""
         for table in ("rows", "runs"):
             self.db.execute(f"UPDATE {table} SET sent = 0 WHERE sent = 1")
 
     def oldest_seq(self, epoch: int) -> int | None:
-        """The least number of an epoch that is still there, also of a run; None without one."""
-        found = self.db.execute(
+        """Return the smallest number of an epoch that is still here, also of a range; None without one."""
+        smallest = self.db.execute(
             "SELECT min(number) FROM (SELECT min(seq) AS number FROM rows WHERE epoch = ? "
             "UNION ALL SELECT min(first) FROM runs WHERE epoch = ?)",
             (epoch, epoch),
         ).fetchone()[0]
-        return int(found) if found is not None else None
+        return int(smallest) if smallest is not None else None
 
     def oldest_key(self) -> Key | None:
-        """The least number of all rows."""
+        """Return the smallest key of all rows."""
         return self.db.execute("SELECT epoch, seq FROM rows ORDER BY epoch, seq LIMIT 1").fetchone()  # type: ignore[no-any-return]  # sqlite3 knows no types
 
     def last_epoch(self) -> int:
-        """The greatest one that anything is of; 0 without."""
-        (found,) = self.db.execute(
+        """Return the greatest epoch of any row or range; 0 without one."""
+        (epoch,) = self.db.execute(
             "SELECT max(coalesce((SELECT max(epoch) FROM rows), 0), coalesce((SELECT max(epoch) FROM runs), 0))"
         ).fetchone()
-        return int(found)
+        return int(epoch)
 
     def size_bytes(self) -> int:
-        """What all of this takes, as pages that are in use."""
+        """Return the size of the pages in use."""
         pages, free, size = (
-            self.db.execute(f"PRAGMA {of}").fetchone()[0] for of in ("page_count", "freelist_count", "page_size")
+            self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
         )
         return int((pages - free) * size)
 
     def drop_oldest(self, size_bytes: int) -> Counter[str]:
-        """Samples before news before alarms, the oldest first, until so much is left; what went, by kind."""
+        """Drop samples before events before alarms, the oldest first, until so much is left; return counts by kind."""
         dropped: Counter[str] = Counter()
         while self.size_bytes() > size_bytes:
             lowest = "SELECT epoch, seq, kind FROM rows WHERE rank = (SELECT min(rank) FROM rows)"
-            going = self.db.execute(f"{lowest} ORDER BY epoch, seq LIMIT ?", (_DROPPED_AT_ONCE,)).fetchall()
-            if not going:
+            keys = self.db.execute(f"{lowest} ORDER BY epoch, seq LIMIT ?", (_DROPPED_AT_ONCE,)).fetchall()
+            if not keys:
                 break
-            dropped += self._drop(going)
+            dropped += self._drop(keys)
         return dropped
 
+    def drop_older(self, wall: float) -> Counter[str]:
+        """Drop rows dated before `wall`; return counts by kind."""
+        return self._drop(
+            self.db.execute("SELECT epoch, seq, kind FROM rows WHERE wall < ? ORDER BY epoch, seq", (wall,)).fetchall()
+        )
+
     def drop(self, rows: Iterable[OutboxRow]) -> Counter[str]:
-        """These; what went, by kind."""
+        """Drop these rows; return counts by kind."""
         return self._drop([(row.epoch, row.seq, row.kind) for row in rows])
 
-    def drop_older(self, wall: float) -> Counter[str]:
-        """What is of a time before `wall`; what went, by kind."""
-        going = self.db.execute(
-            "SELECT epoch, seq, kind FROM rows WHERE wall < ? ORDER BY epoch, seq", (wall,)
-        ).fetchall()
-        return self._drop(going)
+    def _drop(self, keys: Sequence[tuple[int, int, str]]) -> Counter[str]:
+        """Replace rows by dropped ranges."""
+        dropped: Counter[str] = Counter()
+        for epoch, seq, kind in keys:
+            self.db.execute("DELETE FROM rows WHERE epoch = ? AND seq = ?", (epoch, seq))
+            self.ranges.add(epoch, seq, seq, {kind: 1})
+            dropped[kind] += 1
+        return dropped
 
     def shift_dates(self, upto_wall: float, by_s: float) -> None:
-        """The clock was wrong until `upto_wall`, by so many seconds."""
+        """Add `by_s` to all dates up to `upto_wall`: the clock was wrong until then."""
         self.db.execute("UPDATE rows SET wall = wall + ? WHERE wall <= ?", (by_s, upto_wall))
 
     def set_missing_dates(self, before_wall: float, wall: float) -> None:
-        """What is dated before `before_wall` is of `wall`."""
+        """Date as of `wall` what is dated before `before_wall`."""
         self.db.execute("UPDATE rows SET wall = ? WHERE wall < ?", (wall, before_wall))
 
     def fact(self, name: str) -> int:
-        """A number that was kept, 0 where it was not."""
-        found = self.db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return int(found[0]) if found is not None else 0
+        """Return a stored number; 0 without one."""
+        row = self.db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return int(row[0]) if row is not None else 0
 
     def keep_fact(self, name: str, value: int) -> None:
-        """A number that only grows."""
+        """Store a number, which never decreases."""
         keep = "INSERT INTO facts VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
         self.db.execute(keep, (name, value))
 
     def copy_to(self, other: OutboxTable) -> None:
-        """All rows and runs."""
+        """Copy all rows and ranges."""
         for table, columns in _COLUMNS.items():
             content = self.db.execute(f"SELECT {columns} FROM {table}").fetchall()
             places = ", ".join("?" * (columns.count(",") + 1))
             other.db.executemany(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({places})", content)
 
-    def _drop(self, going: Sequence[tuple[int, int, str]]) -> Counter[str]:
-        """Put runs in the place of rows."""
-        dropped: Counter[str] = Counter()
-        for epoch, seq, kind in going:
-            self.db.execute("DELETE FROM rows WHERE epoch = ? AND seq = ?", (epoch, seq))
-            self.ranges.add(epoch, seq, seq, {kind: 1})
-            dropped[kind] += 1
-        return dropped
+
+class DroppedRanges:
+    """The ranges of numbers that will not come.
+
+    grown: every range that was added, or has grown, since somebody set this to None lies beyond this key.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.grown: Key | None = None
+        self._db = db
+
+    def add(self, epoch: int, first: int, last: int, counts: Mapping[str, int]) -> None:
+        """Add a range, merged with the ranges that it touches."""
+        neighbours = self._db.execute(
+            "SELECT first, last, counts FROM runs WHERE epoch = ? AND last >= ? AND first <= ?",
+            (epoch, first - 1, last + 1),
+        ).fetchall()
+        total = Counter(counts)
+        for other_first, other_last, other_counts in neighbours:
+            first, last = min(first, other_first), max(last, other_last)
+            total += Counter(json.loads(other_counts))
+        self._db.executemany(
+            "DELETE FROM runs WHERE epoch = ? AND first = ?", [(epoch, each[0]) for each in neighbours]
+        )
+        self._db.execute("INSERT INTO runs VALUES (?, ?, ?, ?, 0)", (epoch, first, last, json.dumps(total)))
+        before = epoch, first - 1
+        self.grown = before if self.grown is None else min(self.grown, before)
+
+    def due(self, after: Key, limit: int, upto: Key = _END) -> list[DroppedRange]:
+        """Return ranges that the broker has not acknowledged, with keys beyond `after`, up to `upto`, in order."""
+        ranges = self._db.execute(
+            "SELECT epoch, first, last, counts FROM runs WHERE (epoch, first) > (?, ?) AND (epoch, first) <= (?, ?) "
+            "AND sent = 0 ORDER BY epoch, first LIMIT ?",
+            (*after, *upto, limit),
+        )
+        return [DroppedRange(epoch, first, last, json.loads(counts)) for epoch, first, last, counts in ranges]
+
+    def mark_sent(self, ranges: Iterable[DroppedRange]) -> None:
+        """Note that the broker has acknowledged these; a collector has yet to confirm them."""
+        self._db.executemany(
+            "UPDATE runs SET sent = 1 WHERE epoch = ? AND first = ? AND last = ?", [each.identity for each in ranges]
+        )
+
+    def remove(self, ranges: Iterable[DroppedRange]) -> None:
+        """Delete ranges that have arrived."""
+        self._db.executemany(
+            "DELETE FROM runs WHERE epoch = ? AND first = ? AND last = ?", [each.identity for each in ranges]
+        )
+
+    def forget_epochs(self, current_epoch: int, size_bytes: int) -> int:
+        """Limit the size of epochs of which only ranges are left; return how many ranges were deleted.
+
+        If they take more than `size_bytes`, the oldest are deleted until the rest take half of that. `current_epoch` is
+        kept. Nobody misses the others: a collector waits only for numbers that follow a hole, and none will.
+        """
+        alone = "epoch <> ? AND NOT EXISTS (SELECT 1 FROM rows WHERE rows.epoch = runs.epoch)"
+        sizes = self._db.execute(
+            f"SELECT epoch, sum(length(counts) + ?) FROM runs WHERE {alone} GROUP BY epoch ORDER BY epoch DESC",
+            (_RANGE_BYTES, current_epoch),
+        )
+        total, newest = 0, 0
+        for epoch, size in sizes:
+            total += size
+            if not newest and total > size_bytes // 2:
+                newest = epoch
+        if total <= size_bytes:
+            return 0
+        return self._db.execute(f"DELETE FROM runs WHERE epoch <= ? AND {alone}", (newest, current_epoch)).rowcount

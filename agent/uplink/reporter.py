@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from pydantic import JsonValue
 
@@ -53,6 +54,14 @@ class Reporter:
     def error(self, error: TaredError, **detail: JsonValue) -> None:
         """Report an error that something else survives."""
         self.event("error", logging.ERROR, code=error.code, message=str(error), **detail)
+
+    @contextmanager
+    def reporting_errors(self) -> Iterator[None]:
+        """Report a TaredError that the body raises, and go on after the body."""
+        try:
+            yield
+        except TaredError as error:
+            self.error(error)
 
     def telemetry(
         self, cameras: Mapping[str, CameraTelemetry], results_dropped: Mapping[str, int] | None = None

@@ -65,7 +65,7 @@ def test_samples_are_dropped_before_alarms_and_each_range_is_a_message(tmp_path:
         for _ in range(10):
             put(outbox, 20, TELEMETRY, SAMPLE, size=1000)
             put(outbox, 1, "alarm", ALARM, size=1000)
-            eventually(lambda: not outbox._work)
+            eventually(lambda: not outbox._pending)
         eventually(lambda: outbox.dropped.total() > 100)
         assert set(outbox.dropped) == {TELEMETRY}
         outbox.connection_started()

@@ -61,7 +61,7 @@ def test_what_lay_on_a_disk_that_refused_for_a_while_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_store, "_RETRY_S", 0.05)
-    monkeypatch.setattr(acknowledging, "_LACKING_S", 0.0)
+    monkeypatch.setattr(acknowledging, "_STILL_MISSING_S", 0.0)
     with small_file_system(tmp_path / "disk", "2m") as disk, opened(disk, confirm="collector") as outbox:
         put(outbox, 100)
         eventually(lambda: len(stored(disk)) == 100)
@@ -131,7 +131,7 @@ def test_where_the_writing_takes_minutes_memory_is_bounded_and_what_is_lost_is_t
     monkeypatch.setattr(outbox_module, "_MOST_PENDING", 10)
     with opened(tmp_path) as outbox:
         put(outbox, 1)
-        eventually(lambda: not outbox._work)  # it is being written
+        eventually(lambda: not outbox._pending)  # it is being written
         put(outbox, 25)
         written.set()
         documents = taken(outbox, 12)

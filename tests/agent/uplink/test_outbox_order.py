@@ -41,7 +41,7 @@ def test_a_dropped_range_is_told_in_its_place(tmp_path: Path) -> None:
         put(outbox, 500)
         put(outbox, 1, size=TOO_LONG)
         put(outbox, 99)
-        eventually(lambda: not outbox._work)
+        eventually(lambda: not outbox._pending)
         outbox.connection_started()
         documents = taken(outbox, 600)
         assert first_numbers(documents) == list(range(1, 601))
@@ -54,15 +54,15 @@ def test_however_many_ranges_there_are_memory_holds_a_window_of_them(tmp_path: P
         put_with_gaps(outbox, pairs)
         for _ in range(3):
             outbox.connection_started()
-            eventually(lambda: outbox._sending.room == 0)
+            eventually(lambda: outbox._window.room == 0)
             put(outbox, 1)  # with each commit it is looked for more
-            eventually(lambda: not outbox._work)
-            assert outbox._sending.room == 0
+            eventually(lambda: not outbox._pending)
+            assert outbox._window.room == 0
         outbox.connection_started()
         arrived = []
         for _ in range(2 * pairs + 3):
             arrived += taken(outbox, 1)
-            assert 0 <= outbox._sending.room <= WINDOW
+            assert 0 <= outbox._window.room <= WINDOW
         assert first_numbers(arrived) == list(range(1, 2 * pairs + 4))
 
 
@@ -97,7 +97,7 @@ def test_an_ack_of_a_range_that_comes_last_forgets_it(tmp_path: Path) -> None:
     with opened(tmp_path, confirm="collector") as outbox:
         put_with_gaps(outbox, 1)
         put(outbox, 1, size=TOO_LONG)
-        eventually(lambda: not outbox._work)
+        eventually(lambda: not outbox._pending)
         outbox.connection_started()
         assert first_numbers(taken(outbox, 2)) == [1, 2]
         outbox.acknowledge(outbox.epoch, 3)

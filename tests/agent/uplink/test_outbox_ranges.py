@@ -45,7 +45,7 @@ def test_after_any_number_of_short_epochs_there_is_room_for_an_alarm(
 ) -> None:
     for first in range(FIRST, FIRST + 10_000, 1000):
         short_epochs(store, first, 1000)
-    assert store._rows.size_bytes() <= BYTES
+    assert store._table.size_bytes() <= BYTES
     store.commit(PendingWrites(rows=[row(store.epoch, 1, "alarm", ALARM)]), (store.epoch, 1))
     due = all_due(store)
     assert isinstance(due[-1], OutboxRow)
@@ -80,7 +80,7 @@ def test_ranges_of_one_epoch_become_one(store: OutboxStore) -> None:
         numbers = range(first, first + 100)
         rows = [row(store.epoch, seq, *(("alarm", ALARM) if seq % 2 else ("job", EVENT))) for seq in numbers]
         store.commit(PendingWrites(rows=rows), (store.epoch, numbers[-1]))
-    assert store._rows.size_bytes() <= BYTES
+    assert store._table.size_bytes() <= BYTES
     oldest = all_due(store)[0]
     assert isinstance(oldest, DroppedRange)
     assert oldest.first == 1
@@ -101,5 +101,5 @@ def test_memory_that_stands_in_for_the_disk_is_bounded_alike(tmp_path: Path) -> 
     with closing(OutboxStore(tmp_path / "never there" / "outbox.sqlite", config, lambda _: None)) as store:
         for first in range(FIRST, FIRST + 5000, 1000):
             short_epochs(store, first, 1000)
-        assert store._rows.size_bytes() <= BYTES
+        assert store._table.size_bytes() <= BYTES
         assert not store._on_disk

@@ -190,7 +190,7 @@ def test_an_ack_that_the_disk_refused_counts_when_it_comes_again(disk: Path) -> 
             put(outbox, 1)
             outbox.acknowledge(first.epoch, 5)
             assert outbox.errors.get(timeout=10.0).code == "outbox.write"
-        eventually(lambda: not outbox._work)
+        eventually(lambda: not outbox._pending)
         put(outbox, 1)
         eventually(lambda: outbox.epoch in epochs(disk))
         assert epochs(disk) == {first.epoch, outbox.epoch}, "the ack was lost"
@@ -207,7 +207,7 @@ def test_an_ack_that_is_heard_while_the_disk_is_away_counts_when_it_comes_again(
             put(outbox, 1)
             assert outbox.errors.get(timeout=10.0).code == "outbox.write"
             outbox.acknowledge(first.epoch, 5)
-            eventually(lambda: not outbox._work)
+            eventually(lambda: not outbox._pending)
         put(outbox, 1)
         eventually(lambda: outbox.epoch in epochs(disk))
         outbox.acknowledge(first.epoch, 5)

@@ -53,7 +53,7 @@ def test_alarms_outlive_a_flood_of_news_and_samples_and_news_do_not(tmp_path: Pa
 def test_an_alarm_is_on_the_disk_before_a_sample_that_came_earlier_would_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_module, "_NEWS_WAIT_S", 60.0)
+    monkeypatch.setattr(outbox_module, "_EVENT_WAIT_S", 60.0)
     path = tmp_path / "outbox.sqlite"
 
     def kept() -> int:
