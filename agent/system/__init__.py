@@ -1,0 +1,12 @@
+"""The machine and the operating system below the daemon: sensors, clock, process, state directory, systemd service.
+
+The modules are independent of each other.
+
+Public names:
+    board         BoardReading, BoardState, health
+    clock         is_synchronised, unix_s
+    process       handling_signals, limit_malloc_arenas, notify_service_manager, raise_interrupt, release_free_memory
+    service_unit  DROP_INS, InstallStep, SystemdService, TARED, carry_out, need_root, plan_install, plan_uninstall,
+                  unit_text
+    state_dir     lock_state_dir, remove_leftovers, remove_unfinished_builds
+"""

@@ -1,6 +1,7 @@
-"""What a board says of itself through Linux: heat, throttling, power, power mode, memory.
+"""Read a board's sensors through Linux: temperatures, throttling, power, power mode, memory.
 
-Everything is read from files that any user may read; what is absent, off, or on another kind of board, is unknown.
+Everything is read from files that any user may read. A sensor that is absent, switched off, or of another kind of board
+is unknown.
 Layouts: Documentation/driver-api/thermal/sysfs-api.rst and Documentation/hwmon of the kernel, and "Platform Power and
 Performance" of NVIDIA's Jetson Linux Developer Guide, releases 32 to 36.
 """
@@ -16,17 +17,17 @@ from pathlib import Path
 import psutil
 
 _LIMITING_TRIPS = frozenset({"passive", "hot", "critical"})  # "active" ones only start a fan
-_LEAST_LIMIT_C = 50.0  # a trip below is a notification that user space asked for, or one that is not set
-_CONSTANT_ZONES = frozenset({"PMIC-Die"})  # says 100 degrees on every board that has it, hot or cold
-# Cooling devices that take speed away. Others are fans, backlights, radios, or settings whose state is never 0.
-# The frequency that a power mode allows is no throttling: `scaling_max_freq` is below the chip's in most of them.
+_LEAST_LIMIT_C = 50.0  # a lower trip point is a notification for user space, or is not set
+_CONSTANT_ZONES = frozenset({"PMIC-Die"})  # reads 100 degrees on every board that has it, hot or cold
+# Cooling devices that reduce speed. Others are fans, backlights, radios, or settings whose state is never 0.
+# The frequency limit of a power mode is no throttling: `scaling_max_freq` is below the chip's in most modes.
 _THROTTLES = re.compile(r"-throttle-alert$|cpufreq|devfreq|[-_](balanced|heavy|critical)$|^Processor$")
 _WHOLE_BOARD = frozenset({"VDD_IN", "POM_5V_IN"})  # the rail that feeds the others, on modules that measure it
 
 
 @dataclass(frozen=True)
 class Zone:
-    """A thermal zone; limit_c: where the kernel begins to slow the board down, None where it does not say."""
+    """A thermal zone; limit_c: the temperature at which the kernel starts to slow the board down, None if unknown."""
 
     name: str
     temperature_c: float
@@ -35,7 +36,7 @@ class Zone:
 
 @dataclass(frozen=True)
 class Rail:
-    """A power rail; share: of the current at which the board slows down, None where there is no such limit."""
+    """A power rail; share: its current as a share of the limit that slows the board down, None without a limit."""
 
     name: str
     power_w: float
@@ -44,10 +45,10 @@ class Rail:
 
 @dataclass(frozen=True)
 class BoardReading:
-    """A board at one moment; empty or None is unknown.
+    """A board at one moment; empty or None means unknown.
 
-    jetson: whether it is one. throttling: the cooling devices at work. over_current_events: counted since the board's
-    start.
+    throttling: Names of the cooling devices that slow it down.
+    over_current_events: Counted since the board's start.
     """
 
     memory_available_bytes: int
@@ -60,21 +61,21 @@ class BoardReading:
 
     @property
     def power_w(self) -> float | None:
-        """What the board takes: the rail that feeds all others, else the sum of those that are measured."""
+        """The power of the board: that of the rail that feeds all others, else the sum of the measured rails."""
         whole = [rail.power_w for rail in self.rails if rail.name in _WHOLE_BOARD]
         return sum(whole or [rail.power_w for rail in self.rails]) if self.rails else None
 
 
 class BoardState:
-    """Reads the board; `root` is where its file system starts. Never raises for what cannot be read."""
+    """Reads the board; `root` is where its file system starts. A sensor that cannot be read raises nothing."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
     def read(self) -> BoardReading:
-        """The board now. Takes a few milliseconds where rails are measured over I2C."""
+        """Read the board now; takes a few milliseconds where rails are measured over I2C."""
         return BoardReading(
-            # Unified memory: of a Jetson this is also what the GPU can have.
+            # A Jetson has unified memory: this is also what the GPU can have.
             memory_available_bytes=int(psutil.virtual_memory().available),
             is_jetson=self._is_jetson(),
             zones=tuple(self._zones()),
@@ -85,7 +86,7 @@ class BoardState:
         )
 
     def _is_jetson(self) -> bool:
-        """By its device tree, or the tool that sets power modes on nothing else: some trees tell a code name only."""
+        """Check the device tree, and nvpmodel, which exists on a Jetson only: some trees hold only a code name."""
         model = _text(self._root / "proc/device-tree/model")
         return re.search(r"jetson|nvidia", model, re.IGNORECASE) is not None or self._power_mode() is not None
 
@@ -109,7 +110,7 @@ class BoardState:
         return sum(known) if known else None
 
     def _rails(self) -> Iterator[Rail]:
-        """Since Jetson Linux 34 the INA3221 is a hwmon device: mV, mA."""
+        """Yield the rails as of Jetson Linux 34, where the INA3221 is a hwmon device: mV, mA."""
         for chip in self._root.glob("sys/class/hwmon/hwmon*"):
             if _text(chip / "name") != "ina3221":
                 continue
@@ -123,7 +124,7 @@ class BoardState:
                 )
 
     def _older_rails(self) -> Iterator[Rail]:
-        """Up to Jetson Linux 32 it is an IIO device: mV, mA, limits sometimes with their unit behind them."""
+        """Yield the rails up to Jetson Linux 32, where it is an IIO device: mV, mA, some limits with their unit."""
         for label in self._root.glob("sys/bus/iio/devices/iio:device*/rail_name_*"):
             chip, channel = label.parent, label.name.removeprefix("rail_name_")
             yield from _rail(
@@ -134,7 +135,7 @@ class BoardState:
             )
 
     def _power_mode(self) -> str | None:
-        """nvpmodel's mode by name, or by number where its configuration does not name it."""
+        """Return nvpmodel's mode by name, or by number where its configuration does not name it."""
         number = re.search(r"\d+", _text(self._root / "var/lib/nvpmodel/status"))
         if number is None:
             return None
@@ -144,7 +145,7 @@ class BoardState:
 
 
 def _limit_c(zone: Path) -> float | None:
-    """The lowest temperature at which the kernel takes speed away or switches off."""
+    """Return the lowest temperature at which the kernel reduces the speed or switches off."""
     limits = [
         millidegrees / 1000.0
         for kind in zone.glob("trip_point_*_type")
@@ -155,7 +156,7 @@ def _limit_c(zone: Path) -> float | None:
 
 
 def _rail(name: str, millivolts: float | None, milliamps: float | None, limits: list[float | None]) -> Iterator[Rail]:
-    """A rail, unless it is not connected ("NC"), switched off, or the sum of the others' shunt voltages."""
+    """Yield a rail, unless it is not connected ("NC"), off, or the sum of the others' shunt voltages."""
     if not name or name == "NC" or millivolts is None or milliamps is None:
         return
     lowest = min((limit for limit in limits if limit is not None and limit > 0), default=None)
@@ -163,7 +164,7 @@ def _rail(name: str, millivolts: float | None, milliamps: float | None, limits: 
 
 
 def _text(path: Path) -> str:
-    """A file's text; empty where it cannot be read: sensors of what is switched off answer EAGAIN or ENODATA."""
+    """Return a file's text; empty where it cannot be read: sensors that are off answer EAGAIN or ENODATA."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip("\0\n ")
     except OSError:
@@ -179,9 +180,10 @@ def _number(path: Path) -> float | None:
 
 
 def health(board: BoardState | None = None) -> dict[str, float | str | bool]:
-    """Memory and load of this process and board now; where they can be read: temperatures in degrees C, power in W.
+    """Return memory and load of this process and board, as telemetry reports them.
 
-    Of a Jetson also its power mode; throttling: whether heat slows the board down, absent where it does not tell.
+    Where they can be read: temperatures in degrees C, power in W, a Jetson's power mode, and whether heat slows the
+    board down (`throttling`).
     """
     reading = (board or BoardState()).read()
     state: dict[str, float | str | bool] = {

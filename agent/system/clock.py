@@ -1,4 +1,4 @@
-"""The time, and whether the kernel's clock follows a time server, as adjtimex(2) tells it."""
+"""Read the clock, and whether it follows a time server, as adjtimex(2) reports it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 _TIME_ERROR = 5  # <linux/timex.h>
 _STA_UNSYNC = 0x0040
-# systemd-timesyncd makes this file once it has the time: for a service that may not ask the kernel.
+# systemd-timesyncd creates this file once it has the time; needed by a service that must not call adjtimex.
 _TIMESYNCD = Path("/run/systemd/timesync/synchronized")
 
 
@@ -29,13 +29,16 @@ class _Timex(ctypes.Structure):
 
 
 def unix_s() -> float:
-    """By this machine's clock. A simulated board has one of its own."""
+    """Return the Unix time of this machine's clock; a simulated board has a clock of its own."""
     return time.time()
 
 
 def is_synchronised() -> bool:
-    """False also where nobody can tell: a clock that may be wrong by years is no clock to judge an expiry by."""
-    state = _Timex()  # modes 0 only reads
+    """Return True if the clock follows a time server; False also if unknown.
+
+    A clock that may be wrong by years must not decide whether a command has expired.
+    """
+    state = _Timex()  # with modes 0 the call only reads
     answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
     if answer < 0:
         return _TIMESYNCD.exists()

@@ -1,4 +1,7 @@
-"""One process at a time changes a state directory: the daemon, or a command that tidies while none runs."""
+"""Lock the state directory, and remove what processes that were killed have left in it.
+
+One process at a time changes a state directory: the daemon, or a command that tidies while no daemon runs.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,24 @@ import psutil
 from agent.common.console import say
 from agent.common.errors import AgentError
 
+log = logging.getLogger(__package__)
+
+_GONE_S = 5.0  # a killed process is gone within this time, unless its disk hangs
+# Files are written under such a name, with the process id except for links, and then renamed.
+_UNFINISHED = re.compile(r"\.(.+\.\d+|current|previous)\.new")
+
 
 @contextmanager
 def lock_state_dir(state_dir: Path) -> Iterator[None]:
-    """Hold the state directory. The lock goes with the process, however it ends.
+    """Hold the lock of the state directory; it goes with the process, however that ends.
 
-    A disk that has become read-only does not keep a daemon from serving what lies on it.
-    Raises AgentError: `state.unwritable`, `state.locked`.
+    A disk that has become read-only does not keep a daemon from serving the engine that lies on it.
+
+    Raises AgentError:
+        state.unwritable  the directory cannot be written, and has no lock file from earlier
+        state.locked      another process holds it
     """
-    with _lock(state_dir) as lock:
+    with _open_lock(state_dir) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -37,7 +49,7 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
         yield
 
 
-def _lock(state_dir: Path) -> TextIO:
+def _open_lock(state_dir: Path) -> TextIO:
     file = state_dir / "lock"
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -52,20 +64,13 @@ def _lock(state_dir: Path) -> TextIO:
     return lock
 
 
-log = logging.getLogger(__package__)
-
-_GONE_S = 5.0  # within which a process that was killed is gone, unless its disk hangs
-# What is written under such a name, with the process id but for links, is then renamed.
-_UNFINISHED = re.compile(r"\.(.+\.\d+|current|previous)\.new")
-
-
 def remove_leftovers(state_dir: Path) -> None:
-    """End children that outlived their daemon, and remove what was half written, and the frames of their jobs.
+    """End children that outlived their daemon; remove their jobs' frames, and files that are half written.
 
-    Of any process, by whatever id: ids are used again, and nobody else writes here.
+    The process ids in file names do not matter: ids are used again, and no other process writes here.
     """
     jobs = state_dir / "jobs"
-    for child in _orphans(jobs):
+    for child in _kill_orphans(jobs):
         log.warning("orphan=%d state=ended", child.pid)
     references = state_dir / "cache" / "references"
     folders = [state_dir, state_dir / "artefacts", references.parent, references, references / "artefacts"]
@@ -74,12 +79,12 @@ def remove_leftovers(state_dir: Path) -> None:
 
 
 def remove_unfinished_builds(state_dir: Path) -> None:
-    """Remove what a child that was killed left in the store; no other may be at work."""
+    """Remove what a killed child left in the store; no other child may be at work."""
     _remove((state_dir / "artefacts").glob(".*.new"))
 
 
 def _remove(paths: Iterable[Path]) -> None:
-    """What cannot be removed does no harm: it is never read."""
+    """Remove files and folders; those that cannot be removed do no harm, since they are never read."""
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -88,11 +93,11 @@ def _remove(paths: Iterable[Path]) -> None:
                 path.unlink()
 
 
-def _orphans(jobs: Path) -> list[psutil.Process]:
-    """The processes that work on a job in this folder, and theirs; killed, and gone.
+def _kill_orphans(jobs: Path) -> list[psutil.Process]:
+    """Kill the processes that work on a job in this folder, and their children; return them once they are gone.
 
-    They are known by their command line, which names the job's directory: a note of their ids could be missing where
-    the daemon was killed between two lines.
+    They are recognised by their command line, which names the job's directory. A file with their ids could be missing,
+    if the daemon was killed before it wrote it.
     """
     family: dict[int, psutil.Process] = {}
     for process in psutil.process_iter(["cmdline"]):

@@ -152,7 +152,7 @@ def test_where_systemd_runs_it_is_told(tmp_path: Path, venv: Path, monkeypatch: 
     (venv / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     (venv / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(venv), prepend=os.pathsep)
-    monkeypatch.setattr(installation, "_running", lambda _: True)
+    monkeypatch.setattr(installation, "_is_running_system", lambda _: True)
     install(tmp_path, "--now")
     install(tmp_path, "--uninstall")
     assert calls.read_text().splitlines() == [
@@ -174,7 +174,7 @@ def test_without_being_root_it_says_so() -> None:
     # Imported beforehand: the other user may have no right to read this environment.
     source = """
 import locale, os, sys
-import agent.common.console, agent.installation
+import agent.common.console, agent.system.service_unit
 from fleet.cli.main import main
 os.setuid(65534)
 sys.exit(main())
