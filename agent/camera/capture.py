@@ -1,7 +1,7 @@
-"""From a source to the frame path: the capture thread and the one-slot mailbox.
+"""Carry frames from a source to the frame path: the capture thread of one camera, and its one-slot mailbox.
 
-A live camera never waits: a frame nobody took is overwritten and counted. A file waits, so that every frame is
-seen, unless the configuration says otherwise.
+A live camera never waits: in `FrameSlot.put` a stale frame, one that nobody has taken, is overwritten and counted. A
+recording waits, so that every frame is seen, unless the configuration says otherwise.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from agent.camera.stream_health import (
     FreezeDetector,
     StreamState,
     first_picture_s,
-    silent,
+    silent_error,
 )
 from agent.common.errors import CameraError
 from agent.common.timing import Backoff
 from engines.trace import spanned
 
-_REOPENING_S = 60.0  # at most, of a camera that has been opened again and still repeats its picture
-
-_OF_LATE_S = 2.0
+_LONGEST_REOPENING_S = 60.0  # between two attempts, of a camera that repeats its picture also when opened again
+_RECENTLY_S = 2.0
 
 
 @dataclass(frozen=True)
 class Frame:
     """One image, BGR uint8 (H, W, 3), with its place in the stream.
 
-    ts: capture time in seconds: media time for files, Unix time for cameras.
-    captured_ns: monotonic clock when the image reached us; latency counts from here.
-    camera: the name of the one that it is of; ids are its own.
+    Args:
+        ts: capture time in seconds: media time for files, Unix time for cameras.
+        captured_ns: monotonic clock when the image reached us; latency counts from here.
+        camera: the camera's name; each camera numbers its frames by itself.
     """
 
     id: int
@@ -52,8 +52,10 @@ class Frame:
 class FrameSlot:
     """The one-slot mailbox between one camera's capture and inference.
 
-    With `keep_every`, `put` waits until the slot is empty; else it overwrites and counts the loss as `stale`.
-    lock, filled: shared by slots that one thread waits for; it is not woken by room, nor who waits for room by frames.
+    Args:
+        keep_every: `put` waits until the slot is empty; else it overwrites the frame and counts it as `stale`.
+        lock: shared by all slots that one thread waits for.
+        filled: as lock. Notified when a frame comes, not when a slot becomes empty.
     """
 
     def __init__(
@@ -65,13 +67,13 @@ class FrameSlot:
         self._put_s = -math.inf
         lock = lock or threading.RLock()
         self._filled = filled or threading.Condition(lock)
-        self._room = threading.Condition(lock)
+        self._emptied = threading.Condition(lock)
         self.dropped: Counter[str] = Counter()
 
     def put(self, frame: Frame) -> None:
-        with self._room:
+        with self._emptied:
             while self.keep_every and self._frame is not None and not self._closed:
-                self._room.wait()
+                self._emptied.wait()
             if self._closed:
                 return
             if self._frame is not None:
@@ -82,44 +84,47 @@ class FrameSlot:
 
     @property
     def delivers(self) -> bool:
-        """Whether frames have come of late, and may come again."""
-        return not self._closed and time.monotonic() - self._put_s < _OF_LATE_S
+        """True while frames have come recently, and may come again."""
+        return not self._closed and time.monotonic() - self._put_s < _RECENTLY_S
 
     @property
-    def full(self) -> bool:
-        """Whether a frame lies in it."""
+    def is_full(self) -> bool:
+        """True while a frame lies in the slot."""
         return self._frame is not None
 
     @property
-    def over(self) -> bool:
-        """Whether it is empty and stays so."""
+    def is_finished(self) -> bool:
+        """True once the slot is empty and stays so."""
         return self._closed and self._frame is None
 
-    def take(self) -> Frame | None:
-        """The frame that lies in it, if one does."""
-        with self._room:
+    def pop(self) -> Frame | None:
+        """Take the frame out of the slot; None where it is empty."""
+        with self._emptied:
             frame, self._frame = self._frame, None
-            self._room.notify_all()
+            self._emptied.notify_all()
             return frame
 
     def close(self) -> None:
-        """No more frames: a waiting `put` returns, and what lies in it can still be taken."""
-        with self._room:
+        """Accept no more frames: a waiting `put` returns, and a frame in the slot can still be taken."""
+        with self._emptied:
             self._closed = True
-            self._room.notify_all()
+            self._emptied.notify_all()
             self._filled.notify_all()
 
 
 class CaptureThread(threading.Thread):
-    """Reads a source into a FrameSlot until it ends, fails for good, or is stopped.
+    """Read a source into a FrameSlot until it ends, fails for good, or is stopped.
 
-    speed: how many media seconds of a file pass per second; 0 reads as fast as frames are taken.
-    limit: stop after that many frames; 0 reads all.
-    silence_s: a camera that has delivered nothing for so long is lost, and so is one whose picture is frozen
-    (`source.frozen_s`). It is reopened with jittered backoff, for ever; `on_change` hears of it once, with the error,
-    and once with None when new frames have come again for as long. Whatever else ends the stream early is kept in
-    `error`.
-    What the camera made and nobody got is counted in `slot.dropped`, as FrameLossCounter and FrameSlot say.
+    A lost camera is reopened with jittered backoff, for ever. Whatever else ends the stream early is kept in `error`.
+    Frames that the camera made and nobody got are counted in `slot.dropped`, see FrameLossCounter and FrameSlot.
+
+    Args:
+        speed: media seconds of a file that pass per second; 0 reads as fast as frames are taken.
+        limit: stop after that many frames; 0 reads all.
+        on_change: called once with the error when the camera is lost, and once with None when it is back, see
+            CameraPresence.
+        silence_s: seconds without a frame after which a camera is lost. A camera is also lost when its picture is
+            frozen (`source.frozen_s`).
     """
 
     def __init__(
@@ -140,12 +145,12 @@ class CaptureThread(threading.Thread):
         self._limit = limit
         self._presence = CameraPresence(on_change, silence_s)
         self._silence_s = silence_s
-        self._waits_since_s: float | None = None  # monotonic, for the next frame
-        self._patience_s = first_picture_s(silence_s)  # with that
+        self._waits_since_s: float | None = None  # monotonic: since when the next frame is waited for
+        self._patience_s = first_picture_s(silence_s)  # how long it is waited for
         self._halt = threading.Event()
         self._count = 0
         self._reading = StreamState(FrameLossCounter(slot.dropped))
-        self._stillness = FreezeDetector(source.frozen_s if source.live else None)
+        self._freeze = FreezeDetector(source.frozen_s if source.live else None)
         self._reopening_s = source.frozen_s or 0.0
         self.pulse = 0  # changes while the camera is away, as long as the thread does not hang
         self.error: BaseException | None = None
@@ -155,7 +160,7 @@ class CaptureThread(threading.Thread):
         try:
             while not self._halt.is_set():
                 try:
-                    self._pump(backoff)
+                    self._read_stream(backoff)
                     return
                 except CameraError as error:
                     if not self._source.live:
@@ -163,13 +168,12 @@ class CaptureThread(threading.Thread):
                     if self._halt.is_set():
                         return
                     self._waits_since_s = None
-                    self._reading.losses.away()
-                    self._presence.lose(error)
+                    self._presence.mark_lost(error)
                 self.pulse += 1
                 self._halt.wait(backoff.next_s())
         except CameraError as error:
             self.error = error
-            self._presence.lose(error)
+            self._presence.mark_lost(error)
         except BaseException as error:
             self.error = error
         finally:
@@ -178,42 +182,45 @@ class CaptureThread(threading.Thread):
 
     @property
     def beat(self) -> tuple[int, int]:
-        """Changes as long as the thread does not hang: with every frame and every attempt to have the camera back."""
+        """A value that changes with every frame and every attempt to reopen the camera, unless the thread hangs."""
         return self._count, self.pulse
 
     def stop(self) -> None:
-        """Ask for the end; the thread leaves after the read in progress, of MJPEG over HTTP at once."""
+        """Request the end; the thread leaves after the read in progress, of MJPEG over HTTP at once."""
         self._halt.set()
         self._slot.close()
-        self._reading.line.end()
+        self._reading.connection.end()
 
-    def look(self) -> None:
-        """Whether the camera has fallen silent, by another thread's clock: what reads it may hang in its driver, or
-        wait for what comes a byte at a time. Where the line can be cut it is."""
+    def check_silence(self) -> None:
+        """Report a camera that has fallen silent, and cut its connection where that can be cut.
+
+        Called by another thread: this one may hang in a driver, or wait for what comes a byte at a time.
+        """
         since_s = self._waits_since_s
         if not self._source.live or since_s is None or self._halt.is_set():
             return
         silent_s = time.monotonic() - since_s
         if silent_s > self._patience_s:
-            self._presence.lose(silent(self._source, silent_s))
-            self._reading.line.cut()
+            self._presence.mark_lost(silent_error(self._source, silent_s))
+            self._reading.connection.cut()
 
-    def _pump(self, backoff: Backoff) -> None:
-        started = time.monotonic()
+    def _read_stream(self, backoff: Backoff) -> None:
+        opened_s = time.monotonic()
         first_ts: float | None = None
-        self._waits_since_s, self._patience_s = started, first_picture_s(self._silence_s)
+        self._waits_since_s, self._patience_s = opened_s, first_picture_s(self._silence_s)
         for ts, image in spanned("capture", read_images(self._source, self._silence_s, self._reading)):
-            if self._is_frozen(image, started):
+            if self._is_frozen(image, opened_s):
                 self._waits_since_s = time.monotonic()
                 continue
-            self._serves(backoff)
+            if self._presence.frame_arrived():
+                backoff.reset()
             first_ts = ts if first_ts is None else first_ts
             if self._speed > 0.0 and not self._source.live:
-                self._halt.wait(max(0.0, started + (ts - first_ts) / self._speed - time.monotonic()))
+                self._halt.wait(max(0.0, opened_s + (ts - first_ts) / self._speed - time.monotonic()))
             if self._halt.is_set():
                 return
             self._waits_since_s, self._patience_s = None, self._silence_s
-            number = self._count + self._reading.passed
+            number = self._count + self._reading.skipped
             self._slot.put(Frame(number, ts, time.monotonic_ns(), image, self._camera))
             self._waits_since_s = time.monotonic()
             self._count += 1
@@ -221,26 +228,21 @@ class CaptureThread(threading.Thread):
                 return
 
     def _is_frozen(self, image: Image, opened_s: float) -> bool:
-        """Whether the frame only repeats what is known. Raises CameraError (`camera.frozen`) when the camera is to be
-        opened again: at once, and then ever more rarely, for it is seen when the picture changes."""
+        """Return whether the frame only repeats a frozen picture.
+
+        Raises CameraError (`camera.frozen`) when the camera is to be opened again: at once, and then ever more rarely,
+        since a change of the picture is seen without that.
+        """
         now_s = time.monotonic()
-        if self._reading.coded_anew:
-            self._stillness.look(image, now_s)
-        if not self._stillness.frozen:
+        if self._reading.is_intra_coded:
+            self._freeze.update(image, now_s)
+        if not self._freeze.frozen:
             self._reopening_s = self._source.frozen_s or 0.0
             return False
         self.pulse += 1
         if now_s - opened_s < self._reopening_s or self._halt.is_set():
             return True
         found = f"{self._source.shown} has repeated one picture for more than {self._source.frozen_s:g} s"
-        self._reopening_s = min(2.0 * self._reopening_s, _REOPENING_S)
+        self._reopening_s = min(2.0 * self._reopening_s, _LONGEST_REOPENING_S)
         remedy = "restart the camera; if its picture may stand still, as a screen's does, set camera.frozen_s to null"
         raise CameraError("camera.frozen", found, "pictures with a sensor's noise in them", remedy)
-
-    def _serves(self, backoff: Backoff) -> None:
-        """A frame came that is new."""
-        if self._presence.is_missing:  # also one that fell silent and goes on by itself
-            self._reading.losses.away()
-        self._reading.losses.served()
-        if self._presence.deliver():
-            backoff.reset()

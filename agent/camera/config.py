@@ -1,4 +1,4 @@
-"""`camera:` of config.yaml: where the frames come from, and what becomes of them before anything else sees them."""
+"""Validate the `camera:` section of config.yaml and turn it into a `Source`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,11 @@ from agent.camera.stream_health import SILENCE_S
 from agent.common.errors import CameraError
 from agent.common.schema import Finite, Strict
 
-Pixels = Annotated[int, Field(ge=16, le=16384)]
 
-
-def _repeats(value: object) -> object:
-    """In one line where pydantic would have one for each of the types."""
-    seconds = isinstance(value, int | float) and not isinstance(value, bool) and 0.5 <= value <= 9.0
-    if not (seconds or value is None or value == "auto"):
+def _frozen_seconds(value: object) -> object:
+    """Check `frozen_s` with one message, where pydantic would give one for each type of the union."""
+    is_seconds = isinstance(value, int | float) and not isinstance(value, bool) and 0.5 <= value <= 9.0
+    if not (is_seconds or value is None or value == "auto"):
         raise ValueError("auto, null, or seconds from 0.5 to 9")
     return value
 
@@ -41,17 +39,18 @@ def _spans(region: tuple[float, float, float, float]) -> tuple[float, float, flo
     return region
 
 
+Pixels = Annotated[int, Field(ge=16, le=16384)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]  # of the picture's width or height
 Region = Annotated[tuple[Share, Share, Share, Share], AfterValidator(_spans)]
 Polygon = Annotated[tuple[tuple[Share, Share], ...], Field(min_length=3)]
-Repeats = Annotated[float | Literal["auto"] | None, BeforeValidator(_repeats)]
+FrozenSeconds = Annotated[float | Literal["auto"] | None, BeforeValidator(_frozen_seconds)]
 
-
-_OF_THE_KIND = ("speed", "silence_s", "frozen_s", "labels")  # beside what `CaptureSettings` has
+# Keys that fit some kinds of source only; those of `CaptureSettings` are checked by `Source` itself.
+_KEYS_OF_SOME_KINDS = ("speed", "silence_s", "frozen_s", "labels")
 
 
 class CameraConfig(Strict):
-    """Where the frames come from."""
+    """One camera: where its frames come from."""
 
     name: str = "camera"
     source: str
@@ -66,28 +65,30 @@ class CameraConfig(Strict):
     fps: Annotated[Finite, Field(ge=1.0, le=240.0)] | None = None
     flip: Flip = "none"
     silence_s: Finite = Field(default=SILENCE_S, ge=0.2, le=20.0)
-    frozen_s: Repeats = "auto"
+    frozen_s: FrozenSeconds = "auto"
     labels: Path | None = None
     region: Region | None = None
     masks: tuple[Polygon, ...] = ()
 
     def to_source(self) -> Source:
-        """What is read, and how. Raises CameraError as `parse_source`, and `camera.option` for a key that does not fit
-        the kind of source and has not its default, or comes alone."""
+        """Return the source with everything that is requested of it.
+
+        Raises CameraError as `parse_source`, and `camera.option` for a key that does not fit the kind of source and is
+        not at its default, or for a width without a height.
+        """
         if (self.width is None) != (self.height is None):
             found = f"camera.width: {self.width}, camera.height: {self.height}"
             raise CameraError("camera.option", found, "both or none of them", "say the other one too")
         source = parse_source(self.source)
-        for key in _OF_THE_KIND:
+        for key in _KEYS_OF_SOME_KINDS:
             if getattr(self, key) != type(self).model_fields[key].default:
                 source.check_accepts(key, getattr(self, key))
-        source = replace(
-            source, asked=CaptureSettings(**{each.name: getattr(self, each.name) for each in fields(CaptureSettings)})
-        )
+        settings = CaptureSettings(**{field.name: getattr(self, field.name) for field in fields(CaptureSettings)})
+        source = replace(source, requested=settings)
         frozen_s = source.usual_frozen_s if self.frozen_s == "auto" else self.frozen_s
         return replace(source, frozen_s=frozen_s, framing=Framing(self.region, self.masks))
 
     def resolve_paths(self, base: Path) -> CameraConfig:
-        """The same with its relative paths taken from `base`."""
+        """Return a copy whose relative paths are taken from `base`."""
         source = self.source if is_live(self.source) else str(base / self.source)
         return self.model_copy(update={"source": source, "labels": base / self.labels if self.labels else None})

@@ -1,4 +1,4 @@
-"""The image files of a folder or a zip: one listing for cameras and data sets alike."""
+"""Read the image files of a folder or a zip: one listing for cameras and data sets alike."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ _MAX_FILE_BYTES = 256 << 20  # no photograph is larger; a zip could claim to be
 class ImageFiles:
     """Images below a folder or in a zip, by their relative POSIX names; hidden files do not count.
 
-    Raises `error_type`, DatasetError or what the caller reports: `images.missing` (no such path),
-    `images.none` (no image in it), `images.zip` (damaged, encrypted, or a member that climbs out of it)
-    and `images.unreadable` (one file, named). A zip stays open as long as the object lives.
+    A zip stays open as long as the object lives.
+
+    Raises DatasetError, or the `error_type` that the caller reports:
+        images.missing     there is no such path
+        images.none        it holds no image
+        images.zip         the zip is damaged or encrypted, or a member climbs out of it
+        images.unreadable  one file, named, cannot be read
     """
 
     def __init__(self, path: Path, error_type: type[AgentError] = DatasetError) -> None:
@@ -32,15 +36,15 @@ class ImageFiles:
         self._error_type = error_type
         self._read_bytes: Callable[[str], bytes]
         if path.is_dir():
-            found = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+            names = (file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
             self._read_bytes = lambda name: (path / name).read_bytes()
         elif path.is_file():
             archive = self._open_zip()
-            found = (member.filename for member in archive.infolist() if not member.is_dir())
+            names = (member.filename for member in archive.infolist() if not member.is_dir())
             self._read_bytes = archive.read
         else:
             raise error_type("images.missing", f"nothing at {path}", "a folder or a zip of images", "check the path")
-        self.files = tuple(sorted(name for name in found if not _is_hidden(name)))
+        self.files = tuple(sorted(name for name in names if not _is_hidden(name)))
         self.names = tuple(name for name in self.files if _suffix(name) in IMAGE_SUFFIXES)
         if not self.names:
             raise error_type(
@@ -54,14 +58,14 @@ class ImageFiles:
         return len(self.names)
 
     def read(self, name: str) -> NDArray[np.uint8]:
-        """The image as BGR uint8 (height, width, 3), turned upright where its EXIF data says so."""
+        """Return the image as BGR uint8 (height, width, 3), turned upright where its EXIF data says so."""
         image = decode_image(self._content(name))
         if image is None:
             raise self._unreadable(name, "an intact image")
         return image
 
     def read_text(self, name: str) -> str:
-        """A text file that lies beside the images, e.g. their labels."""
+        """Return a text file that lies beside the images, e.g. their labels."""
         try:
             return self._content(name).decode("utf-8-sig")
         except UnicodeDecodeError:
@@ -74,12 +78,8 @@ class ImageFiles:
             raise self._unreadable(name, "an intact file") from None
 
     def _unreadable(self, name: str, expected: str) -> AgentError:
-        return self._error_type(
-            "images.unreadable",
-            f"{name} in {self.path} cannot be read",
-            expected,
-            "replace or remove the file",
-        )
+        found = f"{name} in {self.path} cannot be read"
+        return self._error_type("images.unreadable", found, expected, "replace or remove the file")
 
     def _open_zip(self) -> zipfile.ZipFile:
         try:
@@ -108,12 +108,12 @@ def _suffix(name: str) -> str:
 
 
 def _is_hidden(name: str) -> bool:
-    """Files that operating systems leave behind, e.g. .DS_Store and macOS's __MACOSX/._photo.jpg."""
+    """Return True for files that operating systems leave behind, e.g. .DS_Store and macOS's __MACOSX/._photo.jpg."""
     return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
 def decode_image(content: bytes) -> NDArray[np.uint8] | None:
-    """The image as BGR uint8 (height, width, 3), turned upright where its EXIF data says so; None for a damaged one."""
+    """Decode to BGR uint8 (height, width, 3), turned upright where its EXIF data says so; None for a damaged image."""
     try:
         image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) if content else None
     except cv2.error:  # e.g. a header that claims more pixels than OpenCV allocates

@@ -1,7 +1,9 @@
-"""MJPEG over HTTP: one answer that does not end, with a JPEG after the other in it (multipart/x-mixed-replace).
+"""Read MJPEG over HTTP: one answer that does not end, with one JPEG after another (multipart/x-mixed-replace).
 
 FFmpeg reads it too, but keeps the first picture's size for ever (until OpenCV 4.12 it then repeats one picture), ends
-the stream at a damaged picture, and holds two of them back where the camera does not tell their lengths.
+the stream at a damaged picture, and holds two pictures back where the camera does not send their lengths.
+`open_mjpeg` asks the camera, `MjpegStream` reads its answer, `JpegSplitter` cuts the bytes into pictures. The classes
+at the end connect as urllib does, by connections that another thread can cut.
 """
 
 from __future__ import annotations
@@ -22,23 +24,22 @@ from agent.camera.stream_health import OPEN_S, StreamConnection
 from agent.common.errors import CameraError
 
 _CHUNK_BYTES = 1 << 16
-_MOST_BYTES = 64 << 20  # of one picture; what goes on for longer is none
-_BEGIN, _END, _EDGE = b"\xff\xd8", b"\xff\xd9", re.compile(rb"\xff[\xd8\xd9]")
+_MOST_BYTES = 64 << 20  # of one picture; anything longer is none
+_START, _END, _EDGE = b"\xff\xd8", b"\xff\xd9", re.compile(rb"\xff[\xd8\xd9]")
 _SCAN, _ENDS = 0xDA, (0xD8, 0xD9)
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})  # markers without a length
 
 
 class MjpegStream:
-    """A context manager and an iterator of what arrives: each time the JPEGs that are over with it, often none, and
-    None for a damaged one.
+    """A context manager and an iterator: for each chunk that arrives, the JPEGs that it completes; None: a damaged one.
 
-    Raises CameraError (`camera.lost`) when the camera ends it, or the line is cut.
+    Raises CameraError (`camera.lost`) when the camera ends the stream, or the connection is cut.
     """
 
-    def __init__(self, source: Source, answer: Any, line: StreamConnection) -> None:
+    def __init__(self, source: Source, answer: Any, connection: StreamConnection) -> None:
         self._source = source
         self._answer = answer
-        self._line = line
+        self._connection = connection
 
     def __enter__(self) -> MjpegStream:
         return self
@@ -46,7 +47,7 @@ class MjpegStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._line.drop()
+        self._connection.detach()
         self._answer.close()
 
     def __iter__(self) -> Iterator[list[bytes | None]]:
@@ -55,20 +56,20 @@ class MjpegStream:
             while chunk := self._answer.read1(_CHUNK_BYTES):
                 yield list(splitter.feed(chunk))
         except TimeoutError:
-            yield []  # who reads it knows for how long there was nothing
+            yield []  # the reader knows how long there was nothing
         except (OSError, http.client.HTTPException):
-            pass  # of whatever kind: the camera is gone
+            pass  # whatever the error: the camera is gone
         raise CameraError("camera.lost", f"{self._source.shown} stopped", "frames", "check the camera and its network")
 
 
-def open_mjpeg(source: Source, line: StreamConnection) -> MjpegStream | None:
-    """Ask the camera; None where what it answers is no MJPEG, but perhaps something else that FFmpeg reads.
+def open_mjpeg(source: Source, connection: StreamConnection) -> MjpegStream | None:
+    """Ask the camera for its stream; None where the answer is not MJPEG, but perhaps something that FFmpeg reads.
 
-    line: is given the connection. The certificate of an https camera is not checked, as FFmpeg does not: cameras sign
-    their own. Raises CameraError (`camera.open`).
+    The certificate of an https camera is not checked, nor does FFmpeg check it: cameras sign their own. `connection` is
+    attached to the socket. Raises CameraError (`camera.open`).
     """
     try:
-        answer = _opener(source, line).open(_without_user(urlsplit(source.location)), timeout=OPEN_S)
+        answer = _opener(source, connection).open(_without_user(urlsplit(source.location)), timeout=OPEN_S)
     except urllib.error.HTTPError as error:
         error.close()
         remedy = "check the user name and password in its address" if error.code in (401, 403) else "check its address"
@@ -80,42 +81,43 @@ def open_mjpeg(source: Source, line: StreamConnection) -> MjpegStream | None:
         raise CameraError("camera.open", found, "a camera", "check its address and the network") from None
     content_type = answer.headers.get_content_type()
     if content_type == "multipart/x-mixed-replace":
-        return MjpegStream(source, answer, line)
-    line.drop()
+        return MjpegStream(source, answer, connection)
+    connection.detach()
     answer.close()
     if content_type.startswith("image/"):
         found = f"{source.shown} gives a single picture ({content_type})"
         remedy = "give the address of the camera's stream; that of a snapshot is none"
         raise CameraError("camera.open", found, "MJPEG: multipart/x-mixed-replace", remedy)
-    if line.was_cut:  # within the headers
+    if connection.was_cut:  # within the headers
         raise CameraError("camera.open", f"{source.shown} does not answer in time", "a camera", "restart the camera")
     return None
 
 
 class JpegSplitter:
-    """Cuts what a camera sends into JPEGs by their own markers (ITU-T T.81, annex B).
+    """Cut what a camera sends into JPEGs by their own markers (ITU-T T.81, annex B).
 
-    Boundaries and lengths between them are not looked at: cameras get them wrong. So a picture is there with its last
+    Boundaries and lengths between the pictures are ignored: cameras get them wrong. A picture is complete with its last
     byte, whatever follows.
     """
 
     def __init__(self) -> None:
         self._kept = bytearray()
-        self._coded = self._seen = 0  # where the picture's coded data begin, 0 until they do; what has been searched
+        self._coded = 0  # where the picture's coded data start, 0 until they do
+        self._searched = 0  # up to where they have been searched
 
     def feed(self, chunk: bytes) -> Iterator[bytes | None]:
-        """The pictures that are over with these bytes; None for one that is damaged or was cut off."""
+        """Yield the pictures that these bytes complete; None for one that is damaged or was cut off."""
         self._kept += chunk
-        while self._go_to_begin():
+        while self._skip_to_start():
             try:
                 self._coded = self._coded or _headers_end(self._kept)
             except ValueError:
                 yield None
-                self._drop(len(_BEGIN))
+                self._drop(len(_START))
                 continue
-            edge = _EDGE.search(self._kept, max(self._coded, self._seen - 1)) if self._coded else None
+            edge = _EDGE.search(self._kept, max(self._coded, self._searched - 1)) if self._coded else None
             if edge is not None:
-                whole = edge[0] == _END  # within coded data there is no begin: it is that of the next picture
+                whole = edge[0] == _END  # coded data hold no start: it is that of the next picture
                 end = edge.end() if whole else edge.start()
                 yield bytes(self._kept[:end]) if whole else None
                 self._drop(end)
@@ -123,24 +125,27 @@ class JpegSplitter:
                 yield None
                 self._drop(len(self._kept))
             else:
-                self._seen = len(self._kept)
+                self._searched = len(self._kept)
                 return
 
-    def _go_to_begin(self) -> bool:
-        begin = self._kept.find(_BEGIN)
-        if begin != 0:
-            self._drop(begin if begin > 0 else max(0, len(self._kept) - 1))
-        return begin >= 0
+    def _skip_to_start(self) -> bool:
+        start = self._kept.find(_START)
+        if start != 0:
+            self._drop(start if start > 0 else max(0, len(self._kept) - 1))
+        return start >= 0
 
     def _drop(self, count: int) -> None:
         del self._kept[:count]
-        self._coded = self._seen = 0
+        self._coded = self._searched = 0
 
 
 def _headers_end(data: bytearray) -> int:
-    """Where the coded data of the picture begin; 0 where more bytes have to tell. Headers are passed over by their
-    lengths, for a thumbnail in them may be a JPEG itself. Raises ValueError for what is no header."""
-    at = len(_BEGIN)
+    """Return where the coded data of the picture start; 0 while more bytes are needed to know.
+
+    Headers are skipped by their lengths, since a thumbnail in them may be a JPEG itself. Raises ValueError for bytes
+    that are no header.
+    """
+    at = len(_START)
     while at + 4 <= len(data):
         marker = data[at + 1]
         if data[at] != 0xFF or marker in _ENDS:
@@ -157,7 +162,7 @@ def _headers_end(data: bytearray) -> int:
 
 
 class _Hangup(urllib.request.BaseHandler):
-    """Ends the connection of an answer that asks for a password, before it is asked again: nobody else does."""
+    """Close the connection of an answer that asks for a password, before the next request: urllib does not."""
 
     handler_order = 400  # those that give the password have 490
 
@@ -165,46 +170,46 @@ class _Hangup(urllib.request.BaseHandler):
         answer.close()
 
 
-class _Held(http.client.HTTPConnection):
-    """Its line has it from when it is connected."""
+class _Cuttable(http.client.HTTPConnection):
+    """A connection that attaches its socket to `held` once it is connected."""
 
-    line: StreamConnection
+    held: StreamConnection
 
     def connect(self) -> None:
         super().connect()
-        self.line.take(self.sock)
+        self.held.attach(self.sock)
 
 
-class _HeldTls(_Held, http.client.HTTPSConnection):
+class _CuttableTls(_Cuttable, http.client.HTTPSConnection):
     pass
 
 
-class _Connecting(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Connects as urllib does, by connections that can be cut."""
+class _ConnectionHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Connect as urllib does, by connections that can be cut."""
 
-    def __init__(self, line: StreamConnection, context: ssl.SSLContext) -> None:
+    def __init__(self, connection: StreamConnection, context: ssl.SSLContext) -> None:
         super().__init__()
-        self._line = line
+        self._held = connection
         self._tls = context
 
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connection, _Held), request)
+        return self.do_open(partial(self._connect, _Cuttable), request)
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connection, _HeldTls), request, context=self._tls)
+        return self.do_open(partial(self._connect, _CuttableTls), request, context=self._tls)
 
-    def _connection(self, kind: type[_Held], host: str, **settings: Any) -> _Held:
+    def _connect(self, kind: type[_Cuttable], host: str, **settings: Any) -> _Cuttable:
         connection = kind(host, **settings)
-        connection.line = self._line
+        connection.held = self._held
         return connection
 
 
-def _opener(source: Source, line: StreamConnection) -> urllib.request.OpenerDirector:
-    """With what the address says of its user, by either way of HTTP (RFC 7617, RFC 7616)."""
+def _opener(source: Source, connection: StreamConnection) -> urllib.request.OpenerDirector:
+    """Return an opener that logs in with the user of the address, in either way of HTTP (RFC 7617, RFC 7616)."""
     parts = urlsplit(source.location)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    handlers: list[urllib.request.BaseHandler] = [_Connecting(line, context)]
+    handlers: list[urllib.request.BaseHandler] = [_ConnectionHandler(connection, context)]
     if parts.username is not None:
         users = urllib.request.HTTPPasswordMgrWithDefaultRealm()
         users.add_password(None, _without_user(parts), unquote(parts.username), unquote(parts.password or ""))

@@ -1,4 +1,9 @@
-"""What of a camera's picture anybody gets to see: one region of it, without what is masked."""
+"""Parse a SRC argument into a `Source`: which kind of camera or recording it is, and what is requested of it.
+
+A `Source` also carries the `Framing`, which decides what of a picture anybody gets to see: one region, without what is
+masked. The table `_KINDS_BY_KEY` says which key of `camera:` has an effect on which kind of source; any other
+combination is refused. At the end stand the GStreamer pipelines that csi and RTSP sources are opened with.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +19,12 @@ from agent.common.errors import CameraError
 from agent.common.redaction import redact, redact_location
 from engines.board import is_jetson
 
+Transport = Literal["tcp", "udp"]
+Decoder = Literal["ffmpeg", "gstreamer"]
+PixelFormat = Literal["mjpg", "yuyv"]
+Flip = Literal["none", "clockwise", "counterclockwise", "rotate-180", "horizontal", "vertical"]
 
-@dataclass(frozen=True)
-class Framing:
-    """region: left, top, right, bottom; masks: corners (x, y) each; all as shares of the whole picture, so that they
-    hold at every size of it. None and nothing leave it as it is."""
-
-    region: tuple[float, float, float, float] | None = None
-    masks: Sequence[Sequence[tuple[float, float]]] = ()
-
-
-WHOLE = Framing()
-
-_SCHEMES = {
+_KIND_BY_SCHEME = {
     "rtsp": "rtsp",
     "rtsps": "rtsp",
     "http": "http",
@@ -35,18 +33,13 @@ _SCHEMES = {
     "csi": "csi",
     "gst": "gst",
 }
-
-Transport = Literal["tcp", "udp"]
-Decoder = Literal["ffmpeg", "gstreamer"]
-PixelFormat = Literal["mjpg", "yuyv"]
-Flip = Literal["none", "clockwise", "counterclockwise", "rotate-180", "horizontal", "vertical"]
-
+_LIVE_KINDS = tuple(dict.fromkeys(_KIND_BY_SCHEME.values()))
 _RECORDINGS = ("video", "images")
-_TAKEN_BY = {
+_KINDS_BY_KEY = {
     "speed": _RECORDINGS,
     "labels": _RECORDINGS,
-    "silence_s": tuple(dict.fromkeys(_SCHEMES.values())),
-    "frozen_s": tuple(dict.fromkeys(_SCHEMES.values())),
+    "silence_s": _LIVE_KINDS,
+    "frozen_s": _LIVE_KINDS,
     "transport": ("rtsp",),
     "decoder": ("rtsp",),
     "decode_threads": ("rtsp", "http"),
@@ -63,16 +56,39 @@ WITHOUT_GSTREAMER = (
 )
 
 _FROZEN_S = 1.5
-_FROZEN_KINDS = ("v4l2", "csi")  # of a pipeline nobody tells us how its frames are coded
+_FROZEN_KINDS = ("v4l2", "csi")  # not gst: a pipeline does not say how its frames are coded
+
+
+@dataclass(frozen=True)
+class Framing:
+    """What of a picture is seen. All numbers are shares of the whole picture, so that they hold at every size of it.
+
+    Args:
+        region: left, top, right, bottom; None: the whole picture.
+        masks: polygons of corners (x, y), which are painted over.
+    """
+
+    region: tuple[float, float, float, float] | None = None
+    masks: Sequence[Sequence[tuple[float, float]]] = ()
+
+
+WHOLE = Framing()
 
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """What is asked of a camera and its driver; None: what they do by themselves.
+    """The settings requested of a camera and its driver; None leaves one to them.
 
-    transport, decoder: of rtsp. decode_threads: of a stream's decoder, which holds back a frame for each but the first;
-    OpenCV by itself has one for each core. pixel_format: how frames come over the wire, of v4l2. width, height, fps:
-    the mode of v4l2 and csi. flip: by the hardware, of csi.
+    Args:
+        transport: of rtsp.
+        decoder: of rtsp.
+        decode_threads: threads of a stream's decoder, which holds back one frame for each but the first. By itself
+            OpenCV has one for each core.
+        pixel_format: how frames come over the wire, of v4l2.
+        width: of the mode of v4l2 and csi, in pixels.
+        height: as width.
+        fps: of the mode of v4l2 and csi.
+        flip: done by the hardware, of csi.
     """
 
     transport: Transport = "tcp"
@@ -87,10 +103,14 @@ class CaptureSettings:
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed SRC argument: `kind` is video, images, v4l2, csi, rtsp, http or gst.
+    """A parsed SRC argument.
 
-    location: with its password, and so in no `repr`. asked: of the camera. frozen_s: for which the picture of a camera
-    may repeat to the bit before it counts as lost; None: for ever. framing: what every reader sees of each picture.
+    Args:
+        kind: video, images, v4l2, csi, rtsp, http or gst.
+        location: the address or path. It holds the password, so no `repr` shows it.
+        requested: what is requested of the camera and its driver.
+        frozen_s: seconds for which a camera may repeat a picture bit by bit before it counts as lost; None: no limit.
+        framing: applied to every picture, for every reader.
     """
 
     kind: str
@@ -100,35 +120,37 @@ class Source:
     framing: Framing = WHOLE
 
     def __post_init__(self) -> None:
-        """Raises CameraError (`camera.option`) for what nobody can ask of such a source."""
-        for each in fields(CaptureSettings):
-            if getattr(self.requested, each.name) != each.default:
-                self.check_accepts(each.name, getattr(self.requested, each.name))
+        """Raises CameraError (`camera.option`) for a setting that has no effect on such a source."""
+        for setting in fields(CaptureSettings):
+            value = getattr(self.requested, setting.name)
+            if value != setting.default:
+                self.check_accepts(setting.name, value)
         if self.requested.decoder == "gstreamer" and self.requested.decode_threads != CaptureSettings.decode_threads:
             found = f"camera.decode_threads: {self.requested.decode_threads} beside camera.decoder: gstreamer"
             raise CameraError("camera.option", found, "one of them: they are FFmpeg's threads", "leave one of them out")
 
     def check_accepts(self, key: str, value: object) -> None:
-        """Raises CameraError (`camera.option`) where this key of `camera:` does nothing for such a source."""
-        taken_by = _TAKEN_BY[key]
-        if self.kind not in taken_by:
+        """Raises CameraError (`camera.option`) where this key of `camera:` has no effect on such a source."""
+        kinds = _KINDS_BY_KEY[key]
+        if self.kind not in kinds:
             found = f"camera.{key}: {value} for a source of kind {self.kind}, {self.shown}"
-            raise CameraError("camera.option", found, f"one of kind {' or '.join(taken_by)}", "leave the key out")
+            raise CameraError("camera.option", found, f"one of kind {' or '.join(kinds)}", "leave the key out")
 
     def check_accepts_mjpeg(self) -> None:
-        """Raises CameraError (`camera.option`) for what is asked of a decoder, where pictures come one by one."""
+        """Raises CameraError (`camera.option`) for settings of a decoder: MJPEG is read picture by picture."""
         if self.requested.decode_threads != CaptureSettings.decode_threads:
             found = f"camera.decode_threads: {self.requested.decode_threads} for {self.shown}, which sends MJPEG"
             raise CameraError("camera.option", found, "a stream that FFmpeg decodes", "leave the key out")
 
     @property
     def shown(self) -> str:
-        """The location as it may appear in logs and messages: without user names, passwords and what a query says."""
+        """The location as logs and messages may show it: without user names, passwords and queries."""
         return redact(self.location) if self.kind == "gst" else redact_location(self.location)
 
     @property
     def live(self) -> bool:
-        return self.kind in _SCHEMES.values()
+        """True for a camera, False for a recording."""
+        return self.kind in _LIVE_KINDS
 
     @property
     def needs_gstreamer(self) -> bool:
@@ -136,28 +158,30 @@ class Source:
 
     @property
     def reports_key_frames(self) -> bool:
-        """Whether it is a stream of a video codec, and which of its pictures stand alone is known."""
+        """True for a stream of a video codec whose reader says which pictures were coded without others."""
         return self.kind in ("rtsp", "http") and not self.needs_gstreamer
 
     @property
     def usual_frozen_s(self) -> float | None:
-        """After how long a camera of this kind that repeats its picture has frozen; None where nothing says so."""
+        """Seconds after which a repeated picture means a frozen camera of this kind; None where it means nothing."""
         return _FROZEN_S if self.kind in _FROZEN_KINDS or self.reports_key_frames else None
 
 
 def is_live(text: str) -> bool:
-    """Whether this SRC argument names a camera, or what may be meant as one, and no file."""
-    return text.partition(":")[0] in _SCHEMES or "://" in text
+    """Return True where this SRC argument names a camera, or may be meant as one, and no file."""
+    return text.partition(":")[0] in _KIND_BY_SCHEME or "://" in text
 
 
 def parse_source(text: str) -> Source:
-    """Understand `v4l2:/dev/video0`, `csi:0`, `rtsp://...`, `http://...` (MJPEG), `gst:PIPELINE ! appsink`, or the path
-    of a video, or of a folder or zip of images.
+    """Parse `v4l2:/dev/video0`, `csi:0`, `rtsp://...`, `http://...` (MJPEG), `gst:PIPELINE ! appsink`, or the path of a
+    video, or of a folder or zip of images.
 
-    Raises CameraError: `camera.missing` when a file or device is not there, `camera.source` for what names none.
+    Raises CameraError:
+        camera.missing  a file or device is not there
+        camera.source   the text names no source
     """
     scheme, _, rest = text.partition(":")
-    kind = _SCHEMES.get(scheme)
+    kind = _KIND_BY_SCHEME.get(scheme)
     if kind in ("rtsp", "http"):
         _check_address(text)
         return Source(kind, text)
@@ -173,16 +197,12 @@ def parse_source(text: str) -> Source:
         return Source(kind, rest)
     if kind is None and rest.startswith("//"):
         found = f"source '{redact_location(text)}'"
-        raise CameraError("camera.source", found, f"{', '.join(_SCHEMES)} or a path", "check how it begins")
+        raise CameraError("camera.source", found, f"{', '.join(_KIND_BY_SCHEME)} or a path", "check how it begins")
     name = rest if kind == "v4l2" else text
     path = Path(name)
     if not name.strip() or not path.exists():
-        raise CameraError(
-            "camera.missing",
-            f"no {redact_location(name).strip() or 'source'}",
-            "a video, images or a camera there",
-            "check the source",
-        )
+        found = f"no {redact_location(name).strip() or 'source'}"
+        raise CameraError("camera.missing", found, "a video, images or a camera there", "check the source")
     if kind == "v4l2":
         return Source(kind, rest)
     return Source("images" if path.is_dir() or path.suffix.lower() == ".zip" else "video", text)
@@ -203,38 +223,35 @@ def _check_address(text: str) -> None:
     raise CameraError("camera.source", found, expected, "in a password write / as %2F, ? as %3F, # as %23, @ as %40")
 
 
-_FLIPS = (
-    "none",
-    "counterclockwise",
-    "rotate-180",
-    "clockwise",
-    "horizontal",
-    "",
-    "vertical",
-)  # nvvidconv's flip-method
+# The numbers of nvvidconv's flip-method; it has no name for 5.
+_FLIPS = ("none", "counterclockwise", "rotate-180", "clockwise", "horizontal", "", "vertical")
 _BGR = "videoconvert ! video/x-raw,format=BGR ! appsink drop=true max-buffers=1 sync=false"
-_OUT_OF_NVMM = "nvvidconv ! video/x-raw,format=BGRx ! "  # where a Jetson's decoders leave frames
+_OUT_OF_NVMM = "nvvidconv ! video/x-raw,format=BGRx ! "  # NVMM memory is where a Jetson's decoders leave frames
 
 
-def csi_pipeline(sensor: str, asked: CaptureSettings) -> str:
-    """Argus picks the sensor's mode by the size and rate that it is asked for."""
-    mode = [f"{name}={value}" for name, value in (("width", asked.width), ("height", asked.height)) if value]
-    if asked.fps:
-        rate = Fraction(asked.fps).limit_denominator(1001)
+def csi_pipeline(sensor: str, requested: CaptureSettings) -> str:
+    """Return the pipeline of a csi sensor. Argus picks the sensor's mode by the requested size and rate."""
+    mode = [f"{name}={value}" for name, value in (("width", requested.width), ("height", requested.height)) if value]
+    if requested.fps:
+        rate = Fraction(requested.fps).limit_denominator(1001)
         mode.append(f"framerate={rate.numerator}/{rate.denominator}")
     return (
         f"nvarguscamerasrc sensor-id={sensor} ! {','.join(['video/x-raw(memory:NVMM)', 'format=NV12', *mode])} ! "
-        f"nvvidconv flip-method={_FLIPS.index(asked.flip)} ! video/x-raw,format=BGRx ! {_BGR}"
+        f"nvvidconv flip-method={_FLIPS.index(requested.flip)} ! video/x-raw,format=BGRx ! {_BGR}"
     )
 
 
-def rtsp_pipeline(address: str, asked: CaptureSettings) -> str:
-    """decodebin takes the decoder of the highest rank, which on a Jetson is nvv4l2decoder, the hardware's. latency: by
-    itself rtspsrc holds frames back for two seconds. A camera's certificate is its own: it is not checked."""
+def rtsp_pipeline(address: str, requested: CaptureSettings) -> str:
+    """Return the pipeline of an RTSP stream.
+
+    decodebin chooses the decoder of the highest rank, which on a Jetson is the hardware's, nvv4l2decoder. The latency
+    is set to 0 because rtspsrc by itself holds frames back for two seconds. The certificate of an rtsps camera is not
+    checked: cameras sign their own.
+    """
     parts = urlsplit(address)
     properties = {
         "location": parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
-        "protocols": asked.transport,
+        "protocols": requested.transport,
         "latency": "0",
     }
     if parts.username is not None:
@@ -246,6 +263,6 @@ def rtsp_pipeline(address: str, asked: CaptureSettings) -> str:
 
 
 def _quoted(value: str) -> str:
-    """As gst_parse_launch reads it."""
+    """Quote a value for gst_parse_launch."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -1,4 +1,11 @@
-"""Whether a camera is there, as it is told: lost at once, back once it has delivered for a while."""
+"""Judge a camera's stream: is the camera there, is its picture frozen, which frames were lost on the way.
+
+`CameraPresence` decides when a camera counts as lost and when as back, and reports the changes. `FreezeDetector` sees a
+picture that is repeated bit by bit. `FrameLossCounter` counts the frames that came damaged or not at all.
+`PictureTimeout` ends the wait for a camera that sends, but no good picture. `StreamState` holds what a reader
+(`agent.camera.reader`) knows of its stream beside the frames, and `StreamConnection` a socket that another thread may
+cut.
+"""
 
 from __future__ import annotations
 
@@ -17,44 +24,78 @@ from numpy.typing import NDArray
 from agent.camera.source import Source
 from agent.common.errors import CameraError
 
+SILENCE_S = 1.5  # with the ticks of the thread that watches, a loss is reported within two seconds
+OPEN_S = 5.0  # for a camera to answer; an RTSP stream waits for a key frame
+
+
+def first_picture_s(silence_s: float) -> float:
+    """Return how long the first picture may take from the request on: the camera has to answer, and to start."""
+    return OPEN_S + silence_s
+
+
+def silent_error(source: Source, seconds: float) -> CameraError:
+    """Return the error of a camera that has given no picture for so long."""
+    found = f"no picture from {source.shown} for {seconds:.1f} s"
+    return CameraError("camera.silent", found, "pictures", "check the camera, its cable and its network")
+
+
+class PictureTimeout:
+    """The time limit for a camera that sends, but no good picture. It starts when the camera is opened."""
+
+    def __init__(self, source: Source, silence_s: float) -> None:
+        self._source = source
+        self._silence_s = silence_s
+        self._limit_s = first_picture_s(silence_s)
+        self._since_s = time.monotonic()
+
+    def restart(self) -> None:
+        """Wait for the next picture: a good one was handed on."""
+        self._since_s, self._limit_s = time.monotonic(), self._silence_s
+
+    def check(self) -> None:
+        """Raises CameraError (`camera.silent`) when the time is up."""
+        waited_s = time.monotonic() - self._since_s
+        if waited_s >= self._limit_s:
+            raise silent_error(self._source, waited_s)
+
+
 _LONGEST_STEADY_S = 60.0
-_AGAIN_S = 60.0  # lost again so soon after it was told to be back, a camera is flapping
+_FLAPPING_S = 60.0  # a camera that is lost again within this time after it was back is flapping
 
 
 class CameraPresence:
-    """Tells of changes only, and ever fewer of a camera that flaps: it would fill every log and queue.
+    """Decide whether a camera is there: lost at once, back once it has delivered for a while.
 
-    steady_s: for which it has to deliver before it is back; doubled, up to a minute, each time it was lost again within
-    a minute of that. Its frames are served meanwhile. on_change: is called with the error, or with None.
+    Only changes are reported, and ever fewer of a camera that flaps: it would fill every log and queue.
+
+    Args:
+        on_change: called with the error when the camera is lost, and with None when it is back.
+        steady_s: how long a lost camera has to deliver before it is back; its frames are served meanwhile. Doubled, up
+            to a minute, each time the camera is lost again within a minute of being back.
     """
 
     def __init__(self, on_change: Callable[[CameraError | None], None], steady_s: float) -> None:
         self._on_change = on_change
         self._usual_s = self._steady_s = steady_s
         self._delivers_since_s: float | None = None
-        self._back_s: float | None = None  # when it was told
+        self._back_s: float | None = None  # when it was last reported as back
         self._lock = threading.Lock()
         self.lost = False
 
-    @property
-    def is_missing(self) -> bool:
-        """Whether it is lost, and no frame has come since."""
-        return self.lost and self._delivers_since_s is None
-
-    def lose(self, error: CameraError) -> None:
-        """It delivers nothing, or nothing new; any thread may say so."""
+    def mark_lost(self, error: CameraError) -> None:
+        """Note that the camera delivers nothing, or nothing new; any thread may call this."""
         with self._lock:
             now_s = time.monotonic()
             self._delivers_since_s = None
             if self.lost:
                 return
-            flaps = self._back_s is not None and now_s - self._back_s < _AGAIN_S
+            flaps = self._back_s is not None and now_s - self._back_s < _FLAPPING_S
             self._steady_s = min(2.0 * self._steady_s, _LONGEST_STEADY_S) if flaps else self._usual_s
             self.lost = True
             self._on_change(error)
 
-    def deliver(self) -> bool:
-        """A frame came. Whether they have come for long enough."""
+    def frame_arrived(self) -> bool:
+        """Note a new frame. Return whether frames have come for long enough."""
         with self._lock:
             now_s = time.monotonic()
             if self._delivers_since_s is None:
@@ -66,69 +107,70 @@ class CameraPresence:
             return steady
 
 
-_STEP = 16  # every so manieth row is compared with each frame; all of them before a picture counts as frozen
+_ROW_STEP = 16  # every so manieth row is compared with each frame; all of them before a picture counts as frozen
 _FLAT = 3.0  # of 255: standard deviation of a picture in which no noise can show, as of a covered lens
 
 
 class FreezeDetector:
-    """Watches one camera's frames, BGR uint8 (H, W, 3). limit_s: how long one may be repeated; None: for ever.
+    """Detect that one camera repeats a picture bit by bit, in frames BGR uint8 (H, W, 3).
 
-    A sensor's noise is in every picture of it, so that no two are the same; a screen's, a test pattern's may be. A dark
-    or even picture says nothing: there noise is cut off. `frozen`: whether one has been repeated for too long.
+    A sensor's noise is in every picture of it, so no two are the same; those of a screen or a test pattern may be. A
+    dark or even picture proves nothing: its noise is cut off. `frozen`: one picture has been repeated for too long.
+
+    Args:
+        limit_s: how long a picture may be repeated; None: without limit.
     """
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
         self._rows: NDArray[np.uint8] | None = None
-        self._picture: NDArray[np.uint8] | None = None  # since it has been repeated
+        self._picture: NDArray[np.uint8] | None = None  # held from its first repetition on
         self._since_s = 0.0
         self.frozen = False
 
-    def look(self, image: NDArray[np.uint8], now_s: float) -> None:
-        """Take a frame that was coded without others. now_s: of a monotonic clock."""
+    def update(self, image: NDArray[np.uint8], now_s: float) -> None:
+        """Compare a frame that was coded without others. now_s: of a monotonic clock."""
         if self._limit_s is None:
             return
-        rows = image[::_STEP]
+        rows = image[::_ROW_STEP]
         if self._rows is None or rows.shape != self._rows.shape:
             self._rows = rows.copy()
-            self._begin(now_s)
+            self._start(now_s)
         elif not _equal(rows, self._rows):
             np.copyto(self._rows, rows)
-            self._begin(now_s)
+            self._start(now_s)
         elif self._picture is None:
             self._picture = image.copy()
         elif self.frozen or now_s - self._since_s >= self._limit_s:
             self.frozen = _equal(image, self._picture) and float(rows.std()) >= _FLAT
             if not self.frozen:
-                self._begin(now_s)
+                self._start(now_s)
 
-    def _begin(self, now_s: float) -> None:
+    def _start(self, now_s: float) -> None:
         self._picture, self._since_s, self.frozen = None, now_s, False
 
 
 def _equal(image: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
-    """One row tells most pictures apart, and costs next to nothing."""
+    """Compare the middle row first: it differs in most pictures that differ, and costs next to nothing."""
     middle = len(image) // 2
     return bool((image[middle] == other[middle]).all()) and bool((image == other).all())
 
 
-_WINDOW = 32  # frames that tell the rate
+_WINDOW = 32  # intervals from which the rate is known
 _ENOUGH = 8
-_STEADY, _NEAR = 0.75, 0.25  # so many intervals so near their median, or gaps say nothing: some cameras vary it
-_DOUBTED = 4  # gaps in a row, after which it is the rate that has changed
-_LONGEST_S = 10.0  # beyond it is the camera's clock that was set
+# This share of the intervals has to be this near their median, or gaps prove nothing: some cameras vary their rate.
+_STEADY, _NEAR = 0.75, 0.25
+_DOUBTED = 4  # after more gaps in a row than this, it is the rate that has changed
+_LONGEST_S = 10.0  # a longer interval means that the camera's clock was set
 
 
 class FrameLossCounter:
-    """Adds to `dropped`, where the slot counts `stale`, the frames that were overwritten because a newer one came:
+    """Add the frames that a stream lost to `dropped["decode"]`; its slot counts `stale` in the same counter.
 
-    decode: came damaged, or are missing between two others by the stream's own times: lost on the way, or beyond
-    decoding. A picture that FFmpeg mends is served, and nobody tells of it. Streams without times of their own, as
-    MJPEG over HTTP is, and those of no steady rate have only the damaged ones.
-    slow: missing likewise, after whoever takes every frame had kept the camera waiting for longer than one lasts.
-    reconnect: for which there was time, at the rate at which they had come, from the last frame before the camera was
-    lost, silent or frozen, to the first one behind it, but for those that came damaged: an estimate; none until eight
-    frames have told the rate.
+    Counted are frames that came damaged, and frames missing between two others by the stream's own times: lost on the
+    way, or beyond decoding. A picture that FFmpeg mends is served and not counted. Streams without times of their own,
+    as MJPEG over HTTP, and streams of no steady rate have only the damaged ones. Nothing is counted for a gap during
+    which the camera was kept waiting, or was away.
 
     One thread at a time.
     """
@@ -137,127 +179,83 @@ class FrameLossCounter:
         self._dropped = dropped
         self._stamp_s: float | None = None
         self._intervals: deque[float] = deque(maxlen=_WINDOW)  # while nobody kept the camera waiting
-        self._doubted: list[int] = []
-        self._claimed_s = 0.0
+        self._doubted: list[int] = []  # the missing frames of the newest gaps, counted once a frame comes in time
         self._longest_s = _LONGEST_S
-        self._damaged = 0  # since the last one that was served
-        self._arrivals: deque[float] = deque(maxlen=_WINDOW)
-        self._pace_s = 0.0
-        self._away_since_s = 0.0
-        self._missed: int | None = None  # while the camera is away: what of that is counted
 
-    def begin(self, claimed_fps: float = 0.0, silence_s: float = _LONGEST_S) -> None:
-        """A stream was opened, whose driver claims this rate; 0: nobody does. silence_s: after which it is `away`, and
-        what is missing counted there."""
+    def start_stream(self, silence_s: float = _LONGEST_S) -> None:
+        """Note that a stream was opened. silence_s: after which the camera is away, and nothing is missing."""
         self._longest_s = min(silence_s, _LONGEST_S)
         self._stamp_s = None
         self._doubted.clear()
-        self._claimed_s = 1.0 / claimed_fps if claimed_fps > 0.0 else 0.0
 
-    def damaged(self) -> None:
-        """A frame came that is none."""
+    def frame_damaged(self) -> None:
+        """Count a frame that cannot be decoded."""
         self._dropped["decode"] += 1
-        self._damaged += 1
 
-    def came(self, stamp_s: float, kept_s: float = 0.0, damaged: int = 0) -> None:
-        """A frame of the stream's time `stamp_s`, read `kept_s` after the one before was handed on, and after so many
-        damaged ones, which are not missing besides."""
-        self._lost("decode", damaged)
+    def frame_arrived(self, stamp_s: float, kept_s: float = 0.0, damaged: int = 0) -> None:
+        """Count what was lost before a good frame.
+
+        Args:
+            stamp_s: the stream's time of the frame.
+            kept_s: how long the camera was kept waiting since the frame before.
+            damaged: how many damaged frames came in between; they are counted here, and not as missing besides.
+        """
+        lost = damaged
         last_s, self._stamp_s = self._stamp_s, stamp_s
         interval_s = stamp_s - last_s if last_s is not None else 0.0
         if not 0.0 < interval_s < self._longest_s:
             self._doubted.clear()
-            return
-        period_s, steady = self._usual()
-        was_kept = period_s > 0.0 and kept_s > period_s
-        if not was_kept:
-            self._intervals.append(interval_s)
-        missing = max(0, round(interval_s / period_s) - 1 - damaged) if steady else 0
-        if not missing:
-            self._lost("decode", sum(self._doubted))
-            self._doubted.clear()
-        elif was_kept:
-            self._lost("slow", missing)
         else:
-            self._doubted.append(missing)
-            if len(self._doubted) > _DOUBTED:
+            period_s, is_steady = self._usual_interval()
+            was_kept = period_s > 0.0 and kept_s > period_s
+            missing = max(0, round(interval_s / period_s) - 1 - damaged) if is_steady else 0
+            if not was_kept:
+                self._intervals.append(interval_s)
+            if not missing:
+                lost += sum(self._doubted)
                 self._doubted.clear()
-                self._intervals.clear()
+            elif not was_kept:
+                self._doubted.append(missing)
+                if len(self._doubted) > _DOUBTED:
+                    self._doubted.clear()
+                    self._intervals.clear()
+        if lost:
+            self._dropped["decode"] += lost
 
-    def _lost(self, cause: str, count: int) -> None:
-        if count:
-            self._dropped[cause] += count
-
-    def _usual(self) -> tuple[float, bool]:
-        """The interval between two frames, in s, 0 where nobody knows, and whether it can be relied on."""
+    def _usual_interval(self) -> tuple[float, bool]:
+        """Return the interval between two frames in s, 0 while it is unknown, and whether it can be relied on."""
         if len(self._intervals) < _ENOUGH:
-            return self._claimed_s, self._claimed_s > 0.0
+            return 0.0, False
         period_s = median(self._intervals)
         near = sum(abs(each - period_s) < _NEAR * period_s for each in self._intervals)
         return period_s, near >= _STEADY * len(self._intervals)
 
-    def served(self) -> None:
-        """A frame is handed on now."""
-        if self._missed is not None:
-            self.away()
-            self._missed = None
-            self._arrivals.clear()
-        self._damaged = 0
-        self._arrivals.append(time.monotonic())
-        if len(self._arrivals) >= _ENOUGH:
-            self._pace_s = (self._arrivals[-1] - self._arrivals[0]) / (len(self._arrivals) - 1)
-
-    def away(self) -> None:
-        """The camera is lost, or still is."""
-        if self._missed is None:
-            self._missed = 0
-            self._away_since_s = self._arrivals[-1] if self._arrivals else time.monotonic()
-        if self._pace_s > 0.0:
-            missed = round((time.monotonic() - self._away_since_s) / self._pace_s) - 1 - self._damaged
-            if missed > self._missed:
-                self._dropped["reconnect"] += missed - self._missed
-                self._missed = missed
-
-
-SILENCE_S = 1.5  # with the ticks of whoever watches it is told within two seconds
-OPEN_S = 5.0  # for a camera to answer; an RTSP stream waits for a key frame
-
-
-def first_picture_s(silence_s: float) -> float:
-    """How long the first picture may take from when the camera is asked: it has to answer, and to start."""
-    return OPEN_S + silence_s
-
-
-def silent(source: Source, seconds: float) -> CameraError:
-    """Of a camera that has given no picture for so long."""
-    found = f"no picture from {source.shown} for {seconds:.1f} s"
-    return CameraError("camera.silent", found, "pictures", "check the camera, its cable and its network")
-
 
 class StreamConnection:
-    """The connection by which a camera is read, where we hold it ourselves: another thread may cut it, and whoever
-    reads it finds its end at once. `was_cut`: whether this one was. `ended`: whether nothing is to be read any more, by
-    whatever way."""
+    """The connection to a camera, where we hold it ourselves: another thread may cut it, and the reader sees it at once.
+
+    `was_cut`: this connection was cut. `ended`: nothing is to be read any more, over whatever connection.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self.was_cut = self.ended = False
 
-    def take(self, connected: socket.socket) -> None:
-        """From now on this is the connection."""
+    def attach(self, connected: socket.socket) -> None:
+        """Make this the connection from now on."""
         with self._lock:
             self._socket, self.was_cut = connected, False
         if self.ended:
             self.cut()
 
-    def drop(self) -> None:
-        """Whoever reads is about to close it."""
+    def detach(self) -> None:
+        """Forget the connection: the reader is about to close it."""
         with self._lock:
             self._socket = None
 
     def wait_at_most(self, seconds: float) -> None:
-        """For the next bytes."""
+        """Limit the wait for the next bytes."""
         with self._lock:
             if self._socket is not None:
                 self._socket.settimeout(seconds)
@@ -270,41 +268,22 @@ class StreamConnection:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # below TLS, whose state is the reader's
 
     def end(self) -> None:
-        """End it, and whatever follows."""
+        """End the connection, and whatever follows."""
         self.ended = True
         self.cut()
 
 
 @dataclass
 class StreamState:
-    """What is known of a camera's stream beside its frames.
+    """What a reader knows of a camera's stream beside its frames.
 
-    coded_anew: whether the newest frame was coded without the others, so that it has the sensor's noise of its moment.
-    An encoder of video repeats to the bit what hardly changes, but for its key frames. passed: how many pictures of a
-    recording could not be read; labels count them.
+    Args:
+        is_intra_coded: the newest frame was coded without the others, so that it has the sensor's noise of its moment.
+            An encoder of video repeats to the bit what hardly changes, except in its key frames.
+        skipped: how many pictures of a recording could not be read; labels count them.
     """
 
     losses: FrameLossCounter = field(default_factory=lambda: FrameLossCounter(Counter()))
-    coded_anew: bool = True
-    passed: int = 0
-    line: StreamConnection = field(default_factory=StreamConnection)
-
-
-class PictureTimeout:
-    """With a camera that sends, but no good picture. It begins when the camera is opened."""
-
-    def __init__(self, source: Source, silence_s: float) -> None:
-        self._source = source
-        self._silence_s = silence_s
-        self._limit_s = first_picture_s(silence_s)
-        self._since_s = time.monotonic()
-
-    def begin(self) -> None:
-        """A good picture was handed on: from now on the next one is waited for."""
-        self._since_s, self._limit_s = time.monotonic(), self._silence_s
-
-    def check(self) -> None:
-        """Raises CameraError (`camera.silent`) when it is over."""
-        waited_s = time.monotonic() - self._since_s
-        if waited_s >= self._limit_s:
-            raise silent(self._source, waited_s)
+    is_intra_coded: bool = True
+    skipped: int = 0
+    connection: StreamConnection = field(default_factory=StreamConnection)

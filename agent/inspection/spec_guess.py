@@ -16,7 +16,7 @@ import numpy as np
 
 from agent.common.errors import ConfigError
 from agent.inspection.graph_facts import GraphFacts, GraphOutput, Scaling
-from agent.vision.decode import BUILTIN
+from agent.vision.decoders import BUILTIN_DECODERS
 
 _IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 _NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "std": [57.375, 57.12, 58.395]}
@@ -170,7 +170,7 @@ def _fits(decoder: str, facts: GraphFacts, size: tuple[int, int]) -> bool:
         return False
     zeros = {name: np.zeros([side or 0 for side in shape], np.float32) for name, shape in closed.items()}
     try:
-        BUILTIN[decoder](zeros, size, 0.5)
+        BUILTIN_DECODERS[decoder](zeros, size, 0.5)
     except ConfigError:
         return False
     return True

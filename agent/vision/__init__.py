@@ -1,0 +1,19 @@
+"""Turn frames into network inputs, and engine outputs into predictions; compare predictions with each other.
+
+Reading order: `spec` (MODEL.yaml), `preprocess` (from the frame to the network input, and boxes back), `detections`,
+`decoders`, `decode` (from outputs to predictions), `task` (the whole way of one frame). Beside it, `fidelity` compares
+two predictions, `evaluation` compares predictions with labels, and `output_checks` tells sound outputs from unsound.
+
+A new decoder is added in `decoders`: its function, its entry in `BUILTIN_DECODERS`, and its name in `spec.DECODERS`.
+
+Public names:
+    spec           ModelSpec, InputSpec, PrecisionRules, load_model_spec, rebase
+    preprocess     network_input, NetworkInput, Geometry
+    detections     Detections, LabelledBoxes, NO_BOXES, iou_matrix, match
+    decoders       BUILTIN_DECODERS
+    decode         Prediction, Classification, RawOutputs, prediction_as_dict
+    task           VisionTask, ServedFrame, PendingInference, Outputs, POLL_S
+    fidelity       fidelity, Fidelity, MatchCounts, count_matches, is_empty, MATCH_IOU, sqnr_db
+    evaluation     evaluate, labelled_images
+    output_checks  output_faults, row_faults, largest_batch, check_batch
+"""

@@ -1,8 +1,12 @@
-"""The built-in detection decoders: one image's outputs in, candidate boxes in network pixels out.
+"""Decode the outputs of known detectors: one image's outputs in, candidate boxes in network pixels out.
 
-Each takes the outputs by name without their batch axis, the input size (height, width) and the score
-threshold, and returns the candidates above it, before suppression of overlaps. Outputs are identified by
-shape, since exporters name them freely; ConfigError (`decoder.shape`) says when none fits.
+Every decoder takes the outputs by name without their batch axis, the input size (height, width) and the score
+threshold, and returns the candidates above the threshold, before overlaps are suppressed. It identifies outputs by
+shape, since exporters name them freely, and raises ConfigError (`decoder.shape`) when none fits.
+
+To add a decoder: write its function here, enter it in `BUILTIN_DECODERS` at the end of this module, and its name in
+`DECODERS` of `agent.vision.spec`. All the rest is done by `agent.vision.decode`, which also opens decoders that users
+keep in packages of their own.
 """
 
 from __future__ import annotations
@@ -20,14 +24,32 @@ from engines.interface import Array
 Outputs = Mapping[str, Array]
 CandidateDecoder = Callable[[Outputs, Size, float], Detections]
 
-_HALVED = np.array([[1.0], [1.0], [0.5], [0.5]], np.float32)  # sides, as sigmoid(x) = (1 + tanh(x / 2)) / 2
+_STRIDES = (8, 16, 32, 64)
+_NANODET_BINS = 8  # reg_max + 1 of NanoDet's published models, all but nanodet-g
+# FastestDet's channels before tanh; only the sides are halved, since sigmoid(x) = (1 + tanh(x / 2)) / 2.
+_HALVED = np.array([[1.0], [1.0], [0.5], [0.5]], np.float32)
+
+
+def yolox(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
+    """Decode YOLOX without decoding in the graph (Megvii, demo_utils.demo_postprocess): (N, 5 + classes).
+
+    A grid cell holds the centre offset and log size in strides, the objectness and a sigmoid per class.
+    """
+    expected = "an undecoded YOLOX output (batch, N, 5 + classes)"
+    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] > 5)
+    grid, strides = _stride_grid(size, len(output), "YOLOX")
+    likely = (output[:, 4] > score_threshold).nonzero()[0]
+    rows = output[likely].astype(np.float32, copy=False)
+    centres = (rows[:, :2] + grid[likely]) * strides[likely]
+    sides = np.exp(rows[:, 2:4]) * strides[likely]
+    return every_class(corners(centres, sides), rows[:, 4:5] * rows[:, 5:], score_threshold)
 
 
 def yolov5(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
-    """Ultralytics YOLOv5 with its decoding in the graph (export.py), YOLOv7 too: (N, 5 + classes).
+    """Decode Ultralytics YOLOv5 with its decoding in the graph (export.py), YOLOv7 too: (N, 5 + classes).
 
-    Boxes cx cy w h in pixels, objectness and a sigmoid per class; score = objectness * class, as its
-    non_max_suppression has it. Maps of rank 4, which older exports give beside it, are passed over.
+    A row holds the box cx cy w h in pixels, the objectness and a sigmoid per class; score = objectness * class, as in
+    its non_max_suppression. Maps of rank 4, which older exports also put out, are ignored.
     """
     expected = "a decoded YOLOv5 output (batch, N, 5 + classes)"
     output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] > 5)
@@ -37,7 +59,7 @@ def yolov5(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
 
 
 def yolov8(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
-    """Ultralytics' default head since YOLOv8 (YOLOv9, YOLO11 too): (4 + classes, N), boxes cx cy w h in pixels."""
+    """Decode Ultralytics' default head since YOLOv8, YOLOv9 and YOLO11 too: (4 + classes, N), cx cy w h in pixels."""
     expected = "a YOLOv8 output (batch, 4 + classes, N), N above its channels"
     output = find_output(outputs, expected, lambda shape: len(shape) == 2 and 4 < shape[0] < shape[1])
     likely = (output[4:].max(axis=0) > score_threshold).nonzero()[0]
@@ -46,7 +68,7 @@ def yolov8(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
 
 
 def end2end(outputs: Outputs, _size: Size, score_threshold: float) -> Detections:
-    """A graph that suppresses by itself, or needs not (YOLOv10): (N, 6) x1 y1 x2 y2 score class."""
+    """Decode a graph that suppresses by itself, or needs not to (YOLOv10): (N, 6) x1 y1 x2 y2 score class."""
     expected = "an end-to-end output (batch, N, 6)"
     output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] == 6)
     rows = output[output[:, 4] > score_threshold].astype(np.float32, copy=False)
@@ -54,7 +76,7 @@ def end2end(outputs: Outputs, _size: Size, score_threshold: float) -> Detections
 
 
 def ssd(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
-    """SSD with its box decoding in the graph (UltraFace): boxes (N, 4) and scores (N, 1 + classes).
+    """Decode SSD with its box decoding in the graph (UltraFace): boxes (N, 4) and scores (N, 1 + classes).
 
     Boxes are x1 y1 x2 y2 as fractions of the input. Column 0 of the scores is the background; classes are
     numbered from the column after it.
@@ -76,9 +98,9 @@ def ssd(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
 
 
 def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
-    """FastestDet (dog-qiuqiu/FastestDet): (5 + classes, rows, columns), score = objectness^0.6 * class^0.4.
+    """Decode FastestDet (dog-qiuqiu/FastestDet): (5 + classes, rows, columns), score = objectness^0.6 * class^0.4.
 
-    Per cell: objectness, tanh centre offset in cells, sigmoid width and height, class softmax.
+    A cell holds the objectness, the centre offset in cells (tanh), width and height (sigmoid), and a class softmax.
     """
     expected = "a FastestDet output (batch, 5 + classes, rows, columns)"
     output = find_output(outputs, expected, lambda shape: len(shape) == 3 and shape[0] > 5)
@@ -99,116 +121,39 @@ def fastestdet(outputs: Outputs, size: Size, score_threshold: float) -> Detectio
     return Detections(boxes=boxes, classes=columns[5:].argmax(axis=0), scores=scores)
 
 
-def every_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
-    """Candidates of every class above the threshold, since sigmoid scores are trained independently.
-
-    Boxes (n, 4), scores (n, classes).
-    """
-    rows, classes = (scores > score_threshold).nonzero()
-    return Detections(boxes=boxes[rows], classes=classes, scores=scores[rows, classes])
-
-
-def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
-    """Boxes (n, 4) x1 y1 x2 y2 of centres (n, 2) and widths and heights (n, 2)."""
-    half = sides * np.float32(0.5)
-    boxes = np.empty((len(centres), 4), np.float32)
-    np.subtract(centres, half, out=boxes[:, :2])
-    np.add(centres, half, out=boxes[:, 2:])
-    return boxes
-
-
 @functools.lru_cache(maxsize=8)
 def _grid(size: Size, cells: tuple[int, int]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Of a map of `cells` (rows, columns): each one's column and row (2, n), a cell's sides, a quarter of the input's.
-
-    The last two (2, 1), in pixels.
+    """Return, of a map of `cells` (rows, columns), each cell's column and row (2, n), the sides of a cell and a quarter
+    of the input's sides, the last two (2, 1) in pixels.
     """
     (height, width), (rows, columns) = size, cells
-    y, x = np.divmod(np.arange(rows * columns, dtype=np.float32), np.float32(columns))
     cell_px = np.array([[width / columns], [height / rows]], np.float32)
-    return np.stack((x, y)), cell_px, np.array([[width / 4], [height / 4]], np.float32)
-
-
-def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> NDArray[np.floating]:
-    """The one output whose shape fits. Raises ConfigError as `no_fit` where there are none or several."""
-    found = [output for output in outputs.values() if fits(output.shape)]
-    if len(found) != 1:
-        raise no_fit(outputs, expected)
-    return found[0]  # type: ignore[return-value]  # an engine's detections are floats
-
-
-def no_fit(outputs: Outputs, expected: str) -> ConfigError:
-    """The error `decoder.shape`: these outputs are not what was expected."""
-    shapes = ", ".join(f"{name} (batch, {', '.join(map(str, outputs[name].shape))})" for name in outputs)
-    return ConfigError(
-        "decoder.shape", f"outputs {shapes}", expected, "name the decoder that fits this model in its spec"
-    )
-
-
-_STRIDES = (8, 16, 32, 64)
-_NANODET_BINS = 8  # reg_max + 1 of NanoDet's published models, all but nanodet-g
-
-
-def yolox(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
-    """YOLOX without decoding in the graph (Megvii, demo_utils.demo_postprocess): (N, 5 + classes).
-
-    Per grid cell: centre offset and log size in strides, objectness and a sigmoid per class.
-    """
-    expected = "an undecoded YOLOX output (batch, N, 5 + classes)"
-    output = find_output(outputs, expected, lambda shape: len(shape) == 2 and shape[1] > 5)
-    grid, strides = _stride_grid(size, len(output), "YOLOX")
-    likely = (output[:, 4] > score_threshold).nonzero()[0]
-    rows = output[likely].astype(np.float32, copy=False)
-    centres = (rows[:, :2] + grid[likely]) * strides[likely]
-    sides = np.exp(rows[:, 2:4]) * strides[likely]
-    return every_class(corners(centres, sides), rows[:, 4:5] * rows[:, 5:], score_threshold)
+    return np.ascontiguousarray(_cells(rows, columns).T), cell_px, np.array([[width / 4], [height / 4]], np.float32)
 
 
 def nanodet(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
-    """NanoDet, not Plus (RangiLyu, gfl_head.py): distances from the middle of each cell, (column + 0.5) * stride.
+    """Decode NanoDet, not Plus (RangiLyu, gfl_head.py): distances from each cell's middle, (column + 0.5) * stride.
 
-    Per cell of strides 8, 16, 32: a sigmoid per class and, for each side of the box, reg_max + 1 logits over distances
-    of 0 to reg_max strides (generalised focal loss, arXiv:2006.04388). Either one output (N, classes + 32), of reg_max
-    7, or per stride classes (n, classes) and distances (n, 4 * (reg_max + 1)), whose names contain `dis`.
+    A cell of strides 8, 16, 32 holds a sigmoid per class and, for each side of the box, reg_max + 1 logits over
+    distances of 0 to reg_max strides (generalised focal loss, arXiv:2006.04388). Either there is one output (N,
+    classes + 32), of reg_max 7, or per stride the classes (n, classes) and the distances (n, 4 * (reg_max + 1)), whose
+    names contain `dis`.
     """
     return _distances(outputs, size, score_threshold, np.float32(0.5))
 
 
 def nanodet_plus(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
-    """NanoDet-Plus (RangiLyu, nanodet_plus_head.py): as `nanodet`, with stride 64 besides.
+    """Decode NanoDet-Plus (RangiLyu, nanodet_plus_head.py): as `nanodet`, with stride 64 too.
 
     Its distances count from each cell's top left corner, column * stride: it dropped the half cell (its issue 373).
     """
     return _distances(outputs, size, score_threshold, np.float32(0.0))
 
 
-def yunet(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
-    """YuNet of OpenCV Zoo, 2023 (OpenCV, face_detect.cpp, FaceDetectorYN): score = sqrt(class * objectness).
-
-    Per stride 8, 16, 32 with n cells: class (n, 1), objectness (n, 1) and box (n, 4), centre offset from the cell's
-    top left corner and log size, in strides. The landmarks (n, 10) are passed over. Class 0 is the face.
-    """
-    expected = "YuNet outputs per stride 8, 16, 32: class and objectness (batch, n, 1), box (batch, n, 4)"
-    boxes = _finest_first([output for output in outputs.values() if output.shape[1:] == (4,)])
-    columns = _finest_first([output for output in outputs.values() if output.shape[1:] == (1,)])
-    counts = [len(output) for output in boxes]
-    # Class and objectness are told from no other by shape, nor need be: the score is symmetric in them.
-    if len(set(counts)) != 3 or [len(output) for output in columns] != [count for count in counts for _ in range(2)]:
-        raise no_fit(outputs, expected)
-    grid, strides = _stride_grid(size, sum(counts), "YuNet")
-    first, second = (np.concatenate(columns[index::2])[:, 0].clip(0.0, 1.0) for index in (0, 1))
-    scores = np.sqrt(first.astype(np.float32) * second.astype(np.float32))
-    likely = (scores > score_threshold).nonzero()[0]
-    rows = np.concatenate(boxes)[likely].astype(np.float32, copy=False)
-    centres = (grid[likely] + rows[:, :2]) * strides[likely]
-    sides = np.exp(rows[:, 2:]) * strides[likely]
-    return Detections(boxes=corners(centres, sides), classes=np.zeros(len(likely), np.int64), scores=scores[likely])
-
-
 def _distances(outputs: Outputs, size: Size, score_threshold: float, offset: np.float32) -> Detections:
-    """Boxes from the mean distances of their sides to a point in each cell, `offset` cells from its top left corner.
+    """Decode boxes from the mean distances of their sides to a point `offset` cells from each cell's top left corner.
 
-    They are cut at the input's border, as NanoDet cuts them.
+    The boxes are cut at the input's border, as NanoDet cuts them.
     """
     scores, sides = _nanodet_outputs(outputs)
     grid, strides = _stride_grid(size, len(scores), "NanoDet")
@@ -224,7 +169,7 @@ def _distances(outputs: Outputs, size: Size, score_threshold: float, offset: np.
 
 
 def _nanodet_outputs(outputs: Outputs) -> tuple[Array, Array]:
-    """Scores (N, classes) and logits of the sides (N, 4 * bins) of all strides, finest first."""
+    """Return the scores (N, classes) and the logits of the sides (N, 4 * bins) of all strides, finest first."""
     expected = (
         "a NanoDet output (batch, N, classes + 32), or per stride cls_pred (batch, n, classes) and dis_pred "
         "(batch, n, 4 * (reg_max + 1))"
@@ -243,14 +188,37 @@ def _nanodet_outputs(outputs: Outputs) -> tuple[Array, Array]:
     return np.concatenate(scores), np.concatenate(sides)
 
 
+def yunet(outputs: Outputs, size: Size, score_threshold: float) -> Detections:
+    """Decode YuNet of OpenCV Zoo, 2023 (OpenCV, face_detect.cpp, FaceDetectorYN): score = sqrt(class * objectness).
+
+    Each stride 8, 16, 32 with n cells has outputs class (n, 1), objectness (n, 1) and box (n, 4): centre offset from
+    the cell's top left corner and log size, in strides. The landmarks (n, 10) are ignored. Class 0 is the face.
+    """
+    expected = "YuNet outputs per stride 8, 16, 32: class and objectness (batch, n, 1), box (batch, n, 4)"
+    boxes = _finest_first([output for output in outputs.values() if output.shape[1:] == (4,)])
+    columns = _finest_first([output for output in outputs.values() if output.shape[1:] == (1,)])
+    counts = [len(output) for output in boxes]
+    # Class and objectness have the same shape and need not be told apart: the score is symmetric in them.
+    if len(set(counts)) != 3 or [len(output) for output in columns] != [count for count in counts for _ in range(2)]:
+        raise no_fit(outputs, expected)
+    grid, strides = _stride_grid(size, sum(counts), "YuNet")
+    first, second = (np.concatenate(columns[index::2])[:, 0].clip(0.0, 1.0) for index in (0, 1))
+    scores = np.sqrt(first.astype(np.float32) * second.astype(np.float32))
+    likely = (scores > score_threshold).nonzero()[0]
+    rows = np.concatenate(boxes)[likely].astype(np.float32, copy=False)
+    centres = (grid[likely] + rows[:, :2]) * strides[likely]
+    sides = np.exp(rows[:, 2:]) * strides[likely]
+    return Detections(boxes=corners(centres, sides), classes=np.zeros(len(likely), np.int64), scores=scores[likely])
+
+
 def _finest_first(levels: list[Array]) -> list[Array]:
-    """Outputs (n, columns) of several strides, the map with most cells first."""
+    """Sort the outputs (n, columns) of several strides, the map with most cells first."""
     return sorted(levels, key=len, reverse=True)
 
 
 @functools.lru_cache(maxsize=8)
 def _stride_grid(size: Size, count: int, peer: str) -> tuple[FloatArray, FloatArray]:
-    """Cell coordinates (count, 2) and strides (count, 1) of the feature maps, finest first.
+    """Return the cell coordinates (count, 2) and strides (count, 1) of the feature maps, finest first.
 
     The strides are the first of 8, 16, 32, 64 whose maps have `count` cells together.
     """
@@ -259,8 +227,7 @@ def _stride_grid(size: Size, count: int, peer: str) -> tuple[FloatArray, FloatAr
     total = 0
     for stride in _STRIDES:
         rows, columns = (-(-side // stride) for side in size)
-        y, x = np.divmod(np.arange(rows * columns, dtype=np.float32), np.float32(columns))
-        cells.append(np.stack((x, y), axis=1))
+        cells.append(_cells(rows, columns))
         strides.append(np.full((rows * columns, 1), stride, np.float32))
         total += rows * columns
         if total == count:
@@ -271,3 +238,56 @@ def _stride_grid(size: Size, count: int, peer: str) -> tuple[FloatArray, FloatAr
         f"as many as maps of strides {', '.join(map(str, _STRIDES))}, or of the first of these, have",
         "check the model's input size, or name a decoder of your own as 'package.module:function'",
     )
+
+
+def _cells(rows: int, columns: int) -> FloatArray:
+    """Return the column and row of each cell of a map, row by row: (rows * columns, 2)."""
+    y, x = np.divmod(np.arange(rows * columns, dtype=np.float32), np.float32(columns))
+    return np.stack((x, y), axis=1)
+
+
+def every_class(boxes: FloatArray, scores: FloatArray, score_threshold: float) -> Detections:
+    """Return the candidates of every class above the threshold, since sigmoid scores are trained independently.
+
+    Boxes are (n, 4), scores (n, classes).
+    """
+    rows, classes = (scores > score_threshold).nonzero()
+    return Detections(boxes=boxes[rows], classes=classes, scores=scores[rows, classes])
+
+
+def corners(centres: FloatArray, sides: FloatArray) -> FloatArray:
+    """Return boxes (n, 4) x1 y1 x2 y2 from centres (n, 2) and widths and heights (n, 2)."""
+    half = sides * np.float32(0.5)
+    boxes = np.empty((len(centres), 4), np.float32)
+    np.subtract(centres, half, out=boxes[:, :2])
+    np.add(centres, half, out=boxes[:, 2:])
+    return boxes
+
+
+def find_output(outputs: Outputs, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> NDArray[np.floating]:
+    """Return the one output whose shape fits. Raises ConfigError as `no_fit` where none or several fit."""
+    fitting = [output for output in outputs.values() if fits(output.shape)]
+    if len(fitting) != 1:
+        raise no_fit(outputs, expected)
+    return fitting[0]  # type: ignore[return-value]  # an engine's detections are floats
+
+
+def no_fit(outputs: Outputs, expected: str) -> ConfigError:
+    """Return the error `decoder.shape`: these outputs are not as expected."""
+    shapes = ", ".join(f"{name} (batch, {', '.join(map(str, outputs[name].shape))})" for name in outputs)
+    return ConfigError(
+        "decoder.shape", f"outputs {shapes}", expected, "name the decoder that fits this model in its spec"
+    )
+
+
+BUILTIN_DECODERS: Mapping[str, CandidateDecoder] = {
+    "yolox": yolox,
+    "yolov5": yolov5,
+    "yolov8": yolov8,
+    "end2end": end2end,
+    "ssd": ssd,
+    "fastestdet": fastestdet,
+    "nanodet": nanodet,
+    "nanodet-plus": nanodet_plus,
+    "yunet": yunet,
+}

@@ -1,4 +1,7 @@
-"""Boxes with classes: what a detector said, what is true, and which of the two agree."""
+"""Hold boxes with classes, match detections to the truth, and suppress detections that overlap better ones.
+
+`Detections` is what every decoder returns, those of users too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
+Size = tuple[int, int]  # (height, width) in pixels, mostly of the network input
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -23,9 +27,12 @@ class LabelledBoxes:
         return len(self.boxes)
 
 
+NO_BOXES = LabelledBoxes(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64))
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Detections(LabelledBoxes):
-    """What a detector found in one image, with scores float32 (n,)."""
+    """The detections of one image, with scores float32 (n,)."""
 
     scores: FloatArray
 
@@ -34,7 +41,7 @@ class Detections(LabelledBoxes):
 
 
 def iou_matrix(a: FloatArray, b: FloatArray) -> NDArray[np.float64]:
-    """Intersection over union of boxes (n, 4) with boxes (m, 4): (n, m) in [0, 1]; empty boxes have 0."""
+    """Return the intersection over union of boxes (n, 4) with boxes (m, 4): (n, m) in [0, 1]; empty boxes have 0."""
     first, second = a.astype(np.float64)[:, np.newaxis], b.astype(np.float64)[np.newaxis]
     sides = np.minimum(first[..., 2:], second[..., 2:]) - np.maximum(first[..., :2], second[..., :2])
     intersection: NDArray[np.float64] = np.maximum(sides, 0.0).prod(axis=-1)
@@ -42,19 +49,24 @@ def iou_matrix(a: FloatArray, b: FloatArray) -> NDArray[np.float64]:
     return np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0.0)
 
 
-def match(found: Detections, truth: LabelledBoxes, iou_thresholds: Sequence[float]) -> NDArray[np.bool_]:
-    """Which detections are true at each IoU threshold (> 0): bool (thresholds, detections).
+def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    areas: NDArray[np.float64] = np.maximum(boxes[..., 2:] - boxes[..., :2], 0.0).prod(axis=-1)
+    return areas
 
-    Greedy by score, as COCO counts: the surest detection first claims the unclaimed object of its class
+
+def match(detections: Detections, truth: LabelledBoxes, iou_thresholds: Sequence[float]) -> NDArray[np.bool_]:
+    """Mark the detections that are true at each IoU threshold (> 0): bool (thresholds, detections).
+
+    Matching is greedy by score, as COCO counts: the surest detection first claims the unclaimed object of its class
     that it overlaps most, if that overlap reaches the threshold.
     """
     thresholds = np.asarray(iou_thresholds, np.float64)
-    same_class = found.classes[:, np.newaxis] == truth.classes[np.newaxis]
-    overlaps = np.where(same_class, iou_matrix(found.boxes, truth.boxes), 0.0)
-    hits = np.zeros((len(thresholds), len(found)), np.bool_)
+    same_class = detections.classes[:, np.newaxis] == truth.classes[np.newaxis]
+    overlaps = np.where(same_class, iou_matrix(detections.boxes, truth.boxes), 0.0)
+    hits = np.zeros((len(thresholds), len(detections)), np.bool_)
     claimed = np.zeros((len(thresholds), len(truth)), np.bool_)
     each = np.arange(len(thresholds))
-    by_score = np.argsort(-found.scores, kind="stable")
+    by_score = np.argsort(-detections.scores, kind="stable")
     for index in by_score[overlaps[by_score].max(axis=1, initial=0.0) >= thresholds.min()]:
         open_overlaps = np.where(claimed, 0.0, overlaps[index])
         best = open_overlaps.argmax(axis=1)
@@ -63,27 +75,19 @@ def match(found: Detections, truth: LabelledBoxes, iou_thresholds: Sequence[floa
     return hits
 
 
-def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    areas: NDArray[np.float64] = np.maximum(boxes[..., 2:] - boxes[..., :2], 0.0).prod(axis=-1)
-    return areas
-
-
-NOTHING = LabelledBoxes(boxes=np.zeros((0, 4), np.float32), classes=np.zeros(0, np.int64))
-
-
 def keep_best(candidates: Detections, count: int) -> Detections:
-    """The `count` candidates of the highest scores, best first."""
+    """Return the `count` candidates of the highest scores, best first."""
     return candidates[(-candidates.scores).argsort(kind="stable")[:count]]
 
 
 def suppress_overlaps(
     candidates: Detections, iou_threshold: float, max_candidates: int, is_agnostic: bool = False
 ) -> Detections:
-    """The candidates that no better one overlaps by more than `iou_threshold`, best first.
+    """Return the candidates that no better one overlaps by more than `iou_threshold`, best first.
 
-    A better one of their class; of any class where `is_agnostic`. A box without area overlaps none. Only the
-    `max_candidates` best are considered: the kernel is quadratic, and a collapsed engine that calls everything an
-    object must not hold up the video. Boxes must be finite.
+    Only a better candidate of the same class suppresses another one; with `is_agnostic`, one of any class. A box
+    without area overlaps none. Only the `max_candidates` best are considered: the kernel is quadratic, and a collapsed
+    engine that calls everything an object must not hold up the video. Boxes must be finite.
     """
     if len(candidates) < 2:
         return candidates
@@ -94,7 +98,7 @@ def suppress_overlaps(
     boxes[:, 2:] -= boxes[:, :2]  # from here on x y width height
     if boxes[:, 2:].min() > 0.0:
         return candidates[_kept(boxes, scores, classes, iou_threshold)]
-    has_area = (boxes[:, 2:] > 0.0).all(axis=1)  # OpenCV takes all without for one and the same box
+    has_area = (boxes[:, 2:] > 0.0).all(axis=1)  # to OpenCV all boxes without area are one and the same
     solid, flat = has_area.nonzero()[0], (~has_area).nonzero()[0]
     kept = _kept(boxes[solid], scores[solid], classes[solid], iou_threshold) if len(solid) else solid
     return keep_best(candidates[np.sort(np.concatenate((flat, solid[kept])))], max_candidates)
@@ -103,7 +107,7 @@ def suppress_overlaps(
 def _kept(
     rectangles: NDArray[np.float64], scores: FloatArray, classes: NDArray[np.int32], iou_threshold: float
 ) -> NDArray[np.intp]:
-    """Indices of what is not suppressed, best first, equal scores in their order. Moves the rectangles."""
+    """Return the indices of the candidates to keep, best first, equal scores in their order. Moves the rectangles."""
     # OpenCV keeps classes apart by shifting each along the diagonal, far enough only from zero upwards.
     rectangles[:, :2] -= rectangles[:, :2].min()
     kept = cv2.dnn.NMSBoxesBatched(
@@ -114,6 +118,3 @@ def _kept(
         iou_threshold,
     )
     return np.asarray(kept, np.intp)
-
-
-Size = tuple[int, int]  # (height, width) of the network input in pixels

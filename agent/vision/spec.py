@@ -101,12 +101,12 @@ class ProfileShapes(Strict):
         return shape
 
 
-GROUP = "tared.decoders"
+DECODER_GROUP = "tared.decoders"
 
 
 def installed_decoders() -> list[str]:
     """The names that installed packages give their decoders, each once."""
-    return sorted(entry_points(group=GROUP).names)
+    return sorted(entry_points(group=DECODER_GROUP).names)
 
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

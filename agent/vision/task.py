@@ -1,12 +1,18 @@
-"""One model's way from a frame to a prediction: preprocess before the engine, decode after it."""
+"""Take one model's way from a frame to a prediction: preprocess, infer, decode.
+
+`VisionTask` does it for one thread: in one call (`infer`), or in two (`start`, `decode_batch`), so that the caller can
+prepare the next frame while an engine computes. An engine that computes beside the calling thread is waited for by
+`DeviceInference`; for the others the caller brings a thread of its own. `ServedFrame` is the answer that the frame path
+hands on.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Protocol
+from functools import lru_cache, partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +24,23 @@ from agent.vision.spec import ModelSpec
 from engines.interface import Array, Engine, ImageEngine, OverlappingEngine, TensorSpec
 from engines.trace import span
 
+POLL_S = 5e-4  # between two questions to a device
+_OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating
+_NO_IMAGE: NDArray[np.uint8] = np.empty((0, 0, 3), np.uint8)
+
+Outputs = Mapping[str, Array]
+
 
 @dataclass(frozen=True)
 class ServedFrame:
-    """A frame as it was answered: by which engine, with what, when it was done, and how long the engine took.
+    """A frame with the answer that it got.
 
-    geometry: where the frame lay in the network input, in whose pixels a detector answers; None: in the frame's own.
-    together: how many frames were inferred at once, of whose time this one's is an equal share.
+    Args:
+        engine_id: the engine that answered.
+        done_ns: monotonic clock when the answer was there.
+        inferred_s: how long the engine took; an equal share for each frame of a batch.
+        geometry: where the frame lay in the network input, in whose pixels a detector answers; None: in the frame's.
+        batch_size: how many frames were inferred at once.
     """
 
     frame: Frame
@@ -33,35 +49,33 @@ class ServedFrame:
     done_ns: int
     inferred_s: float
     geometry: Geometry | None = None
-    together: int = 1
+    batch_size: int = 1
 
-
-POLL_S = 5e-4  # between two questions to a device
-_OPEN_DECODERS = 8  # for so many sizes of the network input; more sizes than a few take turns only while calibrating
-
-
-Outputs = Mapping[str, Array]
+    def without_image(self) -> ServedFrame:
+        """Return the answer with an empty image, to be kept for longer: a frame's image takes MB."""
+        frame = Frame(self.frame.id, self.frame.ts, self.frame.captured_ns, _NO_IMAGE, self.frame.camera)
+        return ServedFrame(
+            frame, self.engine_id, self.result, self.done_ns, self.inferred_s, self.geometry, self.batch_size
+        )
 
 
 class Inference(Protocol):
     """An inference under way."""
 
     @property
-    def tells(self) -> bool:
-        """Whether somebody hears of its end at once."""
+    def notifies(self) -> bool:
+        """True where the end wakes somebody up at once; else it has to be polled."""
         ...
 
     @property
-    def ended(self) -> bool:
-        """Whether it is known to be over."""
-        ...
+    def is_done(self) -> bool: ...
 
     def wait(self, timeout_s: float) -> None:
-        """For its end, but no longer."""
+        """Wait for the end, but no longer than `timeout_s`."""
         ...
 
     def result(self) -> tuple[Outputs, float, float]:
-        """The outputs by name, once they are there, and when it began and ended (monotonic s). Raises its error."""
+        """Wait, and return the outputs by name, the start and the end (monotonic s). Raises the inference's error."""
         ...
 
 
@@ -69,41 +83,47 @@ Submit = Callable[[Callable[[], Outputs]], Inference]
 
 
 class DeviceInference:
-    """An inference that an engine computes beside the thread that has begun it; the device is asked for its end."""
+    """An inference that an engine computes beside the thread that has started it; the device is polled for its end."""
 
-    tells = False
+    notifies = False
 
     def __init__(self, engine: OverlappingEngine, ticket: int) -> None:
         self._engine = engine
         self._ticket = ticket
-        self._began_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._ended_s: float | None = None
 
     @property
-    def ended(self) -> bool:
+    def is_done(self) -> bool:
         if self._ended_s is None and self._engine.is_done(self._ticket):
             self._ended_s = time.monotonic()
         return self._ended_s is not None
 
     def wait(self, timeout_s: float) -> None:
         give_up_at = time.monotonic() + timeout_s
-        while not self.ended and (left_s := give_up_at - time.monotonic()) > 0.0:
+        while not self.is_done and (left_s := give_up_at - time.monotonic()) > 0.0:
             time.sleep(min(POLL_S, left_s))
 
     def result(self) -> tuple[Outputs, float, float]:
         with span("infer"):
             outputs = self._engine.finish(self._ticket)
-        return outputs, self._began_s, self._ended_s if self._ended_s is not None else time.monotonic()
+        return outputs, self._started_s, self._ended_s if self._ended_s is not None else time.monotonic()
 
 
 @dataclass(frozen=True)
 class PendingInference:
-    """Frames whose inference has begun, at `began_s` (monotonic); shape: of the network input of each."""
+    """Frames whose inference was started.
+
+    Args:
+        shape: of the network input of each frame.
+        geometries: where each frame lies in its network input.
+        started_s: monotonic.
+    """
 
     inference: Inference
     shape: tuple[int, ...]
     geometries: Sequence[Geometry]
-    began_s: float = field(default_factory=time.monotonic)
+    started_s: float = field(default_factory=time.monotonic)
 
     def __len__(self) -> int:
         return len(self.geometries)
@@ -114,133 +134,126 @@ class VisionTask:
 
     def __init__(self, spec: ModelSpec, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         """Raises ConfigError when the spec does not fit the model's input or outputs."""
-        taken = network_input(spec, inputs[0])
-        self._preprocess = Preprocessor(spec.input, taken)
+        network = network_input(spec, inputs[0])
+        self._preprocess = Preprocessor(spec.input, network)
 
         @lru_cache(maxsize=_OPEN_DECODERS)
         def decoder_for(shape: tuple[int, ...]) -> Decoder:
-            return open_decoder(spec, taken.size(shape), outputs)
+            return open_decoder(spec, network.size(shape), outputs)
 
         self._decoder_for = decoder_for
-        self._shape: tuple[int, ...] = taken.shape(taken.usual)
+        self._shape: tuple[int, ...] = network.shape(network.usual_size)
         self._decoder_for(self._shape)
         self._batch: Array = np.empty(0)
         self.inferred_s = 0.0  # by the engine, for the frame of the last `infer`
         self._engine: Engine | None = None  # the last one that inferred
         self._image_engine: ImageEngine | None = None  # the same, where it preprocesses itself
-        self._overlapping: OverlappingEngine | None = None  # the same, where it computes beside the thread that asks
+        self._overlapping: OverlappingEngine | None = None  # the same, where it computes beside the calling thread
 
     def infer(self, engine: Engine, image: NDArray[np.uint8]) -> tuple[Prediction, Geometry]:
-        """The prediction for a frame, BGR uint8 (H, W, 3), and where the frame lay in the network input.
+        """Return the prediction for a frame, BGR uint8 (H, W, 3), and where the frame lay in the network input.
 
-        An engine that preprocesses does it itself; every other gets what `preprocess` makes.
+        An engine that preprocesses does it itself; every other gets the output of `preprocess`.
         """
-        run, shape, geometry = self._make_ready(engine, image)
+        run, shape, geometry = self._prepare(engine, image)
         started_ns = time.perf_counter_ns()
         outputs = run()
         self.inferred_s = (time.perf_counter_ns() - started_ns) / 1e9
         with span("decode"):
             return self.decode(outputs, shape), geometry
 
-    def begin(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
-        """Begin with frames as for `infer`, several at once as a batch; `decoded` makes predictions of their outputs.
+    def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Prediction, Geometry]]:
+        """Infer one frame after another. While an overlapping engine computes, the next frame is read and uploaded."""
+        if not isinstance(engine, OverlappingEngine):
+            yield from (self.infer(engine, image) for image in images)
+            return
+        pending: PendingInference | None = None
+        for image in images:
+            started = self._start_on_device(engine, image)
+            if pending is not None:
+                yield self._finish(pending)
+            pending = started
+        if pending is not None:
+            yield self._finish(pending)
 
-        submit: runs what blocks beside the calling thread; not needed by an engine that computes beside it anyway.
-        Until the outputs are there, no others may be begun.
+    def start(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
+        """Start the inference of one frame, or of several at once as a batch.
+
+        Make predictions of its outputs with `decode_batch`. Start no other before these outputs are there.
+
+        Args:
+            submit: runs a blocking call beside the calling thread; not used for an engine that overlaps by itself.
         """
-        self._look_at(engine)
-        if len(images) > 1:
-            return self._begin_batch(engine, images, submit)
-        if self._overlapping is not None:
-            return self._begin_on_device(self._overlapping, images[0])
-        run, shape, geometry = self._make_ready(engine, images[0])
-        return PendingInference(submit(run), shape, [geometry])
-
-    def decoded(self, outputs: Outputs, begun: PendingInference) -> list[Prediction]:
-        """The predictions for frames that were begun, of their outputs."""
-        with span("decode"):
-            if len(begun) == 1:
-                return [self.decode(outputs, begun.shape)]
-            each = ({name: output[row : row + 1] for name, output in outputs.items()} for row in range(len(begun)))
-            return [self.decode(row, begun.shape) for row in each]
-
-    def _begin_batch(self, engine: Engine, images: Sequence[NDArray[np.uint8]], submit: Submit) -> PendingInference:
-        """On the host, also for an engine that preprocesses single frames itself."""
+        self._note_abilities(engine)
+        overlapping = self._overlapping
+        if len(images) == 1:
+            if overlapping is not None:
+                return self._start_on_device(overlapping, images[0])
+            run, shape, geometry = self._prepare(engine, images[0])
+            return PendingInference(submit(run), shape, [geometry])
         geometries = []
-        with span("preprocess"):
+        with span("preprocess"):  # on the host, also for an engine that preprocesses single frames itself
             for row, image in enumerate(images):
                 tensor, geometry = self.preprocess(image)
                 if self._batch.shape[1:] != tensor.shape[1:] or len(self._batch) < len(images):
                     self._batch = np.empty((len(images), *tensor.shape[1:]), tensor.dtype)
                 self._batch[row] = tensor[0]
                 geometries.append(geometry)
-        batch, overlapping = self._batch[: len(images)], self._overlapping
+        batch = self._batch[: len(images)]
         if overlapping is not None:
             return PendingInference(DeviceInference(overlapping, overlapping.start(batch)), tensor.shape, geometries)
-        return PendingInference(submit(lambda: _inferred(lambda: engine.infer(batch))), tensor.shape, geometries)
+        return PendingInference(submit(partial(_run, engine.infer, batch)), tensor.shape, geometries)
 
-    def infer_each(self, engine: Engine, images: Iterable[NDArray[np.uint8]]) -> Iterator[tuple[Prediction, Geometry]]:
-        """As `infer`, for one after the other. While an engine that can computes one, the next is read and uploaded."""
-        if not isinstance(engine, OverlappingEngine):
-            yield from (self.infer(engine, image) for image in images)
-            return
-        under_way: PendingInference | None = None
-        for image in images:
-            begun = self._begin_on_device(engine, image)
-            if under_way is not None:
-                yield self._finished(under_way)
-            under_way = begun
-        if under_way is not None:
-            yield self._finished(under_way)
-
-    def _begin_on_device(self, engine: OverlappingEngine, image: NDArray[np.uint8]) -> PendingInference:
-        transform, geometry = self._preprocess.transform(image)
-        return PendingInference(
-            DeviceInference(engine, engine.start_image(image, transform)), transform.input_shape, [geometry]
-        )
-
-    def _finished(self, begun: PendingInference) -> tuple[Prediction, Geometry]:
-        outputs, _, _ = begun.inference.result()
-        return self.decoded(outputs, begun)[0], begun.geometries[0]
-
-    def _make_ready(
-        self, engine: Engine, image: NDArray[np.uint8]
-    ) -> tuple[Callable[[], Outputs], tuple[int, ...], Geometry]:
-        """What infers it, the shape (1, C, h, w) of its network input, and where the frame lies in that."""
-        self._look_at(engine)
-        image_engine = self._image_engine
-        if image_engine is not None:
-            transform, geometry = self._preprocess.transform(image)
-            return (
-                (lambda: _inferred(lambda: image_engine.infer_image(image, transform))),
-                transform.input_shape,
-                geometry,
-            )
-        with span("preprocess"):
-            tensor, geometry = self.preprocess(image)
-        return (lambda: _inferred(lambda: engine.infer(tensor))), tensor.shape, geometry
-
-    def _look_at(self, engine: Engine) -> None:
-        """What it can; not for every frame: looking for a Protocol's members costs microseconds."""
-        if engine is not self._engine:
-            self._engine = engine
-            self._image_engine = engine if isinstance(engine, ImageEngine) else None
-            self._overlapping = engine if isinstance(engine, OverlappingEngine) else None
+    def decode_batch(self, outputs: Outputs, started: PendingInference) -> list[Prediction]:
+        """Return the predictions for frames that were started, from their outputs."""
+        with span("decode"):
+            if len(started) == 1:
+                return [self.decode(outputs, started.shape)]
+            rows = ({name: output[row : row + 1] for name, output in outputs.items()} for row in range(len(started)))
+            return [self.decode(row, started.shape) for row in rows]
 
     def preprocess(self, image: NDArray[np.uint8]) -> tuple[Array, Geometry]:
-        """BGR uint8 (H, W, 3) to the network input, which the next call may overwrite."""
+        """Return the network input of a frame, BGR uint8 (H, W, 3), which the next call may overwrite."""
         tensor, geometry = self._preprocess(image)
         self._shape = tensor.shape
         return tensor, geometry
 
     def decode(self, outputs: Mapping[str, Array], shape: tuple[int, ...] | None = None) -> Prediction:
-        """The prediction for a batch of one, in network pixels.
+        """Return the prediction for a batch of one, in network pixels.
 
-        shape: of the network input the outputs are of; by default that of the last one preprocessed.
+        shape: of the network input that gave the outputs; by default that of the last frame preprocessed.
         """
         return self._decoder_for(shape or self._shape)(outputs)[0]
 
+    def _prepare(
+        self, engine: Engine, image: NDArray[np.uint8]
+    ) -> tuple[Callable[[], Outputs], tuple[int, ...], Geometry]:
+        """Return the call that infers a frame, the shape of its network input, and where the frame lies in that."""
+        self._note_abilities(engine)
+        if self._image_engine is not None:
+            transform, geometry = self._preprocess.transform(image)
+            return partial(_run, self._image_engine.infer_image, image, transform), transform.input_shape, geometry
+        with span("preprocess"):
+            tensor, geometry = self.preprocess(image)
+        return partial(_run, engine.infer, tensor), tensor.shape, geometry
 
-def _inferred(run: Callable[[], Outputs]) -> Outputs:
+    def _note_abilities(self, engine: Engine) -> None:
+        """Ask a new engine for its abilities; not for every frame: checking a Protocol's members costs microseconds."""
+        if engine is not self._engine:
+            self._engine = engine
+            self._image_engine = engine if isinstance(engine, ImageEngine) else None
+            self._overlapping = engine if isinstance(engine, OverlappingEngine) else None
+
+    def _start_on_device(self, engine: OverlappingEngine, image: NDArray[np.uint8]) -> PendingInference:
+        transform, geometry = self._preprocess.transform(image)
+        inference = DeviceInference(engine, engine.start_image(image, transform))
+        return PendingInference(inference, transform.input_shape, [geometry])
+
+    def _finish(self, started: PendingInference) -> tuple[Prediction, Geometry]:
+        outputs, _, _ = started.inference.result()
+        return self.decode_batch(outputs, started)[0], started.geometries[0]
+
+
+def _run(infer: Callable[..., Outputs], *arguments: Any) -> Outputs:
     with span("infer"):
-        return run()
+        return infer(*arguments)

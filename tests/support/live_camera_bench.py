@@ -42,13 +42,13 @@ class Watched:
 
     def frame(self) -> float:
         """When the next frame came."""
-        assert self.turns.get() is not None
+        assert self.turns.next_frame() is not None
         return time.monotonic()
 
     @property
     def lost(self) -> bool:
         """As the supervisor asks, several times a second."""
-        self.thread.look()
+        self.thread.check_silence()
         return bool(self.changes) and self.changes[-1][1] is not None
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
-
 import numpy as np
 import pytest
 from fiber_executor import COMPILER, FiberExecutor
 from numpy.typing import NDArray
-from zoo import Net
 
 from engines.cuda.kernels import KernelGeometry
 from engines.cuda.preprocess import DevicePreprocess
-from engines.interface import Array, BuildRequest, Engine, TensorSpec
+from engines.interface import Array, Engine, TensorSpec
 from engines.preprocessing import ImageTransform
-from engines.registry import open_backend
 
 
 class DeviceEngine:
@@ -41,16 +36,6 @@ class DeviceEngine:
 
     def close(self) -> None:
         self._engine.close()
-
-
-@pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Of a model of this input shape."""
-    net = Net(request.param)
-    graph = net.model(net.node("Relu", net.conv("image", 3, 4)))
-    backend = open_backend("onnxruntime")
-    with closing(backend.load(backend.build(BuildRequest(graph, input_shape=(1, 3, 24, 32))).engine)) as opened:
-        yield opened
 
 
 class OverlappingDeviceEngine(DeviceEngine):

@@ -25,12 +25,12 @@ def main() -> None:
     text, frames, silence_s, *transport = sys.argv[1:]
     slot, source = FrameSlot(keep_every=True), parse_source(text)
     if transport:
-        source = replace(source, asked=CaptureSettings(transport=transport[0], decoder="gstreamer"))
+        source = replace(source, requested=CaptureSettings(transport=transport[0], decoder="gstreamer"))
     thread = CaptureThread(source, slot, 1.0, int(frames), on_change, float(silence_s))
     thread.start()
-    while thread.is_alive() or slot.full:
-        thread.look()
-        frame = slot.take()
+    while thread.is_alive() or slot.is_full:
+        thread.check_silence()
+        frame = slot.pop()
         if frame is None:
             time.sleep(0.01)
         else:

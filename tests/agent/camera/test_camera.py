@@ -124,7 +124,7 @@ def test_the_freshest_frame_overwrites_and_is_counted() -> None:
     (slot,) = turns.slots
     for number in range(5):
         slot.put(frame(number))
-    taken = turns.get()
+    taken = turns.next_frame()
     assert taken is not None
     assert taken.id == 4
     assert slot.dropped == {"stale": 4}
@@ -136,7 +136,7 @@ def test_keeping_every_frame_waits_for_the_reader() -> None:
     slot.put(frame(0))
     second = threading.Thread(target=lambda: slot.put(frame(1)))
     second.start()
-    assert [taken.id for taken in (turns.get(), turns.get()) if taken] == [0, 1]
+    assert [taken.id for taken in (turns.next_frame(), turns.next_frame()) if taken] == [0, 1]
     second.join()
     assert not slot.dropped
 
@@ -150,10 +150,10 @@ def test_a_closed_slot_is_emptied_and_then_ends() -> None:
     slot.close()
     waiting.join(5.0)
     assert not waiting.is_alive()
-    last = turns.get()
+    last = turns.next_frame()
     assert last is not None
     assert last.id == 0
-    assert turns.get() is None
+    assert turns.next_frame() is None
 
 
 def capture(source: Source, limit: int = 0) -> tuple[list[Frame], CaptureThread]:
@@ -162,7 +162,7 @@ def capture(source: Source, limit: int = 0) -> tuple[list[Frame], CaptureThread]
     thread = CaptureThread(source, slot, 0.0, limit, lambda _: None)
     thread.start()
     frames = []
-    while (taken := turns.get()) is not None:
+    while (taken := turns.next_frame()) is not None:
         frames.append(taken)
     thread.join(5.0)
     return frames, thread
@@ -205,7 +205,7 @@ def test_capture_can_be_stopped_while_it_waits_for_a_reader(video: Path) -> None
     (slot,) = turns.slots
     thread = CaptureThread(parse_source(str(video)), slot, 0.0, 0, lambda _: None)
     thread.start()
-    assert turns.get() is not None
+    assert turns.next_frame() is not None
     thread.stop()
     thread.join(5.0)
     assert not thread.is_alive()
@@ -217,7 +217,7 @@ def test_speed_paces_a_file(video: Path) -> None:
     thread = CaptureThread(parse_source(str(video)), slot, 4.0, 0, lambda _: None)
     thread.start()
     stamps = []
-    while (taken := turns.get()) is not None:
+    while (taken := turns.next_frame()) is not None:
         stamps.append(taken.captured_ns)
     assert (stamps[-1] - stamps[0]) / 1e9 >= (COUNT - 1) / 10 / 4.0 - 0.01
 

@@ -21,7 +21,7 @@ from worlds import make_world
 from agent.camera.config import CameraConfig
 from agent.camera.source import parse_source
 from agent.common.errors import CameraError, ConfigError
-from agent.common.redaction import hidden, redacted
+from agent.common.redaction import redact, redact_location
 from agent.common.schema import read_yaml, validate
 
 USER, PASSWORD = "kestrel", "s3cret-w'0rd"
@@ -50,7 +50,7 @@ HELD_BACK = re.compile(rf"{USER}|s3cret|0rd|t0ken")
     ],
 )
 def test_what_is_shown_of_an_address(text: str, shown: str) -> None:
-    assert redacted(text) == shown
+    assert redact(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_is_shown_of_an_address(text: str, shown: str) -> None:
     ],
 )
 def test_what_is_shown_of_a_location(location: str, shown: str) -> None:
-    assert hidden(location) == shown
+    assert redact_location(location) == shown
 
 
 @pytest.mark.parametrize("source", ["rtsp:/{}@cam/x", "{}@cam/x", "rtps://{}@cam/x", "csi:{}@cam", "v4l2:{}@cam"])

@@ -38,7 +38,7 @@ def run(watched: CameraPresence, clock: Clock, seconds: float) -> list[bool]:
     """Ten frames a second for so long."""
     said = []
     for _ in range(round(10.0 * seconds)):
-        said.append(watched.deliver())
+        said.append(watched.frame_arrived())
         clock.now_s += 0.1
     return said
 
@@ -48,7 +48,7 @@ def test_one_that_is_away_now_and_then_is_told_both_times(clock: Clock) -> None:
     watched = CameraPresence(told.append, 1.5)
     for day in range(1, 4):
         run(watched, clock, 100.0)
-        watched.lose(LOST)
+        watched.mark_lost(LOST)
         clock.now_s += 1.0
         steady = run(watched, clock, 3.0)
         assert steady.index(True) in (15, 16)
@@ -60,7 +60,7 @@ def test_one_that_flaps_is_told_ever_more_rarely(clock: Clock) -> None:
     watched = CameraPresence(told.append, 1.5)
     for _ in range(1000):
         run(watched, clock, 5.0)
-        watched.lose(LOST)
+        watched.mark_lost(LOST)
         clock.now_s += 1.0
     assert told == [LOST, None] * 2 + [LOST]
     run(watched, clock, 61.0)

@@ -80,7 +80,7 @@ def test_every_reader_of_a_source_gets_the_frame(tmp_path: Path) -> None:
         cv2.imwrite(str(tmp_path / f"{number}.png"), picture(number))
     content = {"model": {"path": "m.onnx", "task": "raw"}, "camera": {"source": str(tmp_path), "masks": [LEFT_HALF]}}
     camera = validate(Config, {**content, "camera": {**content["camera"], "region": [0, 0, 1, 0.5]}}, "test").camera
-    frames = [image for _, image in read_images(camera.opened())]
+    frames = [image for _, image in read_images(camera.to_source())]
     assert [image.shape for image in frames] == [(24, 64, 3)] * 2
     assert all((image[:, :32] == GREY).all() for image in frames)
 

@@ -28,8 +28,7 @@ def camera() -> Iterator[MjpegServer]:
 
 def test_a_camera_that_falls_silent_is_lost_within_two_seconds_and_back_within_five(camera: MjpegServer) -> None:
     with Watched(camera.url) as watched:
-        for _ in range(20):  # enough to tell the rate
-            silent_at = watched.frame()
+        silent_at = watched.frame()
         camera.silent = True
         eventually(lambda: watched.lost, 10.0)
         lost_at, error = watched.changes[-1]
@@ -42,7 +41,6 @@ def test_a_camera_that_falls_silent_is_lost_within_two_seconds_and_back_within_f
         eventually(lambda: not watched.lost, 10.0)
         assert watched.frame() - back_at < 5.0
         assert [error is None for _, error in watched.changes] == [False, True]
-        assert watched.slot.dropped["reconnect"] > 50  # of 50 a second
 
 
 def test_one_that_hangs_in_its_driver_is_told_of_by_another_threads_clock(monkeypatch: pytest.MonkeyPatch) -> None:

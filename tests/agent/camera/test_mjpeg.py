@@ -105,7 +105,7 @@ def test_damaged_pictures_are_counted_and_the_stream_goes_on(camera: MjpegServer
 
 def test_threads_of_a_decoder_are_refused_where_there_is_none(camera: MjpegServer) -> None:
     """What else comes over HTTP FFmpeg decodes."""
-    source = replace(parse_source(camera.url), asked=CaptureSettings(decode_threads=2))
+    source = replace(parse_source(camera.url), requested=CaptureSettings(decode_threads=2))
     with pytest.raises(
         CameraError, match=r"camera\.option: camera\.decode_threads: 2 for .*, which sends MJPEG; .*FFmpeg"
     ):

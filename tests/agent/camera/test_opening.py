@@ -153,8 +153,8 @@ def test_who_decodes_rtsp_is_known_at_the_start(
     monkeypatch: pytest.MonkeyPatch, asked: CaptureSettings, said: str | None
 ) -> None:
     monkeypatch.setattr(opening, "has_gstreamer", lambda: False)
-    source = replace(parse_source("rtsp://a/b"), asked=asked)
-    assert source.tells_key_frames == (said is None)
+    source = replace(parse_source("rtsp://a/b"), requested=asked)
+    assert source.reports_key_frames == (said is None)
     if said is None:
         opening.check_readable(source)
         return
@@ -216,19 +216,19 @@ def test_what_this_opencv_can_never_open_is_refused_at_the_start(
 )
 def test_what_does_not_fit_a_source_is_refused(source: str, asked: dict[str, object], said: str) -> None:
     with pytest.raises(CameraError, match=rf"camera\.option: {said}"):
-        CameraConfig.model_validate({"source": source, **asked}).opened()
+        CameraConfig.model_validate({"source": source, **asked}).to_source()
 
 
 def test_a_key_that_has_its_default_fits_every_source() -> None:
     """As config.yaml has them all."""
     defaults = CameraConfig(source="csi:0").model_dump()
     for source in ("rtsp://a/b", "http://a/b", "csi:0", "gst:videotestsrc ! appsink", "/"):
-        CameraConfig.model_validate({**defaults, "source": source}).opened()
+        CameraConfig.model_validate({**defaults, "source": source}).to_source()
 
 
 def test_a_picture_may_repeat_as_long_as_the_kind_of_source_lets_it() -> None:
     def frozen_s(source: str, **keys: object) -> float | None:
-        return CameraConfig.model_validate({"source": source, **keys}).opened().frozen_s
+        return CameraConfig.model_validate({"source": source, **keys}).to_source().frozen_s
 
     assert frozen_s("rtsp://a/b") == frozen_s("csi:0") == frozen_s("http://a/b") == 1.5
     assert frozen_s("gst:videotestsrc ! appsink") is None
@@ -243,7 +243,7 @@ def test_a_loss_is_told_before_the_alert_of_a_view_that_stands_still() -> None:
             ConfigError, match=r"1 error in x:\n  frozen_s: expected auto, null, or seconds from 0\.5 to 9,"
         ):
             validate(CameraConfig, {"source": "csi:0", "frozen_s": wrong}, "x")
-    assert CameraConfig(source="csi:0", frozen_s=_FROZEN_S - 1.0).opened().frozen_s == _FROZEN_S - 1.0
+    assert CameraConfig(source="csi:0", frozen_s=_FROZEN_S - 1.0).to_source().frozen_s == _FROZEN_S - 1.0
 
 
 @pytest.mark.skipif(not LOOPBACK, reason="the kernel has no v4l2loopback device")

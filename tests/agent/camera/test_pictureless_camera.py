@@ -101,12 +101,12 @@ def test_it_does_not_hang(camera: MjpegServer, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("agent.serving.pipeline._HANGS_S", 1.0)
     camera.damage = SENT[0]
     config = CameraConfig(source=camera.url, silence_s=0.3)
-    feed = Feed(config, config.opened(), RoundRobinScheduler([False]).slots[0], "classify", 0, lambda _: None)
+    feed = Feed(config, config.to_source(), RoundRobinScheduler([False]).slots[0], "classify", 0, lambda _: None)
     feed.capture.start()
     until = time.monotonic() + 3.0
     while time.monotonic() < until:
-        feed.look()
-        assert not feed.hangs
+        feed.poll()
+        assert not feed.is_hung
         time.sleep(0.05)
     feed.capture.stop()
     feed.capture.join(5.0)
@@ -138,5 +138,5 @@ def test_one_that_was_read_to_its_limit_is_not_silent(camera: MjpegServer) -> No
     thread.join(10.0)
     over = time.monotonic() + 0.4
     eventually(lambda: time.monotonic() > over)
-    thread.look()
+    thread.check_silence()
     assert changes == []

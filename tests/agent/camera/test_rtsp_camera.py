@@ -30,7 +30,7 @@ def _server() -> None:
 
 def read(url: str, transport: Transport, count: int) -> tuple[int, int]:
     """The height and width of the last of so many frames, read while the server comes up."""
-    source = replace(parse_source(url), asked=CaptureSettings(transport))
+    source = replace(parse_source(url), requested=CaptureSettings(transport))
     shapes: list[tuple[int, ...]] = []
 
     def is_read() -> bool:
@@ -57,7 +57,7 @@ def test_it_comes_by_the_transport_that_is_asked_for(transport: Transport) -> No
     camera = RtspCamera()
     with camera.running():
         read(camera.url, "tcp", 1)
-        frames = read_images(replace(parse_source(camera.url), asked=CaptureSettings(transport)))
+        frames = read_images(replace(parse_source(camera.url), requested=CaptureSettings(transport)))
         for _ in islice(frames, 5):
             pass
         assert bool(psutil.Process().net_connections("udp")) == (transport == "udp")
@@ -67,7 +67,7 @@ def test_it_comes_by_the_transport_that_is_asked_for(transport: Transport) -> No
 def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_five_after_its_return() -> None:
     camera = RtspCamera()
     with camera.running() as process, Watched(camera.url) as watched:
-        eventually(lambda: watched.turns.get() is not None, 30.0)
+        eventually(lambda: watched.turns.next_frame() is not None, 30.0)
         eventually(lambda: not watched.lost, 10.0)
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: watched.lost, 10.0)
@@ -77,7 +77,7 @@ def test_one_that_stalls_is_lost_within_two_seconds_and_one_that_died_is_back_fi
         with camera.running():
             eventually(lambda: _listens(camera.port))
             back_at = time.monotonic()
-            while (frame := watched.turns.get()) is not None and frame.captured_ns < 1e9 * back_at:
+            while (frame := watched.turns.next_frame()) is not None and frame.captured_ns < 1e9 * back_at:
                 pass
             assert time.monotonic() - back_at < 5.0
             eventually(lambda: not watched.lost, 15.0)
@@ -93,7 +93,7 @@ def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconn
     monkeypatch.setattr(Backoff, "next_s", lambda _: 0.001)
     camera = RtspCamera("h264", "400", "80")
     with camera.running(), Watched(camera.url) as watched:
-        eventually(lambda: watched.turns.get() is not None, 30.0)
+        eventually(lambda: watched.turns.next_frame() is not None, 30.0)
         began = watched.thread.pulse
         eventually(lambda: watched.thread.pulse > began + 50, 60.0)
         before, (frames, attempts) = held(), watched.thread.beat
@@ -106,7 +106,7 @@ def test_reconnects_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, reconn
 def test_one_whose_key_frames_repeat_is_frozen_and_back_with_the_next_picture() -> None:
     camera = RtspCamera()
     with camera.running() as process, Watched(camera.url) as watched:
-        eventually(lambda: watched.turns.get() is not None, 30.0)
+        eventually(lambda: watched.turns.next_frame() is not None, 30.0)
         eventually(lambda: not watched.lost, 10.0)
         process.send_signal(signal.SIGUSR1)
         frozen_at = time.monotonic()
@@ -149,7 +149,7 @@ def test_each_thread_of_a_decoder_but_the_first_holds_a_frame_back() -> None:
         with camera.running() as process:
             read(camera.url, "tcp", 1)
             capture = open_capture(
-                replace(parse_source(camera.url), asked=CaptureSettings(decode_threads=threads)), 0.5
+                replace(parse_source(camera.url), requested=CaptureSettings(decode_threads=threads)), 0.5
             )
             for _ in range(20):
                 assert capture.read()[0]

@@ -81,17 +81,17 @@ def test_labels_are_those_of_the_picture_also_behind_a_bad_one(tmp_path: Path) -
     labels = {
         number: LabelledBoxes(boxes=each, classes=np.zeros(number, np.int64)) for number, each in enumerate(boxes)
     }
-    asked: list[int] = []
+    shown: list[int] = []
 
     class Panel:
-        """Of no engine: it notes whose labels it is shown."""
+        """Scores no engine; it records whose labels it is shown."""
 
-        def ask(self, _: object, truth: LabelledBoxes) -> dict[str, Score]:
-            asked.append(len(truth.boxes))
+        def score(self, _: object, truth: LabelledBoxes) -> dict[str, Score]:
+            shown.append(len(truth.boxes))
             return {}
 
     review(cast(AnyPanel, Panel()), source, labels, [Period("all", 0.0, 10.0)])
-    assert asked == [1, 3, *range(4, 12)]
+    assert shown == [1, 3, *range(4, 12)]
 
 
 @pytest.mark.parametrize("code", ["images.unreadable", "images.zip", "camera.open"])

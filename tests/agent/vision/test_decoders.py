@@ -16,7 +16,8 @@ from plain_decoders import around, cells
 from zoo import run
 
 from agent.common.errors import ConfigError
-from agent.vision.decode import BUILTIN, open_decoder
+from agent.vision.decode import open_decoder
+from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
 from engines.interface import TensorSpec
@@ -47,14 +48,14 @@ def test_yolov5(rows: int, classes: int, seed: int, threshold: float) -> None:
         for index in range(classes)
         if row[4] * row[5 + index] > threshold
     ]
-    same(BUILTIN["yolov5"]({"output": output}, (320, 320), threshold), expected)
+    same(BUILTIN_DECODERS["yolov5"]({"output": output}, (320, 320), threshold), expected)
 
 
 def test_yolov5_passes_over_the_maps_of_older_exports() -> None:
     output = np.zeros((3, 7), np.float32)
     output[1] = [50, 40, 20, 10, 0.5, 0.25, 0.75]
     maps = {f"map{side}": np.ones((3, side, side, 7), np.float32) for side in (4, 2, 1)}
-    same(BUILTIN["yolov5"]({"output": output, **maps}, (32, 32), 0.3), [([40.0, 35.0, 60.0, 45.0], 1, 0.375)])
+    same(BUILTIN_DECODERS["yolov5"]({"output": output, **maps}, (32, 32), 0.3), [([40.0, 35.0, 60.0, 45.0], 1, 0.375)])
 
 
 def naive_nanodet(
@@ -103,7 +104,7 @@ def test_nanodet(
         outputs = {f"cls_pred_stride_{s}": part for s, part in zip(strides, np.split(scores, ends), strict=True)}
         outputs |= {f"dis_pred_stride_{s}": part for s, part in zip(strides, np.split(logits, ends), strict=True)}
     expected = naive_nanodet(scores, logits, (height, width), strides, offset, 0.6)
-    same(BUILTIN[name](outputs, (height, width), 0.6), expected)
+    same(BUILTIN_DECODERS[name](outputs, (height, width), 0.6), expected)
 
 
 @settings(deadline=None)
@@ -125,7 +126,7 @@ def test_yunet(height: int, width: int, seed: int, order: list[str]) -> None:
         if math.sqrt(cls * obj) > 0.6:
             box = around((column + x) * stride, (row + y) * stride, math.exp(w) * stride, math.exp(h) * stride)
             expected.append((box, 0, math.sqrt(cls * obj)))
-    same(BUILTIN["yunet"](outputs, (height, width), 0.6), expected)
+    same(BUILTIN_DECODERS["yunet"](outputs, (height, width), 0.6), expected)
 
 
 @pytest.mark.parametrize("size", [(64, 96), (96, 64), (160, 160)])
@@ -137,7 +138,7 @@ def test_yunet_finds_what_opencv_finds(size: tuple[int, int], tmp_path: Path) ->
     peer = cv2.FaceDetectorYN.create(str(tmp_path / "yunet.onnx"), "", (width, height), 0.5, 1.0)  # suppresses nothing
     _, faces = peer.detect(image)
     outputs = run(model, image.transpose(2, 0, 1)[np.newaxis].astype(np.float32))
-    found = BUILTIN["yunet"]({name: output[0] for name, output in outputs.items()}, size, 0.5)
+    found = BUILTIN_DECODERS["yunet"]({name: output[0] for name, output in outputs.items()}, size, 0.5)
     faces = faces[np.argsort(-faces[:, 14], kind="stable")]
     best = np.argsort(-found.scores, kind="stable")
     assert len(faces) == len(found) > 9

@@ -155,17 +155,17 @@ def observed_in_turn(model: Model, frames: int) -> tuple[int, dict[str, AbsHisto
     thread.start()
     sizes = list(SIZES)
     for number in range(frames):
-        before = thread.gathering.counts
+        before = thread.collection.counts
         served = ServedFrame(Frame(number, float(number), 0, frame_of(*sizes[number % len(sizes)])), "", {}, 0, 0.0)
         deadline = time.monotonic() + 10.0
-        while thread.gathering.counts == before:
+        while thread.collection.counts == before:
             thread.offer(served)
             assert time.monotonic() < deadline, thread.error
             time.sleep(0.001)
     thread.stop()
     thread.join(10.0)
     assert thread.error is None
-    return thread.gathering.collected()
+    return thread.collection.collected()
 
 
 def job_of(model: Model, folder: Path) -> JobRequest:

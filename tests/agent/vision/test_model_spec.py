@@ -6,7 +6,7 @@ import pytest
 
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
-from agent.vision.decode import BUILTIN
+from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.spec import DECODERS, ModelSpec, load_model_spec
 
 PROFILE = "profiles:\n  - {x: {min: [1,3,320,320], opt: [1,3,416,416], max: [4,3,640,640]}}\n"
@@ -112,7 +112,7 @@ def test_overlaps_of_which_nothing_is_said(tmp_path: Path, decoder: str, suppres
 
 
 def test_every_accepted_decoder_exists() -> None:
-    assert set(DECODERS) == set(BUILTIN)
+    assert set(DECODERS) == set(BUILTIN_DECODERS)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe\x00"])

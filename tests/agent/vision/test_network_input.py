@@ -43,9 +43,9 @@ def test_the_model_says_layout_and_size(shape: tuple[int | None, ...], layout: L
 
 
 def test_open_dimensions_are_those_of_the_opt_shape() -> None:
-    assert network_input(spec(PROFILE), tensor(None, 3, None, None)).usual == (416, 416)
+    assert network_input(spec(PROFILE), tensor(None, 3, None, None)).usual_size == (416, 416)
     last = network_input(spec(channels_last(PROFILE)), tensor(None, None, None, 3))
-    assert (last.usual, last.layout) == ((416, 416), "NHWC")
+    assert (last.usual_size, last.layout) == ((416, 416), "NHWC")
 
 
 def test_a_profile_says_the_channels_that_the_model_leaves_open() -> None:
@@ -81,9 +81,9 @@ def test_uint8_is_taken_as_it_is() -> None:
 
 def test_frames_have_one_size_unless_the_input_follows_them() -> None:
     one = network_input(spec(PROFILE, resize="pad"), tensor(None, 3, None, None))
-    assert (one.least, one.most) == ((416, 416), (416, 416))
+    assert (one.min_size, one.max_size) == ((416, 416), (416, 416))
     many = network_input(spec(PROFILE, **NATIVE), tensor(None, 3, None, None))
-    assert (many.usual, many.least, many.most) == ((416, 416), (320, 320), (640, 640))
+    assert (many.usual_size, many.min_size, many.max_size) == ((416, 416), (320, 320), (640, 640))
 
 
 @pytest.mark.parametrize("resize", ["native", "nearest", "rect"])

@@ -13,7 +13,8 @@ from zoo import Net
 
 from agent.common.errors import ConfigError
 from agent.common.schema import validate
-from agent.vision.decode import BUILTIN, open_decoder
+from agent.vision.decode import open_decoder
+from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
 from engines.interface import TensorSpec
@@ -71,7 +72,7 @@ def test_an_installed_package_names_a_decoder(site: Path, function: str) -> None
 
 
 def test_a_built_in_decoder_is_never_overridden(site: Path) -> None:
-    install(site, "my_decoder", dict.fromkeys(BUILTIN, "my_decoder:decode"))
+    install(site, "my_decoder", dict.fromkeys(BUILTIN_DECODERS, "my_decoder:decode"))
     with pytest.raises(ConfigError) as caught:
         found("yolox")
     assert caught.value.code == "decoder.shape"  # from ours: that of the package would take this output
@@ -127,3 +128,10 @@ def test_an_entry_point_that_leads_nowhere(site: Path, function: str, message: s
     with pytest.raises(ConfigError, match=message) as caught:
         found("mine")
     assert caught.value.code == "decoder.import"
+
+
+def test_the_deprecated_place_of_detections_still_works() -> None:
+    """For one release: decoders of users import it."""
+    from agent.detections import Detections as Deprecated
+
+    assert Deprecated is Detections

@@ -16,7 +16,8 @@ from lab import CIFAR_TEST, COCO, FACES, SPECS
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
-from agent.vision.decode import BUILTIN, Classification, Prediction, open_decoder
+from agent.vision.decode import Classification, Prediction, open_decoder
+from agent.vision.decoders import BUILTIN_DECODERS
 from agent.vision.detections import Detections
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
@@ -29,7 +30,7 @@ LEAST = st.sampled_from([0.0, 0.3, 0.9])
 
 
 def found_by(name: str, size: tuple[int, int], least: float, **outputs: Array) -> Detections:
-    return BUILTIN[name](outputs, size, least)
+    return BUILTIN_DECODERS[name](outputs, size, least)
 
 
 def check(found: Detections, rows: list[plain.Row]) -> None:

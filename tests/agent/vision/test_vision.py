@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from overlapping_engine import DeviceEngine, OverlappingDeviceEngine
+from zoo import Net
 
 from agent.common.errors import ConfigError
 from agent.vision import task as vision
 from agent.vision.spec import ModelSpec
 from agent.vision.task import VisionTask
-from engines.interface import Engine, ImageEngine
+from engines.interface import BuildRequest, Engine, ImageEngine
+from engines.registry import open_backend
 
 SPEC: dict[str, Any] = {
     "path": Path("model.onnx"),
@@ -22,8 +26,17 @@ SPEC: dict[str, Any] = {
 }
 PROFILES = [{"image": {"min": [1, 3, 8, 8], "opt": [1, 3, 24, 32], "max": [1, 3, 40, 48]}}]
 
-
 ONE_SIZE, ANY_SIZE = (1, 3, 24, 32), (1, 3, "height", "width")
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """An engine of a model of this input shape."""
+    net = Net(request.param)
+    graph = net.model(net.node("Relu", net.conv("image", 3, 4)))
+    backend = open_backend("onnxruntime")
+    with closing(backend.load(backend.build(BuildRequest(graph, input_shape=(1, 3, 24, 32))).engine)) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize(
