@@ -1,4 +1,8 @@
-"""The operator's side of a command: send it, repeat it until it is answered, follow it to its end."""
+"""Send a command to a board as its operator: repeat it until the board answers, and follow it to its end.
+
+`new_command` makes a command of what was typed, `send` sends one and yields its results. Rollouts and merges send many
+commands at a time; they use the parts: `encode_command`, `command_message`, `requested_chunks`.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +40,8 @@ from agent.mqtt.message import Message
 REPEAT_S = 2.0
 _MOST_EXPIRY_S = 2**32 - 1  # of an MQTT 5 message (section 3.3.2.3.3)
 
-_DOUBTED_FOR = 3  # times REPEAT_S: for the answer to our own command, where what was refused may be another's
-_TYPED = (
-    "model",
-    "histograms",
-    "calibration",
-)  # ops whose arguments are no text: nobody types a hash, or a list of numbers
+_DOUBTED_FOR = 3  # times REPEAT_S: how long to wait for another answer after a refusal that may be another command's
+_NOT_TEXT = ("model", "histograms", "calibration")  # ops whose arguments are not typed: hashes, lists of numbers
 _UNPROVEN = ("message.", "command.unsigned", "command.signature", "command.target")
 
 log = logging.getLogger(__package__)
@@ -55,12 +55,19 @@ def new_command(
     to: Topics | None = None,
     version: int | None = None,
 ) -> Command:
-    """A command from what was typed, such as `recalibrate` and `{"frames": "512"}`; of `set` the keys and values, which
-    are JSON where they can be read as such.
+    """Make a command of what was typed.
 
-    It must reach the device within `valid_s` of `now` (Unix time in seconds), by the device's clock. to: the device's
-    topics, for a command that is to be signed. version: None for one that rises with time where the op needs that.
-    Raises CommandError for an op or arguments that no device would accept.
+    Args:
+        op: Such as `recalibrate`.
+        arguments: Such as `{"frames": "512"}`. For `set`, the keys and values; values are read as JSON if they are.
+        now: Unix time in s.
+        valid_s: The command must reach the device within so many seconds of `now`, by the device's clock.
+        to: The device's topics, if the command will be signed.
+        version: None: one that rises with time, if the op needs one.
+
+    Raises CommandError:
+        command.unknown_op   no device knows the op
+        command.args         no device would accept the arguments
     """
     schema = OPS.get(op)
     if schema is None:
@@ -68,7 +75,7 @@ def new_command(
     try:
         if op == "set":
             args = schema.model_validate({"values": {key: as_json(value) for key, value in arguments.items()}})
-        elif op in _TYPED:
+        elif op in _NOT_TEXT:
             args = schema.model_validate(dict(arguments))
         else:
             args = schema.model_validate_strings(dict(arguments))
@@ -83,19 +90,22 @@ def new_command(
 
 
 def command_from_args(op: str, args: Strict, now: float, valid_s: float, to: Topics | None, version: int) -> Command:
-    """As `new_command`, of arguments that are ones."""
+    """Make a command, as `new_command`, of parsed arguments."""
     name = f"{to.fleet}/{to.device}" if to is not None else None
     expires = now + valid_s
     return Command(id=uuid.uuid4().hex, op=op, args=args, issued=now, expires=expires, version=version, to=name)
 
 
 def file_arguments(file: Path, url: str | None = None, release: Path | None = None) -> dict[str, Any]:
-    """Of `model` and `calibration`, for the file at hand, and the statement of `tared release` about a model. Raises
-    CommandError (`command.args`)."""
+    """Return the arguments of `model` or `calibration` for this file.
+
+    url: where boards download the file; None: they get its chunks from us. release: the statement of `tared release`
+    about a model. Raises CommandError (`command.args`).
+    """
     try:
-        with file.open("rb") as opened:
-            digest = hashlib.sha256()
-            while block := opened.read(1 << 20):
+        digest = hashlib.sha256()
+        with file.open("rb") as content:
+            while block := content.read(1 << 20):
                 digest.update(block)
         arguments: dict[str, Any] = {"sha256": digest.hexdigest(), "size": file.stat().st_size, "url": url}
         if release is not None:
@@ -113,15 +123,21 @@ def send(
     signer: Signer | None = None,
     file: Path | None = None,
 ) -> Iterator[CommandResult]:
-    """Send `command` and yield its results as they come, up to the final one.
+    """Send `command`, and yield its results as they come, up to the final one.
 
-    signer: the operator's key that signs it. file: whose pieces the device asks for.
+    The command is sent again after REPEAT_S of silence. So it reaches a device that was away, and a lost result comes
+    once more. A device that works answers each time, so only one that is gone is silent. A refusal that may belong to
+    a forged command under the same id (see `may_answer_forged_command`) does not end a signed command at once: it is
+    sent once more first. Unreadable answers are ignored.
 
-    It is sent again whenever REPEAT_S passed in silence: that is how it reaches a device that was away, and
-    how a result that was lost comes once more. A device that works answers each time, so only one that is
-    gone is silent. A refusal of what nobody has signed, or another, ends no signed command before that was sent once
-    more. Raises AgentError (`broker.unreachable`), CommandError (`command.no_answer`) after
-    `silence_s`; an answer that is no result counts for nothing.
+    Args:
+        silence_s: Give up after so many seconds without an answer.
+        signer: The operator's key that signs the command.
+        file: The file whose chunks the device will request.
+
+    Raises AgentError:
+        broker.unreachable   there is no connection to the broker within `silence_s`
+        command.no_answer    (CommandError) the device was silent for `silence_s`
     """
     client_id = f"tared-operator-{uuid.uuid4().hex}"
     results = [topics.result(command.id)]
@@ -144,61 +160,66 @@ def send(
 def _answers(
     client: MqttClient, topics: Topics, command: Command, payload: bytes, silence_s: float, signed: bool
 ) -> Iterator[CommandResult]:
-    """All results, as often as they come, up to the final one. Raises CommandError as `send`."""
+    """Yield all results, also repeated ones, up to the final one. Raises CommandError as `send`."""
     latest: CommandResult | None = None
     doubted: CommandResult | None = None
     unread = ""
-    heard_at = asked_at = doubted_at = time.monotonic()
+    answered_at = sent_at = doubted_at = time.monotonic()
     client.publish(command_message(topics, payload, command.expires))
     while latest is None or not latest.final:
         now = time.monotonic()
         if doubted is not None and now - doubted_at > _DOUBTED_FOR * REPEAT_S:
             yield doubted
             return
-        if now - heard_at > silence_s:
-            raise _no_answer(topics, latest, silence_s, unread)
-        if now - max(asked_at, heard_at) >= REPEAT_S:
+        if now - answered_at > silence_s:
+            status = "no answer" if latest is None else f"nothing after {latest.status}"
+            found = f"{status} from {topics.fleet}/{topics.device} for {silence_s:.0f} s{unread}"
+            remedy = f"see whether it is online: 'tared watch {topics.device}', with the same options for the broker"
+            raise CommandError("command.no_answer", found, "a result", remedy)
+        if now - max(sent_at, answered_at) >= REPEAT_S:
             client.publish(command_message(topics, payload, command.expires))
-            asked_at = now
+            sent_at = now
         try:
             result = CommandResult.from_json(client.inbox.get(timeout=REPEAT_S).payload)
         except queue.Empty:
             continue
-        except MessageError as error:  # whoever sends such does not end what the device is at
+        except MessageError as error:  # its sender must not end what the device does
             log.warning("result=unreadable id=%s error=%r", command.id, str(error))
             unread = f", but what cannot be read: {error}"
             continue
         if signed and may_answer_forged_command(result):
-            if doubted is None:  # the device is there: it will answer ours too
+            if doubted is None:  # the device is there, and will answer our command too
                 doubted, doubted_at = result, time.monotonic()
                 client.publish(command_message(topics, payload, command.expires))
             continue
-        latest, doubted, heard_at = result, None, time.monotonic()
+        latest, doubted, answered_at = result, None, time.monotonic()
         yield result
 
 
 def may_answer_forged_command(result: CommandResult) -> bool:
-    """Whether it refuses what may not be our command: nobody's word is needed to be refused under its id."""
+    """Return True for a refusal that anybody can provoke, by sending a bad command under the id of ours."""
     return result.error is not None and result.error.code.startswith(_UNPROVEN)
 
 
 def encode_command(command: Command, signer: Signer | None) -> bytes:
-    """The document that goes to the board, with the operator's signature where there is a key."""
+    """Return the document that goes to the board, signed if there is a key."""
     payload = command.to_json()
     return payload if signer is None else json.dumps(signer.sign(json.loads(payload))).encode()
 
 
 def command_message(topics: Topics, payload: bytes, expires: float) -> Message:
-    """What a broker need not keep for a device that is away once the command has expired, at that Unix time in s; a
-    second is the least."""
+    """Return the message that carries a command. expires: Unix time in s, after which the broker need not keep it.
+
+    A message expires after one second at the earliest.
+    """
     left_s = math.ceil(expires - time.time())
     return Message(topics.command, payload, expires_s=min(max(left_s, 1), _MOST_EXPIRY_S))
 
 
-def requested_chunks(topics: Topics, args: FileArgs, path: Path, asked: CommandResult) -> Iterator[Message]:
-    """A few of those that the device asks for with this result, if it does; it asks again before it has them all."""
-    first = (asked.result or {}).get("next")
-    if asked.step != RECEIVING or not isinstance(first, int) or not 0 <= first <= args.size:
+def requested_chunks(topics: Topics, args: FileArgs, path: Path, result: CommandResult) -> Iterator[Message]:
+    """Yield some of the chunks that the device requests with this result, if it does; it requests the rest later."""
+    first = (result.result or {}).get("next")
+    if result.step != RECEIVING or not isinstance(first, int) or not 0 <= first <= args.size:
         return
     with path.open("rb") as file:
         file.seek(first * MODEL_CHUNK_BYTES)
@@ -209,15 +230,8 @@ def requested_chunks(topics: Topics, args: FileArgs, path: Path, asked: CommandR
 
 
 def as_json(text: Any) -> Any:
-    """`0.2` is a number, `true` a truth, and `info` a word."""
+    """Return the value of JSON text, such as `0.2` or `true`; the text itself if it is none, such as `info`."""
     try:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _no_answer(topics: Topics, latest: CommandResult | None, silence_s: float, unread: str) -> CommandError:
-    said = "no answer" if latest is None else f"nothing after {latest.status}"
-    found = f"{said} from {topics.fleet}/{topics.device} for {silence_s:.0f} s{unread}"
-    remedy = f"see whether it is online: 'tared watch {topics.device}', with the same options for the broker"
-    return CommandError("command.no_answer", found, "a result", remedy)

@@ -1,7 +1,12 @@
-"""Histograms of many boards merged into one for each tensor: exactly, in any order, in memory that does not grow.
+"""Merge the histograms of many boards into one calibration.
 
-What comes out is, bit for bit, what a single machine would have counted that had seen all the frames. The results of
-several mergers, each of some of the boards, merge to the same.
+The merge is exact: the result is, bit for bit, what a single machine would have counted that had seen all the frames.
+It needs no order, and merging the results of several mergers gives the same. Memory does not grow with the number of
+boards: it holds the sums, one upload, and a sketch of each board. `merge_calibration` also excludes boards:
+1. uploads that cannot be read;
+2. boards of another model, plan, input or number of bins than most boards;
+3. boards that have so many values that no other board would count;
+4. outliers (see `outliers`).
 """
 
 from __future__ import annotations
@@ -24,38 +29,15 @@ from engines.calibration import Calibration, calibrate_histograms
 from engines.store.files import replace_files
 from fleet.merge.outliers import Distance, Group, OutlierLimits, Sketch
 
+BUNDLE = ".bundle"  # in the place of a calibration's .json: the file for boards
+_AT_ONCE = 32  # boards whose scales are compared with the group's histograms together
 
-class Merger:
-    """One sum for each tensor; no histogram that is added is kept."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, HistogramSum] = {}
-
-    @property
-    def histograms(self) -> dict[str, AbsHistogram]:
-        """A copy of the sums so far, by tensor."""
-        return {tensor: each.result() for tensor, each in self._sums.items()}
-
-    def add(self, histograms: Iterable[tuple[str, AbsHistogram]]) -> None:
-        """Of a board, as `agent.contract.histograms.read_upload` gives them, or of another merger.
-
-        Raises CalibrationError as `merge`; those before the one that does not fit have been added then.
-        """
-        for tensor, histogram in histograms:
-            if tensor not in self._sums:
-                self._sums[tensor] = HistogramSum(histogram.bits)
-            self._sums[tensor].add(histogram)
-
-
-BUNDLE = ".bundle"  # in the place of a calibration's .json: what boards get
-_AT_ONCE = 32  # boards whose scales are held against the group's histograms together
-
-Advance = Callable[[str, float], None]  # what is being done, and which fraction of it is
+Advance = Callable[[str, float], None]  # called with what is being done, and which fraction of it is done
 
 
 @dataclass(frozen=True)
 class ExaminedUpload:
-    """An upload that was looked at. kind: a hash of what has to be the same for its histograms to merge."""
+    """An upload that can be read. kind: a hash of everything that must be equal for histograms to merge."""
 
     path: Path
     kind: str
@@ -65,7 +47,7 @@ class ExaminedUpload:
 
 @dataclass(frozen=True)
 class MergedCalibration:
-    """A calibration that tells in `merged` of which boards it is; excluded: by device, why it is not among them."""
+    """A calibration whose `merged` names its boards. excluded: by device, why it is not among them."""
 
     calibration: Calibration
     distances: Mapping[str, Distance]
@@ -76,37 +58,76 @@ class MergedCalibration:
 def merge_calibration(
     uploads: Mapping[str, Path], method: str, fleet: str = "", advance: Advance = lambda _doing, _fraction: None
 ) -> MergedCalibration:
-    """Of the uploads by device. method: how amax is chosen, as in `tared calibrate`.
+    """Merge uploads into one calibration. Each file is read twice, and a third time if there are outliers.
 
-    Each file is read two times, a third time where there are outliers; in memory are the sums, one upload, and a sketch
-    for each board. Raises AgentError (`merge.empty`), CalibrationError as `calibrate_histograms`.
+    Args:
+        uploads: Files by device.
+        method: How amax is chosen, as in `tared calibrate`.
+        fleet: Name of the fleet, for the record.
+        advance: Reports progress.
+
+    Raises AgentError: merge.empty  no upload is left to merge; and CalibrationError as `calibrate_histograms`.
     """
     boards, excluded = _examine(uploads, advance)
-    boards, strangers = _alike(boards)
-    excluded |= strangers
+    boards, others = _largest_kind(boards)
+    excluded |= others
     if not boards:
         why = next(iter(excluded.values()), "nobody has sent any")
         raise AgentError("merge.empty", f"no histograms to merge: {why}", "a board's upload", "see to the boards")
     content = next(iter(boards.values())).path.read_bytes()
     facts, tensors = read_facts(content), sorted(tensor for tensor, _ in read_upload(content))
     group = Group(tensors, [board.sketch for board in boards.values()])
-    heavy = {device: why for device, board in boards.items() if (why := group.outweighed(board.sketch))}
-    boards = {device: board for device, board in boards.items() if device not in heavy}
-    seen, distances = _distances(group, boards, advance)
+    excluded |= {device: why for device, board in boards.items() if (why := group.outweighed(board.sketch))}
+    boards = {device: board for device, board in boards.items() if device not in excluded}
+    sums, distances = _measure_distances(group, boards, advance)
     limits = OutlierLimits.from_distances(list(distances.values()))
     outliers = {device: why for device, each in distances.items() if (why := limits.reason(each))}
-    excluded |= heavy | outliers
     if outliers:
+        excluded |= outliers
         boards = {device: board for device, board in boards.items() if device not in outliers}
-        seen = _sum(boards, advance)
+        merger = Merger()
+        for number, board in enumerate(boards.values()):
+            advance("merging", number / len(boards))
+            merger.add(read_upload(board.path.read_bytes()))
+        sums = merger.histograms
     frames = {device: board.frames for device, board in boards.items()}
-    calibration = _calibration(facts, seen, method, frames)
+    calibration = calibrate_histograms(
+        sums,
+        tuple(tuple(shared) for shared in facts.shared),
+        model_sha256=facts.model,
+        method=method,
+        frames=sum(frames.values()),
+        source=f"merged of {len(frames)} boards",
+        preprocessing=facts.preprocessing,
+    )
     provenance = {"fleet": fleet, "observed": facts.observed, "boards": frames, "excluded": excluded}
     return MergedCalibration(replace(calibration, merged=provenance), distances, limits, excluded)
 
 
+class Merger:
+    """Sum histograms, tensor by tensor; no histogram that is added is kept."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, HistogramSum] = {}
+
+    @property
+    def histograms(self) -> dict[str, AbsHistogram]:
+        """A copy of the sums so far, by tensor."""
+        return {tensor: each.result() for tensor, each in self._sums.items()}
+
+    def add(self, histograms: Iterable[tuple[str, AbsHistogram]]) -> None:
+        """Add the histograms of a board, as `agent.contract.histograms.read_upload` yields them, or of another merger.
+
+        Raises CalibrationError as `merge`. The histograms before the one that does not fit have been added then.
+        """
+        for tensor, histogram in histograms:
+            if tensor not in self._sums:
+                self._sums[tensor] = HistogramSum(histogram.bits)
+            self._sums[tensor].add(histogram)
+
+
 def examine_upload(path: Path) -> ExaminedUpload:
-    """Read an upload whole. Raises MessageError for what is none, and for one with values that are not finite."""
+    """Read an upload whole. Raises MessageError if it is not an upload, or has values that are not finite."""
     content = path.read_bytes()
     facts, histograms = read_facts(content), dict(read_upload(content))
     broken = {tensor: each.nonfinite for tensor, each in histograms.items() if each.nonfinite}
@@ -121,7 +142,7 @@ def examine_upload(path: Path) -> ExaminedUpload:
 
 
 def _examine(uploads: Mapping[str, Path], advance: Advance) -> tuple[dict[str, ExaminedUpload], dict[str, str]]:
-    """Those that can be read, and why the others cannot."""
+    """Return the uploads that can be read, and why the others cannot."""
     boards, excluded = dict[str, ExaminedUpload](), dict[str, str]()
     for number, (device, path) in enumerate(sorted(uploads.items())):
         advance("looking", number / len(uploads))
@@ -132,57 +153,35 @@ def _examine(uploads: Mapping[str, Path], advance: Advance) -> tuple[dict[str, E
     return boards, excluded
 
 
-def _alike(boards: Mapping[str, ExaminedUpload]) -> tuple[dict[str, ExaminedUpload], dict[str, str]]:
-    """The largest group of boards whose histograms merge, and why the others are not in it."""
+def _largest_kind(boards: Mapping[str, ExaminedUpload]) -> tuple[dict[str, ExaminedUpload], dict[str, str]]:
+    """Return the largest group of boards whose histograms merge, and why the others are not in it."""
     kinds = Counter(board.kind for board in boards.values())
-    if not kinds:
-        return {}, {}
-    kind = max(kinds, key=lambda each: (kinds[each], each))
+    kind = max(kinds, key=lambda each: (kinds[each], each), default="")
     why = "another model, plan, input or number of bins than most boards have"
     others = {device: why for device, board in boards.items() if board.kind != kind}
     return {device: board for device, board in boards.items() if device not in others}, others
 
 
-def _distances(
+def _measure_distances(
     group: Group, boards: Mapping[str, ExaminedUpload], advance: Advance
 ) -> tuple[dict[str, AbsHistogram], dict[str, Distance]]:
-    """The sum of all boards, and how far each is from the group."""
+    """Return the sums of all boards, and how far each board is from the group."""
     merger, to_board = Merger(), dict[str, float]()
     for number, (device, board) in enumerate(boards.items()):
         advance("comparing", number / len(boards))
         histograms = dict(read_upload(board.path.read_bytes()))
         to_board[device] = group.cost_to_board_db(histograms)
         merger.add(histograms.items())
-    seen, sketches = merger.histograms, iter([board.sketch for board in boards.values()])
+    sums, sketches = merger.histograms, iter([board.sketch for board in boards.values()])
     to_group: list[float] = []
     while some := list(islice(sketches, _AT_ONCE)):
-        to_group += group.costs_to_group_db(seen, some)
+        to_group += group.costs_to_group_db(sums, some)
     rows = zip(to_board.items(), to_group, strict=True)
-    return seen, {device: Distance(cost, harm) for (device, cost), harm in rows}
-
-
-def _sum(boards: Mapping[str, ExaminedUpload], advance: Advance) -> dict[str, AbsHistogram]:
-    merger = Merger()
-    for number, board in enumerate(boards.values()):
-        advance("merging", number / len(boards))
-        merger.add(read_upload(board.path.read_bytes()))
-    return merger.histograms
-
-
-def _calibration(facts: Facts, seen: Mapping[str, AbsHistogram], method: str, frames: Mapping[str, int]) -> Calibration:
-    return calibrate_histograms(
-        seen,
-        tuple(tuple(group) for group in facts.shared),
-        model_sha256=facts.model,
-        method=method,
-        frames=sum(frames.values()),
-        source=f"merged of {len(frames)} boards",
-        preprocessing=facts.preprocessing,
-    )
+    return sums, {device: Distance(cost, harm) for (device, cost), harm in rows}
 
 
 def write_bundle(calibration: Calibration, path: Path) -> None:
-    """Beside the .json of a merged calibration. Raises AgentError (`merge.write`)."""
+    """Write the bundle next to the .json of a merged calibration. Raises AgentError (`merge.write`)."""
     try:
         replace_files({path.with_suffix(BUNDLE): bundle(calibration)})
     except OSError as error:
@@ -191,9 +190,9 @@ def write_bundle(calibration: Calibration, path: Path) -> None:
 
 
 def bundle(calibration: Calibration) -> bytes:
-    """What boards get of a merged calibration: its histograms, and of how many boards they are, not of which."""
+    """Return what boards get of a merged calibration: its histograms, and how many boards they are of, not which."""
     merged = calibration.merged
-    of: dict[str, JsonValue] = {
+    counts: dict[str, JsonValue] = {
         "boards": len(merged["boards"]),
         "excluded": len(merged["excluded"]),
         "calibration": calibration.id,
@@ -204,6 +203,6 @@ def bundle(calibration: Calibration) -> bytes:
         method=calibration.method,
         frames=calibration.frames,
         preprocessing=dict(calibration.preprocessing),
-        merged=of,
+        merged=counts,
     )
     return write_upload(facts, calibration.histograms)

@@ -1,4 +1,8 @@
-"""Boards are asked for their histograms, a few at a time, until each has sent them or there is a reason why not."""
+"""Request histograms from boards, a few boards at a time, until each has sent them or there is a reason why not.
+
+Each board gets a command, which is repeated while the board is silent. Its result announces an upload, whose chunks go
+to the inbox. A board whose chunks are lost gets a new command, for the missing ones.
+"""
 
 from __future__ import annotations
 
@@ -27,36 +31,38 @@ from fleet.untrusted import Warnings
 
 log = logging.getLogger(__package__)
 
-_INTAKE_BYTES = 16 << 20  # what comes faster waits with the broker
+_QUEUE_BYTES = 16 << 20  # what comes faster waits at the broker
 _BATCH_BYTES = 1 << 20
 _CONNECT_S = 10.0
 _MOST_S = 1800.0
-_TOLD_BYTES = 200  # of a topic
-_ROUNDS = 8  # in which a board is asked again for what is missing
+_TOPIC_BYTES = 200  # of a topic that are logged
+_ROUNDS = 8  # commands to one board, for all or for what is missing
 _VALID_S = 60.0
-_PASSING = ("command.busy", "command.interrupted")  # refusals after which it is worth to ask again
+_TEMPORARY = ("command.busy", "command.interrupted")  # refusals after which a new command may succeed
 
 
 @dataclass
 class _PendingUpload:
-    """A board that has been asked. since_s: when something was heard of it last, or it was asked first; until_s: when
-    it is given up, whatever it says; monotonic."""
+    """A board that has been sent a command. Times are monotonic.
+
+    active_s: when the board was last heard, or else got its first command. until_s: when it is given up in any case.
+    command: None while a new one is not due yet (`pause_until_s`). sent_s: when the command was last sent.
+    """
 
     topics: Topics
-    since_s: float
+    active_s: float
     until_s: float
     rounds: int = 0
     command: Message | None = None
     command_id: str = ""
-    asked_s: float = 0.0
+    sent_s: float = 0.0
     pause_until_s: float = 0.0
 
 
 class MergeExchange:
-    """`failed` says of each board that has sent nothing why; what has come is in `inbox.whole`.
+    """Fetch uploads from boards. `inbox.complete` has what came; `failed` says by device why nothing came.
 
-    at_once: so many boards at a time. silence_s: after which a board is given up. signer: the operator's key. most_s:
-    that a board has in all, for one that only says that it is at it would keep all others waiting.
+    In one thread, but for the MQTT client's.
     """
 
     def __init__(
@@ -69,7 +75,15 @@ class MergeExchange:
         signer: Signer | None = None,
         most_s: float = _MOST_S,
     ) -> None:
-        """Raises AgentError as UploadInbox."""
+        """Prepare an exchange. Raises AgentError as UploadInbox.
+
+        Args:
+            folder: Where uploads are kept.
+            at_once: How many boards send at a time.
+            silence_s: After so many silent seconds a board is given up.
+            signer: The operator's key.
+            most_s: The most seconds for one board, so that one that sends nothing useful does not block the others.
+        """
         self.inbox = UploadInbox(folder)
         self.failed: dict[str, str] = {}
         self._fleet = fleet
@@ -78,156 +92,143 @@ class MergeExchange:
         self._signer = signer
         self._most_s = most_s
         self._warnings = Warnings(log, "merge")
-        self._asked: dict[str, _PendingUpload] = {}
+        self._pending: dict[str, _PendingUpload] = {}
+        self._online: set[str] = set()
         self._endpoint = endpoint
-        own = f"tared/v1/{fleet}/+"
-        self._intake = ReceiveQueue(_INTAKE_BYTES)
+        topics = f"tared/v1/{fleet}/+"
+        self._queue = ReceiveQueue(_QUEUE_BYTES)
         self._client = MqttClient(
             endpoint,
             f"tared-merge-{uuid.uuid4().hex}",
             SessionOptions(
-                subscriptions=[f"{own}/status", f"{own}/cmd/+/result", f"{own}/histograms/+/+"],
+                subscriptions=[f"{topics}/status", f"{topics}/cmd/+/result", f"{topics}/histograms/+/+"],
                 backoff=Backoff(0.2, 2.0),
-                receive_queue=self._intake,
+                receive_queue=self._queue,
             ),
         )
-        self._online: set[str] = set()
 
     def gather(
-        self, devices: Collection[str], within_s: float, advance: Callable[[str, float], None] = lambda _do, _part: None
+        self,
+        devices: Collection[str],
+        within_s: float,
+        advance: Callable[[str, float], None] = lambda _doing, _fraction: None,
     ) -> None:
-        """Ask these boards; where none is named, all that are there within so many seconds.
+        """Request the uploads of these boards, or of all that are online within `within_s` seconds if none is named.
 
-        Raises AgentError (`broker.unreachable`), and as UploadInbox.
+        Raises AgentError: broker.unreachable  there is no connection; and as UploadInbox.
         """
         with self._client:
             if not self._client.wait_connected(_CONNECT_S):
                 found = f"no connection to {self._endpoint.host}:{self._endpoint.port} ({self._client.outcome})"
                 raise AgentError("broker.unreachable", found, "an MQTT broker", "check that it runs, and its address")
-            waiting = deque(sorted(devices) or self._present(within_s))
+            waiting = deque(sorted(devices))
+            if not devices:
+                self._receive(time.monotonic() + within_s)
+                waiting = deque(sorted(self._online))
             total = len(waiting)
-            while waiting or self._asked:
-                while waiting and len(self._asked) < self._at_once:
-                    self._begin(waiting.popleft())
-                self._hear(time.monotonic() + 0.1)
+            while waiting or self._pending:
+                while waiting and len(self._pending) < self._at_once:
+                    self._start(waiting.popleft())
+                self._receive(time.monotonic() + 0.1)
                 self._repeat(time.monotonic())
-                advance("gathering", 1.0 - (len(waiting) + len(self._asked)) / total)
+                advance("gathering", 1.0 - (len(waiting) + len(self._pending)) / total)
 
-    def _present(self, within_s: float) -> Sequence[str]:
-        until_s = time.monotonic() + within_s
-        while time.monotonic() < until_s:
-            self._hear(min(until_s, time.monotonic() + 0.1))
-        return sorted(self._online)
-
-    def _begin(self, device: str) -> None:
+    def _start(self, device: str) -> None:
         try:
             now_s = time.monotonic()
-            self._asked[device] = _PendingUpload(Topics(self._fleet, device), now_s, now_s + self._most_s)
+            self._pending[device] = _PendingUpload(Topics(self._fleet, device), now_s, now_s + self._most_s)
         except AgentError as error:
             self.failed[device] = str(error)
             return
-        self._ask(device)
+        self._send_command(device)
 
-    def _ask(self, device: str) -> None:
-        """With a new command, for all or for what is missing."""
-        asked, missing = self._asked[device], self.inbox.missing(device)
+    def _send_command(self, device: str) -> None:
+        """Send a new command, for the whole upload or for what is missing."""
+        pending, missing = self._pending[device], self.inbox.missing(device)
         arguments: dict[str, Any] = {"upload": missing[0], "missing": missing[1]} if missing is not None else {}
-        to = asked.topics if self._signer is not None else None
+        to = pending.topics if self._signer is not None else None
         command = new_command("histograms", arguments, time.time(), _VALID_S, to)
-        asked.rounds += 1
-        asked.command_id = command.id
-        asked.command = command_message(asked.topics, encode_command(command, self._signer), command.expires)
-        self._publish(asked)
-
-    def _publish(self, asked: _PendingUpload) -> None:
-        if asked.command is not None:
-            asked.asked_s = time.monotonic()
-            self._client.publish(asked.command)
+        pending.rounds += 1
+        pending.command_id = command.id
+        pending.command = command_message(pending.topics, encode_command(command, self._signer), command.expires)
+        pending.sent_s = time.monotonic()
+        self._client.publish(pending.command)
 
     def _repeat(self, now_s: float) -> None:
-        """Say it again to whoever is silent, give up who has been for too long."""
-        for device, asked in list(self._asked.items()):
-            if now_s - asked.since_s > self._silence_s:
+        """Repeat the commands of silent boards, and give up boards that took too long."""
+        for device, pending in list(self._pending.items()):
+            if now_s - pending.active_s > self._silence_s:
                 self._fail(device, f"silent for {self._silence_s:.0f} s")
-            elif now_s > asked.until_s:
+            elif now_s > pending.until_s:
                 self._fail(device, f"not all of it in {self._most_s:.0f} s, though it was not silent")
-            elif asked.command is None and now_s >= asked.pause_until_s:
-                self._ask(device)
-            elif now_s - max(asked.since_s, asked.asked_s) >= REPEAT_S:
-                self._publish(asked)
+            elif pending.command is None:
+                if now_s >= pending.pause_until_s:
+                    self._send_command(device)
+            elif now_s - max(pending.active_s, pending.sent_s) >= REPEAT_S:
+                pending.sent_s = now_s
+                self._client.publish(pending.command)
 
-    def _hear(self, until_s: float) -> None:
+    def _receive(self, until_s: float) -> None:
         while (left_s := until_s - time.monotonic()) > 0.0:
-            for topic, payload, _ in self._intake.pop(_BATCH_BYTES, left_s, 0.0):
-                self._hear_one(topic, payload)
+            for topic, payload, _ in self._queue.pop(_BATCH_BYTES, left_s, 0.0):
+                try:
+                    _, _, _, device, kind, *rest = topic.decode().split("/")
+                    self._receive_one(device, kind, rest, payload)
+                except (MessageError, UnicodeDecodeError) as error:  # noqa: PERF203  of that one, not of all
+                    self._warnings.warn("refused", f"topic={topic[:_TOPIC_BYTES]!r} error={str(error)!r}")
 
-    def _hear_one(self, topic: bytes, payload: bytes) -> None:
-        try:
-            _, _, _, device, kind, *rest = topic.decode().split("/")
-            self._take(device, kind, rest, payload)
-        except (MessageError, UnicodeDecodeError) as error:
-            self._warnings.warn("refused", f"topic={topic[:_TOLD_BYTES]!r} error={str(error)!r}")
-
-    def _take(self, device: str, kind: str, rest: Sequence[str], payload: bytes) -> None:
+    def _receive_one(self, device: str, kind: str, rest: Sequence[str], payload: bytes) -> None:
         """Raises MessageError."""
         if kind == "status":
             if Status.from_json(payload).state in ("online", "degraded"):
                 self._online.add(device)
             return
-        asked = self._asked.get(device)
-        if asked is None:
+        pending = self._pending.get(device)
+        if pending is None:
             return
-        if kind == "cmd" and rest[0] == asked.command_id:
-            asked.since_s = time.monotonic()
-            self._hear_answer(device, asked, payload)
+        if kind == "cmd" and rest[0] == pending.command_id:
+            pending.active_s = time.monotonic()
+            self._receive_result(device, pending, payload)
         elif kind == "histograms":
-            self._chunk(device, asked, rest[0], rest[1], payload)
+            try:
+                is_complete = self.inbox.receive_chunk(device, rest[0], rest[1], payload)
+            except MessageError as error:
+                if error.code not in ("histograms.sha256", "histograms.unreadable"):
+                    raise
+                self._retry(device, pending, str(error))
+                return
+            pending.active_s = time.monotonic()
+            if is_complete:
+                del self._pending[device]
 
-    def _chunk(self, device: str, asked: _PendingUpload, name: str, number: str, payload: bytes) -> None:
-        """Raises MessageError."""
-        try:
-            whole = self.inbox.receive_chunk(device, name, number, payload)
-        except MessageError as error:
-            if error.code not in ("histograms.sha256", "histograms.unreadable"):
-                raise
-            self._again(device, asked, str(error))
-            return
-        asked.since_s = time.monotonic()
-        if whole:
-            del self._asked[device]
-
-    def _hear_answer(self, device: str, asked: _PendingUpload, payload: bytes) -> None:
-        """Raises MessageError, but of a board whose tared is too new: no other answer is to be had of that."""
+    def _receive_result(self, device: str, pending: _PendingUpload, payload: bytes) -> None:
+        """Raises MessageError, except for a newer tared's result: that board has no other to give, and has failed."""
         try:
             result = CommandResult.from_json(payload)
         except MessageError as error:
             if error.code != NEWER_SCHEMA:
                 raise
             self._fail(device, str(error))
-        else:
-            self._answered(device, asked, result)
-
-    def _answered(self, device: str, asked: _PendingUpload, result: CommandResult) -> None:
-        """Raises MessageError."""
+            return
         if result.result is not None:
             self.inbox.expect(device, AnnouncedUpload.from_result(result.result))
         if result.error is not None:
-            doubtful = self._signer is not None and may_answer_forged_command(result)
-            if doubtful or result.error.code in _PASSING:
-                self._again(device, asked, result.error.message)
+            is_doubtful = self._signer is not None and may_answer_forged_command(result)
+            if is_doubtful or result.error.code in _TEMPORARY:
+                self._retry(device, pending, result.error.message)
             else:
                 self._fail(device, f"{result.error.code}: {result.error.message}")
-        elif result.final:  # and chunks have been lost, or wait behind it with the broker
-            self._again(device, asked, "chunks that do not arrive")
+        elif result.final:  # chunks have been lost, or wait behind the result at the broker
+            self._retry(device, pending, "chunks that do not arrive")
 
-    def _again(self, device: str, asked: _PendingUpload, why: str) -> None:
-        """In a moment, unless it was often enough."""
-        if asked.rounds >= _ROUNDS:
+    def _retry(self, device: str, pending: _PendingUpload, why: str) -> None:
+        """Send a new command after a pause, unless there were enough."""
+        if pending.rounds >= _ROUNDS:
             self._fail(device, why)
         else:
-            asked.command, asked.command_id = None, ""
-            asked.pause_until_s = time.monotonic() + REPEAT_S
+            pending.command, pending.command_id = None, ""
+            pending.pause_until_s = time.monotonic() + REPEAT_S
 
     def _fail(self, device: str, why: str) -> None:
         self.failed[device] = why
-        del self._asked[device]
+        del self._pending[device]

@@ -1,4 +1,4 @@
-"""Uploads as they come, chunk by chunk, into files; what is no upload is kept apart, and counted."""
+"""Write uploads into files as they come, chunk by chunk; keep invalid ones apart, and count them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from agent.contract.wire import MessageError, describe_errors
 
 log = logging.getLogger(__package__)
 
-_MOST_QUARANTINED = 100  # files; what more boards send wrong is counted only
+_MOST_QUARANTINED = 100  # files; further invalid uploads are only counted
 
 
 class AnnouncedUpload(Document):
-    """What a board has said that it sends: chunks in all, and bytes."""
+    """What a board announces to send: the number of chunks, and of bytes."""
 
     sha256: Sha256
     total: int
@@ -39,7 +39,7 @@ class AnnouncedUpload(Document):
 
     @classmethod
     def from_result(cls, result: Mapping[str, JsonValue]) -> AnnouncedUpload:
-        """Of a command's result. Raises MessageError (`histograms.announced`) for what no board would say."""
+        """Read a command's result. Raises MessageError (`histograms.announced`) if it announces no upload."""
         try:
             return cls.model_validate(result)
         except ValidationError as error:
@@ -49,7 +49,7 @@ class AnnouncedUpload(Document):
 
 @dataclass
 class _IncomingUpload:
-    """An upload of which some chunks are there."""
+    """An upload of which some chunks are there; `have` has their numbers."""
 
     announced: AnnouncedUpload
     part: Path
@@ -57,77 +57,82 @@ class _IncomingUpload:
 
 
 class UploadInbox:
-    """Of each device one upload at a time, of the size that it has announced; in memory are the numbers of its chunks.
+    """Receive one upload at a time of each device, of the announced size. Only the numbers of chunks are in memory.
 
-    `complete` has the files of those that are complete and can be read, by device. `counts`: chunks, refused (which were
-    not asked for, or are none), quarantined (uploads whose bytes are not what was announced, or no histograms).
-    folder: of the files; `quarantine` in it keeps the first hundred of those that were refused.
+    complete: files of the valid uploads, by device. counts: `chunks`; `refused`, chunks that were not requested or are
+    invalid; `quarantined`, uploads whose bytes are not the announced ones, or are no histograms.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises AgentError (`merge.write`) for a folder that cannot be written in, as the methods do."""
+        """folder: for the files; its `quarantine` keeps the first hundred invalid uploads.
+
+        The methods, too, raise AgentError: merge.write  the folder cannot be written
+        """
         self.complete: dict[str, Path] = {}
         self.counts: Counter[str] = Counter()
         self._folder = folder
-        self._coming: dict[str, _IncomingUpload] = {}
-        self._arrived: dict[str, str] = {}  # the hash of each that is whole
+        self._incoming: dict[str, _IncomingUpload] = {}
+        self._arrived: dict[str, str] = {}  # the hash of each complete upload
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     def expect(self, device: str, announced: AnnouncedUpload) -> None:
-        """From now on chunks of this upload are taken; those that are there are kept where it is still the same."""
-        known = self._coming.get(device)
+        """Accept chunks of this upload from now on. Chunks that are there are kept if it is still the same upload."""
+        known = self._incoming.get(device)
         if known is None or known.announced != announced:
             part = self._path(device, "part")
             with _writing(part):
                 part.unlink(missing_ok=True)
-            self._coming[device] = _IncomingUpload(announced, part)
+            self._incoming[device] = _IncomingUpload(announced, part)
 
     def missing(self, device: str) -> tuple[str, list[int]] | None:
-        """The hash of the upload that is coming, and what is missing of it; None where nothing is known of any."""
-        known = self._coming.get(device)
+        """Return the hash and the missing chunks of the upload in progress; None if no chunk of it is there."""
+        known = self._incoming.get(device)
         if known is None or not known.have:
             return None
         return known.announced.sha256, [each for each in range(known.announced.total) if each not in known.have]
 
     def receive_chunk(self, device: str, name: str, number: str, payload: bytes) -> bool:
-        """A chunk as it came; whether the upload is complete with it. One that comes again is passed over.
+        """Store a chunk, and return True if it completes a valid upload. A chunk that came already is ignored.
 
-        Raises MessageError for a chunk that is none, or that nobody waits for, and where the upload is none: it is in
-        quarantine then, and may be asked for again.
+        Raises MessageError:
+            histograms.unasked      nobody requested the chunk
+            histograms.sha256       the complete upload has another hash; it is in quarantine
+            histograms.unreadable   the complete upload is no histograms; it is in quarantine
+            others                  as `read_chunk`
         """
         try:
             head, place, piece = read_chunk(name, number, payload)
             if head.sha256 == self._arrived.get(device):
                 return False
-            coming = self._coming.get(device)
-            if coming is None or (head.sha256, head.total) != (coming.announced.sha256, coming.announced.total):
+            upload = self._incoming.get(device)
+            if upload is None or (head.sha256, head.total) != (upload.announced.sha256, upload.announced.total):
                 found = f"a chunk of {head.sha256[:16]}"
                 raise MessageError("histograms.unasked", found, "one that was asked for", "correct the sender")
         except MessageError:
             self.counts["refused"] += 1
             raise
         self.counts["chunks"] += 1
-        if place not in coming.have:
-            with _writing(coming.part), coming.part.open("r+b" if coming.have else "wb") as file:
+        if place not in upload.have:
+            with _writing(upload.part), upload.part.open("r+b" if upload.have else "wb") as file:
                 file.seek(place * HISTOGRAM_CHUNK_BYTES)
                 file.write(piece)
-            coming.have.add(place)
-        if len(coming.have) < coming.announced.total:
+            upload.have.add(place)
+        if len(upload.have) < upload.announced.total:
             return False
-        del self._coming[device]
-        with _writing(coming.part):
-            self._check(device, coming)
-            self.complete[device] = coming.part.replace(self._path(device, "upload"))
-        self._arrived[device] = coming.announced.sha256
+        del self._incoming[device]
+        with _writing(upload.part):
+            self._check(device, upload)
+            self.complete[device] = upload.part.replace(self._path(device, "upload"))
+        self._arrived[device] = upload.announced.sha256
         return True
 
-    def _check(self, device: str, coming: _IncomingUpload) -> None:
-        """Raises MessageError for an upload that is none."""
-        content = coming.part.read_bytes()
+    def _check(self, device: str, upload: _IncomingUpload) -> None:
+        """Raise MessageError for an invalid upload, and move it into quarantine."""
+        content = upload.part.read_bytes()
         try:
-            if hashlib.sha256(content).hexdigest() != coming.announced.sha256:
-                found, expected = "an upload of another SHA-256", coming.announced.sha256[:16]
+            if hashlib.sha256(content).hexdigest() != upload.announced.sha256:
+                found, expected = "an upload of another SHA-256", upload.announced.sha256[:16]
                 raise MessageError("histograms.sha256", found, expected, "it is asked for again")
             read_facts(content)
             for _ in read_upload(content):
@@ -137,25 +142,23 @@ class UploadInbox:
             self.counts["quarantined"] += 1
             quarantine = self._folder / "quarantine"
             if self.counts["quarantined"] > _MOST_QUARANTINED:
-                coming.part.unlink()
+                upload.part.unlink()
             else:
                 quarantine.mkdir(exist_ok=True)
-                coming.part.replace(quarantine / self._path(device, coming.announced.sha256[:16]).name)
+                upload.part.replace(quarantine / self._path(device, upload.announced.sha256[:16]).name)
             raise
 
     def _path(self, device: str, suffix: str) -> Path:
-        """A device may be called `..`, or as a folder is."""
+        """Return the path of a file of this device. A device may be called `..`, or like a folder."""
         return self._folder / f"{quote(device, safe='')}.{suffix}"
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Raises AgentError for what the disk says; of a file that is open it says no name."""
+    """Raise AgentError for errors of the disk. path: named if the error names no file, as for open ones."""
     try:
         yield
     except OSError as error:
-        found, remedy = (
-            f"{error.filename or path}: {error.strerror}",
-            "make room, or choose a folder on a larger disk with --uploads",
-        )
+        found = f"{error.filename or path}: {error.strerror}"
+        remedy = "make room, or choose a folder on a larger disk with --uploads"
         raise AgentError("merge.write", found, "a folder for what boards send", remedy) from error

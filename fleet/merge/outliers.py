@@ -1,16 +1,16 @@
-"""Boards whose frames are unlike those of their group, by what sharing one calibration would cost.
+"""Find boards whose frames are unlike those of their group, by what sharing one calibration would cost.
 
-The distance of a board to its group is told in dB of quantisation noise, as tared's drift is: how much more noise the
-group's scales make on what the board has seen than its own best scales would (`calibrate.noise`), and how much more its
-scales would make on what the group has seen. The first is what sharing a calibration does to the board, the second what
-its share in it does to the others. Both are needed: on real models a dark or blurred view shows by the second, noise
-and a covered lens by the first (benchmarks/RESULTS.md). A distance between scales alone would not know which tensor's
-matter.
+The distance of a board to its group is in dB of quantisation noise, like tared's drift. It has two directions:
+1. How much more noise the group's scales make on what the board has seen than its own best scales would
+   (`calibrate.noise`): what sharing a calibration does to the board.
+2. How much more noise the board's scales would make on what the group has seen: what its share does to the others.
+Both are needed: on real models a dark or blurred view shows in the second, noise and a covered lens in the first
+(benchmarks/RESULTS.md). A distance between scales alone would not know which tensors matter.
 
 The group's scales are the medians of the boards' own: half of the boards would have to lie to move them. A distance is
-too large beyond the median of all by five times their spread (the median absolute deviation, scaled to a standard
-deviation: Rousseeuw & Croux, "Alternatives to the Median Absolute Deviation", 1993), and never below 3 dB, the gain for
-which no board would recalibrate.
+too large if it exceeds the median of all by five times their spread, and 3 dB, the gain for which no board would
+recalibrate. The spread is the median absolute deviation, scaled to a standard deviation (Rousseeuw & Croux,
+"Alternatives to the Median Absolute Deviation", 1993).
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from calibrate.noise import best_scales, network_noise, predicted_gain_db
 LEAST_LIMIT_DB = 3.0
 _SPREADS = 5.0
 _TO_SIGMA = 1.4826  # of a normal distribution, from its median absolute deviation
-_MOST_VALUES = 16.0  # times the group's median: what counts more than that is not one board among many
+_MOST_VALUES = 16.0  # times the group's median: a board that counts for more is not one among many
 
 Scales = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """What is kept of a board: log2 of each tensor's best scale, NaN where it saw nothing, and how many values it had.
+    """What is kept of a board, in the order of the group's tensors.
 
-    octaves: float64 (tensors,), values: int64 (tensors,), in the order of the group's tensors.
+    octaves: float64 (tensors,): log2 of each tensor's best scale; NaN for a tensor without values. values: int64
+    (tensors,): how many values each tensor had.
     """
 
     octaves: Scales
@@ -52,7 +53,7 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Distance:
-    """Of a board and its group, in dB: what the group's scales cost it, and what its scales would cost the group."""
+    """What the group's scales cost a board, and what its scales would cost the group, in dB."""
 
     to_board_db: float
     to_group_db: float
@@ -60,7 +61,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class OutlierLimits:
-    """Beyond which distances, in dB, a board is an outlier; and the median distances."""
+    """The distances in dB beyond which a board is an outlier, and the median distances."""
 
     to_board_db: float
     to_group_db: float
@@ -74,7 +75,7 @@ class OutlierLimits:
         return cls(_limit(to_board), _limit(to_group), median)
 
     def reason(self, distance: Distance) -> str:
-        """Why a board is an outlier; empty where it is none."""
+        """Return why a board is an outlier; empty if it is none."""
         if distance.to_board_db > self.to_board_db:
             cost, usual, limit = distance.to_board_db, self.median.to_board_db, self.to_board_db
             harm = "the group's scales would cost this board"
@@ -87,7 +88,7 @@ class OutlierLimits:
 
 
 class Group:
-    """Of boards, by their sketches."""
+    """Compare boards with all boards of a group, by their sketches."""
 
     def __init__(self, tensors: Sequence[str], sketches: Sequence[Sketch]) -> None:
         self._tensors = tensors
@@ -99,10 +100,10 @@ class Group:
         self.scales = self._scales(self._octaves)
 
     def outweighed(self, sketch: Sketch) -> str:
-        """Why a board would count for more than one; empty where it would not.
+        """Return why a board would count for more than one; empty if it would not.
 
-        Tensor by tensor, for they differ in size by thousands: what is little beside an image is all that a head has.
-        Beyond this counts do not matter, since a distance has each tensor's noise beside that tensor's own signal.
+        Tensors are compared one by one, because they differ in size by thousands: what is little for an image is all
+        that a head has. Below this limit counts do not matter: a distance relates each tensor's noise to its signal.
         """
         beyond = sketch.values / np.maximum(self._values, 1.0)
         worst = int(np.argmax(beyond))
@@ -112,12 +113,12 @@ class Group:
         return f"{found}, the median of all is {self._values[worst]:.0f}: no other board would count"
 
     def cost_to_board_db(self, histograms: Mapping[str, AbsHistogram]) -> float:
-        """What the group's scales cost who has seen this."""
+        """Return what the group's scales cost a board with these histograms."""
         return predicted_gain_db(histograms, self.scales)
 
     def costs_to_group_db(self, seen: Mapping[str, AbsHistogram], sketches: Sequence[Sketch]) -> list[float]:
-        """What the scales of each of these boards would cost the group, which has `seen` this."""
-        # For a tensor on which a board has nothing to say the group's own scale stands in.
+        """Return what the scales of each board would cost the group. seen: the histograms of the whole group."""
+        # For a tensor of which a board has no values the group's own scale stands in.
         sets = [self._scales(np.where(np.isnan(each.octaves), self._octaves, each.octaves)) for each in sketches]
         noises, least = network_noise(seen, sets)
         return [least.gain_db(noise) for noise in noises]

@@ -1,4 +1,4 @@
-"""What a board is told: to change, to leave it, to go back to what it had."""
+"""Make the commands of a rollout: change a board, cancel its job, send it back to what it had."""
 
 from __future__ import annotations
 
@@ -17,28 +17,32 @@ from fleet.rollout.outcomes import MOST_ATTEMPTS, pause_s, unreadable_board
 from fleet.rollout.rollout_rows import Rollout
 from fleet.rollout.spec import OPS, policy_arguments
 
-_SETTLES_S = 60.0  # for what a board tells of its engine to arrive here
-_HELD = "held"  # of a baseline: the values that a policy replaces
+_REPORT_S = 60.0  # until a board's report of its engine has arrived here
+_HELD = "held"  # key of a baseline: the values that a policy replaces
 
 
 @dataclass(frozen=True)
 class BoardStep:
-    """What becomes of a board's row, and what it is told, if anything."""
+    """The change of a board's row, and the command that it gets, if any."""
 
     change: TargetChange
     command: CommandRow | None = None
 
 
 class Actions:
-    """Of one rollout at one moment. signer: the operator's key. now: Unix time in s."""
+    """Make commands of one rollout at one moment. signer: the operator's key. now: Unix time in s."""
 
     def __init__(self, rollout: Rollout, signer: Signer | None, now: float) -> None:
         self._rollout, self._spec, self._signer, self._now = rollout, rollout.spec, signer, now
 
     def do(self, target: TargetRow, device: Device, held: Reported | None, until: float) -> BoardStep:
-        """What the rollout is for. held: the settings that the board last told. until: when its window closes.
+        """Return the step that changes a board.
 
-        What a board had is what it had before the first attempt: a second one may find it changed already.
+        The baseline is kept from the first attempt, because a second one may find the board changed already.
+
+        Args:
+            held: The settings that the board last reported.
+            until: When its window closes, Unix time in s.
         """
         if device.schema is not None and device.is_newer:
             return BoardStep(unreadable_board(target, CommandRole.DO, device.schema))
@@ -51,50 +55,50 @@ class Actions:
         if spec.op == "policy":
             if held is None:
                 return BoardStep(self._later(target, "has not told its settings, to which it might have to go back"))
-            former = {key: held.values.get(key) for key in spec.arguments}
-            baseline.setdefault(_HELD, policy_arguments(former).values)
+            replaced = {key: held.values.get(key) for key in spec.arguments}
+            baseline.setdefault(_HELD, policy_arguments(replaced).values)
         version = self._version(held) if spec.op == "policy" else 1
         valid_s = min(spec.valid_s, until - self._now)
         command = command_from_args(OPS[spec.op], spec.args, self._now, valid_s, self._to(target), version)
         change = TargetChange(target.device, TargetState.SENT, baseline=baseline, attempts=target.attempts + 1)
-        return BoardStep(change, self._order(target, CommandRole.DO, command))
+        return BoardStep(change, self._row(target, CommandRole.DO, command))
 
     def cancel(self, target: TargetRow) -> CommandRow:
-        """Whatever it has been told is not wanted any more."""
+        """Return a command that cancels what the board is doing for the rollout."""
         command = new_command("cancel", {}, self._now, self._spec.valid_s, self._to(target))
-        return self._order(target, CommandRole.CANCEL, command)
+        return self._row(target, CommandRole.CANCEL, command)
 
     def undo(self, target: TargetRow, device: Device, held: Reported | None) -> BoardStep:
-        """Back to what it had. A board that has gone on since, by itself or by another's word, is left alone."""
+        """Return the step that sends a board back. A board that was changed since by anyone else is left alone."""
         if device.schema is not None and device.is_newer:
             return BoardStep(unreadable_board(target, CommandRole.UNDO, device.schema))
-        spec, to, before = self._spec, self._to(target), target.baseline
+        spec, to, baseline = self._spec, self._to(target), target.baseline
         if spec.op == "policy":
-            asked = {key: value for key, value in spec.arguments.items() if value is not None}
-            other = [key for key, value in asked.items() if held is not None and held.values.get(key) != value]
+            requested = {key: value for key, value in spec.arguments.items() if value is not None}
+            other = [key for key, value in requested.items() if held is not None and held.values.get(key) != value]
             if other:
                 return BoardStep(TargetChange(target.device, TargetState.KEPT, f"was told another {other[0]} since"))
             version = self._version(held)
-            command = command_from_args("set", policy_arguments(before[_HELD]), self._now, spec.valid_s, to, version)
+            command = command_from_args("set", policy_arguments(baseline[_HELD]), self._now, spec.valid_s, to, version)
         elif device.engine != target.artefact:
-            if self._now - (target.settled or 0.0) < _SETTLES_S:
+            if self._now - (target.settled or 0.0) < _REPORT_S:
                 return BoardStep(TargetChange(target.device, TargetState.DONE, due=self._now + 1.0))
-            if device.engine == before.get("engine"):
+            if device.engine == baseline.get("engine"):
                 return BoardStep(TargetChange(target.device, TargetState.UNDONE, "was back already"))
             return BoardStep(
                 TargetChange(target.device, TargetState.KEPT, f"serves {device.engine}, not what it made of this")
             )
-        elif spec.op == "regime" and before["engine"] == target.artefact:
+        elif spec.op == "regime" and baseline["engine"] == target.artefact:
             return BoardStep(TargetChange(target.device, TargetState.KEPT, "served it before"))
         elif spec.op == "regime":
-            command = new_command("switch", {"regime": str(before["engine"])}, self._now, spec.valid_s, to)
+            command = new_command("switch", {"regime": str(baseline["engine"])}, self._now, spec.valid_s, to)
         else:
             command = new_command("rollback", {}, self._now, spec.valid_s, to)
         change = TargetChange(target.device, TargetState.UNDOING, attempts=target.attempts + 1)
-        return BoardStep(change, self._order(target, CommandRole.UNDO, command))
+        return BoardStep(change, self._row(target, CommandRole.UNDO, command))
 
     def _version(self, held: Reported | None) -> int:
-        """Above any that the board knows, whatever this machine's clock says."""
+        """Return a version above any that the board knows, whatever this machine's clock says."""
         return max(int(self._now * 1000.0), held.version + 1 if held is not None else 1)
 
     def _later(self, target: TargetRow, reason: str) -> TargetChange:
@@ -106,6 +110,6 @@ class Actions:
     def _to(self, target: TargetRow) -> Topics | None:
         return Topics(self._rollout.fleet, target.name) if self._signer is not None else None
 
-    def _order(self, target: TargetRow, role: CommandRole, command: Command) -> CommandRow:
+    def _row(self, target: TargetRow, role: CommandRole, command: Command) -> CommandRow:
         payload = encode_command(command, self._signer).decode()
         return CommandRow(command.id, target.device, target.name, role, payload, self._now, command.expires)

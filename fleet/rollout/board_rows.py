@@ -1,4 +1,4 @@
-"""The boards of a rollout: their rows, and what becomes of them."""
+"""Read and write the table of a rollout's boards (`rollout_targets`): their waves, states and baselines."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ _TARGETS = "rollout_targets t JOIN devices d ON d.id = t.device"
 
 
 class TargetState(str, Enum):
-    """Of a board. WAITING: nobody has told it anything. SENT: it has been told, and what became of it is not known.
-    UNDOING to UNDONE: it goes back to what it had; KEPT: it did not, for a reason."""
+    """The state of one board in a rollout.
+
+    WAITING: it was sent nothing yet. SENT: it was sent a command whose result is not known. DONE, FAILED: the result.
+    UNREACHED: it did not answer. UNDOING: it was sent back to what it had. UNDONE: it is back. KEPT: it is not, for a
+    reason.
+    """
 
     WAITING = "WAITING"
     SENT = "SENT"
@@ -33,8 +37,11 @@ class TargetState(str, Enum):
 
 @dataclass(frozen=True)
 class TargetRow:
-    """before: its facts, and of a policy its values, when it was told. artefact: that it made of it. settled: when its
-    state became one that lasts."""
+    """A board of a rollout.
+
+    baseline: its facts before the command, and for a policy the replaced values. artefact: the engine that it made.
+    settled: when it got its present state, Unix time in s.
+    """
 
     device: int
     name: str
@@ -50,7 +57,7 @@ class TargetRow:
 
 @dataclass(frozen=True)
 class TargetChange:
-    """What becomes of a board's row; what is None stays as it is."""
+    """The new state of a board; fields of None stay as they are. due: Unix time in s of the next step."""
 
     device: int
     state: TargetState
@@ -62,16 +69,16 @@ class TargetChange:
 
 
 def counts(transaction: Transaction, identity: str) -> dict[int, Counter[TargetState]]:
-    """How many boards of each wave are in which state."""
+    """Return how many boards of each wave are in which state."""
     query = "SELECT wave, state, count(*) FROM rollout_targets WHERE rollout = ? GROUP BY wave, state"
-    found: dict[int, Counter[TargetState]] = {}
+    by_wave: dict[int, Counter[TargetState]] = {}
     for wave, state, count in transaction.execute(query, (identity,)):
-        found.setdefault(int(wave), Counter())[TargetState(state)] = int(count)
-    return found
+        by_wave.setdefault(int(wave), Counter())[TargetState(state)] = int(count)
+    return by_wave
 
 
 def waiting_zones(transaction: Transaction, identity: str, wave: int) -> list[str]:
-    """Where boards of a wave are that nobody has told yet."""
+    """Return the time zones of the boards of a wave that are still WAITING."""
     query = "SELECT DISTINCT zone FROM rollout_targets WHERE rollout = ? AND wave = ? AND state = ? ORDER BY zone"
     return [str(row[0]) for row in transaction.execute(query, (identity, wave, TargetState.WAITING.value))]
 
@@ -83,25 +90,27 @@ def due(
     state: TargetState,
     now: float,
     most: int,
-    within: Sequence[str] | None = None,
+    zones: Sequence[str] | None = None,
 ) -> list[TargetRow]:
-    """Boards of these waves, the first and the last, in a state whose next step is due, in their order; within: those
-    in these time zones."""
-    where, values = "", tuple(within or ())
-    if within is not None:
+    """Return boards whose next step is due, in their order.
+
+    waves: the first and the last. most: at most so many boards. zones: only boards in these time zones.
+    """
+    where, values = "", tuple(zones or ())
+    if zones is not None:
         where = f" AND t.zone IN ({', '.join('?' * len(values))})" if values else " AND 1 = 0"
     query = (
         f"SELECT {_TARGET} FROM {_TARGETS} WHERE t.rollout = ? AND t.wave BETWEEN ? AND ? AND t.state = ? "
         f"AND t.due <= ?{where} ORDER BY t.wave, t.place LIMIT ?"
     )
-    found = transaction.execute(query, (identity, *waves, state.value, now, *values, most))
-    return [_target(row) for row in found]
+    rows = transaction.execute(query, (identity, *waves, state.value, now, *values, most))
+    return [_target(row) for row in rows]
 
 
 def of_waves(
     transaction: Transaction, identity: str, first: int, last: int, state: TargetState | None = None
 ) -> list[TargetRow]:
-    """Boards of these waves, the first and the last, in their order; only those in a state where one is named."""
+    """Return the boards of the waves from `first` to `last`, in their order; only those in `state` if it is given."""
     only, values = ("", ()) if state is None else (" AND t.state = ?", (state.value,))
     query = (
         f"SELECT {_TARGET} FROM {_TARGETS} WHERE t.rollout = ? AND t.wave BETWEEN ? AND ?{only} "
@@ -111,18 +120,20 @@ def of_waves(
 
 
 def by_device(transaction: Transaction, identity: str, devices: Sequence[int]) -> dict[int, TargetRow]:
-    """Boards by their ids."""
-    found = {}
+    """Return these boards, by their ids."""
+    rows = {}
     for start in range(0, len(devices), _AT_ONCE):
         part = devices[start : start + _AT_ONCE]
         query = f"SELECT {_TARGET} FROM {_TARGETS} WHERE t.rollout = ? AND t.device IN ({', '.join('?' * len(part))})"
-        found.update({row[0]: _target(row) for row in transaction.execute(query, (identity, *part))})
-    return found
+        rows.update({row[0]: _target(row) for row in transaction.execute(query, (identity, *part))})
+    return rows
 
 
 def late_successes(transaction: Transaction, identity: str, first: int) -> list[tuple[int, str]]:
-    """Boards of that wave and those after it that counted as failed or unreached, and have done what they were told
-    after all, by what a collector has heard: with that result."""
+    """Return boards that counted as FAILED or UNREACHED and have succeeded after all, each with that result.
+
+    first: the first wave that is searched. The results are those that a collector has stored.
+    """
     query = (
         "SELECT t.device, r.document FROM rollout_targets t "
         "JOIN rollout_commands c ON c.rollout = t.rollout AND c.device = t.device "
@@ -134,7 +145,7 @@ def late_successes(transaction: Transaction, identity: str, first: int) -> list[
 
 
 def apply_changes(transaction: Transaction, identity: str, changes: Sequence[TargetChange], now: float) -> None:
-    """Write down what became of boards."""
+    """Store the new states of boards."""
     transaction.execute_many(
         "UPDATE rollout_targets SET state = ?, reason = ?, artefact = coalesce(?, artefact), "
         "baseline = coalesce(?, baseline), due = ?, attempts = coalesce(?, attempts), "

@@ -1,8 +1,10 @@
-"""What a wave has to show before the next one begins: `fidelity>=0.95,latency_p99<=1.2x@90%,failures<=2%`.
+"""Define what a wave has to show before the next one starts: `fidelity>=0.95,latency_p99<=1.2x@90%,failures<=2%`.
 
-Two kinds. On the wave: `failures` and `unreached`, shares of its boards. On each board: any figure of its telemetry,
-which has to hold on 95 % of those that did what they were told, or on as many as stand after `@`; with `x`, in
-proportion to what the same board had before. A board that has told nothing since counts as one on which it does not.
+There are two kinds of gates:
+1. On the wave: `failures` and `unreached`, shares of its boards.
+2. On each board: any figure of its telemetry. It has to hold on 95 % of the boards that succeeded, or on the share
+   after `@`. With `x`, the bound is a multiple of what the same board had before. A gate does not hold on a board
+   without telemetry since then.
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ _GATE = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d+(?:\.\d+)?)(%|x)?\s*(?:@\s*(
 
 @dataclass(frozen=True)
 class Standing:
-    """How a board stands that was told. failure: why it counts as failed, empty where it does not; reached: False for
-    one that never answered. before, after: its facts; after is None where it has told nothing since."""
+    """A board that was sent a command, as gates see it.
+
+    failure: why it counts as failed; empty if it does not. reached: False if it never answered. before, after: its
+    facts; after is None without telemetry since then.
+    """
 
     device: str
     failure: str
@@ -43,7 +48,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What came of a gate; words: the figures behind it."""
+    """The verdict of a gate. words: the figures behind it."""
 
     gate: str
     passed: bool
@@ -55,8 +60,11 @@ class GateResult:
 
 @dataclass(frozen=True)
 class Gate:
-    """text: as it was written. relative: the value is a multiple of what the board had before. share: of the boards.
-    Shares of a wave are exact: 7 of 1000 are 0.7 %."""
+    """A bound on one metric.
+
+    text: as it was written. value: a share of a wave is exact, so that 7 of 1000 are 0.7 %. relative: the value is a
+    multiple of what the board had before. share: the share of the boards on which the gate has to hold.
+    """
 
     text: str
     metric: str
@@ -70,37 +78,37 @@ class Gate:
         return self.metric in _OF_WAVE
 
     def is_out_of_reach(self, failed: int, unreached: int, total: int) -> bool:
-        """Whether it cannot hold any more, whatever the rest of the wave does: what failed stays so."""
+        """Return True if the gate cannot hold any more, whatever the rest of the wave does."""
         count = {FAILURES: failed, UNREACHED: unreached}.get(self.metric)
         return count is not None and total > 0 and not self._compares(Fraction(count, total), self.value)
 
     def judge(self, wave: Sequence[Standing]) -> GateResult:
-        """wave: all of its boards."""
+        """Judge the boards of a whole wave."""
         if self.is_on_wave:
             return self._judge_share(wave)
-        told = [each for each in wave if each.reached and not each.failure]
+        succeeded = [each for each in wave if each.reached and not each.failure]
         silent, missed = 0, list[str]()
-        for each in told:
+        for each in succeeded:
             known, bound = _number(each.after, self.metric), self._bound(each)
             if known is None or bound is None:
                 silent += 1
             elif not self._compares(known, bound):
                 missed.append(f"{each.device} with {known:.4g}, where {bound:.4g} is the bound")
-        held = len(told) - silent - len(missed)
-        needed = max(1, math.ceil(self.share * len(told) - 1e-9))
-        words = f"holds on {held} of {len(told)} boards, {needed} are needed"
+        held = len(succeeded) - silent - len(missed)
+        needed = max(1, math.ceil(self.share * len(succeeded) - 1e-9))
+        words = f"holds on {held} of {len(succeeded)} boards, {needed} are needed"
         words += f"; {silent} have told nothing to judge by since" if silent else ""
         words += f"; not on {missed[0]}" if missed else ""
         return GateResult(self.text, held >= needed, words)
 
     def _judge_share(self, wave: Sequence[Standing]) -> GateResult:
         if self.metric == FAILURES:
-            found = [each for each in wave if each.reached and each.failure]
-            first = f"; {found[0].device}: {found[0].failure}" if found else ""
+            counted = [each for each in wave if each.reached and each.failure]
+            first = f"; {counted[0].device}: {counted[0].failure}" if counted else ""
         else:
-            found, first = [each for each in wave if not each.reached], ""
-        share = Fraction(len(found), len(wave))
-        words = f"{len(found)} of {len(wave)}, {float(share):.1%}{first}"
+            counted, first = [each for each in wave if not each.reached], ""
+        share = Fraction(len(counted), len(wave))
+        words = f"{len(counted)} of {len(wave)}, {float(share):.1%}{first}"
         return GateResult(self.text, self._compares(share, self.value), words)
 
     def _bound(self, standing: Standing) -> float | None:
@@ -114,24 +122,26 @@ class Gate:
 
 
 def parse_gates(text: str) -> tuple[Gate, ...]:
-    """Without one on failures, FAILURES_GATE is added. Raises CommandError (`rollout.gate`) for a metric that there is
-    not, and for what is no figure."""
+    """Parse gates; FAILURES_GATE is added if none is on failures.
+
+    Raises CommandError (`rollout.gate`) for an unknown metric, and for a bound that is not a number.
+    """
     gates = tuple(_gate(each.strip()) for each in text.split(",") if each.strip())
     return gates if any(each.metric == FAILURES for each in gates) else (*gates, _gate(FAILURES_GATE))
 
 
 def judge(gates: Sequence[Gate], wave: Sequence[Standing]) -> list[GateResult]:
-    """All of them, of a wave's boards; none passes of which nobody was reached."""
+    """Judge all gates of a wave. A wave of which no board was reached does not pass."""
     if not any(each.reached for each in wave):
         return [GateResult("reached", False, f"none of the {len(wave)} boards has answered")]
     return [gate.judge(wave) for gate in gates]
 
 
 def _gate(text: str) -> Gate:
-    found = _GATE.fullmatch(text)
-    if found is None:
+    match = _GATE.fullmatch(text)
+    if match is None:
         raise _wrong(text, "gates such as fidelity>=0.95, latency_p99<=1.2x@90%, failures<=2%")
-    metric, comparison, value, unit, share = found.groups()
+    metric, comparison, value, unit, share = match.groups()
     if metric in _OF_WAVE:
         if unit != "%" or share is not None or comparison not in ("<", "<="):
             raise _wrong(text, f"{metric}<= and a percentage")

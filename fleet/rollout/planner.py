@@ -131,7 +131,7 @@ class RolloutPlanner:
         """What these boards are at is not wanted any more; each is told once."""
         if not rollout.spec.is_job:
             return []
-        left = sorted(set(boards) - command_rows.devices_with(transaction, rollout.id, CommandRole.CANCEL))
+        left = sorted(set(boards) - command_rows.devices_with_role(transaction, rollout.id, CommandRole.CANCEL))
         actions = Actions(rollout, self._signer, now)
         new = [actions.cancel(each) for each in board_rows.by_device(transaction, rollout.id, left).values()]
         command_rows.record(transaction, rollout.id, new)

@@ -1,4 +1,8 @@
-"""Rollouts: their rows, and whose they are at present."""
+"""Read and write the table of rollouts (`rollouts`), and the leases by which controllers hold them.
+
+A rollout is carried out by one controller at a time, which renews its lease with each step. Of two that claim at the
+same moment each gets rollouts that the other does not: rows that are being claimed are skipped.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _ROLLOUT = "id, fleet, spec, state, wave, waves, soak_until, undo_from, ends_as,
 
 
 class RolloutState(str, Enum):
-    """Of a rollout. UNDOING: nobody is told to change any more, and who has is told to go back."""
+    """The state of a rollout. UNDOING: no further board is changed, and changed boards are sent back."""
 
     RUNNING = "RUNNING"
     PAUSED = "PAUSED"
@@ -34,9 +38,12 @@ class RolloutState(str, Enum):
 
 @dataclass(frozen=True)
 class Rollout:
-    """wishes: what it is to do, as JSON. wave: the present one, from 0, of so many. soak_until: until when it is looked
-    at, None before all of it is settled. undo_from: the first wave whose boards are to go back, once it is UNDOING, to
-    end as `ends_as`. Unix times in s."""
+    """A rollout and its position; times are Unix time in s.
+
+    spec_json: what it is to do. wave: the present wave, from 0, of `waves`. soak_until: when the wave is judged; None
+    while boards are not settled. undo_from: once UNDOING, the first wave whose boards go back. ends_as: once UNDOING,
+    the final state.
+    """
 
     id: str
     fleet: str
@@ -53,24 +60,24 @@ class Rollout:
 
     @cached_property
     def spec(self) -> RolloutSpec:
-        """Its wishes, read. Raises CommandError (`rollout.spec`) for those of a newer tared."""
+        """The specification. Raises CommandError (`rollout.spec`) for one of a newer tared."""
         return RolloutSpec.from_json(self.spec_json)
 
     @property
     def op(self) -> str:
-        """Of any tared's."""
+        """The operation; also readable for a specification of a newer tared."""
         return str(json.loads(self.spec_json).get("op"))
 
     @property
     def is_signed(self) -> bool:
-        """Whether its boards are to be told nothing unsigned."""
+        """True if its boards must get signed commands only."""
         return _is_signed(self.spec_json)
 
 
 def create(
     transaction: Transaction, fleet: str, spec: RolloutSpec, waves: Sequence[Sequence[tuple[int, str]]], now: float
 ) -> str:
-    """A new rollout; its id. waves: of each the ids and time zones of its boards."""
+    """Store a new rollout, and return its id. waves: for each wave, the ids and time zones of its boards."""
     identity = uuid.uuid4().hex[:12]
     transaction.execute(
         "INSERT INTO rollouts (id, fleet, spec, state, wave, waves, undo_from, ends_as, created, lease_until) "
@@ -91,27 +98,27 @@ def create(
 
 
 def find(transaction: Transaction, identity: str) -> Rollout:
-    """By its id, or the beginning of it that only one has. Raises CommandError (`rollout.unknown`)."""
+    """Return the rollout whose id begins so. Raises CommandError (`rollout.unknown`) unless there is exactly one."""
     ids = [str(row[0]) for row in transaction.execute("SELECT id FROM rollouts")]
-    found = [each for each in ids if each.startswith(identity)] if identity else []
-    if len(found) != 1:
-        expected = "the id of one rollout" if not found else "more of its id: several begin so"
+    matching = [each for each in ids if each.startswith(identity)] if identity else []
+    if len(matching) != 1:
+        expected = "the id of one rollout" if not matching else "more of its id: several begin so"
         raise CommandError("rollout.unknown", repr(identity), expected, "look at 'tared fleet rollout list'")
-    return get(transaction, found[0])
+    return get(transaction, matching[0])
 
 
 def find_for_update(transaction: Transaction, identity: str) -> Rollout:
-    """As `find`; nobody else changes it until the end of the transaction."""
-    found = find(transaction, identity)
-    transaction.execute("UPDATE rollouts SET created = created WHERE id = ?", (found.id,))
-    return find(transaction, found.id)
+    """Return the rollout as `find`, locked to the end of the transaction."""
+    rollout = find(transaction, identity)
+    transaction.execute("UPDATE rollouts SET created = created WHERE id = ?", (rollout.id,))  # takes the lock
+    return get(transaction, rollout.id)
 
 
 def all_rollouts(transaction: Transaction, fleet: str | None = None) -> list[Rollout]:
-    """The newest first; of all fleets where none is named."""
+    """Return the rollouts of a fleet, or of all; the newest first."""
     where, values = ("", ()) if fleet is None else (" WHERE fleet = ?", (fleet,))
-    found = transaction.execute(f"SELECT {_ROLLOUT} FROM rollouts{where} ORDER BY created DESC", values)
-    return [_rollout(row) for row in found]
+    rows = transaction.execute(f"SELECT {_ROLLOUT} FROM rollouts{where} ORDER BY created DESC", values)
+    return [_rollout(row) for row in rows]
 
 
 def claim(
@@ -123,11 +130,15 @@ def claim(
     fleet: str | None = None,
     can_sign: bool = True,
 ) -> dict[str, bool]:
-    """The ids of the rollouts that are not over and nobody else holds; from now on `owner` does, `until` then. True for
-    one that somebody else may have moved since the owner had it, if ever. but: those it cannot carry out, and leaves
-    to others. fleet: only those of this one. can_sign: else those that demand signatures are not for it.
+    """Claim the unfinished rollouts that nobody else holds.
 
-    Of two that claim at the same moment each takes what the other has not: rows that are being taken are passed over.
+    Return their ids; the value is True if another controller may have moved the rollout since `owner` last held it.
+
+    Args:
+        owner: Name of the controller, which holds them `until` then (Unix time in s).
+        but: Rollouts that the controller cannot carry out, and leaves to others.
+        fleet: Only rollouts of this fleet.
+        can_sign: False: rollouts that demand signatures are left to others.
     """
     free = (
         "SELECT id, lease_owner, spec FROM rollouts WHERE state IN (?, ?, ?) AND (lease_owner = ? OR lease_until < ?) "
@@ -136,28 +147,29 @@ def claim(
     live = [each.value for each in RolloutState if not each.is_finished]
     rows = transaction.execute(free, (*live, owner, now, fleet))
     mine = [row for row in rows if row[0] not in but and (can_sign or not _is_signed(row[2]))]
-    found = {str(identity): former != owner for identity, former, _ in mine}
-    take = "UPDATE rollouts SET lease_owner = ?, lease_until = ? WHERE id = ?"
-    transaction.execute_many(take, [(owner, until, identity) for identity in found])
-    return found
+    claimed = {str(identity): former != owner for identity, former, _ in mine}
+    lease = "UPDATE rollouts SET lease_owner = ?, lease_until = ? WHERE id = ?"
+    transaction.execute_many(lease, [(owner, until, identity) for identity in claimed])
+    return claimed
 
 
 def waiting_for_signer(transaction: Transaction, now: float, fleet: str | None = None) -> list[str]:
-    """The ids of those that are not over and nobody holds, and whose boards are to be told nothing unsigned."""
+    """Return the ids of unfinished rollouts that demand signatures and that nobody holds."""
     live = [each.value for each in RolloutState if not each.is_finished]
     query = "SELECT id, spec FROM rollouts WHERE state IN (?, ?, ?) AND lease_until < ? AND fleet = coalesce(?, fleet)"
-    found = transaction.execute(query, (*live, now, fleet))
-    return [str(identity) for identity, wishes in found if _is_signed(wishes)]
+    rows = transaction.execute(query, (*live, now, fleet))
+    return [str(identity) for identity, spec_json in rows if _is_signed(spec_json)]
 
 
-def _is_signed(wishes: str) -> bool:
-    """Of any tared's."""
-    return bool(json.loads(wishes).get("signed"))
+def _is_signed(spec_json: str) -> bool:
+    return bool(json.loads(spec_json).get("signed"))
 
 
 def renew_lease(transaction: Transaction, identity: str, owner: str, now: float, until: float) -> Rollout | None:
-    """The rollout, locked to the end of the transaction, and held `until` then; None where the owner's lease on it is
-    over, or was taken."""
+    """Renew the owner's lease `until` then, and return the rollout, locked to the end of the transaction.
+
+    Return None if the lease has ended, or is another's.
+    """
     mine = "UPDATE rollouts SET lease_until = ? WHERE id = ? AND lease_owner = ? AND lease_until >= ?"
     if not transaction.execute_count(mine, (until, identity, owner, now)):
         return None
@@ -165,19 +177,19 @@ def renew_lease(transaction: Transaction, identity: str, owner: str, now: float,
 
 
 def get(transaction: Transaction, identity: str) -> Rollout:
-    """The one of this id, which there is."""
+    """Return the rollout of exactly this id."""
     (row,) = transaction.execute(f"SELECT {_ROLLOUT} FROM rollouts WHERE id = ?", (identity,))
     return _rollout(row)
 
 
 def release(transaction: Transaction, owner: str, ids: Iterable[str]) -> None:
-    """Of these, what it holds: anybody may claim them at once."""
+    """End the owner's leases on these rollouts: others may claim them at once."""
     free = "UPDATE rollouts SET lease_until = 0.0 WHERE lease_owner = ? AND id = ?"
     transaction.execute_many(free, [(owner, identity) for identity in ids])
 
 
 def save_position(transaction: Transaction, rollout: Rollout) -> None:
-    """Write down where it is now."""
+    """Store the state and position of a rollout."""
     transaction.execute(
         "UPDATE rollouts SET state = ?, wave = ?, soak_until = ?, undo_from = ?, ends_as = ? WHERE id = ?",
         (
@@ -192,7 +204,16 @@ def save_position(transaction: Transaction, rollout: Rollout) -> None:
 
 
 def _rollout(row: Row) -> Rollout:
-    identity, fleet, wishes, state, wave, waves, soak_until, undo_from, ends_as, *rest = row
+    identity, fleet, spec_json, state, wave, waves, soak_until, undo_from, ends_as, *rest = row
     return Rollout(
-        identity, fleet, wishes, RolloutState(state), wave, waves, soak_until, undo_from, RolloutState(ends_as), *rest
+        identity,
+        fleet,
+        spec_json,
+        RolloutState(state),
+        wave,
+        waves,
+        soak_until,
+        undo_from,
+        RolloutState(ends_as),
+        *rest,
     )

@@ -1,4 +1,4 @@
-"""When a board may be told to change: hours of its own local time, such as `01:00-05:00`."""
+"""Specify a rollout: the operation, the boards, the waves and gates, and the time limits."""
 
 from __future__ import annotations
 
@@ -24,20 +24,31 @@ OPS: Mapping[str, str] = {
     "policy": "set",
     "regime": "switch",
 }
-JOBS = frozenset({"recalibrate", "model", "calibration"})  # they take a while, and end in another engine
+JOBS = frozenset({"recalibrate", "model", "calibration"})  # these take a while, and end in another engine
 FILES = frozenset({"model", "calibration"})
 
 
 @dataclass(frozen=True)
 class RolloutSpec:
-    """op: of OPS; arguments: of that op, as they are typed; of a policy its values as they are. select: as
-    `devices.selection`. soak_s: how long a wave that is done serves before it is judged. at_once: boards that are at it
-    at the same time. windows: of local time, by the tag `tz`, else `timezone`. order: as `ordered`. valid_s: how long a
-    command waits for a board that is away; deadline_s: how long a board may be at it. silent_s: as in `facts`. file:
-    whose pieces are sent to boards. signed: nothing of it is sent without an operator's signature.
+    """What a rollout does, to which boards, and how fast.
 
-    Raises CommandError for what cannot be: `rollout.op`, `.waves`, `.gate`, `.window`, `.zone`, `.order`, `.time`, and
-    as `new_command`.
+    Attributes:
+        op: One of OPS.
+        arguments: Of the op, as they are typed; for a policy, its values as they are.
+        select: Which devices, as `fleet.devices.selection.parse` reads it.
+        waves: As `parse_waves` reads it.
+        gates: As `parse_gates` reads it.
+        soak_s: How long the boards of a finished wave serve before the wave is judged.
+        at_once: How many boards work on it at the same time.
+        windows: Hours of local time, by the tag `tz`, else by `timezone`; none: always.
+        order: As `order_devices`.
+        valid_s: How long a command waits for a board that is away.
+        deadline_s: How long a board may work on it.
+        silent_s: As in `facts`.
+        file: The file whose chunks are sent to boards.
+        signed: Send no command without an operator's signature.
+
+    Raises CommandError: rollout.op, .waves, .gate, .window, .zone, .order, .time; and as `new_command`.
     """
 
     op: str
@@ -68,22 +79,22 @@ class RolloutSpec:
 
     @classmethod
     def from_json(cls, text: str) -> RolloutSpec:
-        """As the store has it. What a newer tared has added is not passed over: a rollout is not to be guessed at."""
-        told = json.loads(text)
-        if strange := sorted(told.keys() - {each.name for each in fields(cls)}):
-            found, remedy = f"a rollout with {', '.join(strange)}", "run the tared that made it"
+        """Read the stored form. Raises CommandError (`rollout.spec`) for fields of a newer tared."""
+        document = json.loads(text)
+        if unknown := sorted(document.keys() - {each.name for each in fields(cls)}):
+            found, remedy = f"a rollout with {', '.join(unknown)}", "run the tared that made it"
             raise CommandError("rollout.spec", found, "fields that this tared knows", remedy)
-        return cls(**{**told, "windows": tuple(told["windows"])})
+        return cls(**{**document, "windows": tuple(document["windows"])})
 
     def to_json(self) -> str:
-        told = asdict(self)
-        if not self.signed:  # a tared that knows no such demand may carry out what does not make it
-            del told["signed"]
-        return json.dumps(told, sort_keys=True)
+        document = asdict(self)
+        if not self.signed:  # an older tared, which does not know the field, can carry this rollout out
+            del document["signed"]
+        return json.dumps(document, sort_keys=True)
 
     @cached_property
     def args(self) -> Strict:
-        """What the op takes, as boards are told."""
+        """The arguments of the op, as boards get them."""
         if self.op == "policy":
             return policy_arguments(self.arguments)
         return new_command(OPS[self.op], self.arguments, 1.0).args
@@ -106,11 +117,14 @@ class RolloutSpec:
 
 
 def policy_arguments(values: Mapping[str, Any]) -> SetArgs:
-    """Raises CommandError (`command.args`) for what no board could be told, and no key could sign."""
-    held = [each for each in values.values() if isinstance(each, (int, float)) and not -(2**53) < each < 2**53]
+    """Return the arguments of `set`.
+
+    Raises CommandError (`command.args`) for values that no board accepts, and for numbers that no key can sign.
+    """
+    inexact = [each for each in values.values() if isinstance(each, (int, float)) and not -(2**53) < each < 2**53]
     try:
-        if held:
-            raise ValueError(f"{str(held[0])[:40]} is beyond what JSON's numbers are exact for")
+        if inexact:
+            raise ValueError(f"{str(inexact[0])[:40]} is beyond what JSON's numbers are exact for")
         return SetArgs(values=dict(values))
     except ValueError as error:  # pydantic's is one
         expected = "key=value, of those that 'set' takes"
@@ -118,12 +132,14 @@ def policy_arguments(values: Mapping[str, Any]) -> SetArgs:
 
 
 def file_arguments_from(arguments: Mapping[str, str]) -> tuple[dict[str, Any], str | None]:
-    """Of `model` and `calibration`: what the board is told of `file=...`, and its absolute path unless boards fetch it
-    from `url=...`. Raises CommandError (`command.args`)."""
+    """Return the arguments of `model` or `calibration`, made of `file=...`, `url=...` and `release=...`.
+
+    Return also the absolute path of the file, unless boards fetch it from `url`. Raises CommandError (`command.args`).
+    """
     given = dict(arguments)
     path, url, release = Path(given.pop("file", "")), given.pop("url", None), given.pop("release", None)
     if given or not path.is_file():
         found = ", ".join(given) or f"no file {str(path)!r}"
         raise CommandError("command.args", found, "file=PATH, url=..., release=...", "correct the arguments")
-    told = file_arguments(path, url, Path(release) if release is not None else None)
-    return told, None if url is not None else str(path.resolve())
+    parsed = file_arguments(path, url, Path(release) if release is not None else None)
+    return parsed, None if url is not None else str(path.resolve())

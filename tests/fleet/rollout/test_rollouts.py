@@ -195,7 +195,7 @@ def test_a_board_that_is_lost_after_its_success_is_a_failure(mosquitto: RealBrok
 def test_a_busy_board_is_asked_again(mosquitto: RealBroker, tmp_path: Path) -> None:
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 2, job_s=2.0) as simulation:
-        simulation._boards[1]._site.engines.begin("alarm", bad=False)
+        simulation._boards[1]._context.engines.start_job("alarm", bad=False)
         with Commands(mosquitto) as commands, controlling(mosquitto, where):
             identity = begin(where, quick(waves="100%"))
             seen = ended(where, identity)
@@ -257,7 +257,7 @@ def test_a_regime_is_switched_to_and_back(mosquitto: RealBroker, tmp_path: Path)
     """Boards have it under ids of their own here: the rollout is for the one that knows it."""
     where = str(tmp_path / "db")
     with a_fleet(mosquitto, where, 3, automatic=False) as simulation, controlling(mosquitto, where):
-        engines = simulation._boards[0]._site.engines
+        engines = simulation._boards[0]._context.engines
         before, other = engines.serving.id, next(iter(engines.other_lights.values())).id
         spec = quick("regime", arguments={"regime": other}, select="name=sim-000000", gates="fps>=1000")
         assert ended(where, begin(where, spec)).rollout.state is RolloutState.ROLLED_BACK
