@@ -1,4 +1,13 @@
-"""The `commands` and `privacy` sections of config.yaml."""
+"""Read config.yaml into one frozen schema.
+
+config.yaml in the repository describes each key; the docstrings here only name the sections. The sections `camera`,
+`mqtt` and `model` are in agent/camera/config.py, agent/mqtt/config.py and agent/vision/spec.py. `Config` comes first in
+meaning and last in the file, since its defaults need the sections.
+
+>>> config = load_config(Path("config.yaml"))
+>>> config.calibration.method
+'entropy'
+"""
 
 from __future__ import annotations
 
@@ -22,8 +31,11 @@ from engines.store.signing import find_key
 
 
 class CommandsConfig(Strict):
-    """Whose word counts. product: what releases have to name. unsigned: None refuses where there are keys, and from a
-    broker on another machine."""
+    """Whose commands and releases count.
+
+    product: the product that a release has to name. unsigned: None refuses unsigned commands if there are keys, or if
+    the broker is on another machine.
+    """
 
     operator_keys: tuple[FileOrCredential, ...] = ()
     release_keys: tuple[FileOrCredential, ...] = ()
@@ -32,7 +44,7 @@ class CommandsConfig(Strict):
     clock: Literal["synchronised", "trusted"] = "synchronised"
 
     def resolve_paths(self, base: Path) -> CommandsConfig:
-        """The same section, relative paths taken from the folder `base`."""
+        """Return the section with its relative paths taken from the folder `base`."""
         update = {
             name: tuple(resolve_against(path, base) for path in getattr(self, name))
             for name in ("operator_keys", "release_keys")
@@ -41,21 +53,21 @@ class CommandsConfig(Strict):
 
 
 class PrivacyConfig(Strict):
-    """What of the pictures may leave the board, and what of the counts that calibrate."""
+    """Whether pictures, and the histograms of a calibration, may leave the board."""
 
     snapshot: bool = False
     histograms: bool = False
 
 
 class ResultsConfig(Strict):
-    """Who gets the answer to each frame."""
+    """Where the result of each frame goes."""
 
     file: Path | None = None
     socket: Path | None = None
     mqtt_per_s: Finite = Field(default=0.0, ge=0.0, le=60.0)
 
     def resolve_paths(self, base: Path) -> ResultsConfig:
-        """The same section, relative paths taken from the folder `base`."""
+        """Return the section with its relative paths taken from the folder `base`."""
         paths = {"file": self.file, "socket": self.socket}
         return self.model_copy(update={name: base / path if path else None for name, path in paths.items()})
 
@@ -72,7 +84,7 @@ Method = Annotated[str, AfterValidator(_known_method)]
 
 
 def _time_of_day(value: object) -> object:
-    """YAML 1.1 takes 23:30 without quotes for the number 23 * 60 + 30."""
+    """Undo YAML 1.1, which reads 23:30 without quotes as the number 23 * 60 + 30."""
     minutes = type(value) is int and 0 <= value < 24 * 60
     return f"{value // 60:02}:{value % 60:02}" if minutes and isinstance(value, int) else value
 
@@ -87,7 +99,10 @@ TimeOfDay = Annotated[str, BeforeValidator(_time_of_day), AfterValidator(_known_
 
 
 class ObserveConfig(Strict):
-    """How often the reference engine looks at a frame: seconds of capture time; `budget` is of inference."""
+    """How often the reference engine observes a frame.
+
+    period_s, alert_period_s: seconds of capture time. budget: share of the inference time.
+    """
 
     budget: Annotated[float, Field(gt=0.0, le=1.0)] | None = 0.02
     period_s: Finite = Field(default=1.0, gt=0.0)
@@ -96,7 +111,7 @@ class ObserveConfig(Strict):
 
 
 class CalibrationConfig(Strict):
-    """What a calibration is made of."""
+    """The frames and the method of a calibration."""
 
     frames: int = Field(default=512, ge=1)
     within_s: Finite = Field(default=300.0, gt=0.0)
@@ -105,7 +120,7 @@ class CalibrationConfig(Strict):
 
 
 class DriftConfig(Strict):
-    """When the alarm rises."""
+    """When drift raises an alarm."""
 
     tolerance_db: float = Field(default=3.0, gt=0.0, lt=12.0)
     block_s: Finite = Field(default=3.0, gt=0.0, le=86400.0)
@@ -113,7 +128,7 @@ class DriftConfig(Strict):
 
 
 class RegimesConfig(Strict):
-    """What becomes of calibrations that have proved themselves."""
+    """Calibrations that have proved themselves, and are switched to when their scene returns."""
 
     most: int = Field(default=5, ge=1, le=32)
     dwell_s: Finite = Field(default=600.0, gt=0.0)
@@ -123,7 +138,7 @@ class RegimesConfig(Strict):
 
 
 class HeadroomConfig(Strict):
-    """What the board must have to spare for a job; None: not looked at, of times: without end."""
+    """The resources that a job needs. None: not checked; for the times: no limit."""
 
     memory_bytes: int | None = Field(default=2**29, ge=0)
     temperature_margin_c: Annotated[Finite, Field(ge=0.0, le=100.0)] | None = 10.0
@@ -135,7 +150,7 @@ class HeadroomConfig(Strict):
 
 
 class RecalibrationConfig(Strict):
-    """What happens then."""
+    """How an alarm is acted on, and the limits of jobs."""
 
     automatic: bool = True
     raise_precision: bool = True
@@ -151,21 +166,21 @@ class RecalibrationConfig(Strict):
 
 
 class BatchConfig(Strict):
-    """Frames of several cameras that are inferred at once."""
+    """How many frames of several cameras are inferred at once."""
 
     frames: int = Field(default=1, ge=1, le=32)
     wait_s: Finite = Field(default=0.0, ge=0.0, le=1.0)
 
     @field_validator("wait_s")
     @classmethod
-    def _waits_for_somebody(cls, wait_s: float, info: ValidationInfo) -> float:
+    def _check_wait(cls, wait_s: float, info: ValidationInfo) -> float:
         if wait_s > 0.0 and info.data.get("frames") == 1:
             raise ValueError("0 where batch.frames is 1: a frame by itself waits for no other")
         return wait_s
 
 
 class ProbationConfig(Strict):
-    """What a candidate has to stand before it is current."""
+    """The trial of a candidate engine on live frames before it becomes current."""
 
     frames: int = Field(default=300, ge=1, le=1_000_000)
     seconds: Finite = Field(default=60.0, ge=0.0, le=86400.0)
@@ -175,14 +190,14 @@ class ProbationConfig(Strict):
 
 
 class StoreConfig(Strict):
-    """What stays on the disk."""
+    """How many old engines are kept, and how much disk stays free."""
 
     keep: int = Field(default=3, ge=0, le=1000)
     reserve_bytes: int = Field(default=500_000_000, ge=0)
 
 
 class MetricsConfig(Strict):
-    """Where a Prometheus server may scrape."""
+    """The port for a Prometheus server."""
 
     port: int | None = Field(default=None, ge=1, le=65535)
     host: str = "127.0.0.1"
@@ -216,15 +231,15 @@ class Config(Strict):
 
     @field_validator("recalibration")
     @classmethod
-    def _gives_time_to_collect(cls, recalibration: RecalibrationConfig, info: ValidationInfo) -> RecalibrationConfig:
-        calibration = info.data.get("calibration")  # absent where it is wrong itself
+    def _check_timeout(cls, recalibration: RecalibrationConfig, info: ValidationInfo) -> RecalibrationConfig:
+        calibration = info.data.get("calibration")  # absent if it is invalid itself
         if calibration is not None and recalibration.timeout_s <= calibration.within_s:
             raise ValueError(f"timeout_s above calibration.within_s, which is {calibration.within_s:g}")
         return recalibration
 
     @field_validator("cameras")
     @classmethod
-    def _are_told_apart(cls, cameras: tuple[CameraConfig, ...]) -> tuple[CameraConfig, ...]:
+    def _check_names(cls, cameras: tuple[CameraConfig, ...]) -> tuple[CameraConfig, ...]:
         names = [camera.name for camera in cameras]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise verbatim_error(f"expected a name of its own for each, got {twice[0]!r} more than once")
@@ -232,23 +247,23 @@ class Config(Strict):
 
     @field_validator("camera")
     @classmethod
-    def _is_the_only_one(cls, camera: CameraConfig | None, info: ValidationInfo) -> CameraConfig | None:
+    def _check_camera(cls, camera: CameraConfig | None, info: ValidationInfo) -> CameraConfig | None:
         if "cameras" in info.data and bool(info.data["cameras"]) == (camera is not None):
             raise verbatim_error("expected camera or cameras, got both" if camera is not None else "missing")
         return camera
 
     @property
     def every_camera(self) -> tuple[CameraConfig, ...]:
-        """One or more, each with a name of its own."""
+        """All cameras: one or more, each with a name of its own."""
         return self.cameras if self.camera is None else (self.camera,)
 
     def backend_options(self, threads: int | None = None) -> BackendOptions:
-        """How the runtime shall work; `threads` other than the configured ones where a thread of ours needs them."""
+        """Return the options of the serving runtime; threads: None for the configured number."""
         return backend_options(self.state_dir, threads or self.threads, self.dla)
 
 
 def backend_options(state_dir: Path, threads: int, dla: int | None) -> BackendOptions:
-    """How the runtime shall work in a daemon and its child. Raises EngineError (`artefact.key`)."""
+    """Return the options of a runtime, for the daemon and its child process. Raises EngineError (`artefact.key`)."""
     return BackendOptions(threads, state_dir / "cache", find_key(), dla=dla)
 
 
@@ -269,7 +284,7 @@ def load_config(path: Path) -> Config:
 
 
 def _absolute(config: Config, base: Path) -> Config:
-    """The same configuration with its relative paths taken from `base`."""
+    """Return the configuration with its relative paths taken from `base`."""
     return config.model_copy(
         update={
             "state_dir": base / config.state_dir,

@@ -131,11 +131,11 @@ class Ladder:
         return calibrate(self.model, seen, "entropy", len(frames), self.name)
 
     def regime(self, name: str, planned: Model, calibration: Calibration) -> Regime:
-        return Regime.of(name, calibration, calibration.scales, tap_weights(planned, calibration))
+        return Regime.from_calibration(name, calibration, calibration.scales, tap_weights(planned, calibration))
 
     def engine(self, calibration: Calibration) -> Engine:
         graph = quantised_graph(self.model.master, self.model.plan, calibration).graph
-        return self._backend.load(self._backend.build(self.model.request(graph, "int8")).engine)
+        return self._backend.load(self._backend.build(self.model.build_request(graph, "int8")).engine)
 
     def truths(self, tensors: Tensors) -> list[Mapping[str, Array]]:
         return [self._observer.infer(tensor) for tensor in tensors]
@@ -169,12 +169,12 @@ class Ladder:
 
         def measure(members: Sequence[int]) -> float:
             floats = grouping.plan([index in members for index in range(len(nsr))], "not measured now")
-            return asked.ask(PrecisionPlan({**floats, **model.plan.floats})).divergence
+            return asked.evaluate(PrecisionPlan({**floats, **model.plan.floats})).divergence
 
         noise = share_out(nsr, measure_blocks(nsr, measure, _RUNS))
         rows = zip(grouping.groups, noise.tolist(), strict=True)
         groups = [{"layers": group.layers, "sensitivity": adds} for group, adds in rows]
-        return model.under(replace(model.plan, evidence={"sensed": True, "groups": groups}))
+        return model.with_plan(replace(model.plan, evidence={"sensed": True, "groups": groups}))
 
     def weights(self, planned: Model, calibration: Calibration) -> dict[str, dict[str, float]]:
         """By tap, under each of the three weightings."""

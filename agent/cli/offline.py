@@ -100,13 +100,13 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from agent.planning.chart import draw_chart
     from agent.planning.command import read_evidence
-    from agent.planning.report import named, print_explanation, print_plan
+    from agent.planning.report import find_groups, print_explanation, print_plan
 
     if options.explain is not None or options.show or options.model.suffix == ".json":
         evidence = read_evidence(options.model)
         result = dict(evidence)
         if options.explain is not None:
-            result = {"groups": [evidence["groups"][index] for index in named(evidence, options.explain)]}
+            result = {"groups": [evidence["groups"][index] for index in find_groups(evidence, options.explain)]}
     else:
         evidence, result = _search(options)
     if options.json:

@@ -1,7 +1,7 @@
-"""Who may say what: operators that something is done, releases what may run, and neither the other's part.
+"""Decide whose documents count: an operator's key signs commands, a release key signs the models that may run.
 
-As in Uptane (https://uptane.org), where one repository says what exists and another what is installed: whoever has one
-key alone cannot bring a model of their own onto a board.
+The two roles are separate, as in Uptane (https://uptane.org), where one repository says what exists and another what is
+installed. Somebody with one key alone cannot bring a model of their own onto a board.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from agent.system.clock import is_synchronised
 
 
 class Authority:
-    """What a board lets be said to it over MQTT.
-
-    topics: the board's own, which a signed document has to name in `to`: signed for another board it is no order for
-    this one. local: whether only this machine reaches the broker. Raises ConfigError: `key.roles` for a key that is in
-    both roles, `key.unreadable`, `config.credential`.
-    """
+    """The keys that one board trusts, and its rules for unsigned documents."""
 
     def __init__(
         self, config: CommandsConfig, topics: Topics, local: bool, synchronised: Callable[[], bool] = is_synchronised
     ) -> None:
+        """Read the keys.
+
+        Args:
+            topics: The board's own. A signed document names its board in `to`; signed for another one it is refused.
+            local: Whether only this machine reaches the broker.
+            synchronised: Returns whether the clock follows a time server.
+
+        Raises ConfigError: `key.roles` for a key in both roles, `key.unreadable`, `config.credential`.
+        """
         self._config = config
         self._to = f"{topics.fleet}/{topics.device}"
         self._local = local
@@ -42,55 +46,57 @@ class Authority:
             raise ConfigError("key.roles", found, "two roles in different hands", remedy)
 
     @property
-    def unsigned(self) -> bool:
-        """Whether unsigned documents count."""
+    def allows_unsigned(self) -> bool:
+        """Whether unsigned documents are admitted."""
         if self._config.unsigned is not None:
             return self._config.unsigned == "allow"
-        return self._local and not self.guarded
+        return self._local and not self.has_keys
 
     @property
-    def guarded(self) -> bool:
-        """Whether there are keys at all."""
+    def has_keys(self) -> bool:
+        """Whether any key is configured."""
         return bool(len(self.operators) or len(self.releases))
 
     @property
     def warning(self) -> str:
-        """What is to be told at the start, empty where nothing is."""
-        if self.unsigned and not self._local:
+        """A warning for the start; empty if there is none."""
+        if self.allows_unsigned and not self._local:
             return "commands.unsigned is 'allow': whoever may publish at the broker commands this board"
-        if not self.unsigned and not len(self.operators):
+        if not self.allows_unsigned and not len(self.operators):
             return "no command is obeyed: there is no key in commands.operator_keys, and the broker is elsewhere"
         return ""
 
     @property
-    def described(self) -> dict[str, JsonValue]:
-        """As the board's birth tells it; `unsigned` where that was chosen towards a broker elsewhere: whoever watches a
-        fleet wants to know."""
+    def description(self) -> dict[str, JsonValue]:
+        """The keys as the board's birth lists them.
+
+        `unsigned` is true only if that was chosen for a broker elsewhere: a control room has to know.
+        """
         return {
             "operator_keys": [*sorted(self.operators.ids)],
             "release_keys": [*sorted(self.releases.ids)],
-            "unsigned": self.unsigned and not self._local,
+            "unsigned": self.allows_unsigned and not self._local,
         }
 
     def trusts(self, key: str) -> bool:
-        """Whether what this key said before still counts; an empty one stands for unsigned.
+        """Return whether earlier documents of this key still count; an empty key stands for unsigned ones.
 
-        What a key has said that is trusted no more counts no more: with a stolen one somebody could have said the
-        highest of versions, to which no honest one would ever be an answer.
+        Versions set by a revoked key are ignored. Otherwise a thief could publish the highest possible version and lock
+        the board.
         """
-        return key in self.operators.ids if key else self.unsigned
+        return key in self.operators.ids if key else self.allows_unsigned
 
     def admit(self, document: Mapping[str, Any]) -> str:
-        """The id of the operator's key that signed this document for this board; empty for an unsigned one.
+        """Return the id of the operator's key that signed this document for this board; empty for an unsigned one.
 
         Raises CommandError: `command.unsigned`, `command.signature`, `command.target`.
         """
-        if self.unsigned and (document.get("signature") is None or not len(self.operators)):
-            return ""  # a signature that nobody here can check is worth no less than none
+        if self.allows_unsigned and (document.get("signature") is None or not len(self.operators)):
+            return ""  # a signature that this board cannot check is treated as none
         if document.get("signature") is None:
             remedy = "sign it with 'tared send --sign KEY', or say 'unsigned: allow' in config.yaml"
             raise CommandError("command.unsigned", "no signature", "one of an operator's key", remedy)
-        key = self.operators.signer(document)
+        key = self.operators.signer_id(document)
         if key is None:
             expected = f"one by an operator's key that this board knows ({len(self.operators)} of them), over all of it"
             raise CommandError("command.signature", "another signature", expected, "sign it with such a key")
@@ -100,9 +106,9 @@ class Authority:
         return key
 
     def check_clock(self) -> None:
-        """Before an expiry is judged. Raises CommandError (`command.clock`) where this board does not know the time."""
-        # Only where whoever reaches the broker may say anything unsigned is nothing lost with an expired signature.
-        if (self._local and self.unsigned) or self._config.clock == "trusted" or self._synchronised():
+        """Check that this board knows the time, to judge an expiry. Raises CommandError (`command.clock`)."""
+        # An expired signature does no harm where everybody who reaches the broker may send unsigned commands.
+        if (self._local and self.allows_unsigned) or self._config.clock == "trusted" or self._synchronised():
             return
         found = "a clock that follows no time server"
         remedy = "let the board reach one (chrony, systemd-timesyncd), or say 'clock: trusted' in config.yaml"

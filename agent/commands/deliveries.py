@@ -1,33 +1,54 @@
-"""The command `calibration`: a merged calibration on its way to the board, until a job tries it."""
+"""Receive the files of the commands `model` and `calibration`, and hand them over to be tried.
+
+`ModelDelivery` and `CalibrationDelivery` decide whether a file may come. A `Transfer` brings it, verifies it in a
+thread of its own, and lets `StagedModel` or `StagedCalibration` make it ready. The receiver of the staged file then
+takes over the command: the result of the trial is the result of the command.
+"""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from agent.commands.dispatcher import CommandProgress
-from agent.commands.file_transfer import FileReceiver, PartialFile, Transfer, check_room, refused
+from agent.commands.dispatcher import CANCELLED, CommandProgress
+from agent.commands.file_transfer import (
+    TRANSFER_ERRORS,
+    ChunkReceiver,
+    HttpDownload,
+    PartialFile,
+    check_room,
+    transfer_error,
+)
 from agent.commands.releases import Releases
 from agent.common.errors import AgentError, CommandError
 from agent.common.main_thread import RunInMainThread
-from agent.contract.commands import CalibrationArgs, ModelArgs
+from agent.contract.commands import CalibrationArgs, FileArgs, ModelArgs
 from agent.contract.histograms import Facts, read_facts, read_upload
 from agent.models.model import Model
 from agent.models.model_watch import content_of
 from engines.store.files import remove, sync_folder
 
+log = logging.getLogger(__package__)
+
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)  # another disk, or one without hard links
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class StagedCalibration:
-    """A merged calibration that has come: checked against the model, and left where it is until a job has copied it.
+    """A received calibration, checked against the model. It stays where it is until a job has copied it.
 
-    model: under the plan in service.
+    model: the served model, under its plan.
     """
 
     path: Path
@@ -35,8 +56,13 @@ class StagedCalibration:
     report: CommandProgress
 
     def stage(self, reserve_bytes: int) -> None:  # noqa: ARG002  (it takes no room: it stays where it came)
-        """Raises AgentError (`calibration.model` for another model's, or another plan's; `histograms.unreadable`,
-        `calibration.own` for one that no fleet has merged)."""
+        """Check the file; for a thread of its own.
+
+        Raises AgentError:
+            calibration.model       a calibration of another model or another plan
+            calibration.own         a calibration that no fleet has merged
+            histograms.unreadable   anything else
+        """
         facts = self.facts()
         if facts.merged is None:
             found, remedy = "the histograms of one board", "merge them with 'tared fleet merge'"
@@ -54,66 +80,39 @@ class StagedCalibration:
         return read_facts(self.path.read_bytes())
 
     def discard(self) -> None:
-        """The next delivery removes it, or is spared the transfer."""
-
-
-class CalibrationDelivery(FileReceiver):
-    """Called in the supervisor's thread. model: as it serves now. try_out: hears of what is whole and fits, and takes
-    over the command."""
-
-    def __init__(
-        self,
-        folder: Path,
-        reserve_bytes: int,
-        model: Callable[[], Model],
-        post: RunInMainThread,
-        try_out: Callable[[StagedCalibration], None],
-    ) -> None:
-        super().__init__(folder)
-        self._reserve_bytes = reserve_bytes
-        self._model = model
-        self._post = post
-        self._try_out = try_out
-
-    def on_calibration(self, args: CalibrationArgs, report: CommandProgress) -> None:
-        """Have it brought here. Raises CommandError, AgentError."""
-        self.check_idle()
-        try:
-            part = self.part(args, self._reserve_bytes)
-            staged = StagedCalibration(part, self._model(), report)
-            incoming = PartialFile(part, args, report)
-            self._delivery = Transfer(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
-        except OSError as error:
-            raise refused(args.what, f"{error.filename}: {error.strerror}", "a folder to write in") from error
-
-
-_NO_LINK = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)  # another disk, or one without hard links
+        """Keep the file: the next delivery removes it, or is spared the transfer."""
 
 
 class StagedModel:
-    """In a folder of its own beside `destination`, under the very name that it would have there.
+    """A received model in a folder next to `destination`, under the very name that it would have there.
 
-    part: the file as it was received; it stays until the model is in its place, so that what says nothing of the model
-    costs no second transfer. report: of the command that brought it. take_up: called before it is put in its place.
+    Args:
+        part: The received file. It stays until the model is installed, so that a trial that says nothing about the
+            model costs no second transfer.
+        report: The progress of the command that brought the model.
+        on_install: Called before the model is put in its place; may raise AgentError.
     """
 
-    def __init__(self, part: Path, destination: Path, report: CommandProgress, take_up: Callable[[], None]) -> None:
+    def __init__(self, part: Path, destination: Path, report: CommandProgress, on_install: Callable[[], None]) -> None:
         self.report = report
         self.content = ""  # as `content_of` has it, once it is staged
         self._part = part
         self._destination = destination
         self._folder = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.{os.getpid()}.new")
-        self._take_up = take_up
+        self._on_install = on_install
 
     @property
     def file(self) -> Path:
         return self._folder / self._destination.name
 
     def stage(self, reserve_bytes: int) -> None:
-        """Lay it down, on the disk. Raises AgentError where there is no place for it, or no room but the reserve."""
+        """Lay the model down on the destination's disk; for a thread of its own.
+
+        Raises AgentError (`command.model`) if it cannot be written there, or would take from the reserve.
+        """
         try:
-            for killed in self._destination.parent.glob(f".{self._destination.name}.*.new"):  # at this very place
-                remove(killed)
+            for leftover in self._destination.parent.glob(f".{self._destination.name}.*.new"):  # of a killed process
+                remove(leftover)
             self._folder.mkdir()
             try:
                 os.link(self._part, self.file)
@@ -127,51 +126,251 @@ class StagedModel:
             self.content = content_of(self.file)
         except OSError as error:
             self.discard()
-            raise self._refused(error) from error
+            raise self._error(error) from error
         except AgentError:
             self.discard()
             raise
 
     def install(self) -> None:
-        """In the place of the file that is served, all of it at once. Raises AgentError; that file is there then."""
-        self._take_up()
+        """Replace the served file, atomically. Raises AgentError; the served file is unchanged then."""
+        self._on_install()
         try:
             if self._destination.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "a folder")
-            self._part.unlink(missing_ok=True)  # first: what goes on with it later must not write into what serves
+            # First, since both are one file: a later delivery that resumes must not write into what serves.
+            self._part.unlink(missing_ok=True)
             self.file.replace(self._destination)
             sync_folder(self._destination.parent)
         except OSError as error:
-            raise self._refused(error) from error
+            raise self._error(error) from error
         finally:
             self.discard()
 
     def discard(self) -> None:
-        """What has served stays in its place."""
+        """Remove the staged copy; the served file and the received one stay."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def forget(self) -> None:
-        """As `discard`, for a model that no board of this kind can serve: it need not be kept to be gone on with."""
+        """Remove the received file too: no board of this kind can serve this model."""
         self.discard()
         with suppress(OSError):  # the next delivery removes it
             self._part.unlink(missing_ok=True)
 
-    def _refused(self, error: OSError) -> AgentError:
-        found, remedy = (
-            f"{self._destination}: {error.strerror}",
-            "let the service write there, as in its state directory",
-        )
-        return AgentError("command.model", found, "a place for it", remedy)
+    def _error(self, error: OSError) -> AgentError:
+        remedy = "let the service write there, as in its state directory"
+        return AgentError("command.model", f"{self._destination}: {error.strerror}", "a place for it", remedy)
 
 
-TryOut = Callable[[StagedModel], None]  # takes over the command: what becomes of the trial is its result
+Staged = StagedModel | StagedCalibration
+S = TypeVar("S", StagedModel, StagedCalibration)
+
+
+class Transfer:
+    """One file on its way, until it has been handed over or has failed.
+
+    A file that was put together from pieces and has another SHA-256 is transferred once more, since somebody may have
+    forged one of the pieces.
+    """
+
+    def __init__(
+        self,
+        partial: PartialFile,
+        staged: Staged,
+        reserve_bytes: int,
+        run_in_main_thread: RunInMainThread,
+        hand_over: Callable[[], None],
+    ) -> None:
+        """hand_over: called in the supervisor's thread once the file is staged. Raises OSError, AgentError."""
+        self.partial = partial
+        self.is_finished = False
+        self._staged = staged
+        self._reserve_bytes = reserve_bytes
+        self._run_in_main_thread = run_in_main_thread
+        self._hand_over = hand_over
+        self._is_second_try = False
+        self._source: HttpDownload | ChunkReceiver | None = None  # None: the file is being verified
+        self._start()
+
+    def receive(self, topic: str, payload: bytes) -> None:
+        """A chunk, as it arrived on model/{sha256}/{n}."""
+        if isinstance(self._source, ChunkReceiver):
+            try:
+                self._source.receive(topic, payload)
+                self._verify_if_complete(self._source)
+            except TRANSFER_ERRORS as error:
+                self.fail(self.partial.as_agent_error(error))
+
+    def tick(self) -> None:
+        if self._source is not None:
+            try:
+                self._source.tick()
+            except AgentError as error:
+                self.fail(error)
+
+    def fail(self, error: AgentError) -> None:
+        """End the transfer. A thread that still waits for a server is ignored from now on."""
+        if not self.is_finished:
+            self.is_finished, self._source = True, None
+            self.partial.close()
+            self.partial.report.fail(error)
+
+    def _start(self) -> None:
+        """Raises OSError, AgentError."""
+
+        def report_percent(percent: int) -> None:
+            self._run_in_main_thread(lambda: self.partial.report.progress("FETCHING", percent))
+
+        url = self.partial.args.url
+        if url is None:
+            self._source = ChunkReceiver(self.partial)
+            self._verify_if_complete(self._source)
+        else:
+            self._source = download = HttpDownload(self.partial, report_percent)
+            self._run_in_thread(lambda: download.run(url), lambda _: self._verify())
+
+    def _verify_if_complete(self, chunks: ChunkReceiver) -> None:
+        if chunks.is_complete:
+            self._verify()
+
+    def _verify(self) -> None:
+        """Verify and stage in a thread: hashing a large file, or copying it to another disk, takes long."""
+        self._source = None
+
+        def verify_and_stage() -> bool:
+            is_right = self.partial.verify()
+            if is_right:
+                self._staged.stage(self._reserve_bytes)
+            return is_right
+
+        self._run_in_thread(verify_and_stage, self._on_verified)
+
+    def _on_verified(self, is_right: bool) -> None:
+        """Raises OSError, AgentError."""
+        if is_right:
+            self._hand_over()
+            self.is_finished = True
+        elif self.partial.is_pieced and not self._is_second_try:
+            log.warning("delivery=%s state=another file, begun anew", self.partial.args.sha256[:12])
+            self._is_second_try = True
+            self._start()
+        else:
+            raise self.partial.error("a file of another SHA-256", self.partial.args.sha256[:12])
+
+    def _run_in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Run `work` in a thread, and `then` with its result in the supervisor's unless the transfer has ended."""
+
+        def run() -> None:
+            try:
+                result = work()
+            except TRANSFER_ERRORS as error:
+                refusal = self.partial.as_agent_error(error)
+                self._run_in_main_thread(lambda: self.fail(refusal))
+            else:
+                self._run_in_main_thread(lambda: go_on(result))
+
+        def go_on(result: T) -> None:
+            if self.is_finished:
+                self._staged.discard()
+                return
+            try:
+                then(result)
+            except TRANSFER_ERRORS as error:
+                self.fail(self.partial.as_agent_error(error))
+
+        threading.Thread(target=run, name="delivery", daemon=True).start()
+
+
+class FileReceiver:
+    """Receive files of one kind, at most one at a time; called in the supervisor's thread.
+
+    A partial file stays in `folder` and is resumed when the same file is sent again. Other files in it are removed.
+    """
+
+    def __init__(self, folder: Path, reserve_bytes: int, run_in_main_thread: RunInMainThread) -> None:
+        """reserve_bytes: disk space that must stay free."""
+        self._folder = folder
+        self._reserve_bytes = reserve_bytes
+        self._run_in_main_thread = run_in_main_thread
+        self._transfer: Transfer | None = None
+
+    def receive(self, topic: str, payload: bytes) -> None:
+        """A chunk, as it arrived on model/{sha256}/{n}; ignored if no transfer waits for it."""
+        if self._transfer is not None:
+            self._transfer.receive(topic, payload)
+
+    def tick(self) -> None:
+        if self._transfer is not None:
+            self._transfer.tick()
+
+    def end(self, reason: str) -> bool:
+        """End the running transfer; False if there is none, or a job has the file already."""
+        if self._transfer is None or self._transfer.is_finished:
+            return False
+        remedy = "send it again under a new id: it goes on where it ended"
+        self._transfer.fail(AgentError(CANCELLED, reason, "a delivery that is left to end", remedy))
+        return True
+
+    def _check_idle(self) -> None:
+        """Raises CommandError (`command.busy`)."""
+        if self._transfer is not None and not self._transfer.partial.report.latest.final:
+            raise CommandError("command.busy", "a file on its way", "none", "wait for its end, then send it again")
+
+    def _start_transfer(
+        self, args: FileArgs, report: CommandProgress, stage_from: Callable[[Path], S], try_out: Callable[[S], None]
+    ) -> None:
+        """stage_from: makes the staged file from the path of the partial one. Raises AgentError."""
+        part = self._folder / f"{args.sha256}.part"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for other in list(self._folder.iterdir()):
+                gone = not os.path.lexists(other)  # with the one before: the half of a removal that was cut short
+                if not gone and (other != part or other.is_symlink() or not other.is_file()):
+                    remove(other)
+            missing = args.size - (part.stat().st_size if part.exists() else 0)
+            check_room(self._folder, missing, self._reserve_bytes, args.what)
+            staged = stage_from(part)
+            self._transfer = Transfer(
+                PartialFile(part, args, report),
+                staged,
+                self._reserve_bytes,
+                self._run_in_main_thread,
+                lambda: try_out(staged),
+            )
+        except OSError as error:
+            found = f"{error.filename or self._folder}: {error.strerror}"
+            raise transfer_error(args.what, found, "a folder to write in") from error
+
+
+class CalibrationDelivery(FileReceiver):
+    """Carry out the command `calibration`: receive a merged calibration."""
+
+    def __init__(
+        self,
+        folder: Path,
+        reserve_bytes: int,
+        model: Callable[[], Model],
+        run_in_main_thread: RunInMainThread,
+        try_out: Callable[[StagedCalibration], None],
+    ) -> None:
+        """model: returns the served model. try_out: receives a calibration that fits, and takes over the command."""
+        super().__init__(folder, reserve_bytes, run_in_main_thread)
+        self._model = model
+        self._try_out = try_out
+
+    def start(self, args: CalibrationArgs, report: CommandProgress) -> None:
+        """Raises CommandError, AgentError."""
+        self._check_idle()
+        self._start_transfer(args, report, lambda part: StagedCalibration(part, self._model(), report), self._try_out)
 
 
 class ModelDelivery(FileReceiver):
-    """Called in the supervisor's thread.
+    """Carry out the command `model`: receive a new model.
 
-    destination: the file that is served. watched: whether another one would be taken up. reserve_bytes: what must stay
-    free, here and there. try_out: hears of a model that is whole, and tries it before it is put in its place.
+    Args:
+        destination: The file that is served.
+        watched: Whether the daemon notices another file there, so that a delivered model would be taken up.
+        reserve_bytes: Disk space that must stay free, in `folder` and at `destination`.
+        try_out: Receives a complete model, tries it before it is installed, and takes over the command.
     """
 
     def __init__(
@@ -181,38 +380,31 @@ class ModelDelivery(FileReceiver):
         watched: bool,
         reserve_bytes: int,
         releases: Releases,
-        post: RunInMainThread,
-        try_out: TryOut,
+        run_in_main_thread: RunInMainThread,
+        try_out: Callable[[StagedModel], None],
     ) -> None:
-        super().__init__(folder)
+        super().__init__(folder, reserve_bytes, run_in_main_thread)
         self._destination = destination
         self._watched = watched
-        self._reserve_bytes = reserve_bytes
         self._releases = releases
-        self._post = post
         self._try_out = try_out
 
-    def begin(self, args: ModelArgs, report: CommandProgress, now: float) -> None:
-        """Have this model brought here; now: Unix time in seconds. Raises CommandError, AgentError for one that may not
-        come, or cannot."""
-        self.check_idle()
+    def start(self, args: ModelArgs, report: CommandProgress, now: float) -> None:
+        """now: Unix time in seconds. Raises CommandError, AgentError for a model that may not come, or cannot."""
+        self._check_idle()
         if not self._watched:
             found = "a source that is no live camera, or a model that was not read from a file"
             raise CommandError("command.model", found, "a daemon that takes up a new model", "restart it instead")
         release = self._releases.check(args, now)
 
-        def take_up() -> None:
+        def record_release() -> None:
             if release is not None:
-                self._releases.take_up(*release)
+                self._releases.record(*release)
 
-        try:
-            part = self.part(args, self._reserve_bytes)
-            beside = self._destination.parent
-            if beside.stat().st_dev != part.parent.stat().st_dev:  # on one disk it is the same file under two names
-                check_room(beside, args.size, self._reserve_bytes, args.what)
-            incoming = PartialFile(part, args, report)
-            staged = StagedModel(part, self._destination, report, take_up)
-            self._delivery = Transfer(incoming, staged, self._reserve_bytes, self._post, lambda: self._try_out(staged))
-        except OSError as error:
-            found = f"{error.filename or self._destination}: {error.strerror}"
-            raise refused(args.what, found, "folders to write in") from error
+        def stage_from(part: Path) -> StagedModel:
+            folder = self._destination.parent
+            if folder.stat().st_dev != part.parent.stat().st_dev:  # on one disk it is the same file under two names
+                check_room(folder, args.size, self._reserve_bytes, args.what)
+            return StagedModel(part, self._destination, report, record_release)
+
+        self._start_transfer(args, report, stage_from, self._try_out)

@@ -1,4 +1,4 @@
-"""From labels messages off the network to the accuracy of what serves, or to the reason why not."""
+"""Apply label messages to the live accuracy of the cameras, or report why they are refused."""
 
 from __future__ import annotations
 
@@ -14,43 +14,48 @@ from agent.vision.detections import LabelledBoxes
 from agent.vision.spec import ModelSpec
 from calibrate.errors import TaredError
 
-_SILENCE_S = 60.0  # between two errors of one code
-
-Tell = Callable[[TaredError, int], None]
+_SILENCE_S = 60.0  # between two reports of one error code
 
 
 class LabelsInbox:
-    """Takes labels of the cameras' frames; one thread uses it, the supervisor's.
+    """Receive labels of the cameras' frames; one thread uses it, the supervisor's.
 
-    Bad ones are refused with a LabelsError or MessageError, which `tell` hears at once, and from then on once a minute
-    per code, with the number of messages that were refused so since it was told last: a flood fills no log.
+    A refused message is reported at once, further ones with the same error code once a minute: a flood fills no log.
     """
 
-    def __init__(self, accuracies: Mapping[str, LiveAccuracy], spec: ModelSpec, tell: Tell) -> None:
-        """accuracies: who scores them, by camera."""
+    def __init__(
+        self, accuracies: Mapping[str, LiveAccuracy], spec: ModelSpec, on_refused: Callable[[TaredError, int], None]
+    ) -> None:
+        """Score the labels.
+
+        Args:
+            accuracies: By camera.
+            on_refused: Receives the latest LabelsError or MessageError of a code, and the number of messages refused
+                for it since its last report.
+        """
         self._accuracies = accuracies
         self._spec = spec
-        self._tell = tell
-        self._untold: Counter[str] = Counter()
-        self._latest: dict[str, TaredError] = {}  # by code, of those that are untold
+        self._on_refused = on_refused
+        self._unreported: Counter[str] = Counter()  # by code
+        self._latest: dict[str, TaredError] = {}  # by code, of those that are unreported
         self._silent_until: dict[str, float] = {}
 
     def receive(self, payload: bytes, now_s: float, retained: bool = False) -> None:
-        """Take a message as it came off the wire; `now_s` is monotonic time."""
+        """Apply a message; `now_s` is monotonic time."""
         try:
-            self._take(payload, retained)
+            self._apply(payload, retained)
         except (LabelsError, MessageError) as error:
-            self._untold[error.code] += 1
+            self._unreported[error.code] += 1
             self._latest[error.code] = error
         self.tick(now_s)
 
     def tick(self, now_s: float) -> None:
-        """Tell of what was refused, where it is time to."""
+        """Report refused messages whose time has come."""
         for code in [code for code in self._latest if now_s >= self._silent_until.get(code, now_s)]:
             self._silent_until[code] = now_s + _SILENCE_S
-            self._tell(self._latest.pop(code), self._untold.pop(code))
+            self._on_refused(self._latest.pop(code), self._unreported.pop(code))
 
-    def _take(self, payload: bytes, retained: bool) -> None:
+    def _apply(self, payload: bytes, retained: bool) -> None:
         if retained:  # it would label a frame of the same number in every run to come
             remedy = "publish labels without the retain flag, and clear the retained ones"
             raise LabelsError("labels.retained", "retained labels", "fresh ones", remedy)
@@ -85,6 +90,6 @@ class LabelsInbox:
                 return names.index(label)
         elif not names or label < len(names):
             return label
-        known = f"one of {len(names)} classes of the model spec, by id or name" if names else "a class id"
+        expected = f"one of {len(names)} classes of the model spec, by id or name" if names else "a class id"
         shown = f"{label[:64]!a}" if isinstance(label, str) else label
-        raise LabelsError("labels.class", f"class {shown}", known, "correct the sender, or labels in the model spec")
+        raise LabelsError("labels.class", f"class {shown}", expected, "correct the sender, or labels in the model spec")

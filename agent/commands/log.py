@@ -1,4 +1,8 @@
-"""Which signed commands may have been carried out although the log of commands does not know them."""
+"""Remember on the disk which commands were carried out, so that each is carried out once, also after a kill.
+
+`CommandLog` is a SQLite file of accepted commands and their results. `ReplayGuard`, a small file of its own, refuses
+signed commands that a lost or pruned log may have known.
+"""
 
 from __future__ import annotations
 
@@ -21,57 +25,63 @@ _SCHEMA = 1
 
 
 class ReplayGuard:
-    """What is known of the commands that a log of commands has lost or forgotten, in a file of its own beside it.
+    """Refuse signed commands that may have been carried out although the command log does not know them.
 
-    The log of a new board has lost nothing, and refuses nothing: such a board has carried out no command, and its clock
-    may be wrong at its first start. Any other log that is begun anew refuses what was issued no later than the newest
-    command that the old one took, by the clocks of their senders: this board's may have jumped. Where that is unknown
-    too, because the file is damaged or an older tared had none, it is the time of this start.
+    A new board's log refuses nothing: no command was carried out yet, and the clock may be wrong at the first start.
+    Any other log that starts empty refuses commands issued no later than the newest one that the old log accepted. Both
+    times are those of the senders' clocks, since this board's may have jumped. If that time is unknown too, because the
+    file is damaged or an older tared had none, the time of this start takes its place.
     """
 
     def __init__(self, path: Path, log_exists: bool, on_error: Callable[[AgentError], None]) -> None:
-        """log_exists: whether there is a log of commands already. on_error hears of a disk that refuses.
+        """log_exists: whether there is a command log already. on_error: receives write errors.
 
         Raises AgentError (`command.schema`).
         """
         self._file = StateFile(path, _SCHEMA, "command.write", on_error)
-        known = self._file.read(_take)
-        self._newest, self._begun, self._forgotten = known or (0.0, 0.0, 0.0)
+        known = self._file.read(_parse_times)
+        self._newest, self._started, self._forgotten = known or (0.0, 0.0, 0.0)
         if known is None and (log_exists or lexists(path)):
             self._newest = time.time()
             self._file.write(self._document)
 
-    def log_lost(self) -> None:
-        """The log is begun anew."""
-        if self._begun != self._newest:
-            self._begun = self._newest
+    def note_log_lost(self) -> None:
+        """Note that the log starts empty again."""
+        if self._started != self._newest:
+            self._started = self._newest
             self._file.write(self._document)
 
     def check(self, issued: float, expires: float) -> None:
-        """Of a signed command that the log does not know; Unix times in seconds. Raises AgentError
-        (`command.forgotten`)."""
-        if issued > self._begun and expires > self._forgotten:
+        """Check a signed command that the log does not know; Unix times in seconds.
+
+        Raises AgentError (`command.forgotten`).
+        """
+        if issued > self._started and expires > self._forgotten:
             return
         found = "a command from before the log of commands began, or as old as what it has forgotten"
         expected = "one of which it is known that it was not carried out"
         raise AgentError("command.forgotten", found, expected, "send it anew")
 
-    def note(self, issued: float, forgotten: float) -> None:
-        """Before a signed command is carried out; durable when this returns. forgotten: the latest expiry of commands
-        that the log has removed, by a clock that may have jumped ahead. Raises AgentError (`command.write`)."""
+    def record(self, issued: float, forgotten: float) -> None:
+        """Record a signed command before it is carried out; durable when this returns.
+
+        forgotten: the latest expiry of commands that the log has removed, by a clock that may have jumped ahead.
+
+        Raises AgentError (`command.write`).
+        """
         self._newest, self._forgotten = max(self._newest, issued), max(self._forgotten, forgotten)
         self._file.replace(self._document)
 
     @property
     def _document(self) -> dict[str, float]:
-        return {"newest": self._newest, "begun": self._begun, "forgotten": self._forgotten}
+        return {"newest": self._newest, "begun": self._started, "forgotten": self._forgotten}
 
 
-def _take(document: Mapping[str, Any]) -> tuple[float, float, float]:
+def _parse_times(document: Mapping[str, Any]) -> tuple[float, float, float]:
     return float(document["newest"]), float(document["begun"]), float(document["forgotten"])
 
 
-MEMORY_S = 30 * 86_400.0  # and as long as a command may be valid: what is forgotten has expired
+MEMORY_S = 30 * 86_400.0  # also the longest validity of a command: a forgotten one has expired
 MOST_ROWS = 10_000
 _MIGRATIONS = (
     """
@@ -96,24 +106,26 @@ _PRAGMAS = ("synchronous = EXTRA",)  # with a rollback journal FULL may lose the
 
 
 class CommandLog:
-    """Accepted commands and their ends, in the file at `path`, opened for each transaction; one thread uses it.
+    """Accepted commands and their final results, in the file at `path`, opened for each transaction.
 
-    A damaged file is moved aside, told of as `command.damaged`, and begun anew: what was signed before that is refused,
-    see ReplayGuard, whose file has the name `path` with `.json` for its ending. What could not be written is kept in
-    memory, and written with whatever is written next.
+    One thread uses it. A damaged file is moved aside, reported as `command.damaged`, and replaced by an empty one; the
+    ReplayGuard, whose file is `path` with the ending `.json`, then refuses older signed commands. Results that could
+    not be written are kept in memory, and written with the next write.
     """
 
     def __init__(self, path: Path, on_error: Callable[[AgentError], None], most_rows: int = MOST_ROWS) -> None:
-        """on_error hears of a file that is damaged, and of a disk that refuses an end. Raises AgentError
-        (`command.schema`) for the file of a newer tared."""
+        """on_error: receives the error of a damaged file, and write errors of results.
+
+        Raises AgentError (`command.schema`) for the file of a newer tared.
+        """
         holds, loss = "the log of commands", "an unsigned command that is sent again may be carried out again"
         self._database = Database(path, "command", holds, loss, _MIGRATIONS, _PRAGMAS)
         self._on_error = on_error
         self._most_rows = most_rows
-        self._owed: dict[str, CommandResult] = {}  # ends that the disk refused
-        self._delivered: set[str] = set()  # ids whose end the broker has, not yet written
+        self._unwritten: dict[str, CommandResult] = {}  # final results that the disk refused
+        self._delivered: set[str] = set()  # ids whose final result the broker has, not yet written
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._bound = ReplayGuard(path.with_suffix(".json"), not _is_missing(path), on_error)
+        self._replay_guard = ReplayGuard(path.with_suffix(".json"), not _is_missing(path), on_error)
         try:
             self._check()
         except AgentError as error:
@@ -130,25 +142,31 @@ class CommandLog:
         issued: float | None = None,
         reply: Reply | None = None,
     ) -> None:
-        """Before a command is carried out; durable when this returns.
+        """Record a command before it is carried out; durable when this returns.
 
-        digest: of what was asked. expires, now, issued: Unix times in seconds; issued: of a signed one. reply: where
-        its end is wanted too, after a restart as well. Raises
-        AgentError: `command.log` where the disk refuses, `command.full` where all that are remembered are still valid,
-        so that none may be forgotten, `command.forgotten` for a signed one that may have been carried out.
+        Args:
+            digest: Of the command's content.
+            expires: Unix time in seconds, as `now` and `issued`.
+            issued: Of a signed command; None for an unsigned one.
+            reply: Where the final result goes too, after a restart as well.
+
+        Raises AgentError:
+            command.log         the disk refuses
+            command.full        all remembered commands are still valid, so that none may be forgotten
+            command.forgotten   a signed command that may have been carried out already
         """
         accepted = CommandResult(id=command_id, status="ACCEPTED")
-        back = (reply.topic, reply.correlation) if reply is not None else (None, None)
-        row = (command_id, digest, expires, now, accepted.to_json().decode(), *back)
+        reply_columns = (reply.topic, reply.correlation) if reply is not None else (None, None)
+        row = (command_id, digest, expires, now, accepted.to_json().decode(), *reply_columns)
         columns = "id, digest, expires_wall, received_wall, result, reply_topic, reply_correlation, final"
         try:
             with self._transaction("write") as db:
                 if issued is not None:
-                    self._bound.check(issued, expires)
-                self._settle(db)
+                    self._replay_guard.check(issued, expires)
+                self._flush(db)
                 forgotten = self._forget(db, now)
                 if issued is not None or forgotten:
-                    self._bound.note(min(issued or 0.0, expires), forgotten)
+                    self._replay_guard.record(min(issued or 0.0, expires), forgotten)
                 db.execute(f"INSERT INTO commands ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, 0)", row)
         except AgentError as error:
             if error.code in ("command.full", "command.forgotten"):
@@ -157,17 +175,17 @@ class CommandLog:
         self._clear()
 
     def end(self, result: CommandResult) -> None:
-        """A command's final result, before anybody hears of it. A disk that refuses is told of."""
-        self._owed[result.id] = result
+        """Record a command's final result, before it is published. A write error goes to `on_error`."""
+        self._unwritten[result.id] = result
         self._write()
 
-    def delivered(self, command_ids: Iterable[str]) -> None:
-        """The broker has their final results: they need not be told at the next start."""
+    def mark_delivered(self, command_ids: Iterable[str]) -> None:
+        """Record that the broker has these final results: the next start need not publish them."""
         self._delivered.update(command_ids)
         self._write()
 
     def find(self, command_id: str) -> tuple[str, CommandResult] | None:
-        """The digest and the latest result of a command that was accepted. Raises AgentError (`command.log`)."""
+        """Return the digest and the latest result of an accepted command. Raises AgentError (`command.log`)."""
         try:
             with self._transaction("read") as db:
                 query = "SELECT digest, result FROM commands WHERE id = ?"
@@ -176,18 +194,18 @@ class CommandLog:
             raise AgentError("command.log", error.found, error.expected, error.remedy) from error
         if row is None:
             return None
-        return row[0], self._owed.get(command_id) or CommandResult.from_json(row[1].encode())
+        return row[0], self._unwritten.get(command_id) or CommandResult.from_json(row[1].encode())
 
     def unfinished(self) -> list[str]:
-        """Ids of commands that were accepted and have no end, the newest last."""
+        """Return the ids of accepted commands without a final result, the newest last."""
         return [result.id for result, _ in self._select("final = 0")]
 
     def undelivered(self) -> list[tuple[CommandResult, Reply | None]]:
-        """Final results that the broker may not have, and where they are wanted too, the newest last."""
+        """Return final results that the broker may not have, each with its reply address, the newest last."""
         return self._select("final = 1 AND delivered = 0")
 
     def _select(self, which: str) -> list[tuple[CommandResult, Reply | None]]:
-        """Those of a log that can be read: it was told of when it was opened."""
+        """Return nothing for a log that cannot be read: that was reported when it was opened."""
         try:
             with self._transaction("read") as db:
                 columns = "result, reply_topic, reply_correlation"
@@ -201,49 +219,50 @@ class CommandLog:
 
     @contextmanager
     def _transaction(self, what: str) -> Iterator[sqlite3.Connection]:
-        """Of the database, which begins a log anew where there is none, or a damaged one."""
+        """Open a transaction of the database, which replaces a missing or damaged file by an empty one."""
         if _is_missing(self._database.path):
-            self._bound.log_lost()
+            self._replay_guard.note_log_lost()
         try:
             with self._database.transaction(what) as db:
                 yield db
         except AgentError as error:
             if error.code == "command.damaged":
-                self._bound.log_lost()
+                self._replay_guard.note_log_lost()
             raise
 
     def _write(self) -> None:
         try:
             with self._transaction("write") as db:
-                self._settle(db)
+                self._flush(db)
         except AgentError as error:
             self._on_error(error)
         else:
             self._clear()
 
-    def _settle(self, db: sqlite3.Connection) -> None:
-        """Write what is owed."""
-        for result in self._owed.values():
+    def _flush(self, db: sqlite3.Connection) -> None:
+        for result in self._unwritten.values():
             row = (result.to_json().decode(), result.id)
             db.execute("UPDATE commands SET result = ?, final = 1, delivered = 0 WHERE id = ?", row)
         for command_id in self._delivered:
             db.execute("UPDATE commands SET delivered = 1 WHERE id = ? AND final = 1", (command_id,))
 
     def _clear(self) -> None:
-        self._owed.clear()
+        self._unwritten.clear()
         self._delivered.clear()
 
     def _forget(self, db: sqlite3.Connection, now: float) -> float:
-        """What is older than a month, and beyond the most rows the oldest that have expired: one that is still valid
-        could be sent once more, and would be carried out once more. Returns the latest time at which any of them
-        expired, 0 without any: after a jump of the clock that lies ahead. Raises AgentError (`command.full`)."""
-        over = "final = 1 AND expires_wall <= ?"
-        aged = f"SELECT number FROM commands WHERE received_wall < ? AND {over}"
+        """Remove commands older than a month, and the oldest beyond `most_rows`; only commands that have expired.
+
+        A valid one could be sent again, and would be carried out again. Returns the latest expiry of the removed
+        commands, 0 without any; after a jump of the clock it lies ahead. Raises AgentError (`command.full`).
+        """
+        expired = "final = 1 AND expires_wall <= ?"
+        aged = f"SELECT number FROM commands WHERE received_wall < ? AND {expired}"
         _, latest = _remove(db, aged, (now - MEMORY_S, now))
         (rows,) = db.execute("SELECT count(*) FROM commands").fetchone()
         if (excess := rows + 1 - self._most_rows) <= 0:
             return latest
-        oldest = f"SELECT number FROM commands WHERE {over} ORDER BY number LIMIT ?"
+        oldest = f"SELECT number FROM commands WHERE {expired} ORDER BY number LIMIT ?"
         removed, latest_spare = _remove(db, oldest, (now, excess))
         if removed < excess:
             found = f"{rows} commands that are still valid"
@@ -252,17 +271,17 @@ class CommandLog:
         return max(latest, latest_spare)
 
     def _check(self) -> None:
-        """Whether all can be read; what cannot is moved aside."""
+        """Check that all rows can be read; else move the file aside and raise its AgentError."""
         with self._transaction("read") as db:
             sound = db.execute("PRAGMA quick_check").fetchone() == ("ok",)
             sound = sound and _all_read(db)
         if not sound:
-            self._bound.log_lost()
+            self._replay_guard.note_log_lost()
             raise self._database.set_aside("it does not hold what a log of commands holds")
 
 
 def _is_missing(path: Path) -> bool:
-    """Not where nobody may look: it may be there."""
+    """Return False also for a folder that may not be read: the file may be there."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -273,7 +292,7 @@ def _is_missing(path: Path) -> bool:
 
 
 def _remove(db: sqlite3.Connection, which: str, parameters: tuple[float, float]) -> tuple[int, float]:
-    """How many rows of these numbers there were, and when the last of them expired, 0 without any."""
+    """Remove the rows of these numbers; return how many there were, and their latest expiry, 0 without any."""
     (latest,) = db.execute(f"SELECT max(expires_wall) FROM commands WHERE number IN ({which})", parameters).fetchone()
     return db.execute(f"DELETE FROM commands WHERE number IN ({which})", parameters).rowcount, latest or 0.0
 

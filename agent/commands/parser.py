@@ -1,4 +1,4 @@
-"""From bytes off the network to a command, or to the reason why not, in words that its sender can be told."""
+"""Parse a command from the bytes of a message, or refuse it with a reason for its sender."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ from pydantic import ValidationError
 
 from agent.commands.authority import Authority
 from agent.commands.log import MEMORY_S
-from agent.common.errors import CommandError
-from agent.common.schema import Strict
+from agent.common.errors import AgentError, CommandError
 from agent.contract.commands import OPS, Command, CommandStatus
 from agent.contract.signing import canonical
 from agent.contract.topics import check_name
-from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError, problems, read_object
+from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError, describe_errors, read_object
 
 
 class CommandRefused(CommandError):
-    """A command that is not carried out; `command_id` is the sender's id where it could be read."""
+    """A command that is not carried out; `command_id` is the sender's id, None if it could not be read."""
 
     def __init__(self, code: str, found: str, expected: str, remedy: str, command_id: str | None = None) -> None:
         super().__init__(code, found, expected, remedy)
         self.command_id = command_id
 
+    @classmethod
+    def from_error(cls, error: AgentError, command_id: str | None) -> CommandRefused:
+        return cls(error.code, error.found, error.expected, error.remedy, command_id)
+
     @property
     def status(self) -> CommandStatus:
-        """What the sender is told."""
+        """The status that its sender receives."""
         return "EXPIRED" if self.code == "command.expired" else "REJECTED"
 
 
 @dataclass(frozen=True)
 class ReceivedCommand:
-    """A command as it came. key: the id of the operator's that signed it, empty where none did. digest: of what it
-    says, whatever its spelling, without the signature."""
+    """A command as it arrived.
+
+    key: the id of the operator's key that signed it, empty for an unsigned one. digest: of the content without the
+    signature, whatever its spelling.
+    """
 
     command: Command
     key: str
@@ -43,7 +49,7 @@ class ReceivedCommand:
 
 
 def parse_command(payload: bytes, now: float, authority: Authority | None = None) -> ReceivedCommand:
-    """Read a command as it came off the wire; `now` is Unix time in seconds. authority: None admits everybody.
+    """Parse a message; `now` is Unix time in seconds. authority: None admits everybody.
 
     Raises CommandRefused, with the command's id where it can be read: `message.too_large`, `.malformed`,
     `.not_object`, `.too_deep`; `command.unsigned`, `.signature`, `.target`, `.clock`; `command.unknown_op`, `.args`,
@@ -52,7 +58,7 @@ def parse_command(payload: bytes, now: float, authority: Authority | None = None
     try:
         document = read_object(payload)
     except MessageError as error:
-        raise CommandRefused(error.code, error.found, error.expected, error.remedy, _salvaged_id(payload)) from None
+        raise CommandRefused.from_error(error, _salvage_id(payload)) from None
     command_id = _valid_id(document.get("id"))
     try:
         digest = hashlib.sha256(canonical(document)).hexdigest()
@@ -60,34 +66,36 @@ def parse_command(payload: bytes, now: float, authority: Authority | None = None
         _refuse("invalid", str(error)[:200], "numbers that JSON holds exactly", "correct the sender", command_id)
     try:
         key = authority.admit(document) if authority is not None else ""
-        command = _command(document, command_id)
+        command = _parse_fields(document, command_id)
         if authority is not None:
             authority.check_clock()
     except CommandRefused:
         raise
     except CommandError as error:
-        raise CommandRefused(error.code, error.found, error.expected, error.remedy, command_id) from None
+        raise CommandRefused.from_error(error, command_id) from None
     _check_times(command, now)
     return ReceivedCommand(command, key, digest)
 
 
-def _command(document: dict[str, Any], command_id: str | None) -> Command:
-    schema = _schema(document.get("op"), command_id)
+def _parse_fields(document: dict[str, Any], command_id: str | None) -> Command:
+    op = document.get("op")
+    if not isinstance(op, str) or op not in OPS:
+        found, remedy = f"op {str(op)[:64]!a}", "correct op, or update the agent"
+        _refuse("unknown_op", found, "one of " + ", ".join(OPS), remedy, command_id)
     try:
-        args = schema.model_validate(document.get("args", {}))
+        args = OPS[op].model_validate(document.get("args", {}))
     except ValidationError as error:
-        known = ", ".join(schema.model_fields) or "none"
-        _refuse("args", problems(error), f"the arguments of this op: {known}", "correct args", command_id)
+        known = ", ".join(OPS[op].model_fields) or "none"
+        _refuse("args", describe_errors(error), f"the arguments of this op: {known}", "correct args", command_id)
     try:
-        command = Command.model_validate({**document, "args": args})
+        return Command.model_validate({**document, "args": args})
     except ValidationError as error:
         expected = "id, op, args, issued, expires and version as the contract has them"
-        _refuse("invalid", problems(error), expected, "correct the sender", command_id)
-    return command
+        _refuse("invalid", describe_errors(error), expected, "correct the sender", command_id)
 
 
 def _check_times(command: Command, now: float) -> None:
-    """What is forgotten must have expired."""
+    """Check that the command is valid now, and expires before the command log forgets it."""
     if now >= command.expires:
         late_s = now - command.expires
         remedy = "send it anew, or set the clocks of device and sender"
@@ -96,13 +104,6 @@ def _check_times(command: Command, now: float) -> None:
     if valid_s > MEMORY_S:
         expected = f"at most {MEMORY_S / 86_400.0:.0f} days, for so long it is remembered"
         _refuse("validity", f"valid for {valid_s / 86_400.0:.1f} days", expected, "let it expire sooner", command.id)
-
-
-def _schema(op: object, command_id: str | None) -> type[Strict]:
-    if not isinstance(op, str) or op not in OPS:
-        found = f"op {str(op)[:64]!a}"
-        _refuse("unknown_op", found, "one of " + ", ".join(OPS), "correct op, or update the agent", command_id)
-    return OPS[op]
 
 
 def _refuse(code: str, found: str, expected: str, remedy: str, command_id: str | None) -> NoReturn:
@@ -116,7 +117,7 @@ def _valid_id(value: object) -> str | None:
         return None
 
 
-def _salvaged_id(payload: bytes) -> str | None:
-    """The id of a command that is no readable JSON, so that its sender hears of it all the same."""
+def _salvage_id(payload: bytes) -> str | None:
+    """Return the id in a command that is no readable JSON, so that its sender receives the refusal all the same."""
     match = re.search(rb'"id"\s{0,8}:\s{0,8}"([^"\\]{1,64})"', payload[:MAX_PAYLOAD_BYTES])
     return _valid_id(match[1].decode(errors="replace")) if match else None

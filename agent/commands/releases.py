@@ -1,4 +1,4 @@
-"""What may run on a board: models of which a holder of a release key has said so."""
+"""Decide which models may run on a board: those with a statement signed by a release key."""
 
 from __future__ import annotations
 
@@ -13,46 +13,55 @@ from agent.commands.authority import Authority
 from agent.common.errors import AgentError, CommandError
 from agent.common.state_files import StateFile
 from agent.contract.commands import ModelArgs, Release
-from agent.contract.wire import problems
+from agent.contract.wire import describe_errors
 
 _SCHEMA = 1
 
 
 class Releases:
-    """Remembers the highest version of each key that was taken up, in the file at `path`: an older one, validly signed
-    once, is not a way back to its faults.
+    """Check releases, and remember the highest installed version of each key in the file at `path`.
 
-    damage: what is to be told of a file that is there and cannot be understood: then no model is taken where releases
-    are asked for, for any version could be a step back. Raises AgentError (`releases.schema`).
+    So an older release, validly signed once, is not a way back to its faults.
+
+    damage: the error of a file that exists and cannot be read. No model is accepted then if releases are required,
+    since any version could be a step back.
     """
 
     def __init__(self, authority: Authority | None, path: Path) -> None:
+        """authority: None requires no release. Raises AgentError (`releases.schema`) for the file of a newer tared."""
         self._authority = authority
         self.damage: AgentError | None = None
-        self._file = StateFile(path, _SCHEMA, "releases.write", lambda _: None)  # it is only replaced, which raises
+        self._file = StateFile(path, _SCHEMA, "releases.write", lambda _: None)  # only `replace` is used, which raises
         versions = self._file.read(_versions)
-        if versions is None and authority is not None and authority.guarded and lexists(path):
+        if versions is None and authority is not None and authority.has_keys and lexists(path):
             remedy = "put back what it held, or remove it if no older release than the latest can be sent"
             self.damage = AgentError("releases.damaged", str(path), "the versions that were taken up", remedy)
         self._versions = versions or {}
 
     def check(self, args: ModelArgs, now: float) -> tuple[Release, str] | None:
-        """The release that allows this model, and the id of its key; None where no keys are asked for.
+        """Return the release that allows this model, and the id of its key; None if no release is required.
 
-        now: Unix time in seconds. Raises CommandError: `command.release` for one that is missing, of another model or
-        product, by another key or expired, `command.rollback` for one of a lower version than any that was taken up
-        before by a key that is still trusted; AgentError (`releases.damaged`).
+        now: Unix time in seconds.
+
+        Raises CommandError:
+            command.release     no release, or one of another model or product, by another key, or expired
+            command.rollback    a lower version than one installed before, by a key that is still trusted
+        Raises AgentError: `releases.damaged`.
         """
-        if self._authority is None or not self._authority.guarded:
+        if self._authority is None or not self._authority.has_keys:
             return None
         if self.damage is not None:
             raise self.damage
-        key = self._authority.releases.signer(args.release) if args.release is not None else None
+        key = self._authority.releases.signer_id(args.release) if args.release is not None else None
         if args.release is None or key is None:
             found = "no release" if args.release is None else "a release with another signature"
             expected = "one signed by a release key that this board knows, of which an operator's is none"
             raise CommandError("command.release", found, expected, "make one with 'tared release'")
-        release = _read(args.release)
+        try:
+            release = Release.model_validate(args.release)
+        except ValidationError as error:
+            found = describe_errors(error)
+            raise CommandError("command.release", found, "a release statement", "make a new one") from None
         if (release.sha256, release.size) != (args.sha256, args.size):
             found = f"the release of {release.sha256[:12]}, {release.size} bytes"
             raise CommandError("command.release", found, f"of {args.sha256[:12]}, {args.size} bytes", "send its own")
@@ -61,9 +70,8 @@ class Releases:
                 f"a release for {'boards of ' + name if name else 'boards without a product'}"
                 for name in (release.product, self._authority.product)
             )
-            raise CommandError(
-                "command.release", found, expected, "see commands.product, and 'tared release --product'"
-            )
+            remedy = "see commands.product, and 'tared release --product'"
+            raise CommandError("command.release", found, expected, remedy)
         if not release.issued <= release.expires or now >= release.expires:
             found = f"a release that expired {now - release.expires:.0f} s ago"
             raise CommandError("command.release", found, "one that is valid", "sign it anew with 'tared release'")
@@ -74,21 +82,14 @@ class Releases:
             raise CommandError("command.rollback", found, expected, "release it anew under a higher version")
         return release, key
 
-    def take_up(self, release: Release, key: str) -> None:
-        """Before it is put in its place. Raises AgentError (`releases.write`)."""
+    def record(self, release: Release, key: str) -> None:
+        """Record the release before its model is installed. Raises AgentError (`releases.write`)."""
         versions = {**self._versions, key: max(release.version, self._versions.get(key, 0))}
         self._file.replace({"version": release.version, "key": key, "sha256": release.sha256, "versions": versions})
         self._versions = versions
 
 
 def _versions(document: Mapping[str, Any]) -> dict[str, int]:
-    """The highest of each key; before they were kept by key there was the latest alone."""
+    """Return the highest version of each key. Older files hold only the latest version and its key."""
     latest = {str(document["key"]): int(document["version"])}
     return {str(key): int(version) for key, version in document.get("versions", latest).items()}
-
-
-def _read(document: Mapping[str, Any]) -> Release:
-    try:
-        return Release.model_validate(document)
-    except ValidationError as error:
-        raise CommandError("command.release", problems(error), "a release statement", "make a new one") from None

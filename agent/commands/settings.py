@@ -1,4 +1,8 @@
-"""What operators have set at run time: keys of config.yaml that hold on after a restart, under a version that rises."""
+"""Change keys of config.yaml at run time, on an operator's command or by the retained document `desired`.
+
+`Settings` keeps the values over restarts, under a version that only rises. `admit_desired`, `parse_desired` and
+`check_expiry` read the document `desired`, in this order.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,11 @@ from agent.common.errors import AgentError, CommandError
 from agent.common.state_files import StateFile
 from agent.config import Config
 from agent.contract.commands import Desired, Reported
-from agent.contract.wire import MessageError, problems, read_object
+from agent.contract.wire import MessageError, describe_errors, read_object
 
 log = logging.getLogger(__package__)
 
-# Keys whose readers look at them each time. Any other is read once, when something is built from it.
+# Keys that are read at each use. All others are read once, when something is built from them.
 LIVE = (
     "log_level",
     "mqtt.telemetry_period_s",
@@ -28,18 +32,13 @@ LIVE = (
     "recalibration.max_loss",
     "recalibration.max_slowdown",
 )
-# Narrower than config.yaml's: who sends a board to sleep, or has it flood its broker, does so from afar.
+# Narrower than config.yaml's: nobody may silence a board from afar, or have it flood its broker.
 _BOUNDS = {"mqtt.telemetry_period_s": (0.5, 3600.0)}
 _SCHEMA = 1
 
 
 class Settings:
-    """`config` is what config.yaml says and, above it, what was set; `on_change` hears of another one.
-
-    trusts: whether what a key has said before still counts. Raises AgentError (`settings.schema`) for the file of a
-    newer tared. What cannot be understood of the file, is allowed no more, or was set by a key that is trusted no
-    more, is as if it had not been set.
-    """
+    """`config` is the configuration in force: config.yaml, overlaid with the values that were set."""
 
     def __init__(
         self,
@@ -49,61 +48,78 @@ class Settings:
         on_change: Callable[[Config], None],
         on_error: Callable[[AgentError], None],
     ) -> None:
+        """Apply the values in the file at `path`.
+
+        Values are ignored if they are unreadable, no longer allowed, or set by a key that is no longer trusted.
+
+        Args:
+            trusts: Returns whether earlier documents of a key still count.
+            on_change: Receives each new configuration.
+            on_error: Receives the errors of the file.
+
+        Raises AgentError (`settings.schema`) for the file of a newer tared.
+        """
         self._base = self.config = config
         self._trusts = trusts
         self._on_change = on_change
         self._values: dict[str, JsonValue] = {}
-        self._signers: dict[str, str] = {}  # the key, empty for none, that has set each of the values
-        self._versions: dict[str, int] = {}  # the highest of each key
+        self._signers: dict[str, str] = {}  # by name of the value: the key that has set it, empty for none
+        self._versions: dict[str, int] = {}  # the highest version of each key
         self._file = StateFile(path, _SCHEMA, "settings.write", on_error)
-        self._file.read(self._take)
+        self._file.read(self._restore)
         for key, value in list(self._values.items()):
             try:
                 self.config = _with(self.config, {key: value})
-            except CommandError as error:  # noqa: PERF203  one that does not fit config.yaml any more, not all
+            except CommandError as error:  # noqa: PERF203  (only this value does not fit config.yaml any more)
                 on_error(error)
                 del self._values[key], self._signers[key]
 
     @property
     def version(self) -> int:
-        """The highest that a key which is still trusted has set; 0 where none has."""
+        """The highest version set by a key that is still trusted; 0 without any."""
         return max((version for key, version in self._versions.items() if self._trusts(key)), default=0)
 
     def reported(self, error: AgentError | None = None) -> Reported:
-        """What holds now; error: why the newest `desired` does not."""
+        """Return the values in force; error: the reason for which the newest `desired` is not."""
         values = {key: _value(self.config, key) for key in LIVE}
         return Reported(version=self.version, values=values, error=failure(error) if error is not None else None)
 
-    def set(self, values: Mapping[str, JsonValue], mandate: Authorisation, whole: bool = False) -> None:
-        """From now on, and written down before that. None as a value: as config.yaml has it; whole: so is what is not
-        named.
+    def set(self, values: Mapping[str, JsonValue], authorisation: Authorisation, whole: bool = False) -> None:
+        """Write the values down, then apply them. None as a value restores that of config.yaml.
 
-        Raises CommandError: `command.version` for one that does not exceed the one before, an old document that
-        somebody has kept; `command.set` for a key or a value that cannot be; AgentError (`settings.write`).
+        whole: values that are not named are restored too.
+
+        Raises CommandError:
+            command.version     the version is not above the latest one: an old document that somebody has kept
+            command.set         an unknown key, or a value that is not allowed
+        Raises AgentError: `settings.write`.
         """
-        if mandate.version <= self.version:
-            found, expected = f"version {mandate.version}", f"one above {self.version}, which was set before"
+        if authorisation.version <= self.version:
+            found, expected = f"version {authorisation.version}", f"one above {self.version}, which was set before"
             raise CommandError("command.version", found, expected, "send it with a higher version")
-        wanted = {**({} if whole else self._values), **values}
-        wanted = {key: value for key, value in wanted.items() if value is not None}
+        requested = {**({} if whole else self._values), **values}
+        requested = {key: value for key, value in requested.items() if value is not None}
         for key in values:
             if key not in LIVE:
                 found, expected = f"the key '{key[:64]}'", "one of " + ", ".join(LIVE)
                 raise CommandError("command.set", found, expected, "change config.yaml, and restart the daemon")
-        config = _with(self._base, wanted)
-        signers = {key: mandate.key if key in values else self._signers[key] for key in wanted}
-        versions = {**self._versions, mandate.key: max(mandate.version, self._versions.get(mandate.key, 0))}
-        latest = {"version": mandate.version, "key": mandate.key}
-        self._file.replace({**latest, "values": wanted, "signers": signers, "versions": versions})
-        self._values, self._signers, self._versions, self.config = wanted, signers, versions, config
+        config = _with(self._base, requested)
+        signers = {key: authorisation.key if key in values else self._signers[key] for key in requested}
+        versions = {
+            **self._versions,
+            authorisation.key: max(authorisation.version, self._versions.get(authorisation.key, 0)),
+        }
+        latest = {"version": authorisation.version, "key": authorisation.key}
+        self._file.replace({**latest, "values": requested, "signers": signers, "versions": versions})
+        self._values, self._signers, self._versions, self.config = requested, signers, versions, config
         self._on_change(config)
 
-    def _take(self, document: Mapping[str, Any]) -> None:
-        """Before signers and versions were kept there was the latest key alone, which counts for all."""
+    def _restore(self, document: Mapping[str, Any]) -> None:
+        """Older files hold only the latest key and version, which count for all values."""
         version, latest = int(document["version"]), str(document["key"])
         values = {str(key): value for key, value in dict(document["values"]).items() if key in LIVE}
-        named = dict(document.get("signers", {}))
-        signers = {key: str(named.get(key, latest)) for key in values}
+        stored = dict(document.get("signers", {}))
+        signers = {key: str(stored.get(key, latest)) for key in values}
         versions = {str(key): int(each) for key, each in document.get("versions", {latest: version}).items()}
         revoked = [key for key in values if not self._trusts(signers[key])]
         if revoked:
@@ -119,7 +135,7 @@ def _value(config: Config, key: str) -> JsonValue:
 
 
 def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:
-    """The configuration with these values, as its schema has them. Raises CommandError (`command.set`)."""
+    """Return the configuration with these values, validated. Raises CommandError (`command.set`)."""
     content = dict(config)
     for key, value in values.items():
         section, _, name = key.rpartition(".")
@@ -130,18 +146,17 @@ def _with(config: Config, values: Mapping[str, JsonValue]) -> Config:
     try:
         config = Config.model_validate(content)
     except ValidationError as error:
-        raise CommandError(
-            "command.set", problems(error), "values that config.yaml could have", "correct them"
-        ) from None
+        expected = "values that config.yaml could have"
+        raise CommandError("command.set", describe_errors(error), expected, "correct them") from None
     for key in _BOUNDS.keys() & values.keys():
-        (least, most), found = _BOUNDS[key], _value(config, key)
-        if not isinstance(found, (int, float)) or not least <= found <= most:
-            raise CommandError("command.set", f"{key} {found}", f"{least:g} to {most:g}", "correct it")
+        (least, most), bounded = _BOUNDS[key], _value(config, key)
+        if not isinstance(bounded, (int, float)) or not least <= bounded <= most:
+            raise CommandError("command.set", f"{key} {bounded}", f"{least:g} to {most:g}", "correct it")
     return config
 
 
 def admit_desired(payload: bytes, authority: Authority | None) -> tuple[dict[str, Any], str]:
-    """The document, and the id of the key that signed it, empty where none did.
+    """Return the document and the id of the key that signed it, empty for an unsigned one.
 
     Raises MessageError, and CommandError as `Authority.admit`.
     """
@@ -150,15 +165,15 @@ def admit_desired(payload: bytes, authority: Authority | None) -> tuple[dict[str
 
 
 def parse_desired(document: dict[str, Any], key: str) -> Desired:
-    """What was admitted with this key. Raises MessageError (`message.invalid`).
+    """Parse a document that was admitted with this key. Raises MessageError (`message.invalid`).
 
-    A signed document says until when it may be taken up: without that whoever kept one back could let it through when
-    it does harm.
+    A signed document has to expire. Otherwise somebody could hold one back, and deliver it when it does harm.
     """
     try:
         desired = Desired.model_validate(document)
     except ValidationError as error:
-        raise MessageError("message.invalid", problems(error), "version and values", "correct the sender") from None
+        found, expected = describe_errors(error), "version and values"
+        raise MessageError("message.invalid", found, expected, "correct the sender") from None
     if key and desired.expires is None:
         found, remedy = "a signed document without 'expires'", "sign it with a time, Unix seconds"
         raise MessageError("message.invalid", found, "one that says until when it may be taken up", remedy)

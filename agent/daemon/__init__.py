@@ -1,0 +1,10 @@
+"""Run the daemon: `tared run`.
+
+Reading order: run (from the broker to the summary), supervisor (the main thread), inbox (messages), handlers
+(commands), status (telemetry and display). startup, prometheus, review and summary_table serve single places.
+
+Public:
+    handlers        RESTART
+    run             run_daemon
+    summary_table   print_summary
+"""

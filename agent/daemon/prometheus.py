@@ -1,7 +1,7 @@
-"""What a Prometheus server may scrape, on a port of this machine: read where it is kept, at the moment of the scrape.
+"""Serve the daemon's metrics to a Prometheus server, read at the moment of the scrape.
 
-Names by https://prometheus.io/docs/practices/naming/: base units, `_total` for what only grows, `_info` for what
-has no value.
+Names follow https://prometheus.io/docs/practices/naming/: base units, `_total` for counters, `_info` for
+metrics without a value.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _DRIFT = ("calm", "warning", "alarm")
 
 
 class PrometheusExporter(Collector):
-    """The daemon's metrics; `follow` says whom to ask, and until then there are none.
+    """The daemon's metrics; there are none before `set_source`.
 
-    A scrape runs in a thread of its own, and nothing is counted for it: it reads what the daemon counts anyway.
+    A scrape runs in a thread of its own. Nothing is counted for it: it reads what the daemon counts anyway.
     """
 
     def __init__(self) -> None:
-        self._ask: Callable[[], DaemonSnapshot] | None = None
+        self._snapshot: Callable[[], DaemonSnapshot] | None = None
 
-    def follow(self, ask: Callable[[], DaemonSnapshot]) -> None:
-        """From now on scrapes tell what this answers."""
-        self._ask = ask
+    def set_source(self, snapshot: Callable[[], DaemonSnapshot]) -> None:
+        """Take all further metrics from this function."""
+        self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics now."""
-        if self._ask is None:
+        """Yield all metrics."""
+        if self._snapshot is None:
             return
-        now = self._ask()
+        now = self._snapshot()
         yield from _frames(now)
         yield from _quality(now)
         yield from _work(now)
@@ -52,11 +52,11 @@ class PrometheusExporter(Collector):
 
 
 @contextmanager
-def exposing(host: str, port: int) -> Iterator[PrometheusExporter]:
+def serve_metrics(host: str, port: int) -> Iterator[PrometheusExporter]:
     """Serve `/metrics` while the block runs. Raises ConfigError (`metrics.port`)."""
-    exposition = PrometheusExporter()
+    exporter = PrometheusExporter()
     registry = CollectorRegistry()
-    registry.register(exposition)
+    registry.register(exporter)
     ProcessCollector(registry=registry)
     try:
         server, thread = start_http_server(port, host, registry)
@@ -64,7 +64,7 @@ def exposing(host: str, port: int) -> Iterator[PrometheusExporter]:
         found = f"{host} port {port}: {error.strerror or error}"
         raise ConfigError("metrics.port", found, "a free port of this machine", "choose another") from None
     try:
-        yield exposition
+        yield exporter
     finally:
         server.shutdown()
         server.server_close()
@@ -97,7 +97,7 @@ def _frames(now: DaemonSnapshot) -> Iterator[Metric]:
 
 
 def _quality(now: DaemonSnapshot) -> Iterator[Metric]:
-    """Of what nobody observes now there is no sample."""
+    """Yield the metrics of observed cameras only."""
     fidelity = GaugeMetricFamily(
         "tared_fidelity_ratio", "Estimated agreement with the float reference.", labels=["camera", "bound"]
     )
@@ -123,7 +123,7 @@ def _work(now: DaemonSnapshot) -> Iterator[Metric]:
     yield engine
     job = StateSetMetricFamily("tared_job_state", "Where the running job is; none is 1 while there is none.")
     here = now.job.value if now.job is not None else "none"
-    states = ["none", *(state.value for state in JobState if not state.over)]
+    states = ["none", *(state.value for state in JobState if not state.is_finished)]
     job.add_metric([], {state: state == here for state in states})
     yield job
     observed = GaugeMetricFamily("tared_observer_up", "Whether frames are observed now.", labels=["camera"])

@@ -1,4 +1,4 @@
-"""After a run on labelled video: every engine that served, and the reference, on the same frames."""
+"""Score every engine that served, and the reference, on the same frames of a labelled video after the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent.common.console import progress
 from agent.common.errors import DatasetError
 from agent.control.summary import Period, Score
 from agent.models.model import Model
-from agent.vision.detections import NOTHING, Detections, LabelledBoxes
+from agent.vision.detections import NO_BOXES, Detections, LabelledBoxes
 from agent.vision.fidelity import count_matches, fidelity
 from agent.vision.task import VisionTask
 from engines.interface import Backend
@@ -30,7 +30,7 @@ Label = TypeVar("Label")
 
 
 def read_labels(path: Path) -> dict[int, LabelledBoxes]:
-    """Labels by frame number from JSON lines `{"frame", "labels": [{"class", "box": [x1, y1, x2, y2]}]}`.
+    """Read labels by frame number from JSON lines `{"frame", "labels": [{"class", "box": [x1, y1, x2, y2]}]}`.
 
     Boxes are in frame pixels. Raises DatasetError (`labels.unreadable`) naming the line.
     """
@@ -43,7 +43,7 @@ def read_labels(path: Path) -> dict[int, LabelledBoxes]:
 
 
 def read_classes(path: Path, names: Sequence[str]) -> dict[int, int]:
-    """Class ids by frame number from JSON lines `{"frame", "labels"}`, where a label is an id or one of `names`.
+    """Read class ids by frame number from JSON lines `{"frame", "labels"}`, where a label is an id or one of `names`.
 
     Raises DatasetError: `labels.unreadable` naming the line, `labels.task` for a detector's labels.
     """
@@ -79,7 +79,7 @@ def _read(path: Path, parse: Callable[[Any], Label], expected: str) -> dict[int,
 
 
 class Panel:
-    """The reference and some artefacts, asked about the same frames."""
+    """The reference and some artefacts, loaded to answer the same frames."""
 
     def __init__(self, model: Model, backend: Backend, artefacts: Sequence[Artefact]) -> None:
         self._min_sqnr_db = model.spec.min_sqnr_db
@@ -92,17 +92,17 @@ class Panel:
         for engine in self._engines.values():
             engine.close()
 
-    def ask(self, image: Image, truth: LabelledBoxes) -> dict[str, Score]:
-        """Everybody's score on one frame: BGR image (H, W, 3), its labels in frame pixels."""
+    def score(self, image: Image, truth: LabelledBoxes) -> dict[str, Score]:
+        """Return the score of each engine on one frame: BGR image (H, W, 3), its labels in frame pixels."""
         tensor, geometry = self._task.preprocess(image)
         reference = self._task.decode(self._reference.infer(tensor))
         answers = {REFERENCE: reference}
         answers |= {name: self._task.decode(engine.infer(tensor)) for name, engine in self._engines.items()}
         scores = {}
-        for name, found in answers.items():
-            assert isinstance(found, Detections)  # labels are refused for other tasks
-            in_frame = replace(found, boxes=geometry.to_frame(found.boxes))
-            agreement = fidelity(found, reference, self._min_sqnr_db).value
+        for name, detections in answers.items():
+            assert isinstance(detections, Detections)  # labels are refused for other tasks
+            in_frame = replace(detections, boxes=geometry.to_frame(detections.boxes))
+            agreement = fidelity(detections, reference, self._min_sqnr_db).value
             scores[name] = Score(count_matches(in_frame, truth), agreement, 1)
         return scores
 
@@ -125,7 +125,7 @@ def review(
                     continue
                 due[period.name] += (period.end_s - period.start_s) / FRAMES_PER_PERIOD
                 total = scores[period.name]
-                for name, score in panel.ask(image, labels.get(number + reading.passed, NOTHING)).items():
+                for name, score in panel.score(image, labels.get(number + reading.skipped, NO_BOXES)).items():
                     total[name] = total[name] + score if name in total else score
                 done += 1
                 bar.update(done)

@@ -1,4 +1,7 @@
-"""`tared run`: everything around the supervisor, from the broker to the summary."""
+"""Run the daemon (`tared run`): open the model, the broker and the outputs, serve, review, and return the summary.
+
+After a change of the model's file a new Supervisor takes over; the broker, the outputs and the metrics stay open.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from agent.results.file_output import ResultsFile
 from agent.results.mqtt_output import ResultsTopic
 from agent.results.socket_output import ResultsSocket
 from agent.results.writer import Output, ResultsWriter
-from agent.system.process import handling_signals, interrupt, notify_service_manager
+from agent.system.process import handling_signals, notify_service_manager, raise_interrupt
 from agent.system.state_dir import lock_state_dir
 from agent.uplink.home_assistant import Discovery
 from agent.uplink.link import MqttLink
@@ -43,55 +46,62 @@ from engines.registry import open_backend
 from engines.store.artefact import read_artefact
 from engines.store.signing import find_key
 
-_COLLECTED_WITHIN = 0.25  # of a recording: what is to be seen of the engine comes after that
+_COLLECTED_WITHIN = 0.25  # of a recording; the rest shows the engine that comes of it
 
 
 def run_daemon(config: Config, frame_limit: int = 0) -> RunSummary:
-    """Serve until the sources end or a signal comes; review the engines then, on a labelled video that was alone.
+    """Serve until the sources end or a signal comes; then review the engines if a single labelled video was served.
 
     Raises TaredError for what cannot start, and what stopped the frame path.
     """
-    labels = _labels(config)
+    labels = {
+        camera.name: _read_labels(camera.labels, config.model)
+        for camera in config.every_camera
+        if camera.labels is not None
+    }
     for camera in config.every_camera:
-        check_readable(camera.opened())
+        check_readable(camera.to_source())
     with lock_state_dir(config.state_dir):
         return _run(config, frame_limit, labels)
 
 
 def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Truth]]) -> RunSummary:
     backend = open_backend(config.backend, config.backend_options())
-    content, model = _open(config)
+    content, model = _open_model(config)
     if warning := slower_here(model.plan, backend.describe()):
         say(f"warning: {warning}")
-    config = _fitted(config)
-    authority = _authority(config)
+    config = _fit_to_recordings(config)
+    mqtt = config.mqtt
+    authority = Authority(config.commands, Topics(mqtt.fleet, mqtt.device), is_loopback(mqtt.host))
+    if authority.warning:
+        say(f"warning: {authority.warning}")
     birth = Birth(
         agent_version=version("tared"),
         hardware=dict(board()),
         runtimes=dict(backend.describe()),
         model=model.sha256,
-        commands=authority.described,
+        commands=authority.description,
     )
     with (
-        handling_signals(interrupt),
-        _scraped(config) as follow,
-        _link(config, birth, authority) as link,
-        _results(config, link) as results,
+        handling_signals(raise_interrupt),
+        _open_metrics(config) as set_metrics_source,
+        _open_link(config, birth, authority) as link,
+        _open_results(config, link) as results,
     ):
 
         def serve() -> RunSummary:
             supervisor = Supervisor(
                 config, model, backend, link, birth, frame_limit, labels, content, authority, results
             )
-            follow(supervisor.moment)
+            set_metrics_source(supervisor.snapshot)
             return supervisor.run()
 
         summary = serve()
         while summary.stopped_by == MODEL:
             notify_service_manager("WATCHDOG=1")
             try:
-                content, model = _open(config)
-            except TaredError as error:  # changed once more since it was tried: the one before serves on
+                content, model = _open_model(config)
+            except TaredError as error:  # changed again since it was tried: the previous model serves on
                 say(f"warning: {error}")
             birth = birth.model_copy(update={"model": model.sha256})
             summary = serve()
@@ -103,26 +113,19 @@ def _run(config: Config, frame_limit: int, labels: Mapping[str, Mapping[int, Tru
         artefacts = [read_artefact(config.state_dir / "artefacts" / identity, find_key()) for identity in ids]
         try:
             with closing(Panel(model, backend, artefacts)) as panel:
-                summary.accuracy = review(panel, camera.opened(), boxes, summary.periods())
+                summary.accuracy = review(panel, camera.to_source(), boxes, summary.periods())
         except TaredError as error:
-            say(f"no review: {error}")  # the run itself was good, and its summary is still to be told
+            say(f"no review: {error}")  # the run itself was good: return its summary
     return summary
 
 
-def _authority(config: Config) -> Authority:
-    """Raises ConfigError as `Authority`."""
-    mqtt = config.mqtt
-    authority = Authority(config.commands, Topics(mqtt.fleet, mqtt.device), is_loopback(mqtt.host))
-    if authority.warning:
-        say(f"warning: {authority.warning}")
-    return authority
+def _fit_to_recordings(config: Config) -> Config:
+    """Let frames for the calibration be collected within a quarter of the longest recording, if that is shorter.
 
-
-def _fitted(config: Config) -> Config:
-    """Recordings that are shorter than collecting takes have a quarter of their time to collect in. Raises CameraError
-    where an only one cannot be read; of several its feed tells so."""
+    Raises CameraError if the only recording cannot be read. Of several, the feed of the unreadable one reports it.
+    """
     try:
-        lengths_s = [source_seconds(camera.opened()) for camera in config.every_camera]
+        lengths_s = [source_seconds(camera.to_source()) for camera in config.every_camera]
     except CameraError:
         if len(config.every_camera) == 1:
             raise
@@ -134,9 +137,11 @@ def _fitted(config: Config) -> Config:
     return config.model_copy(update={"calibration": config.calibration.model_copy(update={"within_s": within_s})})
 
 
-def _open(config: Config) -> tuple[str, Model]:
-    """The model, and the content of its file. Raises TaredError as `open_model` and `read_plan`, and ConfigError
-    (`model.unreadable`) where the file goes meanwhile."""
+def _open_model(config: Config) -> tuple[str, Model]:
+    """Return the content of the model's file, and the model.
+
+    Raises TaredError as `open_model` and `read_plan`, and ConfigError (`model.unreadable`) if the file goes meanwhile.
+    """
     path = config.model.path
     try:
         content = content_of(path) if path.is_file() else ""
@@ -146,14 +151,8 @@ def _open(config: Config) -> tuple[str, Model]:
     return content, open_model(config.model, read_plan(config.plan) if config.plan else ALL_INT8)
 
 
-def _labels(config: Config) -> Mapping[str, Mapping[int, Truth]]:
-    """By camera, of those that have any. Raises ConfigError (`labels.task`), DatasetError (`labels.unreadable`)."""
-    paths = {camera.name: camera.labels for camera in config.every_camera}
-    return {name: _read_labels(path, config.model) for name, path in paths.items() if path is not None}
-
-
 def _read_labels(path: Path, spec: ModelSpec) -> Mapping[int, Truth]:
-    """Raises as `_labels`."""
+    """Return the labels by frame. Raises ConfigError (`labels.task`), DatasetError (`labels.unreadable`)."""
     if spec.task == "detect":
         return read_labels(path)
     if spec.task == "classify":
@@ -163,8 +162,8 @@ def _read_labels(path: Path, spec: ModelSpec) -> Mapping[int, Truth]:
 
 
 @contextmanager
-def _link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLink | None]:
-    """The link to the configured broker, or to an embedded one; None when there is neither: the video goes on."""
+def _open_link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLink | None]:
+    """Yield the link to the configured broker, or to an embedded one; None if neither works: the video goes on."""
     mqtt = config.mqtt
     topics = Topics(mqtt.fleet, mqtt.device)
     with ExitStack() as stack:
@@ -173,7 +172,7 @@ def _link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLi
             if endpoint.exposes_password:
                 say("warning: the broker's password goes over the network as it is; set mqtt.tls")
         else:
-            from agent.mqtt.embedded_broker import EmbeddedBroker  # asyncio's 2 MiB are for the sample, not for boards
+            from agent.mqtt.embedded_broker import EmbeddedBroker  # asyncio's 2 MiB: only for the sample
 
             try:
                 broker = stack.enter_context(EmbeddedBroker())
@@ -184,49 +183,42 @@ def _link(config: Config, birth: Birth, authority: Authority) -> Iterator[MqttLi
             endpoint = Endpoint(broker.host, broker.port, mqtt.keepalive_s, protocol="3.1.1")
             say(f"embedded MQTT broker; watch it: mosquitto_sub -h {broker.host} -p {broker.port} -v -t 'tared/v1/#'")
         outbox = stack.enter_context(Outbox(config.state_dir / "outbox.sqlite", topics, mqtt.outbox))
-        discovery = _discovery(config, topics, birth, authority)
+        discovery = Discovery(
+            topics,
+            [camera.name for camera in config.every_camera],
+            birth,
+            config.state_dir / "home_assistant",
+            enabled=mqtt.home_assistant.enabled,
+            prefix=mqtt.home_assistant.prefix,
+            button=authority.allows_unsigned,  # nobody signs for Home Assistant
+        )
         yield stack.enter_context(MqttLink(endpoint, topics, birth, outbox, discovery=discovery))
 
 
 @contextmanager
-def _scraped(config: Config) -> Iterator[Callable[[Callable[[], DaemonSnapshot]], None]]:
-    """Takes whom a scrape is to ask. What nobody scrapes is not loaded."""
+def _open_metrics(config: Config) -> Iterator[Callable[[Callable[[], DaemonSnapshot]], None]]:
+    """Yield `PrometheusExporter.set_source`; without metrics.port nothing is loaded, and nothing happens."""
     if config.metrics.port is None:
         yield lambda _: None
         return
-    from agent.daemon.prometheus import exposing
+    from agent.daemon.prometheus import serve_metrics
 
-    with exposing(config.metrics.host, config.metrics.port) as exposition:
-        yield exposition.follow
+    with serve_metrics(config.metrics.host, config.metrics.port) as exporter:
+        yield exporter.set_source
 
 
 @contextmanager
-def _results(config: Config, link: MqttLink | None) -> Iterator[ResultsWriter | None]:
-    """Who gives the answers away; None where nobody wants them. Raises ConfigError as `ResultsSocket`."""
-    wanted = config.results
+def _open_results(config: Config, link: MqttLink | None) -> Iterator[ResultsWriter | None]:
+    """Yield the writer of the configured outputs; None without any. Raises ConfigError as `ResultsSocket`."""
     outputs: list[Output] = []
-    if wanted.file is not None:
-        outputs.append(ResultsFile(wanted.file))
-    if wanted.socket is not None:
-        outputs.append(ResultsSocket(wanted.socket))
-    if wanted.mqtt_per_s and link is not None:
-        outputs.append(ResultsTopic(link.send_detections, wanted.mqtt_per_s))
+    if config.results.file is not None:
+        outputs.append(ResultsFile(config.results.file))
+    if config.results.socket is not None:
+        outputs.append(ResultsSocket(config.results.socket))
+    if config.results.mqtt_per_s and link is not None:
+        outputs.append(ResultsTopic(link.send_detections, config.results.mqtt_per_s))
     if not outputs:
         yield None
         return
     with ResultsWriter(config, outputs) as results:
         yield results
-
-
-def _discovery(config: Config, topics: Topics, birth: Birth, authority: Authority) -> Discovery:
-    """The button is for boards that obey whoever does not sign: nobody signs for Home Assistant."""
-    wanted = config.mqtt.home_assistant
-    return Discovery(
-        topics,
-        [camera.name for camera in config.every_camera],
-        birth,
-        config.state_dir / "home_assistant",
-        enabled=wanted.enabled,
-        prefix=wanted.prefix,
-        button=authority.unsigned,
-    )

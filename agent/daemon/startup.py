@@ -1,4 +1,4 @@
-"""What is built at the start, told on the terminal, in the log and over MQTT, and to systemd while that waits."""
+"""Report engines that are built at the start: on the terminal, in the log, over MQTT and to systemd."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import time
 from collections.abc import Callable
 
 from agent.common.errors import AgentError
+from agent.common.main_thread import RunInMainThread
 from agent.jobs.job import RUNTIME, JobJournal, JobState
 from agent.jobs.report import JobTracker
 from agent.system.process import notify_service_manager
 from agent.uplink.reporter import Reporter
 from calibrate.errors import TaredError
 
-_QUIET_S = 2.0  # an engine that is there by then was only loaded, and that is no news
-_PATIENCE_S = 300  # a builder may think this long about one step; after that it hangs
+_QUIET_S = 2.0  # nothing is reported before: an engine that is ready by then was only loaded
+_PATIENCE_S = 300  # the longest that a builder takes for one step; after that it hangs
 
 
 class StartupProgress:
-    """Progress of one engine of the start. `title` says which; show(percent, doing) is called at every step.
+    """The progress callback of one engine that is built at the start.
 
-    post: for an engine that is built in another thread, beside the video; it runs a function in the reporter's thread.
-    systemd waits no longer then, and its watchdog must not be put off.
+    Args:
+        title: The engine's name for people.
+        show: Called at every step with the percentage and the step.
+        run_in_main_thread: For an engine that is built in another thread, beside the video. systemd no longer waits
+            then, and its watchdog must not be put off. None: the engine is built in the reporter's thread.
     """
 
     def __init__(
@@ -28,39 +32,40 @@ class StartupProgress:
         title: str,
         reporter: Reporter,
         show: Callable[[int, str], None],
-        post: Callable[[Callable[[], None]], None] | None = None,
+        run_in_main_thread: RunInMainThread | None = None,
     ) -> None:
         self._title = title
         self._reporter = reporter
         self._show = show
-        self._post = post
+        self._run_in_main_thread = run_in_main_thread
         self._started_s = time.monotonic()
-        self._told = -1
+        self._reported = -1  # tens of percent
 
     def __call__(self, fraction: float, doing: str) -> None:
         percent = round(100 * fraction)
         self._show(percent, f"{self._title}: {doing}")
         if time.monotonic() - self._started_s < _QUIET_S:
             return
-        if self._post is None:
+        if self._run_in_main_thread is None:
             notify_service_manager(f"EXTEND_TIMEOUT_USEC={_PATIENCE_S * 1_000_000}")
-        if percent // 10 == self._told:
+        if percent // 10 == self._reported:
             return
-        self._told = percent // 10
-        if self._post is None:
-            self._tell(percent)
-        else:
-            self._post(lambda: self._tell(percent))
+        self._reported = percent // 10
 
-    def _tell(self, percent: int) -> None:
-        self._reporter.event("job", trigger="start", step="BUILDING", percent=percent, engine=self._title)
+        def report() -> None:
+            self._reporter.event("job", trigger="start", step="BUILDING", percent=percent, engine=self._title)
+
+        if self._run_in_main_thread is None:
+            report()
+        else:
+            self._run_in_main_thread(report)
 
 
 class RuntimeRebuildJob:
-    """The job that a change of the runtime makes of a start: what serves is built anew from its own calibration."""
+    """The job of a start after a change of the runtime: the engine is rebuilt from its own calibration."""
 
     def __init__(self, journal: JobJournal, reporter: Reporter, current: str) -> None:
-        """current: id of what served; empty where nothing did."""
+        """current: id of the artefact that served before; empty without one."""
         self._journal = journal
         self._reporter = reporter
         self._request = {"instead_of": current}
@@ -69,19 +74,19 @@ class RuntimeRebuildJob:
         self._refusal: AgentError | None = None  # of the journal, at the job's first step
 
     def on_error(self, error: TaredError) -> None:
-        """What `Service.start` meets."""
+        """Report an error that `EngineService.start` met; that of an artefact of another runtime starts the job."""
         self._reporter.error(error)
         self._error = error
         if error.code == "artefact.runtime" and self._report is None:
             try:
                 self._report = JobTracker(RUNTIME, self._reporter, lambda _: None, None, self._journal, self._request)
                 self._report.progress(JobState.BUILDING.value, 0)
-            except AgentError as refusal:  # the engine is wanted all the same
+            except AgentError as refusal:  # the engine is rebuilt all the same
                 self._reporter.error(refusal)
                 self._refusal = refusal
 
-    def serves(self, artefact: str, degraded: bool) -> None:
-        """It has started: with this artefact, or with the reference for want of one."""
+    def engine_started(self, artefact: str, degraded: bool) -> None:
+        """End the job, if there is one: this artefact serves; degraded: it is the reference."""
         if self._report is None:
             return
         if degraded and self._error is not None:

@@ -1,4 +1,4 @@
-"""What is told of the moment: on the progress display, in telemetry, and to a scrape."""
+"""Read the daemon's state for the progress display, for telemetry, and for a Prometheus scrape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from calibrate.evidence import Interval
 
 @dataclass(frozen=True)
 class CameraSnapshot:
-    """One camera at one moment; None is unknown: what nobody observes now."""
+    """One camera at one moment. None is unknown: nothing is observed now."""
 
     name: str
     up: bool
@@ -38,7 +38,7 @@ class CameraSnapshot:
 
 @dataclass(frozen=True)
 class DaemonSnapshot:
-    """The daemon at one moment, as a scrape tells it."""
+    """The daemon at one moment."""
 
     cameras: Sequence[CameraSnapshot]
     engine: str
@@ -50,7 +50,7 @@ class DaemonSnapshot:
 
 
 class StatusReporter:
-    """The supervisor's thread asks, and for a `moment` any."""
+    """For the supervisor's thread; `snapshot` may be called by any."""
 
     def __init__(
         self, config: Config, service: EngineService, pipeline: Pipeline, results: ResultsWriter | None
@@ -60,15 +60,15 @@ class StatusReporter:
         self._pipeline = pipeline
         self._published = results.latency if results is not None else {}
 
-    def note(self, states: CameraStates, job: JobTracker | None, built_percent: int) -> str:
-        """The state in a few words, for the progress display; of several cameras, that of the least faithful.
+    def progress_line(self, states: CameraStates, job: JobTracker | None, built_percent: int) -> str:
+        """Return the state in a few words, for the progress display; of several cameras, that of the least faithful.
 
-        built_percent: of the reference, where that is built.
+        built_percent: how much of the reference is built.
         """
         camera = least_faithful(states)
         state, feed = states[camera], self._pipeline.feeds[camera]
         words = [f"{feed.last_ts:6.1f} s"]
-        words.append("reference" if self._service.degraded else f"INT8 {self._service.serving.id[:6]}")
+        words.append("reference" if self._service.is_degraded else f"INT8 {self._service.serving.id[:6]}")
         if len(states) > 1:
             words.append(camera)
         if state.drift is not None:
@@ -82,21 +82,21 @@ class StatusReporter:
             built = state.outage == PREPARING and built_percent
             words.append(f"observer {built_percent} %" if built else f"observer {state.outage}")
         if job is not None:
-            words.append(job.words)
+            words.append(job.description)
         return "  ".join(words)
 
-    def samples(self, states: CameraStates) -> dict[str, CameraTelemetry]:
-        """What telemetry tells of each camera."""
+    def telemetry(self, states: CameraStates) -> dict[str, CameraTelemetry]:
+        """Return the telemetry of each camera."""
         return {camera: self._sample(self._pipeline.feeds[camera], state) for camera, state in states.items()}
 
     def _sample(self, feed: Feed, state: CameraState) -> CameraTelemetry:
         loop = feed.meter.sample()
-        drift = state.drift if not state.outage else None  # what nobody observes now is not known now
-        fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, feed.accuracy.estimate
         observed = not state.outage
+        drift = state.drift if observed else None
+        fidelity, hour, accuracy = state.fidelity, state.fidelity_hour, feed.accuracy.estimate
         return CameraTelemetry(
             fps=loop.fps,
-            up=feed.up,
+            up=feed.is_up,
             lost=feed.lost or None,
             dropped=dict(loop.dropped),
             latency_ms=Latency(p50=loop.p50_ms, p99=loop.p99_ms),
@@ -112,16 +112,16 @@ class StatusReporter:
 
     def _published_ms(self, camera: str) -> Latency | None:
         meter = self._published.get(camera)
-        found = meter.sample() if meter is not None else None
-        return Latency(p50=found[0], p99=found[1]) if found is not None else None
+        sample = meter.sample() if meter is not None else None
+        return Latency(p50=sample[0], p99=sample[1]) if sample is not None else None
 
-    def moment(self, job: JobTracker | None, link: MqttLink | None) -> DaemonSnapshot:
-        """What there is to tell to a scrape; any thread may ask, and nothing begins anew by it."""
+    def snapshot(self, job: JobTracker | None, link: MqttLink | None) -> DaemonSnapshot:
+        """Return the state for a scrape; any thread may call it, and no meter is reset by it."""
         states = self._pipeline.observer.states()
         return DaemonSnapshot(
-            cameras=[_camera_moment(self._pipeline.feeds[camera], state) for camera, state in states.items()],
+            cameras=[_camera_snapshot(self._pipeline.feeds[camera], state) for camera, state in states.items()],
             engine=self._service.serving.id,
-            degraded=self._service.degraded,
+            degraded=self._service.is_degraded,
             job=job.state if job is not None else None,
             mqtt_connected=link is not None and link.connected,
             mqtt_dropped=link.drops if link is not None else {},
@@ -129,16 +129,16 @@ class StatusReporter:
         )
 
     def _accuracy_bound(self, fidelity: Interval) -> float | None:
-        """What top-1 accuracy is at least, by the owner's word on the reference: see `accuracy_bound`."""
+        """Return the least top-1 accuracy, from the configured accuracy of the reference: see `accuracy_bound`."""
         reference = self._config.model.reference_accuracy
         return accuracy_bound(reference, fidelity) if reference is not None and fidelity.n else None
 
 
-def _camera_moment(feed: Feed, state: CameraState) -> CameraSnapshot:
+def _camera_snapshot(feed: Feed, state: CameraState) -> CameraSnapshot:
     observed = not state.outage
     return CameraSnapshot(
         name=feed.name,
-        up=feed.up,
+        up=feed.is_up,
         loop=feed.run_meter.totals(),
         fidelity=state.fidelity if state.fidelity.n and observed else None,
         drift=state.drift if observed else None,
@@ -147,6 +147,6 @@ def _camera_moment(feed: Feed, state: CameraState) -> CameraSnapshot:
 
 
 def _drift(drift: DriftState) -> dict[str, JsonValue]:
-    """What telemetry tells of it; serving_db is the gain over the engine in service, gain_db over the best regime."""
+    """Return the telemetry of drift; serving_db is the gain over the served engine, gain_db over the best regime."""
     keys = ("state", "e_value", "gain_db", "serving_db", "clipping_share")
     return {key: getattr(drift, key) for key in keys}

@@ -1,4 +1,4 @@
-"""The summary of a run as a person reads it."""
+"""Print the summary of a run for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = 50
 
 
 def print_summary(summary: RunSummary, console: Console) -> None:
-    """Tables of the run and, where there were labels, of the engines' F1; and fidelity over time as a picture."""
+    """Print tables of the run and, if there were labels, of the engines' F1; and fidelity over time as bars."""
     table = Table(title="tared run", show_header=False, title_justify="left")
     for name, value in _rows(summary):
         table.add_row(name, Text(value, overflow="fold"))
@@ -27,7 +27,10 @@ def print_summary(summary: RunSummary, console: Console) -> None:
 
 
 def sparkline(points: Sequence[tuple[float, float]], columns: int = _COLUMNS) -> str:
-    """(time, value in [0, 1]) as a row of bars: the mean of each time slice; one without values repeats the last."""
+    """Draw points (time, value in [0, 1]) as a row of bars, one per time slice.
+
+    A bar is the mean of its slice; a slice without points repeats the last bar.
+    """
     points = sorted(points)  # a clock that was set back must not upset the picture
     first, last = points[0][0], points[-1][0]
     slices: list[list[float]] = [[] for _ in range(columns)]
@@ -94,15 +97,15 @@ def _rollback_row(rollback: Rollback) -> tuple[str, str]:
 
 def _swap_row(swap: Swap, alarm: Alarm | None) -> tuple[str, str]:
     at = "at the end" if swap.ts is None else f"{swap.ts:.1f} s"
-    said = f"INT8 {swap.artefact}, {swap.seconds:.1f} s of wall time after its trigger ({swap.trigger})"
+    text = f"INT8 {swap.artefact}, {swap.seconds:.1f} s of wall time after its trigger ({swap.trigger})"
     if swap.trigger == "alarm" and alarm is not None and swap.ts is not None:
-        said += (
+        text += (
             f"\nlive {swap.ts - alarm.ts:.0f} s of video after the alarm, {swap.ts - alarm.onset_ts:.0f} s after onset"
         )
     if swap.fidelity is not None:
-        before = "" if swap.fidelity_before is None else f"{swap.fidelity_before:.3f} -> "
-        said += f"\nfidelity on held-out frames {before}{swap.fidelity:.3f}"
-    return f"{at}  new engine", said
+        previous = "" if swap.fidelity_before is None else f"{swap.fidelity_before:.3f} -> "
+        text += f"\nfidelity on held-out frames {previous}{swap.fidelity:.3f}"
+    return f"{at}  new engine", text
 
 
 def _accuracy_table(accuracy: Mapping[str, Mapping[str, Score]], swaps: Sequence[Swap]) -> Table:

@@ -1,4 +1,9 @@
-"""What the frames of a run have shown, for its summary: of all cameras together, and of several of each."""
+"""Run the daemon's main thread: build everything, serve until the end, and sum up.
+
+`Supervisor.__init__` opens the engine, the frame path, the control of engines and jobs, and the inbox of commands.
+`run` is the loop. Ten times a second it runs what other threads have handed to the main thread, receives messages, lets
+Operations decide, and reports the state.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,10 @@ import time
 from collections.abc import Mapping
 
 from agent.commands.authority import Authority
+from agent.commands.deliveries import CalibrationDelivery, ModelDelivery
+from agent.commands.dispatcher import Handler
 from agent.commands.labels import LabelsInbox
+from agent.commands.releases import Releases
 from agent.commands.settings import Settings
 from agent.common.console import Task, progress
 from agent.common.errors import AgentError, CameraError
@@ -16,8 +24,8 @@ from agent.config import Config
 from agent.contract.messages import Birth
 from agent.control.operations import Operations
 from agent.control.summary import CameraSummary, RunSummary
-from agent.daemon.handlers import set_log_level
-from agent.daemon.inbox import CommandInbox, open_remote
+from agent.daemon.handlers import BoardHandlers, HistogramUpload, engine_handlers, set_log_level
+from agent.daemon.inbox import CommandInbox
 from agent.daemon.startup import RuntimeRebuildJob, StartupProgress
 from agent.daemon.status import DaemonSnapshot, StatusReporter
 from agent.jobs.job import MODEL
@@ -36,22 +44,6 @@ from calibrate.errors import TaredError
 from engines.interface import Backend
 from engines.store.signing import find_key
 from engines.store.store import Store
-
-
-def sum_up(summary: RunSummary, pipeline: Pipeline) -> None:
-    """Fidelity and what goes with it are those of the least faithful camera."""
-    states, findings = pipeline.observer.states(), pipeline.observer.findings
-    cameras = {
-        name: CameraSummary(feed.run_meter.sample(), states[name].fidelity, feed.labelled)
-        for name, feed in pipeline.feeds.items()
-    }
-    camera = least_faithful(states)
-    summary.loop, summary.last_ts = pipeline.run_meter.sample(), pipeline.last_ts
-    summary.fidelity, summary.fidelity_since = states[camera].fidelity, states[camera].fidelity_since
-    summary.fidelity_history = findings[camera].history()
-    summary.live_accuracy = cameras[camera].live_accuracy
-    summary.cameras = cameras if len(cameras) > 1 else {}
-
 
 _TICK_S = 0.1
 
@@ -75,16 +67,23 @@ class Supervisor:
         authority: Authority | None = None,
         results: ResultsWriter | None = None,
     ) -> None:
-        """labels: of recordings, by camera and frame number. content: of the model's file, as `content_of` has it;
-        where it is known, another one beside live cameras ends the run. authority: whose commands count, None for
-        everybody's. results: who is given every answer.
+        """Load the engine, and build whatever it needs to serve.
 
-        Raises CameraError, ConfigError, EngineError: what cannot start says so before anything runs.
+        Args:
+            link: None without a broker.
+            frame_limit: Ends the run after so many frames; 0: no limit.
+            labels: Labels of recordings, by camera and frame number.
+            content: The content of the model's file, as `content_of` has it. If it is known and the cameras are live,
+                another content ends the run.
+            authority: Decides whose commands count; None admits everybody.
+            results: Receives every answer.
+
+        Raises CameraError, ConfigError, EngineError for what cannot start, before anything runs.
         """
         self._link = link
-        self._posted = MainThreadQueue()
+        self._main_thread = MainThreadQueue()
         self._stop_reason = ""
-        sources = [camera.opened() for camera in config.every_camera]
+        sources = [camera.to_source() for camera in config.every_camera]
         reporter = self._reporter = Reporter(link, birth)
         trusts = authority.trusts if authority is not None else lambda _key: True
         settings = Settings(config, config.state_dir / "settings.json", trusts, self._configure, reporter.error)
@@ -94,11 +93,11 @@ class Supervisor:
         self._telemetry = PeriodicTimer(config.mqtt.telemetry_period_s, time.monotonic())
         past = CrashRecovery(config.state_dir, reporter)
         self._service = EngineService(model, backend, Store(config.state_dir, find_key()))
-        runtime = RuntimeRebuildJob(past.journal, reporter, past.current)
+        rebuild = RuntimeRebuildJob(past.journal, reporter, past.current)
         with progress("preparing", 100) as bar:
-            starting = StartupProgress("engine", reporter, bar.update)
-            engine = self._service.start(runtime.on_error, starting, past.proven, not past.rebuild_interrupted)
-        runtime.serves(self._service.serving.id, self._service.degraded)
+            show_engine = StartupProgress("engine", reporter, bar.update)
+            engine = self._service.start(rebuild.on_error, show_engine, not past.rebuild_interrupted)
+        rebuild.engine_started(self._service.serving.id, self._service.is_degraded)
         self._built_percent = 0  # of the reference; the observer's thread counts it up
         self._pipeline = Pipeline(
             config,
@@ -107,40 +106,63 @@ class Supervisor:
             self._service.serving.id,
             engine,
             frame_limit,
-            lambda name, error: self._posted.put(lambda: self._on_camera(name, error)),
-            lambda error: self._posted.put(lambda: self._on_observer(error)),
-            StartupProgress("reference", reporter, self._on_building, self._posted.put),
+            lambda name, error: self._main_thread.put(lambda: self._on_camera(name, error)),
+            lambda error: self._main_thread.put(lambda: self._on_observer(error)),
+            StartupProgress("reference", reporter, self._on_building, self._main_thread.put),
             [results.offer] if results is not None else [],
         )
         self._results = results
         if results is not None:
-            results.follow(lambda name, error: self._posted.put(lambda: self._on_results(name, error)))
-        self._readings = StatusReporter(config, self._service, self._pipeline, results)
-        self._operations = Operations(config, self._service, self._pipeline, reporter, self._posted.put, past.journal)
+            results.watch_outputs(lambda name, error: self._main_thread.put(lambda: self._on_results(name, error)))
+        self._status = StatusReporter(config, self._service, self._pipeline, results)
+        self._operations = Operations(
+            config, self._service, self._pipeline, reporter, self._main_thread.put, past.journal
+        )
         watched = self._pipeline.is_live and bool(content)
         self._watch = ModelWatch(model.spec.path, content, self._on_model) if watched else None
-        concluded = past.conclude(content)
-        self._rolled_back = concluded.rolled_back
+        recovered = past.end_unfinished_jobs(content)
+        self._rolled_back = recovered.rolled_back
         accuracies = {camera: feed.accuracy for camera, feed in self._pipeline.feeds.items()}
-        self._labels_desk = LabelsInbox(accuracies, model.spec, self._on_bad_labels)
+        self._labels = LabelsInbox(accuracies, model.spec, self._on_bad_labels)
         self._recorded_labels = labels or {}
-        self._remote: CommandInbox | None = None
+        self._inbox: CommandInbox | None = None
         if link is not None:
-            self._remote = open_remote(
-                link,
-                settings,
-                self._service,
-                self._pipeline,
-                self._operations,
-                self._labels_desk,
-                authority,
-                reporter,
-                watched,
-                self._posted.put,
-                self._stop,
-            )
-            self._remote.recall(past.known, concluded.news)
+            self._inbox = self._open_inbox(link, settings, authority, watched)
+            self._inbox.restore(past.command_results, recovered.results)
         self._total = total_frames(sources, frame_limit)
+
+    def _open_inbox(
+        self, link: MqttLink, settings: Settings, authority: Authority | None, watched: bool
+    ) -> CommandInbox:
+        """watched: whether the model's file is watched, so that a delivered one is noticed."""
+        config, run_in_main_thread = self._config, self._main_thread.put
+        releases = Releases(authority, config.state_dir / "releases.json")
+        if releases.damage is not None:
+            self._reporter.error(releases.damage)
+        models = ModelDelivery(
+            config.state_dir / "incoming",
+            config.model.path,
+            watched,
+            config.store.reserve_bytes,
+            releases,
+            run_in_main_thread,
+            self._operations.new_model.deliver,
+        )
+        calibrations = CalibrationDelivery(
+            config.state_dir / "incoming_calibration",
+            config.store.reserve_bytes,
+            lambda: self._service.serving_model,
+            run_in_main_thread,
+            self._operations.try_calibration,
+        )
+        deliveries = (models, calibrations)
+        handlers: dict[str, Handler] = {
+            **engine_handlers(self._operations, self._service, self._pipeline, deliveries),
+            **BoardHandlers(settings, self._pipeline, models, link, self._stop).handlers,
+            "histograms": HistogramUpload(config.privacy, self._service, link, run_in_main_thread).start,
+            "calibration": calibrations.start,
+        }
+        return CommandInbox(link, handlers, settings, deliveries, self._labels, authority, self._reporter)
 
     def run(self) -> RunSummary:
         """Serve until the source ends, the frame limit is reached, or SIGTERM or SIGINT comes.
@@ -152,7 +174,7 @@ class Supervisor:
             self._watch.start()
         with handling_signals(self._on_signal):
             with progress("preparing", 100) as bar:
-                self._pipeline.start(lambda: self._waits(bar))
+                self._pipeline.start(lambda: self._wait_for_reference(bar))
             notify_service_manager("READY=1")
             try:
                 with progress("serving", self._total) as bar:
@@ -166,50 +188,61 @@ class Supervisor:
                         self._link.set_state("stopping")
                 self._pipeline.stop()
                 self._operations.stop(self._stop_reason or "the source has ended")
-                if self._remote is not None:
-                    self._remote.stop(self._stop_reason or "the source has ended")
+                if self._inbox is not None:
+                    self._inbox.stop(self._stop_reason or "the source has ended")
             self._pipeline.join()
             if self._results is not None:
-                self._results.settle()
-            self._run_posted()  # a swap that only the end of the stream completed
-            self._take_labels()
-        return self._sum_up(self._operations.summary)
+                self._results.flush()
+            self._receive()  # a swap that only the end of the stream completed
+            self._apply_labels()
+        return self._summarise(self._operations.summary)
 
-    def _sum_up(self, summary: RunSummary) -> RunSummary:
-        """What the run was, once all has ended."""
-        sum_up(summary, self._pipeline)
-        summary.stopped_by = self._stop_reason
-        summary.calibrated = not self._service.degraded
-        summary.results_dropped = self._results_dropped
-        return summary
-
-    def moment(self) -> DaemonSnapshot:
-        """The daemon now, for who scrapes it; any thread may ask."""
-        return self._readings.moment(self._operations.job, self._link)
+    def snapshot(self) -> DaemonSnapshot:
+        """Return the daemon's state now; any thread may call it."""
+        return self._status.snapshot(self._operations.job, self._link)
 
     def _serve(self, bar: Task) -> None:
-        """Until frames have ended, and with them a candidate whose frames had all been collected."""
-        pinged = state_told = None
+        """Serve until the frames have ended, and the candidate whose frames had all been collected by then."""
+        pinged = published_degraded = None
         while self._pipeline.error is None and not self._stop_reason and not self._results_failed:
-            if not self._pipeline.running and not self._operations.building:
+            if not self._pipeline.is_running and not self._operations.is_building:
                 break
-            self._run_posted()
-            self._take_labels()
-            self._pipeline.look()
+            self._receive()
+            self._apply_labels()
+            self._pipeline.poll()
             states = self._pipeline.observer.states()
             self._operations.tick(states)
-            if self._operations.new_model.usable:
-                self._stop_reason = self._stop_reason or MODEL
+            if self._operations.new_model.is_usable:
+                self._stop(MODEL)
             if self._pipeline.pulse != pinged:
                 pinged = self._pipeline.pulse
                 notify_service_manager("WATCHDOG=1")
-            if self._link is not None and self._service.degraded != state_told:
-                state_told = self._service.degraded
-                self._link.set_state("degraded" if state_told else "online")
-            bar.update(self._pipeline.served, self._readings.note(states, self._operations.job, self._built_percent))
+            if self._link is not None and self._service.is_degraded != published_degraded:
+                published_degraded = self._service.is_degraded
+                self._link.set_state("degraded" if published_degraded else "online")
+            line = self._status.progress_line(states, self._operations.job, self._built_percent)
+            bar.update(self._pipeline.served, line)
             if self._telemetry.due(time.monotonic()):
-                self._reporter.telemetry(self._readings.samples(states), self._results_dropped)
-        self._run_posted()
+                self._reporter.telemetry(self._status.telemetry(states), self._results_dropped)
+        self._receive()
+
+    def _summarise(self, summary: RunSummary) -> RunSummary:
+        """Fill in what the frames have shown. With several cameras, fidelity is that of the least faithful one."""
+        states, monitors = self._pipeline.observer.states(), self._pipeline.observer.monitors
+        cameras = {
+            name: CameraSummary(feed.run_meter.sample(), states[name].fidelity, feed.labelled)
+            for name, feed in self._pipeline.feeds.items()
+        }
+        camera = least_faithful(states)
+        summary.loop, summary.last_ts = self._pipeline.run_meter.sample(), self._pipeline.last_ts
+        summary.fidelity, summary.fidelity_since = states[camera].fidelity, states[camera].fidelity_since
+        summary.fidelity_history = monitors[camera].history()
+        summary.live_accuracy = cameras[camera].live_accuracy
+        summary.cameras = cameras if len(cameras) > 1 else {}
+        summary.stopped_by = self._stop_reason
+        summary.calibrated = not self._service.is_degraded
+        summary.results_dropped = self._results_dropped
+        return summary
 
     @property
     def _results_dropped(self) -> Mapping[str, int]:
@@ -219,17 +252,39 @@ class Supervisor:
     def _results_failed(self) -> bool:
         return self._results is not None and self._results.failed is not None
 
-    def _take_labels(self) -> None:
-        """Those of recordings, for what was answered since the last call, and what has to be told of others."""
+    def _apply_labels(self) -> None:
+        """Apply recorded labels to the frames answered since the last call, and report labels that were refused."""
         for camera, labels in self._recorded_labels.items():
             self._pipeline.feeds[camera].accuracy.label_recorded(labels)
-        self._labels_desk.tick(time.monotonic())
+        self._labels.tick(time.monotonic())
 
-    def _run_posted(self) -> None:
-        """Wait a tick for functions from other threads, run them, and take what came from the broker."""
-        self._posted.run(_TICK_S)
-        if self._remote is not None:
-            self._remote.tick()
+    def _receive(self) -> None:
+        """Wait a tick for functions from other threads, run them, and handle messages from the broker."""
+        self._main_thread.run(_TICK_S)
+        if self._inbox is not None:
+            self._inbox.tick()
+
+    def _wait_for_reference(self, bar: Task) -> bool:
+        """Called while a recording waits for its observer; False gives up."""
+        self._receive()
+        bar.update(self._built_percent, "reference")
+        return not self._stop_reason
+
+    def _configure(self, config: Config) -> None:
+        """Apply the settings of an operator."""
+        if config.log_level != self._config.log_level:
+            set_log_level(config.log_level)
+        self._config = config
+        self._telemetry.set_period(config.mqtt.telemetry_period_s, time.monotonic())
+        self._operations.configure(config)
+        if self._inbox is not None:
+            self._inbox.report()
+
+    def _stop(self, reason: str) -> None:
+        self._stop_reason = self._stop_reason or reason
+
+    def _on_signal(self, name: str) -> None:
+        self._stop_reason = name
 
     def _on_camera(self, name: str, error: CameraError | None) -> None:
         if error is not None:
@@ -250,32 +305,10 @@ class Supervisor:
             self._reporter.event("results", output=output, state="back")
 
     def _on_model(self, content: str) -> None:
-        self._posted.put(lambda: self._operations.new_model.found(content))
+        self._main_thread.put(lambda: self._operations.new_model.content_changed(content))
 
     def _on_bad_labels(self, error: TaredError, count: int) -> None:
         self._reporter.error(error, part="labels", count=count)
 
     def _on_building(self, percent: int, _doing: str) -> None:
         self._built_percent = percent
-
-    def _waits(self, bar: Task) -> bool:
-        """While a recording waits for its observer."""
-        self._run_posted()
-        bar.update(self._built_percent, "reference")
-        return not self._stop_reason
-
-    def _configure(self, config: Config) -> None:
-        """What an operator has set holds from now on."""
-        if config.log_level != self._config.log_level:
-            set_log_level(config.log_level)
-        self._config = config
-        self._telemetry.change(config.mqtt.telemetry_period_s, time.monotonic())
-        self._operations.configure(config)
-        if self._remote is not None:
-            self._remote.report()
-
-    def _stop(self, reason: str) -> None:
-        self._stop_reason = self._stop_reason or reason
-
-    def _on_signal(self, name: str) -> None:
-        self._stop_reason = name

@@ -1,1 +1,14 @@
-"""`tared plan`: which layers may be INT8, found by measurement and certified. `search.py` is the way through."""
+"""Decide which layers may be INT8, by measurement, and certify the decision: `tared plan`, and raising precision later.
+
+Reading order: search (the way through), then its steps: what_if (repairs, and what a plan loses on a few frames), costs
+(what each group of layers costs), frames (random frames of a source), certificate (the trial of a candidate). result
+makes the plan and its evidence of a search; report and chart show them; command is the command line's entry.
+precision_raise stands by itself: it leaves more layers of a served plan float.
+
+Public:
+    chart               draw_chart
+    command             read_evidence, run_plan
+    precision_raise     EXHAUSTED, ObservedScene, PrecisionRaise, PrecisionRaiser
+    report              find_groups, print_explanation, print_plan
+    search              PlanOptions
+"""

@@ -1,4 +1,8 @@
-"""One candidate's trial: what is asked of it, what was measured so far, and what that decides."""
+"""Certify candidates: measure each on frames that the search has not used, until its loss is bounded well enough.
+
+`Terms` says what a candidate has to keep. `Tally` collects the measurements of one candidate and decides when they
+suffice. `Certifier` measures, and keeps each measurement in a journal, so that an interrupted trial goes on.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,20 @@ from engines.interface import Array, Engine, Progress, silent
 
 MAX_CANDIDATES = 5
 ERROR = 0.05  # of all candidates of a search together
-# Draws per candidate, in multiples of the fewest. Of candidates with half the loss that is asked all 14 simulated were
-# accepted by 16, of those with 0.7 of it 6 of 14 by 20.
+# Draws per candidate, in multiples of the fewest. Of 14 simulated candidates with half the allowed loss, all were
+# accepted by 16; of 14 with 0.7 of it, 6 by 20.
 _LIMIT = 20
-_FASTER = 0.97  # of float's latency at most: the medians of equal engines differ by 1.5 %, see certificate.py
+_TIMED = 50  # frames: two equal engines, medians of 50 in turn, differ by 1.5 % (one standard deviation, 2 CPU cores)
+_FASTER = 0.97  # of float's latency at most: twice that deviation
+_WARM_UP = 5  # inferences; the first two took up to five times as long on ONNX Runtime
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What is asked of each of `candidates` candidates, which were chosen beforehand.
+    """The requirements on each of `candidates` candidates, which were chosen beforehand.
 
-    max_loss: of 1 - fidelity, from 1e-4 on. max_confusion: of the objects of a class that are served as one other. Both
-    are fractions in (0, 1).
+    max_loss: the highest 1 - fidelity, from 1e-4 on. max_confusion: the highest share of a class's objects that are
+    served as one other class. Both are fractions in (0, 1).
     """
 
     max_loss: float
@@ -50,18 +56,19 @@ class Terms:
         return ERROR / self.candidates
 
     @cached_property
-    def needed(self) -> int:
-        """The fewest telling frames that can certify a candidate."""
+    def frames_needed(self) -> int:
+        """The fewest frames with something on them that can certify a candidate."""
         return frames_needed(self.max_loss, self.error)
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How a candidate did beside the reference and the float engine.
+    """A candidate compared with the reference and the float engine.
 
-    loss: mean over `frames` frames; on empty_frames others neither engine nor reference found anything, so they agree
-    without telling anything. upper, lower: its anytime-valid bounds. Latencies are medians in ms over the same frames,
-    in turn in one process, after a warm-up. confused: pairs of classes above max_loss, though the mean may be small.
+    loss: mean over `frames` frames. upper, lower: its anytime-valid bounds.
+    empty_frames: further frames on which neither engine nor reference detects anything; they are no evidence.
+    latency_ms, latency_float_ms: medians over the same frames, in turn in one process, after a warm-up.
+    confused: pairs of classes above max_loss, though the mean may be small.
     """
 
     loss: float
@@ -77,13 +84,13 @@ class TrialResult:
 
     @property
     def is_faster(self) -> bool:
-        """Whether it took less time than float by more than chance."""
+        """Whether the candidate is faster than float by more than chance."""
         return self.latency_ms <= _FASTER * self.latency_float_ms
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One frame, as the journal keeps it. latencies_ms: of candidate and float engine, where they were timed."""
+    """One frame, as the journal keeps it. latencies_ms: of candidate and float engine, if they were timed."""
 
     loss: float
     empty: bool
@@ -92,7 +99,7 @@ class Measurement:
 
 
 class Tally:
-    """A candidate's measurements so far, and what they decide."""
+    """Collect a candidate's measurements, and decide on it."""
 
     def __init__(self, terms: Terms) -> None:
         self.bound = LossBound(terms.error)
@@ -112,10 +119,10 @@ class Tally:
 
     @property
     def is_decided(self) -> bool:
-        """Whether more frames would change nothing, or too little."""
+        """Whether more frames would change nothing, or too little to matter."""
         if self._loses_more or self._is_futile or self._is_hopeless:
             return True
-        return self._keeps_loss and not self._disagreement.looks_worse(self._terms.max_confusion)
+        return self._keeps_loss and not self._disagreement.appears_above(self._terms.max_confusion)
 
     @property
     def _keeps_loss(self) -> bool:
@@ -127,20 +134,20 @@ class Tally:
 
     @property
     def _is_futile(self) -> bool:
-        """The mean itself is too high, on frames enough for it to be near the truth; refusing early is no promise."""
-        return self.bound.n >= max(100, self._terms.needed) and self.bound.mean >= self._terms.max_loss
+        """The mean itself is too high, on frames enough for it to be near the truth; a refusal need not be certain."""
+        return self.bound.n >= max(100, self._terms.frames_needed) and self.bound.mean >= self._terms.max_loss
 
     @property
     def _is_hopeless(self) -> bool:
-        """Too many draws; or none of the first tells anything, where one in _LIMIT must for the others to suffice."""
+        """Too many draws; or the first are all empty, where one in _LIMIT must show something to suffice in time."""
         draws = self.bound.n + self._empty_frames
-        return draws >= (_LIMIT if self.bound.n else 1) * self._terms.needed
+        return draws >= (_LIMIT if self.bound.n else 1) * self._terms.frames_needed
 
-    def trial(self, spec: ModelSpec, ended: str) -> TrialResult:
-        """The result; `ended` says why there were no more frames where the measurements decide nothing.
+    def result(self, spec: ModelSpec, ended: str) -> TrialResult:
+        """Return the result; `ended` says why there were no more frames if the measurements decide nothing.
 
-        A trial that ended early for a small loss has no pair that looks worse than max_confusion. So the pairs that
-        refuse a candidate are those of a number of draws that was fixed beforehand, as their bound wants it.
+        A trial that ended early for a small loss has no pair that appears above max_confusion. So a pair that refuses a
+        candidate comes from a number of draws that was fixed beforehand, as its bound requires.
         """
         tolerance = min(self._terms.max_loss, self._terms.max_confusion)
         pairs = self._disagreement.confused(spec.label, tolerance, self._terms.error)
@@ -156,46 +163,40 @@ class Tally:
             latency_float_ms=latency_float_ms,
             confused=pairs,
             accepted=self._keeps_loss and not self._loses_more and not self._is_futile and worst is None,
-            reason=self._reason(worst, self._ended() or ended),
+            reason=self._reason(worst, ended),
         )
 
-    def _ended(self) -> str:
-        """Why more frames were not asked for, where that was not for want of them."""
-        if self._is_hopeless:
-            return "more would take too long"
-        return "more would hardly lower it" if self._is_futile else ""
-
     def _reason(self, worst: ConfusedPair | None, ended: str) -> str:
-        asked = f"at most {self._terms.max_loss:g} is asked"
-        told = f"on {self.bound.n} frames, {self._empty_frames} others empty"
+        if self._is_hopeless:
+            ended = "more would take too long"
+        elif self._is_futile:
+            ended = "more would hardly lower it"
+        allowed = f"at most {self._terms.max_loss:g} is asked"
+        basis = f"on {self.bound.n} frames, {self._empty_frames} others empty"
         if self._loses_more:
-            return f"loss at least {self.bound.lower:.3g} {told}; {asked}"
+            return f"loss at least {self.bound.lower:.3g} {basis}; {allowed}"
         if self._keeps_loss and worst is not None:
             return (
                 f"'{worst.reference}' served as '{worst.candidate}' on {worst.count} of {worst.of} frames, at least "
                 f"{worst.low:.3g} of all; at most {self._terms.max_confusion:g} is asked"
             )
         if self._keeps_loss and not self._is_futile:
-            return f"loss at most {self.bound.upper:.3g} {told}; {asked}"
+            return f"loss at most {self.bound.upper:.3g} {basis}; {allowed}"
         if not self.bound.n:
             return f"nothing found on any of {self._empty_frames} frames, which tells nothing; {ended}"
-        return f"loss {self.bound.mean:.3g}, perhaps {self.bound.upper:.3g}, {told}, and {ended}; {asked}"
-
-
-_TIMED = 50  # frames: two equal engines, medians of 50 in turn, differ by 1.5 % (one standard deviation, 2 CPU cores)
-_WARM_UP = 5  # inferences; the first two took up to five times as long on ONNX Runtime
+        return f"loss {self.bound.mean:.3g}, perhaps {self.bound.upper:.3g}, {basis}, and {ended}; {allowed}"
 
 
 def check_frames(frames: RandomFrames, start: int, terms: Terms) -> None:
-    """See whether the frames from place `start` on can certify anything; to be asked before any engine is built.
+    """Check, before any engine is built, that the frames from place `start` on can certify a candidate.
 
-    They do if there is something on each of them. A live camera has enough. Raises AgentError (`plan.frames`), and
-    CameraError where frames cannot be read.
+    They suffice if there is something on each of them. A live camera always has enough. Raises AgentError
+    (`plan.frames`), and CameraError if frames cannot be read.
     """
     if frames.count is None:
         return
     left = max(0, frames.count - start)
-    if left >= terms.needed:
+    if left >= terms.frames_needed:
         return
     limits = [thousandths / 1000 for thousandths in range(1, 1000)]
     first = bisect.bisect_left(limits, -left, key=lambda limit: -frames_needed(limit, terms.error))
@@ -203,17 +204,15 @@ def check_frames(frames: RandomFrames, start: int, terms: Terms) -> None:
     raise AgentError(
         "plan.frames",
         f"{left} frames to measure on in {frames.source.shown}, beside {frames.count - left} to search with",
-        f"at least {terms.needed} for --max-loss {terms.max_loss:g} with 95 % confidence",
+        f"at least {terms.frames_needed} for --max-loss {terms.max_loss:g} with 95 % confidence",
         f"give more frames{other}",
     )
 
 
 class Certifier:
-    """Measures the candidates of one search, each on the same frames in the same random order.
+    """Measure the candidates of one search, each on the same frames in the same random order.
 
-    The frames from place `start` on must not have been used to choose the candidates. All measured frames are kept in
-    the journal: a trial that was interrupted replays them, without an engine, and goes on after them. deadline: whether
-    the time is up; it ends a trial after a frame that it measured. Raises as `check_frames`.
+    All measurements are kept in the journal. An interrupted trial replays them without an engine, and goes on.
     """
 
     def __init__(
@@ -228,7 +227,16 @@ class Certifier:
         progress: Progress = silent,
         deadline: Callable[[], bool] = lambda: False,
     ) -> None:
-        """reference: whose answers count, an Observer will do. float_engine: the one to be faster than."""
+        """Check the frames.
+
+        Args:
+            start: The first place in the random order; earlier frames were used to choose the candidates.
+            reference: Its answers are the truth; an Observer will do.
+            float_engine: The engine to be faster than.
+            deadline: Whether the time is up; then a trial ends after the frame that it has measured.
+
+        Raises as `check_frames`.
+        """
         check_frames(frames, start, terms)
         self._spec = spec
         self._terms = terms
@@ -243,12 +251,16 @@ class Certifier:
         self._truths: dict[int, Prediction] = {}  # by index of the frame
         self._tried: set[str] = set()
 
-    def trial(self, name: str, plan: str, engine: Engine) -> TrialResult:
+    def try_candidate(self, name: str, plan: str, engine: Engine) -> TrialResult:
         """Measure a candidate until its loss is known well enough, the frames or the time end, or nothing more helps.
 
-        It is accepted for its loss and its confusions only: whether it is faster is for the caller to judge. name: of
-        the candidate, in what is told. plan: tells its plan from all others, in the journal of every run. Raises
-        ValueError for more plans than the terms have candidates, EngineError, CameraError and AgentError
+        It is accepted for its loss and its confusions only: the caller judges whether it is faster.
+
+        Args:
+            name: The candidate's name for people.
+            plan: Identifies its plan in the journal of every run.
+
+        Raises ValueError for more plans than the terms have candidates, EngineError, CameraError and AgentError
         (`plan.journal`).
         """
         self._tried.add(plan)
@@ -258,22 +270,22 @@ class Certifier:
         with closing(self._measurements(plan, engine)) as measurements:
             for measurement in measurements:
                 tally.add(measurement)
-                told = f"{name}: loss at most {tally.bound.upper:.3g} on {tally.bound.n} frames"
-                self._progress(min(1.0, tally.bound.n / self._terms.needed), told)
+                doing = f"{name}: loss at most {tally.bound.upper:.3g} on {tally.bound.n} frames"
+                self._progress(min(1.0, tally.bound.n / self._terms.frames_needed), doing)
                 if tally.is_decided:
                     break
-        return tally.trial(self._spec, "the time was up" if self._deadline() else "there were no more frames")
+        return tally.result(self._spec, "the time was up" if self._deadline() else "there were no more frames")
 
     def _measurements(self, plan: str, engine: Engine) -> Generator[Measurement, None, None]:
-        """Those in the journal, and then new ones until the time is up, but at least one."""
-        begin = 0
-        while (known := self._journal.get(_key(plan, begin))) is not None:
+        """Yield the measurements in the journal, then at least one new one, until the time is up."""
+        known_frames = 0
+        while (known := self._journal.get(_key(plan, known_frames))) is not None:
             yield Measurement(**cast("dict[str, Any]", known))
-            begin += 1
-        with closing(self._frames.draw(self._start + begin)) as draws:
-            for number, (index, image) in enumerate(draws, begin):
+            known_frames += 1
+        with closing(self._frames.draw(self._start + known_frames)) as draws:
+            for number, (index, image) in enumerate(draws, known_frames):
                 tensor, _ = self._task.preprocess(image)
-                if number == begin and number < _TIMED:
+                if number == known_frames and number < _TIMED:
                     for warming in (engine, self._float_engine) * _WARM_UP:
                         warming.infer(tensor)
                 measurement = self._measure(engine, number, index, tensor)
@@ -299,7 +311,7 @@ class Certifier:
         return Measurement(1.0 - agreement.value, agreement.is_empty, answers(served, truth), latencies_ms)
 
     def _truth(self, index: int, tensor: Array) -> Prediction:
-        """The reference's prediction, kept for the next candidate unless it is raw outputs, which may be large."""
+        """Return the reference's prediction. It is kept for the next candidate, unless raw: those may be large."""
         if index in self._truths:
             return self._truths[index]
         truth = self._task.decode(self._reference.infer(tensor), tensor.shape)
@@ -309,12 +321,12 @@ class Certifier:
 
 
 def _key(plan: str, number: int) -> str:
-    """In the journal, which the rest of the search writes to as well."""
+    """Return the key of a measurement in the journal, which it shares with the rest of the search."""
     return f"trial {plan} {number}"
 
 
 def _infer_timed(engine: Engine, tensor: Array) -> tuple[dict[str, Array], float]:
-    """The outputs, and the latency in ms."""
+    """Return the outputs and the latency in ms."""
     started = time.perf_counter_ns()
     outputs = engine.infer(tensor)
     return outputs, (time.perf_counter_ns() - started) / 1e6

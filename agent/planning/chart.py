@@ -1,4 +1,4 @@
-"""The chart of a precision plan: loss against latency, of what the search found and of what was tried."""
+"""Draw the chart of a precision plan: loss against latency, of the frontier and of the candidates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from agent.planning.report import (
     show_loss,
 )
 
-if TYPE_CHECKING:  # matplotlib is an extra, and slow to import: only who draws needs it
+if TYPE_CHECKING:  # matplotlib is an extra, and slow to import
     from matplotlib.axes import Axes
 
 _SIZE_IN = (8.0, 5.0)
 _DPI = 160  # 1280 x 800 px; shrunk to 800 px wide, text is still 14 px high
 _TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 _CLOSEST_TICKS = 0.06  # of the axis
-_KEY_ABOVE = 0.6  # of the axis: higher up, the line of what is allowed would cross the key, which goes below it
+# Share of the axis: above it, the line of the allowed loss would cross the key, which then goes below the line.
+_KEY_ABOVE = 0.6
 _LINE_PT = 14.0
 _ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # the grid does not cross the words
 _INK, _FAINT, _FRONTIER, _ACCEPTED, _REFUSED = "#222222", "#8a8a8a", "#4477aa", "#117733", "#cc3311"
@@ -44,9 +45,8 @@ def draw_chart(evidence: Evidence, path: Path) -> None:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise AgentError(
-            "plan.plot", "no package matplotlib", "it, to draw a chart", "pip install 'tared[plot]'"
-        ) from error
+        remedy = "pip install 'tared[plot]'"
+        raise AgentError("plan.plot", "no package matplotlib", "it, to draw a chart", remedy) from error
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # whatever style the user has set
         figure = Figure(figsize=_SIZE_IN, dpi=_DPI, layout="constrained")
@@ -106,7 +106,7 @@ def _square(root: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _candidate(axes: Axes, x: float, candidate: Candidate, number: str) -> None:
-    """What was measured of a candidate; of one that nobody refused, hollow, what was predicted."""
+    """Draw a candidate as measured; one without a trial is hollow, as predicted."""
     trial = candidate["trial"]
     color, shape, size = (_ACCEPTED, "D", 9) if trial is None or trial["accepted"] else (_REFUSED, "X", 8)
     if trial is not None:
@@ -119,39 +119,36 @@ def _candidate(axes: Axes, x: float, candidate: Candidate, number: str) -> None:
 
 
 def _key(evidence: Evidence, axes: Axes) -> None:
-    """Words in the colours of what they name, at the right, where a falling frontier leaves room."""
-    line = float(np.sqrt(evidence["max_loss"] / axes.get_ylim()[1]))  # its place on the axis, in [0, 1]
+    """Write the key in the colours of what it names, at the right, where a falling frontier leaves room."""
+    line = float(np.sqrt(evidence["max_loss"] / axes.get_ylim()[1]))  # the allowed loss on the axis, in [0, 1]
     top = line - 0.02 if line > _KEY_ABOVE else 1.0
-    for row, (text, color) in enumerate(_told(evidence)):
+    for row, (text, color) in enumerate(_key_lines(evidence)):
         where, down = (1.0, top), (0, -_LINE_PT * row)
         axes.annotate(
             text, where, down, "axes fraction", "offset points", ha="right", va="top", color=color, bbox=_ON_WHITE
         )
 
 
-def _told(evidence: Evidence) -> Iterator[tuple[str, str]]:
+def _key_lines(evidence: Evidence) -> Iterator[tuple[str, str]]:
     if any(plan["loss"] is not None for plan in evidence["frontier"]):
         yield f"plans of the search, loss on {evidence['frames']['search']} frames", _FRONTIER
     else:
         yield "the search measured no loss", _FRONTIER
-    yield from _told_chosen(evidence)
+    chosen = chosen_candidate(evidence)
+    if chosen is None:
+        yield "no plan was accepted: all float", _INK
+    elif chosen["trial"] is None:
+        predicted = show_loss(chosen["predicted_loss"])
+        yield f"{evidence['accepted'] + 1} chosen: loss {predicted} predicted, not measured", _ACCEPTED
+    else:
+        trial = chosen["trial"]
+        losses = f"loss {show_loss(trial['loss'])}, at most {show_loss(trial['upper'])}"
+        yield f"{evidence['accepted'] + 1} accepted: {losses}", _ACCEPTED
+        in_float = show_digits(trial["latency_float_ms"])
+        yield f"measured {show_digits(trial['latency_ms'])} ms, float {in_float} ms", _ACCEPTED
     trials = [(number, one["trial"]) for number, one in enumerate(evidence["candidates"], start=1) if one["trial"]]
     refused = [str(number) for number, trial in trials if not trial["accepted"]]
     if refused:
         yield f"refused: {', '.join(refused)}", _REFUSED
     if trials:
         yield f"bars reach to the bound with {show_confidence(evidence)}", _FAINT
-
-
-def _told_chosen(evidence: Evidence) -> Iterator[tuple[str, str]]:
-    chosen = chosen_candidate(evidence)
-    if chosen is None:
-        yield "no plan was accepted: all float", _INK
-        return
-    number, trial = evidence["accepted"] + 1, chosen["trial"]
-    if trial is None:
-        yield f"{number} chosen: loss {show_loss(chosen['predicted_loss'])} predicted, not measured", _ACCEPTED
-        return
-    yield f"{number} accepted: loss {show_loss(trial['loss'])}, at most {show_loss(trial['upper'])}", _ACCEPTED
-    in_float = show_digits(trial["latency_float_ms"])
-    yield f"measured {show_digits(trial['latency_ms'])} ms, float {in_float} ms", _ACCEPTED

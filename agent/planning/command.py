@@ -1,4 +1,4 @@
-"""`tared plan`: searches, certifies, and writes plan.json; or explains one that is written."""
+"""Carry out `tared plan`: search, certify, and write plan.json; or read the evidence of one that is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent.common.state_files import Journal
 from agent.models.model import Model, check_calibration, open_model, read_plan, read_rules
 from agent.planning.costs import PlanBuilder
 from agent.planning.frames import RandomFrames
-from agent.planning.result import planned, summary
+from agent.planning.result import make_plan, summary
 from agent.planning.search import PlanOptions, PlanSearch
 from agent.vision.evaluation import evaluate, labelled_images
 from agent.vision.spec import load_model_spec
@@ -45,45 +45,51 @@ def run_plan(
     options: PlanOptions,
     dataset: Path | None = None,
 ) -> tuple[PrecisionPlan, dict[str, Any]]:
-    """Search for the fastest plan that keeps the loss, and write it; the plan, and what --json prints of it.
+    """Search for the fastest plan that keeps the loss, and write it; return the plan, and what --json prints of it.
 
-    What was measured is kept beside the output until the search ends; interrupted, it goes on there. Whatever can be
-    refused is refused before the search begins. calibration_path: not looked at for a model that brings all scales.
-    dataset: scored after the search, if its budget has time left.
-    Raises TaredError, AgentError `plan.nothing` for a model that is INT8 already.
+    All measurements are kept in a journal next to the output until the search ends; an interrupted search resumes.
+    Invalid inputs are refused before the search starts.
+
+    Args:
+        calibration_path: Ignored for a model that brings all scales.
+        backend: The runtime that will serve.
+        embedded: ONNX Runtime, for what-ifs and the reference.
+        dataset: Labelled images, scored after the search if its budget has time left.
+
+    Raises TaredError; AgentError `plan.nothing` for a model that is INT8 already.
     """
     _check_output(output)
     source = parse_source(frames)
-    model = _open(spec_path)
+    model = _open_model(spec_path)
     if dataset is not None:
         labelled_images(model.spec, dataset)
     calibration = _calibration(model, calibration_path)
     rules = read_rules(model.spec.precision, model.master, model.placement)
     builder = PlanBuilder(model, calibration, backend)
-    planner = PlanSearch(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
-    held_out = calibration.source != Path(source.shown).name
-    if not planner.is_decided:
-        say(planner.split.told)
-        if not held_out:
+    search = PlanSearch(builder, rules, RandomFrames(source, options.seed), embedded, options, _stage)
+    is_held_out = calibration.source != Path(source.shown).name
+    if not search.is_decided:
+        say(search.split.description)
+        if not is_held_out:
             say(
                 "warning: the calibration is from a source of the same name; what is certified holds for its frames, "
                 "not for new scenes"
             )
     with _journal(output, builder, source, options) as journal:
-        with _spent(journal, builder) as seconds:
-            found = planner.run(journal)
-            labels = _labels(planner, dataset) if dataset is not None else None
-            plan = planned(planner)
-            facts = {**_identity(builder, plan), "source": source.shown, "held_out": held_out, "labels": labels}
+        with _time_spent(journal, builder) as seconds:
+            result = search.run(journal)
+            labels = _score_labels(search, dataset) if dataset is not None else None
+            plan = make_plan(search)
+            facts = {**_identity(builder, plan), "source": source.shown, "held_out": is_held_out, "labels": labels}
             plan = replace(plan, evidence={**plan.evidence, **facts, "seconds": round(seconds(), 3)})
             _write(output, plan)
-        if not found.interrupted:
+        if not result.interrupted:
             journal.finish()
     return plan, {**summary(plan), "seconds": plan.evidence["seconds"], "output": str(output)}
 
 
 def _identity(builder: PlanBuilder, plan: PrecisionPlan) -> dict[str, Any]:
-    """What the plan is of, and its certificate."""
+    """Return what identifies the plan: its model, calibration and runtime."""
     model = builder.model
     return {
         "schema": _SCHEMA,
@@ -99,11 +105,11 @@ def _identity(builder: PlanBuilder, plan: PrecisionPlan) -> dict[str, Any]:
 
 
 @contextmanager
-def _spent(journal: Journal, builder: PlanBuilder) -> Iterator[Callable[[], float]]:
-    """Counts builds and seconds on from those of an interrupted search; gives the seconds so far."""
-    before = cast("dict[str, Any]", journal.get(_SPENT) or {"builds": 0, "seconds": 0.0})
-    builder.builds = before["builds"]
-    started = time.monotonic() - before["seconds"]
+def _time_spent(journal: Journal, builder: PlanBuilder) -> Iterator[Callable[[], float]]:
+    """Count builds and seconds on from those of an interrupted search; yield a function of the seconds so far."""
+    earlier = cast("dict[str, Any]", journal.get(_SPENT) or {"builds": 0, "seconds": 0.0})
+    builder.builds = earlier["builds"]
+    started = time.monotonic() - earlier["seconds"]
     try:
         yield lambda: time.monotonic() - started
     finally:
@@ -111,7 +117,7 @@ def _spent(journal: Journal, builder: PlanBuilder) -> Iterator[Callable[[], floa
             journal.put(_SPENT, {"builds": builder.builds, "seconds": time.monotonic() - started})
 
 
-def _open(spec_path: Path) -> Model:
+def _open_model(spec_path: Path) -> Model:
     model = open_model(load_model_spec(spec_path))
     if model.placement.own and all(group.fixed for group in fusion_groups(model.master, model.placement).groups):
         raise AgentError(
@@ -137,7 +143,7 @@ def _calibration(model: Model, path: Path | None) -> Calibration:
 
 @contextmanager
 def _journal(output: Path, builder: PlanBuilder, source: Source, options: PlanOptions) -> Iterator[Journal]:
-    """Beside the output; of the same search, whatever its budget. One in which nothing is does not stay."""
+    """Open the journal next to the output, of the same search whatever its budget. An empty one is removed again."""
     identity = {
         "tared": version("tared"),
         "model": builder.model.sha256,
@@ -166,7 +172,7 @@ def _measurements(journal: Journal) -> int:
 
 
 def _stamp(source: Source) -> Any:
-    """What changes when a source's frames do. A camera's always do: nothing is taken over from another day."""
+    """Return what changes with a source's frames. A camera's always do: nothing is reused from another day."""
     if source.live:
         return time.time_ns()
     path = Path(source.location)
@@ -180,21 +186,21 @@ def _stage(name: str) -> Iterator[Progress]:
         yield lambda fraction, doing: bar.update(round(100 * fraction), doing)
 
 
-def _labels(planner: PlanSearch, dataset: Path) -> dict[str, Any] | None:
-    """The task's own scores on labelled images, of the float engine and of the plan; None if the time is up."""
-    if planner.out_of_time():
+def _score_labels(search: PlanSearch, dataset: Path) -> dict[str, Any] | None:
+    """Return the task's own scores on labelled images, of the float engine and the plan; None if the time is up."""
+    if search.out_of_time():
         say(f"{dataset.name} was not looked at: the time is up")
         return None
-    builder, found = planner.builder, planner.found
+    builder, result = search.builder, search.result
     try:
-        of_float = of_plan = _score(builder, None, dataset)
-        if found.accepted is not None:
-            floats = planner.plan_of(found.candidates[found.accepted].partition.int8, "")
-            of_plan = _score(builder, floats, dataset)
+        float_scores = plan_scores = _score(builder, None, dataset)
+        if result.accepted is not None:
+            floats = search.plan_of(result.candidates[result.accepted].partition.int8, "")
+            plan_scores = _score(builder, floats, dataset)
     except DatasetError as error:  # a label that cannot be used must not cost the search
         say(f"warning: {error}")
         return None
-    return {"dataset": dataset.name, "float": of_float, "plan": of_plan}
+    return {"dataset": dataset.name, "float": float_scores, "plan": plan_scores}
 
 
 def _score(builder: PlanBuilder, floats: Mapping[str, str] | None, dataset: Path) -> dict[str, float]:
@@ -204,7 +210,7 @@ def _score(builder: PlanBuilder, floats: Mapping[str, str] | None, dataset: Path
 
 
 def _check_output(output: Path) -> None:
-    """Say before the work that its result could not be written."""
+    """Check before the work that its result can be written."""
     folder = next(folder for folder in output.absolute().parents if folder.exists())
     if output.is_dir():
         raise _unwritable(output, "a folder")
@@ -224,7 +230,7 @@ def _unwritable(output: Path, found: str | None) -> AgentError:
 
 
 def read_evidence(path: Path) -> Mapping[str, Any]:
-    """The evidence in a plan.json.
+    """Return the evidence in a plan.json.
 
     Raises CalibrationError as `read_plan`, AgentError (`plan.evidence`) without any, or with another version's.
     """

@@ -1,4 +1,7 @@
-"""The cost stage of a plan: what each fusion group takes in INT8 and in float, or why that could not be told."""
+"""Measure what each fusion group costs in INT8 and in float, or estimate it and say why.
+
+`PlanBuilder` builds the engines of a search. `find_costs` profiles some of them, or counts multiply-accumulates.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ _WORTH_IT = 0.99  # of the float engine's time: a plan that saves less saves not
 
 
 class PlanBuilder:
-    """Builds engines of one model under plans, and counts them. The all-float one and the last are built once.
+    """Build engines of one model under plans, and count them. The all-float one and the last are built once.
 
-    repairs: of every plan. without_int8: layers that the runtime has turned out to have no INT8 kernel for, with the
-    reason: left float since.
+    repairs: of every plan. without_int8: layers for which the runtime turned out to have no INT8 kernel, each with the
+    reason; they stay float from then on.
     """
 
     def __init__(self, model: Model, calibration: Calibration, backend: Backend) -> None:
@@ -42,15 +45,15 @@ class PlanBuilder:
 
     @property
     def runtime(self) -> Mapping[str, str]:
-        """What times and kernels follow from beside the model."""
+        """All of the backend that times and kernels depend on."""
         return {**self.backend.describe(), **self.backend.flags()}
 
     def plan(self, floats: Mapping[str, str]) -> PrecisionPlan:
-        """The plan of these floats and what has no INT8 kernel, with the repairs."""
+        """Return the plan with these float layers and those without an INT8 kernel, with the repairs."""
         return PrecisionPlan({**floats, **self.without_int8}, self.repairs)
 
     def load(self, floats: Mapping[str, str], progress: Progress = silent) -> Engine:
-        """A loaded engine in which all but these is INT8, as far as the runtime has kernels.
+        """Return a loaded engine in which all layers but these are INT8, as far as the runtime has kernels.
 
         Raises EngineError as `build_int8`.
         """
@@ -64,13 +67,13 @@ class PlanBuilder:
         return self.backend.load(self._last[1])
 
     def _key(self, floats: Mapping[str, str]) -> tuple[frozenset[str], Repairs]:
-        """What an engine follows from: not from the reasons."""
+        """Return the facts that identify an engine; the reasons do not count."""
         return frozenset({*floats, *self.without_int8}), self.repairs
 
     def load_float(self, progress: Progress = silent) -> Engine:
-        """The engine that INT8 has to be faster than: the runtime's fastest float."""
+        """Return the engine that INT8 has to be faster than: the runtime's fastest float."""
         if self._float is None:
-            request = self.model.request(self.model.master, self.backend.precisions[-1], self.calibration.seen)
+            request = self.model.build_request(self.model.master, self.backend.precisions[-1], self.calibration.seen)
             self._float = self.backend.build(request, progress).engine
             self.builds += 1
         return self.backend.load(self._float)
@@ -78,14 +81,14 @@ class PlanBuilder:
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """What the search goes by. why: for what reason costs are not measured; empty where they are."""
+    """The costs that the search uses. why: the reason for which they are not measured; empty if they are."""
 
     costs: Costs
     why: str
 
     @property
     def tolerance(self) -> float:
-        """Times closer to one another than this are equal, relatively: by their noise, estimates by more."""
+        """The relative difference below which times count as equal: their noise; more for estimates."""
         return min(max(self.costs.noise, 0.01), 0.05) if not self.why else 0.05
 
 
@@ -98,7 +101,7 @@ def find_costs(
     progress: Progress,
     source: str = "measured",
 ) -> GroupCosts:
-    """Measure the groups on designed engines; go by multiply-accumulates where INT8 saves nothing, or nobody knows.
+    """Measure the groups on designed engines; use multiply-accumulates if INT8 saves no time, or none can be measured.
 
     floats: layers that stay float in every design. source: "macs" measures nothing.
     """
@@ -126,7 +129,7 @@ def _measured(
     journal: Journal,
     progress: Progress,
 ) -> Costs:
-    """What the designs show, or what the journal knows of them; also of layers without INT8 kernels."""
+    """Return the measured costs, from the journal if it has them; note the layers without INT8 kernels."""
     layers = {layer for group in grouping.groups for layer in group.layers}
     shown = 0.0
 
@@ -139,42 +142,41 @@ def _measured(
         progress(shown, doing)
 
     def build(plan: PrecisionPlan) -> ProfiledEngine:
-        wanted = {**floats, **plan.floats}
-        is_float = layers <= wanted.keys()
-        engine = builder.load_float(show_build) if is_float else builder.load(wanted, show_build)
+        all_floats = {**floats, **plan.floats}
+        is_float = layers <= all_floats.keys()
+        engine = builder.load_float(show_build) if is_float else builder.load(all_floats, show_build)
         if not isinstance(engine, ProfiledEngine):
             engine.close()
-            raise EngineError(
-                "engine.profile", "an engine without layer times", "one that has them", "use --costs macs"
-            )
+            found = "an engine without layer times"
+            raise EngineError("engine.profile", found, "one that has them", "use --costs macs")
         return engine
 
     def measured() -> dict[str, Any]:
         free = labels(grouping, {**floats, **builder.without_int8}, {}) != FLOAT
         costs = measure_costs(grouping, build, batch, show, free=free)
-        found = {name: np.asarray(value).tolist() for name, value in asdict(costs).items()}
-        return {**found, "without_int8": dict(builder.without_int8)}
+        values = {name: np.asarray(value).tolist() for name, value in asdict(costs).items()}
+        return {**values, "without_int8": dict(builder.without_int8)}
 
-    known = dict(journal.remember("costs", measured))
+    known = dict(journal.get_or_compute("costs", measured))
     builder.without_int8 |= known.pop("without_int8")
     arrays = {name: np.array(known[name], np.float64) for name in ("int8_ms", "float_ms", "boundary_ms")}
     return Costs(**{**known, **arrays})
 
 
 def labels(grouping: Grouping, floats: Mapping[str, str], forced: Mapping[str, str]) -> NDArray[np.int8]:
-    """Per group FREE, or what it is by nature, kernel or rule; where rules differ in a group, it stays float."""
-    found = []
+    """Return per group FREE, or its precision by nature, kernel or rule. A group whose rules differ stays float."""
+    labels = []
     for group in grouping.groups:
         if group.fixed or any(layer in floats for layer in group.layers):
-            found.append(FLOAT)
+            labels.append(FLOAT)
         else:
-            found.append(INT8 if any(layer in forced for layer in group.layers) else FREE)
-    return np.array(found, np.int8)
+            labels.append(INT8 if any(layer in forced for layer in group.layers) else FREE)
+    return np.array(labels, np.int8)
 
 
 def as_problem(
     grouping: Grouping, costs: Costs, noise: NDArray[np.float64], fixed: NDArray[np.int8] | Sequence[int]
 ) -> Problem:
-    """The search's form of a grouping and what is known of it."""
+    """Return a grouping and its measurements as a partition problem."""
     edges = np.array([edge[:2] for edge in grouping.edges], np.int64).reshape(-1, 2)
     return Problem(costs.int8_ms, costs.float_ms, noise, edges, costs.boundary_ms, np.asarray(fixed, np.int8))

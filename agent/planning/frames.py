@@ -1,4 +1,4 @@
-"""Frames of a source in random order: what is measured on them holds for all of its frames, and not for a scene."""
+"""Draw the frames of a source in random order: a measurement on them holds for all its frames, not for one scene."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent.camera.source import Source
 from agent.common.errors import CameraError
 from agent.common.timing import RandomInterval
 
-_LIVE_PERIOD_S = 1.0  # between the frames of a camera, as observe.period_s: neighbours in time say the same
+_LIVE_PERIOD_S = 1.0  # mean gap between the frames of a camera, as observe.period_s: neighbours in time are alike
 
 Draws = Generator[tuple[int, Image], None, None]  # (index in the source, BGR uint8 image)
 
@@ -24,8 +24,8 @@ class RandomFrames:
     """The frames of a file, folder or zip in one random order; the same for equal frames and seeds.
 
     Folders and zips are read at random. A video is decoded from its start once per `round_size` frames, up to the last
-    of them; only these are held, as images: 64 of 1080p are 380 MiB. A live camera has no order to draw from: its
-    frames are taken as they come, at random gaps of about a second, and are a sample of that stretch of time only.
+    of them; only these are held, as images: 64 of 1080p are 380 MiB. A live camera has no order to draw from. Its
+    frames are drawn as they come, at random gaps of about a second: a sample of that stretch of time only.
     """
 
     def __init__(self, source: Source, seed: int, round_size: int = 64) -> None:
@@ -36,10 +36,10 @@ class RandomFrames:
 
     @cached_property
     def count(self) -> int | None:
-        """How many frames there are; None for a live camera.
+        """The number of frames; None for a live camera.
 
         A video is decoded once to count them, since containers overstate it. Raises CameraError as `read_images` does,
-        also where there is none.
+        also if there is no frame.
         """
         if self.source.live:
             return None
@@ -48,7 +48,7 @@ class RandomFrames:
         return sum(1 for _ in read_images(self.source))
 
     def draw(self, start: int = 0) -> Draws:
-        """Frames from place `start` of the order on, none twice, with their index in the source.
+        """Yield frames from place `start` of the order on, none twice, with their index in the source.
 
         A live camera has no places: it gives its next frames, with indices that go on from those of other draws.
         Raises CameraError as `read_images` does.
@@ -68,15 +68,15 @@ class RandomFrames:
 
     def _draw_video(self, order: list[int]) -> Draws:
         for first in range(0, len(order), self._round_size):
-            wanted = order[first : first + self._round_size]
-            picked = self._pick(frozenset(wanted))
-            for index in wanted:
+            indices = order[first : first + self._round_size]
+            picked = self._decode(frozenset(indices))
+            for index in indices:
                 yield index, picked.pop(index)
 
-    def _pick(self, wanted: frozenset[int]) -> dict[int, Image]:
-        """The images of these indices, by one pass over the video."""
-        passed = itertools.islice(read_images(self.source), max(wanted) + 1)
-        return {index: image for index, (_, image) in enumerate(passed) if index in wanted}
+    def _decode(self, indices: frozenset[int]) -> dict[int, Image]:
+        """Return the images of these indices, by one pass over the video."""
+        images = itertools.islice(read_images(self.source), max(indices) + 1)
+        return {index: image for index, (_, image) in enumerate(images) if index in indices}
 
     def _draw_live(self) -> Draws:
         clock = RandomInterval(_LIVE_PERIOD_S)

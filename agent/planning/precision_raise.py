@@ -1,10 +1,10 @@
-"""A plan that leaves more layers float, where the scales fit the scene and INT8 itself is what costs fidelity.
+"""Raise precision: leave more layers of a served plan float, where the scales fit and INT8 itself costs fidelity.
 
-Which groups make the noise is measured on a few held-out frames, by the search of `tared plan`: blocks of groups are
-INT8 alone, and the loud ones are split. What they are predicted to make in this scene, under the best scales it could
-have, says where to cut blocks, and who made what in one that is not split. Alone it would not do: histograms do not see
-the channels of a tensor. Of yolox_nano's 109 groups one makes 88 % of the noise; float, it takes the loss from 0.46 to
-0.15, where the 37 groups that are predicted to make half of it take it to 0.43.
+The noise of each group is measured on a few held-out frames, as in `tared plan`: blocks of groups are INT8 alone, and
+loud blocks are split. The noise predicted for this scene, under the best scales for it, says where to cut blocks, and
+shares out the noise of a block that is not split. Prediction alone does not suffice, since histograms do not see the
+channels of a tensor. Of yolox_nano's 109 groups one makes 88 % of the noise. In float it takes the loss from 0.46 to
+0.15; the 37 groups that are predicted to make half of the noise take it to 0.43.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from engines.quantise.fusion import FusionGroup, fusion_groups, tensors_read
 from engines.quantise.placement import place
 
 EXHAUSTED = "precision.exhausted"
-_RUNS = 32  # of the network: twice the blocks at first
-_FRAMES = 8  # for each, as `tared plan` takes
+_RUNS = 32  # of the network: twice the number of blocks at first
+_FRAMES = 8  # for each run, as in `tared plan`
 _ALONE = "another group is looked at"
 
 Floats = NDArray[np.float64]
@@ -39,9 +39,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PrecisionRaise:
-    """What is asked for: the rung of `calibrate.sensitivity.float_levels`, from 1, since what serves has this fidelity.
+    """The request for a raise, because the served engine has this fidelity.
 
-    budget_s: after so many seconds of measuring, what is left is predicted.
+    rung: the level of `calibrate.sensitivity.float_levels`, from 1. budget_s: after so many seconds of measuring, the
+    rest is predicted.
     """
 
     rung: int
@@ -49,13 +50,13 @@ class PrecisionRaise:
     budget_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """In JSON's types."""
+        """Return the request in JSON's types."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class ObservedScene:
-    """What was observed: histograms by tap, the calibration made of them, and network inputs (1, C, H, W) to try on."""
+    """What was observed: histograms by tap, the calibration made of them, and network inputs (1, C, H, W)."""
 
     histograms: Mapping[str, AbsHistogram]
     calibration: Calibration
@@ -63,27 +64,33 @@ class ObservedScene:
 
 
 class PrecisionRaiser:
-    """The search for one. What the owner forces into INT8 stays INT8."""
+    """Find a plan with higher precision. Layers that the owner forces into INT8 stay INT8."""
 
     def __init__(
         self, model: Model, scene: ObservedScene, without_int8: Mapping[str, str], embedded: Backend, progress: Progress
     ) -> None:
-        """model: under the plan in service. without_int8: nodes that serve in float all the same, for want of a kernel.
+        """Start from the served model.
 
-        embedded: ONNX Runtime, on which groups are tried.
+        Args:
+            model: Under the plan in service.
+            without_int8: Nodes that are float for want of an INT8 kernel, each with the reason.
+            embedded: ONNX Runtime, on which groups are tried.
         """
         self._model = model
         self._scene = scene
-        self._stays = {**without_int8, **model.plan.floats}
+        self._floats = {**without_int8, **model.plan.floats}
         self._embedded = embedded
         self._progress = progress
         self.grouping = fusion_groups(model.observed, model.placement)
 
-    def find(self, raising: PrecisionRaise) -> PrecisionPlan:
-        """The plan in service with its worst groups float. Raises AgentError (`precision.exhausted`) past the last."""
+    def plan(self, raising: PrecisionRaise) -> PrecisionPlan:
+        """Return the plan in service with its worst groups float.
+
+        Raises AgentError (`precision.exhausted`) past the last level.
+        """
         noise = self._noise(raising.budget_s)
-        ladder = float_levels(noise)
-        if raising.rung > len(ladder):
+        levels = float_levels(noise)
+        if raising.rung > len(levels):
             raise AgentError(
                 EXHAUSTED,
                 f"a fidelity of {raising.fidelity:.2f}, and no more layers to leave float for it",
@@ -91,67 +98,67 @@ class PrecisionRaiser:
                 "look at what precision.force_int8 forbids, search with 'tared plan', or accept the loss",
             )
         floats = dict(self._model.plan.floats)
-        for index in ladder[raising.rung - 1]:
+        for index in levels[raising.rung - 1]:
             percent = 100.0 * noise[index] / noise.sum()
             reason = f"raised: made {percent:.3g} % of the noise while fidelity was {raising.fidelity:.2f}"
             for layer in self.grouping.groups[index].layers:
                 floats.setdefault(layer, reason)
         return replace(self._model.plan, floats=floats)
 
-    def candidates(self) -> list[int]:
-        """The groups, by index, that serve in INT8 and need not."""
+    def candidate_groups(self) -> list[int]:
+        """Return the indices of the groups that are INT8 and need not be."""
         spec, master = self._model.spec, self._model.master
         forced = read_rules(spec.precision, master, place(master)).int8
         return [
             index
             for index, group in enumerate(self.grouping.groups)
             if not group.fixed
-            and not self._stays.keys() >= set(group.layers)
+            and not self._floats.keys() >= set(group.layers)
             and forced.keys().isdisjoint(group.layers)
         ]
 
-    def predicted(self) -> Floats:
-        """Per group (n,): the weighted noise to signal of what it reads, under each tensor's best scale in the scene.
+    def predict_noise(self) -> Floats:
+        """Per group (n,): the weighted noise to signal of its inputs, under each tensor's best scale in the scene.
 
-        That is what no recalibration cures. A tensor that several groups read counts in each.
+        No recalibration can remove that noise. A tensor that several groups read counts in each.
         """
         weights = tap_weights(self._model, self._scene.calibration)
-        found = tensor_noise(self._scene.histograms, [])
-        least = dict(zip(found.names, found.ratios[:, 0].sum(axis=1).tolist(), strict=True))
+        tensors = tensor_noise(self._scene.histograms, [])
+        least = dict(zip(tensors.names, tensors.ratios[:, 0].sum(axis=1).tolist(), strict=True))
         placement = self._model.placement
         taps = {name: (name,) if name in each.taps else each.taps for each in placement.groups for name in each.tensors}
         nodes = {node.name: node for node in self._model.observed.graph.node}
 
         def noise(group: FusionGroup) -> float:
             read = tensors_read(group, nodes, placement)
-            heard = dict.fromkeys(tap for tensor in read for tap in taps.get(tensor, ()))
-            return float(sum(weights.get(tap, 0.0) * least.get(tap, 0.0) for tap in heard))
+            read_taps = dict.fromkeys(tap for tensor in read for tap in taps.get(tensor, ()))
+            return float(sum(weights.get(tap, 0.0) * least.get(tap, 0.0) for tap in read_taps))
 
         return np.array([noise(group) for group in self.grouping.groups])
 
     def _noise(self, budget_s: float) -> Floats:
-        """Per group (n,): what it adds, in what unit ever; nothing for those that are float, or have to be INT8."""
-        candidates = self.candidates()
+        """Per group (n,): its noise, in any unit; 0 for groups that are float, or have to be INT8."""
+        candidates = self.candidate_groups()
         noise = np.zeros(len(self.grouping.groups))
         if candidates:
-            predicted = self.predicted()[candidates]
+            predicted = self.predict_noise()[candidates]
             noise[candidates] = self._measured(candidates, predicted, budget_s) if self._scene.frames else predicted
         return noise
 
     def _measured(self, candidates: Sequence[int], predicted: Floats, budget_s: float) -> Floats:
-        """(candidates,): what each adds to the divergence of the answers."""
+        """(candidates,): what each group adds to the divergence of the answers."""
         what_if = WhatIf(self._model, self._scene.calibration, self._scene.frames[:_FRAMES], self._embedded)
-        ends_s, asked = time.monotonic() + budget_s, 0
+        ends_s, runs = time.monotonic() + budget_s, 0
 
         def measure(members: Sequence[int]) -> float | None:
-            nonlocal asked
+            nonlocal runs
             if time.monotonic() >= ends_s:
                 return None
-            self._progress(min(1.0, asked / _RUNS), "finding the groups that make the noise")
-            asked += 1
+            self._progress(min(1.0, runs / _RUNS), "finding the groups that make the noise")
+            runs += 1
             int8 = np.zeros(len(self.grouping.groups), np.bool_)
             int8[[candidates[member] for member in members]] = True
-            floats = {**self.grouping.plan(int8.tolist(), _ALONE), **self._stays}
-            return what_if.ask(replace(self._model.plan, floats=floats)).divergence
+            floats = {**self.grouping.plan(int8.tolist(), _ALONE), **self._floats}
+            return what_if.evaluate(replace(self._model.plan, floats=floats)).divergence
 
         return share_out(predicted, measure_blocks(predicted, measure, _RUNS))

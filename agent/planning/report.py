@@ -1,4 +1,7 @@
-"""The figures of a precision plan, in the digits and units in which the table, the text and the chart show them."""
+"""Show a plan's evidence to people: `print_plan` as tables, `print_explanation` one group in sentences.
+
+The figures come first, in the digits and units that table, text and chart share.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,20 @@ from rich.text import Text
 
 from agent.common.errors import AgentError
 
-Evidence = Mapping[str, Any]  # how a plan was found, as JSON holds it
+Evidence = Mapping[str, Any]  # of a plan, as JSON holds it
 Group = Mapping[str, Any]
 Candidate = Mapping[str, Any]
 
+_LISTED = 0.01  # of all noise: an INT8 group that adds less, and needed no repair, is only counted
+_MOST_ROWS = 40  # of groups, unless all are requested
+_CONFUSIONS = 3  # pairs listed per candidate, the worst
+_ROUNDING = 1e-9  # of the time of all float: the error of a sum of differences
+
 
 class CostScale:
-    """What plans and groups take, as people read it: ms where that was measured, else % of what all float costs.
+    """Show the costs of plans and groups: in ms if they were measured, else in % of what all float costs.
 
-    A plan's time counts what no plan changes, `costs.fixed`; a group's and a boundary's are theirs alone.
+    A plan's time includes `costs.fixed`, which no plan changes; a group's and a boundary's are theirs alone.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -32,31 +40,29 @@ class CostScale:
         self._factor = 1.0 if self.measured else 100.0 / (self.all_float or 1.0)
 
     def value(self, time: float) -> float:
-        """A time of the evidence, in `unit`."""
+        """Return a time of the evidence in `unit`."""
         return time * self._factor
 
     def show(self, time: float) -> str:
-        """With its unit."""
         return f"{show_digits(self.value(time))} {self.unit}"
 
     def pair(self, group: Group) -> str:
-        """INT8 / float, without the unit."""
+        """Show INT8 / float, without the unit."""
         return f"{show_digits(self.value(group['time_int8']))} / {show_digits(self.value(group['time_float']))}"
 
 
 def chosen_candidate(evidence: Evidence) -> Candidate | None:
-    """None where every layer stays float."""
+    """Return the accepted candidate; None if every layer stays float."""
     accepted: int | None = evidence["accepted"]
     return None if accepted is None else evidence["candidates"][accepted]
 
 
 def precision_of(group: Group) -> str:
-    """As people write it."""
     return "INT8" if group["precision"] == "int8" else "float"
 
 
 def noise_share(evidence: Evidence, groups: Sequence[Group]) -> float:
-    """Of the noise that INT8 in all groups would add."""
+    """Return the share of these groups in the noise that INT8 in all groups would add."""
     everything = sum(group["sensitivity"] for group in evidence["groups"])
     return sum(group["sensitivity"] for group in groups) / everything if everything else 0.0
 
@@ -66,37 +72,31 @@ def show_confidence(evidence: Evidence) -> str:
 
 
 def show_digits(value: float) -> str:
-    """About three digits of a time in ms, or of a percentage; both are >= 0."""
+    """Show about three digits of a time in ms, or of a percentage; both are >= 0."""
     if 0.0 < value < 0.0005:
         return "< 0.001"
     return f"{value:.1f}" if value >= 10.0 else f"{value:.2f}" if value >= 1.0 else f"{value:.3f}"
 
 
 def show_loss(loss: float) -> str:
-    """Three decimals, or two digits of what is small."""
+    """Show three decimals, or two digits of a small loss."""
     if 0.0 < loss < 0.0001:
         return "< 0.0001"
     return f"{loss:.3f}" if loss >= 0.01 else f"{loss:.2g}"
 
 
 def show_share(share: float) -> str:
-    """A share in [0, 1] as a percentage; neither nothing nor everything unless it is."""
+    """Show a share in [0, 1] as a percentage; 0 % and 100 % only if exact."""
     percent = 100.0 * share
     if 0.0 < percent < 0.05:
         return "< 0.1 %"
     return "> 99.9 %" if 99.95 <= percent < 100.0 else f"{percent:.1f} %"
 
 
-_TELLING = 0.01  # of all noise: an INT8 group that adds less, and needed no repair, is only counted
-_MOST_ROWS = 40  # of groups, unless all are asked for
-_CONFUSIONS = 3  # pairs told per candidate, the worst
-
-
 def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -> None:
-    """The verdict in a few rows, the groups by noise, the candidates.
+    """Print the verdict in a few rows, the groups by noise, and the candidates.
 
-    Of the groups: those that stay float, that were repaired or that add much noise; the others are counted, unless
-    `all_groups` is set.
+    Listed are groups that stay float, were repaired or add much noise; the others are counted, unless `all_groups`.
     """
     console.print(Text(evidence["verdict"], style="bold"))
     facts = Table(box=None, show_header=False, pad_edge=False)
@@ -104,11 +104,11 @@ def print_plan(evidence: Evidence, console: Console, all_groups: bool = False) -
         facts.add_row(name, Text(fact, overflow="fold"))
     console.print(facts)
     rows = sorted(evidence["groups"], key=lambda group: -group["sensitivity"])  # stable: ties stay in graph order
-    shown = rows if all_groups else [group for group in rows if _matters(evidence, group)][:_MOST_ROWS]
+    shown = rows if all_groups else [group for group in rows if _is_listed(evidence, group)][:_MOST_ROWS]
     console.print()
     console.print(_group_table(evidence, shown))
-    told = {group["name"] for group in shown}
-    for line in _rest(evidence, [group for group in rows if group["name"] not in told]):
+    listed = {group["name"] for group in shown}
+    for line in _rest(evidence, [group for group in rows if group["name"] not in listed]):
         console.print(Text(line))
     if evidence["candidates"]:
         console.print()
@@ -145,11 +145,11 @@ def _loss_fact(evidence: Evidence, chosen: Candidate | None) -> str:
     if trial is None:
         return f"{show_loss(chosen['predicted_loss'])} predicted, not measured"
     empty = f" and {trial['empty_frames']} empty ones" if trial["empty_frames"] else ""
-    sure = "on that stretch of a live camera" if evidence["live"] else f"with {show_confidence(evidence)}"
-    bound = f"at most {show_loss(trial['upper'])} {sure}"
+    validity = "on that stretch of a live camera" if evidence["live"] else f"with {show_confidence(evidence)}"
+    bound = f"at most {show_loss(trial['upper'])} {validity}"
     allowed = f"allowed {show_loss(evidence['max_loss'])}"
-    known = "" if evidence["held_out"] else " of the calibration's own source"
-    return f"{show_loss(trial['loss'])} measured, {bound} ({allowed}), from {trial['frames']} frames{empty}{known}"
+    origin = "" if evidence["held_out"] else " of the calibration's own source"
+    return f"{show_loss(trial['loss'])} measured, {bound} ({allowed}), from {trial['frames']} frames{empty}{origin}"
 
 
 def _latency_fact(evidence: Evidence) -> str:
@@ -158,14 +158,14 @@ def _latency_fact(evidence: Evidence) -> str:
         return f"{show_digits(float_ms)} ms in float"
     if ms is None or float_ms is None:
         return "not measured"
-    told = f"{show_digits(ms)} ms, float {show_digits(float_ms)} ms"
+    times = f"{show_digits(ms)} ms, float {show_digits(float_ms)} ms"
     if evidence["faster"]:
-        return f"{told}: INT8 is {float_ms / ms:.2f} times as fast"
-    return f"{told}: INT8 is not faster on this machine, it takes {ms / float_ms:.2f} times as long"
+        return f"{times}: INT8 is {float_ms / ms:.2f} times as fast"
+    return f"{times}: INT8 is not faster on this machine, it takes {ms / float_ms:.2f} times as long"
 
 
-def _matters(evidence: Evidence, group: Group) -> bool:
-    return group["precision"] == "float" or bool(group["repairs"]) or noise_share(evidence, [group]) >= _TELLING
+def _is_listed(evidence: Evidence, group: Group) -> bool:
+    return group["precision"] == "float" or bool(group["repairs"]) or noise_share(evidence, [group]) >= _LISTED
 
 
 def _group_table(evidence: Evidence, groups: Sequence[Group]) -> Table:
@@ -192,7 +192,7 @@ def _group_table(evidence: Evidence, groups: Sequence[Group]) -> Table:
 
 
 def _rest(evidence: Evidence, groups: Sequence[Group]) -> Iterator[str]:
-    """What the table leaves out, and what noise the plan leaves in."""
+    """Yield lines on the groups that the table leaves out, and on the noise that the plan keeps."""
     for precision in ("float", "int8"):
         left_out = [group for group in groups if group["precision"] == precision]
         if left_out:
@@ -238,29 +238,31 @@ def _outcome(number: int, candidate: Candidate) -> Iterator[str]:
         yield f"  it takes '{pair['reference']}' for '{pair['candidate']}' {pair['count']} of {pair['of']} times"
 
 
-_ROUNDING = 1e-9  # of what all float takes: less is what a sum of differences may be off
-
-
 def print_explanation(evidence: Evidence, group: str, console: Console) -> None:
-    """`explain` on a console."""
+    """Print `explain` on a console."""
     console.print(Text(explain(evidence, group)))
 
 
 def explain(evidence: Evidence, group: str) -> str:
-    """All about one group in plain sentences, a line each; several are told one after the other. Raises as `named`."""
-    return "\n\n".join("\n".join(_sentences(evidence, index)) for index in named(evidence, group))
+    """Describe a group in plain sentences, a line each; several groups one after the other.
+
+    Raises as `find_groups`.
+    """
+    return "\n\n".join("\n".join(_sentences(evidence, index)) for index in find_groups(evidence, group))
 
 
-def named(evidence: Evidence, group: str) -> list[int]:
-    """The groups of this name, or that have a layer of it, or that match it as a glob.
+def find_groups(evidence: Evidence, group: str) -> list[int]:
+    """Return the indices of the groups with this name, with a layer of it, or that match it as a glob.
 
     Raises AgentError (`plan.group`) when nothing has that name.
     """
     names = [dict.fromkeys((one["name"], *one["layers"])) for one in evidence["groups"]]
-    found = [index for index, own in enumerate(names) if group in own]
-    found = found or [index for index, own in enumerate(names) if any(fnmatchcase(name, group) for name in own)]
-    if not found:
-        known = [name for own in names for name in own]
+    indices = [index for index, group_names in enumerate(names) if group in group_names]
+    indices = indices or [
+        index for index, group_names in enumerate(names) if any(fnmatchcase(name, group) for name in group_names)
+    ]
+    if not indices:
+        known = [name for group_names in names for name in group_names]
         near = difflib.get_close_matches(group, known, cutoff=0.5) or known[:3]
         raise AgentError(
             "plan.group",
@@ -268,7 +270,7 @@ def named(evidence: Evidence, group: str) -> list[int]:
             f"one of this plan's, such as {', '.join(near)}",
             "name one, or a pattern such as 'Conv_4*'; --all lists the groups",
         )
-    return found
+    return indices
 
 
 def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
@@ -301,7 +303,7 @@ def _sentences(evidence: Evidence, index: int) -> Iterator[str]:
 
 
 def _costs(evidence: Evidence, index: int) -> Iterator[str]:
-    """What each precision takes, and where values are converted."""
+    """Yield sentences on the cost of each precision, and on conversions."""
     scale, costs, group = CostScale(evidence), evidence["costs"], evidence["groups"][index]
     takes = f"{scale.show(group['time_int8'])} in INT8 and {scale.show(group['time_float'])} in float"
     if scale.measured:
@@ -317,13 +319,13 @@ def _costs(evidence: Evidence, index: int) -> Iterator[str]:
 
 
 def _boundaries(evidence: Evidence, index: int) -> list[tuple[Group, float]]:
-    """The neighbours of a group, each with what the boundary takes where the two differ."""
+    """Return the neighbours of a group, each with the cost of the boundary if the two differ."""
     pairs = [((b if a == index else a), cost) for a, b, cost in evidence["edges"] if a != b and index in (a, b)]
     return [(evidence["groups"][other], cost) for other, cost in pairs]
 
 
 def _flipped(evidence: Evidence, index: int) -> str:
-    """What the plan would gain and lose with this group alone turned over."""
+    """Describe what the plan would gain and lose if this group alone changed its precision."""
     scale, group = CostScale(evidence), evidence["groups"][index]
     to_int8 = group["precision"] == "float"
     time = group["time_int8"] - group["time_float"] if to_int8 else group["time_float"] - group["time_int8"]
@@ -334,8 +336,8 @@ def _flipped(evidence: Evidence, index: int) -> str:
         takes = "as long as now"
     kept = sum(other["sensitivity"] for other in evidence["groups"] if other["precision"] == "int8")
     noise = f"{'add' if to_int8 else 'take'} {group['sensitivity']:.2g} {'to' if to_int8 else 'off'}"
-    turned = f"{'INT8' if to_int8 else 'float'} for this group alone"
+    change = f"{'INT8' if to_int8 else 'float'} for this group alone"
     return (
-        f"In the chosen plan, {turned} would take {takes}, conversions included, and {noise} "
+        f"In the chosen plan, {change} would take {takes}, conversions included, and {noise} "
         f"a summed divergence of {kept:.2g}."
     )

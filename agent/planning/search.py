@@ -1,4 +1,13 @@
-"""From measured groups to a few candidates: plans along the frontier of time and noise, tried on the search frames."""
+"""Search for the fastest plan that keeps the loss, and certify it.
+
+`PlanSearch.run` is the way through, in five steps. It chooses repairs, measures which groups make the noise, and
+measures what each group costs. From these it takes plans along the frontier of time and noise and tries them on a few
+search frames. The promising ones are then certified on frames that the search has not used, fastest first. Each
+measurement is kept in a journal: an interrupted search resumes there.
+
+The module holds, in the order of use: the options, the split of the frames, the choice of candidates, the result, and
+the search itself.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +27,7 @@ from agent.models.model import Rules
 from agent.planning.certificate import ERROR, MAX_CANDIDATES, Certifier, Terms, TrialResult, check_frames
 from agent.planning.costs import GroupCosts, PlanBuilder, as_problem, find_costs, labels
 from agent.planning.frames import RandomFrames
-from agent.planning.what_if import Chosen, WhatIf, WhatIfResult, choose_repairs
+from agent.planning.what_if import RepairChoice, WhatIf, WhatIfResult, choose_repairs
 from agent.vision.task import VisionTask
 from calibrate.partition import FLOAT, Partition, frontier
 from calibrate.sensitivity import Block, measure_blocks, share_out
@@ -28,71 +37,27 @@ from engines.quantise.fusion import Grouping, fusion_groups
 from engines.quantise.placement import place
 from engines.store.artefact import fingerprint
 
-_HARDLY = 0.25  # of the accepted loss
-_STEPS = 10  # of half the noise each
+SEARCH_FRAMES = 24  # at most a quarter of the source, and no fewer than 8
+_FEWEST = 8
 
+_HARDLY = 0.25  # of the accepted loss: a plan that loses less has hardly a loss to win back
+_MOST_PLANS = 10  # on the ladder, of half the noise each
 
-@dataclass(frozen=True)
-class Candidate:
-    """A plan worth building: which groups are INT8, and what it did on the search frames."""
+_FRAMES_PER_RUN = 8  # of the search frames, for one block of groups
+_RUNS = 48  # of the network, to measure which groups make the noise
+_RESTORED = 8  # most sensitive groups that are also measured as the only float one
+_SENSITIVITY_SHARE = 0.5  # of the budget; what is not measured until then is predicted, so that something is certified
+_LEFT_FLOAT = "left float by the search"  # a reason, as plan.json has it
+_CANDIDATES = "candidates"  # a key of the journal
 
-    partition: Partition
-    answer: WhatIfResult
-
-    def as_dict(self) -> dict[str, Any]:
-        """In JSON's types."""
-        plan = self.partition
-        return {"int8": plan.int8.tolist(), "time": plan.time, "noise": plan.noise, "answer": asdict(self.answer)}
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Candidate:
-        """What `as_dict` gave."""
-        return cls(Partition(np.array(row["int8"], np.bool_), row["time"], row["noise"]), WhatIfResult(**row["answer"]))
-
-
-def ladder(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
-    """Plans of ever less noise, fastest first: at each step the quietest of those that are as fast as any.
-
-    frontier: fastest first, quietest last. tolerance: relative difference in time below which plans are as fast.
-    """
-    rungs: list[Partition] = []
-    plans = [plan for plan in frontier if plan.int8.any()]
-    while plans and len(rungs) < _STEPS:
-        as_fast = (1.0 + tolerance) * plans[0].time
-        rungs.append(min((plan for plan in plans if plan.time <= as_fast), key=lambda plan: plan.noise))
-        plans = [plan for plan in plans if 2.0 * plan.noise <= rungs[-1].noise and plan.noise < rungs[-1].noise]
-    return rungs
-
-
-def choose_candidates(
-    plans: Sequence[Partition],
-    ask: Callable[[NDArray[np.bool_]], WhatIfResult],
-    max_loss: float,
-    most: int,
-    fastest: Partition | None = None,
-) -> tuple[list[Candidate], list[Candidate]]:
-    """Try plans on the search frames, fastest first; those to be certified, at most `most`, and all that were tried.
-
-    A plan that loses more than max_loss there already is left out. Where the frames show nothing, none is. fastest: the
-    plan whose time others come near; it goes before them where it is so quiet that there is hardly a loss to win back.
-    """
-    tried: list[Candidate] = []
-    promising: list[Candidate] = []
-    first = [] if fastest is None or any(plan is fastest for plan in plans) else [fastest]
-    for plan in (*first, *plans):
-        if len(promising) == most:
-            break
-        candidate = Candidate(plan, ask(plan.int8))
-        tried.append(candidate)
-        if candidate.answer.loss <= (_HARDLY * max_loss if plan is fastest and first else max_loss):
-            promising.append(candidate)
-    return promising, tried
+Stage = Callable[[str], AbstractContextManager[Progress]]  # shows the progress of a stage by its name
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """max_loss, max_confusion: see `agent.planning.certificate.Terms`. budget_s: None for as long as it takes.
+    """The options of one search.
 
+    max_loss, max_confusion: as in `agent.planning.certificate.Terms`. budget_s: None for as long as it takes.
     costs: "measured", or "macs" to go by multiply-accumulates without measuring. seed: of the order of the frames.
     """
 
@@ -103,18 +68,117 @@ class PlanOptions:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Split:
+    """How the frames are divided between search and certificate.
+
+    search: how many frames at the start of the random order the search uses. certificate: how many are left; None for a
+    live camera. terms: with as many candidates as the frames allow, since each takes its share of the error.
+    """
+
+    search: int
+    certificate: int | None
+    terms: Terms
+
+    @property
+    def description(self) -> str:
+        """A line for people on what the certificate is going to need."""
+        certificate = "" if self.certificate is None else f"{self.certificate} "
+        return (
+            f"{self.search} frames to search with, {certificate}others to certify on: a plan that loses nothing is "
+            f"certified after {self.terms.frames_needed} with something on them, or a few less, for a loss of at most "
+            f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
+        )
+
+
+def split_frames(frames: RandomFrames, options: PlanOptions) -> Split:
+    """Divide the frames.
+
+    Raises AgentError (`plan.frames`) if there are too few for any certificate, CameraError as the source does.
+    """
+    count = frames.count
+    search = SEARCH_FRAMES if count is None else min(SEARCH_FRAMES, max(_FEWEST, count // 4))
+    left = None if count is None else count - search
+    terms = [Terms(options.max_loss, options.max_confusion, n) for n in range(MAX_CANDIDATES, 0, -1)]
+    chosen = next((each for each in terms if left is None or each.frames_needed <= left), terms[-1])
+    check_frames(frames, search, chosen)
+    return Split(search, left, chosen)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan worth building: which groups are INT8, and its answers on the search frames."""
+
+    partition: Partition
+    answer: WhatIfResult
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the candidate in JSON's types, as the journal keeps it."""
+        plan = self.partition
+        return {"int8": plan.int8.tolist(), "time": plan.time, "noise": plan.noise, "answer": asdict(self.answer)}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Candidate:
+        return cls(Partition(np.array(row["int8"], np.bool_), row["time"], row["noise"]), WhatIfResult(**row["answer"]))
+
+
+def ladder(frontier: Sequence[Partition], tolerance: float) -> list[Partition]:
+    """Choose plans of ever less noise, fastest first: at each step the quietest of those that are as fast as any.
+
+    frontier: fastest first, quietest last. tolerance: relative difference in time below which plans are equally fast.
+    """
+    chosen: list[Partition] = []
+    plans = [plan for plan in frontier if plan.int8.any()]
+    while plans and len(chosen) < _MOST_PLANS:
+        as_fast = (1.0 + tolerance) * plans[0].time
+        chosen.append(min((plan for plan in plans if plan.time <= as_fast), key=lambda plan: plan.noise))
+        plans = [plan for plan in plans if 2.0 * plan.noise <= chosen[-1].noise and plan.noise < chosen[-1].noise]
+    return chosen
+
+
+def choose_candidates(
+    plans: Sequence[Partition],
+    evaluate: Callable[[NDArray[np.bool_]], WhatIfResult],
+    max_loss: float,
+    most: int,
+    fastest: Partition | None = None,
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Try plans on the search frames, fastest first; return those to be certified, and all that were tried.
+
+    A plan that loses more than max_loss there already is left out. If the frames show nothing, none is.
+
+    Args:
+        evaluate: Answers the search frames with these groups in INT8.
+        most: How many are to be certified at most.
+        fastest: The plan that the others are nearly as fast as. It is tried first, and certified only if it is so quiet
+            that there is hardly a loss to win back.
+    """
+    tried: list[Candidate] = []
+    promising: list[Candidate] = []
+    first = [] if fastest is None or any(plan is fastest for plan in plans) else [fastest]
+    for plan in (*first, *plans):
+        if len(promising) == most:
+            break
+        candidate = Candidate(plan, evaluate(plan.int8))
+        tried.append(candidate)
+        if candidate.answer.loss <= (_HARDLY * max_loss if plan is fastest and first else max_loss):
+            promising.append(candidate)
+    return promising, tried
+
+
 @dataclass
 class SearchResult:
-    """What a search has found so far; what it had no time for is not there.
+    """The results so far; those of steps that there was no time for are absent.
 
-    predicted: per group the noise to signal of its layers, in the sum. restored: by group, what it takes off the
-    divergence to have this one float and all others INT8. tried: plans on the search frames; those of them worth a
-    trial are `candidates`. trials: of the first candidates, in their order. interrupted: "budget" where that cut the
-    search short.
+    predicted: per group (n,) the noise to signal of its layers, in the sum.
+    restored: by group, by how much the divergence falls if this group is float and all others are INT8.
+    tried: plans on the search frames; `candidates` are those worth a trial.
+    trials: of the first candidates, in their order.
+    interrupted: "budget" if the budget cut the search short.
     """
 
     grouping: Grouping
-    chosen: Chosen | None = None
+    chosen: RepairChoice | None = None
     predicted: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     blocks: Sequence[Block] = ()
     restored: dict[int, float] = field(default_factory=dict)
@@ -136,59 +200,12 @@ class SearchResult:
         return next((index for index, trial in enumerate(self.trials) if trial.accepted), None)
 
 
-SEARCH_FRAMES = 24  # at most a quarter of the source, and no fewer than 8
-_FEWEST = 8
-
-
-@dataclass(frozen=True)
-class Split:
-    """search: the frames at the beginning of the random order. certificate: those left; None for a live camera.
-
-    terms: with as many candidates as the frames allow, since each takes its share of the error.
-    """
-
-    search: int
-    certificate: int | None
-    terms: Terms
-
-    @property
-    def told(self) -> str:
-        """What the certificate is going to need, in a line for people."""
-        certificate = "" if self.certificate is None else f"{self.certificate} "
-        return (
-            f"{self.search} frames to search with, {certificate}others to certify on: a plan that loses nothing is "
-            f"certified after {self.terms.needed} with something on them, or a few less, for a loss of at most "
-            f"{self.terms.max_loss:g} with {100.0 * (1.0 - ERROR):g} % confidence; one that loses something takes more"
-        )
-
-
-def split_frames(frames: RandomFrames, options: PlanOptions) -> Split:
-    """Raises AgentError (`plan.frames`) where there are too few for any certificate, CameraError as the source does."""
-    count = frames.count
-    search = SEARCH_FRAMES if count is None else min(SEARCH_FRAMES, max(_FEWEST, count // 4))
-    left = None if count is None else count - search
-    terms = [Terms(options.max_loss, options.max_confusion, n) for n in range(MAX_CANDIDATES, 0, -1)]
-    chosen = next((each for each in terms if left is None or each.needed <= left), terms[-1])
-    check_frames(frames, search, chosen)
-    return Split(search, left, chosen)
-
-
-Stage = Callable[[str], AbstractContextManager[Progress]]  # shows the progress of a stage by its name
-
-_FRAMES_PER_RUN = 8  # of the search frames, for one block of groups
-_RUNS = 48  # of the network, to find out which groups make the noise
-_RESTORED = 8  # of the most sensitive groups are also looked at the other way round
-_SEARCHED = "left float by the search"
-_CANDIDATES = "candidates"  # in the journal
-_SENSED = 0.5  # of the budget: what is not measured until then is predicted, so that something can be certified
-
-
 class _TimeIsUpError(Exception):
     """The budget is spent. It ends the search, and nobody outside of it sees it."""
 
 
 class PlanSearch:
-    """One search. `run` may be interrupted at any point: what was measured is in its journal."""
+    """One search. `run` may be interrupted at any point: all measurements are in its journal."""
 
     def __init__(
         self,
@@ -199,12 +216,12 @@ class PlanSearch:
         options: PlanOptions,
         stage: Stage,
     ) -> None:
-        """builder: for the runtime that will serve. embedded: ONNX Runtime, which answers what-ifs, the reference."""
+        """builder: for the runtime that will serve. embedded: ONNX Runtime, for what-ifs and the reference."""
         self.model = builder.model
         self.builder = builder
         self.rules = rules
         self.options = options
-        self.found = SearchResult(fusion_groups(self.model.master, self.model.placement))
+        self.result = SearchResult(fusion_groups(self.model.master, self.model.placement))
         self._frames = frames
         self._embedded = embedded
         self._journal: Journal
@@ -213,26 +230,33 @@ class PlanSearch:
 
     @property
     def is_decided(self) -> bool:
-        """Whether every layer has to be float."""
+        """Whether every layer has to be float, so that there is nothing to search."""
         return bool((self._fixed() == FLOAT).all())
 
     @cached_property
     def split(self) -> Split:
-        """Whom the frames belong to. Raises as `split_frames`."""
+        """The division of the frames. Raises as `split_frames`."""
         return split_frames(self._frames, self.options)
 
     def run(self, journal: Journal) -> SearchResult:
-        """Search, and certify. What the budget leaves no time for is not in what is found."""
+        """Search and certify, as far as the budget allows."""
         self._journal = journal
         if self.is_decided:
-            return self.found
+            return self.result
+        steps = (
+            self._choose_repairs,
+            self._measure_sensitivities,
+            self._measure_costs,
+            self._choose_candidates,
+            self._certify,
+        )
         try:
-            for step in (self._repair, self._sense, self._cost, self._choose, self._certify):
+            for step in steps:
                 self._check_time()
                 step()
         except _TimeIsUpError:
-            self.found.interrupted = "budget"
-        return self.found
+            self.result.interrupted = "budget"
+        return self.result
 
     def out_of_time(self, share: float = 1.0) -> bool:
         """Whether this share of the budget is spent."""
@@ -240,25 +264,127 @@ class PlanSearch:
         return budget_s is not None and time.monotonic() - self._started >= share * budget_s
 
     def plan_of(self, int8: NDArray[np.bool_], reasons: Mapping[str, str] | str) -> dict[str, str]:
-        """The layers that stay float where these groups are INT8, with the rules' and kernels' reasons or these."""
-        return {**self.rules.applied(self.found.grouping.plan(int8.tolist(), reasons)), **self.builder.without_int8}
+        """Return the layers that stay float if these groups are INT8, each with its reason.
 
-    def _check_time(self) -> None:
-        if self.out_of_time():
-            raise _TimeIsUpError
+        The reasons of the owner's rules and of missing kernels go before `reasons`.
+        """
+        return {**self.rules.apply(self.result.grouping.plan(int8.tolist(), reasons)), **self.builder.without_int8}
 
-    def _limited(self, progress: Progress) -> Progress:
-        """Ends what shows it when the time is up."""
+    def _choose_repairs(self) -> None:
+        with self._stage("repairs") as progress:
+            self.result.chosen = choose_repairs(
+                self.model,
+                self.builder.calibration,
+                self._search_frames,
+                self._what_if,
+                self._embedded,
+                self._journal,
+                self._with_deadline(progress),
+            )
+        self.builder.repairs = self.result.chosen.repairs
+        observed = observed_graph(self.model.master, self.builder.plan({}))
+        self.result.grouping = fusion_groups(observed, place(observed))
 
-        def show(fraction: float, doing: str) -> None:
-            self._check_time()
-            progress(fraction, doing)
+    def _measure_sensitivities(self) -> None:
+        """Measure which groups make the noise: blocks of groups are INT8 alone, and the loud blocks are split."""
+        result = self.result
+        groups, chosen = result.grouping.groups, result.chosen
+        assert chosen is not None
+        loud = np.flatnonzero(self._fixed() != FLOAT)  # the others are float in every plan
+        predicted = np.zeros(len(groups))
+        predicted[loud] = [sum(chosen.nsr.get(layer, 0.0) for layer in groups[index].layers) for index in loud]
+        result.predicted = predicted
+        with self._stage("sensitivities") as progress:
+            show = self._with_deadline(progress)
+            runs = 0
 
-        return show
+            def measure(members: Sequence[int]) -> float | None:
+                nonlocal runs
+                if self.out_of_time(_SENSITIVITY_SHARE):
+                    result.interrupted = "budget"
+                    return None
+                runs += 1
+                show(min(1.0, runs / (_RUNS + _RESTORED)), "finding the groups that make the noise")
+                int8 = np.zeros(len(groups), np.bool_)
+                int8[loud[list(members)]] = True
+                return self._evaluate(int8, _FRAMES_PER_RUN).divergence
 
-    def _fixed(self) -> NDArray[np.int8]:
-        """Per group FREE, or what it is by rule, kernel or nature."""
-        return labels(self.found.grouping, {**self.rules.floats, **self.builder.without_int8}, self.rules.int8)
+            blocks = measure_blocks(predicted[loud], measure, _RUNS)
+            result.blocks = [Block(tuple(loud[list(each.members)].tolist()), each.divergence) for each in blocks]
+            all_int8 = measure(range(len(loud)))
+            for restored in np.argsort(-result.noise[loud])[:_RESTORED].tolist():
+                others = measure([each for each in range(len(loud)) if each != restored])
+                if all_int8 is not None and others is not None:
+                    result.restored[int(loud[restored])] = all_int8 - others
+
+    def _measure_costs(self) -> None:
+        with self._stage("costs") as progress:
+            self.result.costs = find_costs(
+                self.result.grouping,
+                self.rules.floats,
+                self.builder,
+                self._search_frames[0],
+                self._journal,
+                self._with_deadline(progress),
+                self.options.costs,
+            )
+
+    def _choose_candidates(self) -> None:
+        result, costs = self.result, self.result.costs
+        assert costs is not None
+        result.frontier = frontier(as_problem(result.grouping, costs.costs, result.noise, self._fixed()))
+        with self._stage("candidates") as progress:
+            show = self._with_deadline(progress)
+
+            def evaluate(int8: NDArray[np.bool_]) -> WhatIfResult:
+                show(0.5, "trying plans on the search frames")
+                return self._evaluate(int8)
+
+            fastest = next((plan for plan in result.frontier if plan.int8.any()), None)
+            plans, most = ladder(result.frontier, costs.tolerance), self.split.terms.candidates
+            chosen, result.tried = choose_candidates(plans, evaluate, self.options.max_loss, most, fastest)
+        # Once a candidate was measured, the error is split over these: whatever a resumed search chooses, no others.
+        kept = cast("list[dict[str, Any]] | None", self._journal.get(_CANDIDATES))
+        result.candidates = chosen if kept is None else [Candidate.from_dict(row) for row in kept]
+
+    def _certify(self) -> None:
+        candidates = self.result.candidates
+        if not candidates:
+            return
+        terms = Terms(self.options.max_loss, self.options.max_confusion, len(candidates))
+        with (
+            self._stage("certificate") as progress,
+            closing(self._embedded.load(self.model.master.SerializeToString())) as reference,
+            closing(self.builder.load_float(self._with_deadline(progress))) as float_engine,
+        ):
+            certifier = Certifier(
+                self.model.spec, terms, self._frames, self.split.search, reference, float_engine, self._journal,
+                progress, self.out_of_time,
+            )  # fmt: skip
+            self._journal.get_or_compute(_CANDIDATES, lambda: [candidate.as_dict() for candidate in candidates])
+            for number, candidate in enumerate(candidates, start=1):
+                floats = self.plan_of(candidate.partition.int8, _LEFT_FLOAT)
+                with closing(self.builder.load(floats, self._with_deadline(progress))) as engine:
+                    plan = fingerprint(self.builder.plan(floats).essence)
+                    trial = certifier.try_candidate(f"candidate {number}", plan, engine)
+                    self.result.trials.append(self._refused_if_slow(trial))
+                if self.result.accepted is not None:
+                    return
+                self._check_time()
+
+    def _refused_if_slow(self, trial: TrialResult) -> TrialResult:
+        """Return the trial; refused if INT8 can be faster on this machine, and this candidate is not."""
+        assert self.result.costs is not None
+        if not trial.accepted or self.result.costs.why or trial.is_faster:
+            return trial
+        slow = f"{trial.latency_ms:.3g} ms, which is not faster than {trial.latency_float_ms:.3g} ms in float"
+        return replace(trial, accepted=False, reason=f"{slow}; {trial.reason}")
+
+    def _evaluate(self, int8: NDArray[np.bool_], frames: int | None = None) -> WhatIfResult:
+        """Answer the first `frames` search frames, or all, with these groups in INT8."""
+        plan = self.builder.plan(self.plan_of(int8, _LEFT_FLOAT))
+        key = f"ask {frames} {fingerprint(plan.essence)}"
+        return WhatIfResult(**self._journal.get_or_compute(key, lambda: asdict(self._what_if.evaluate(plan, frames))))
 
     @cached_property
     def _search_frames(self) -> list[Array]:
@@ -271,118 +397,19 @@ class PlanSearch:
     def _what_if(self) -> WhatIf:
         return WhatIf(self.model, self.builder.calibration, self._search_frames, self._embedded)
 
-    def _repair(self) -> None:
-        with self._stage("repairs") as progress:
-            self.found.chosen = choose_repairs(
-                self.model,
-                self.builder.calibration,
-                self._search_frames,
-                self._what_if,
-                self._embedded,
-                self._journal,
-                self._limited(progress),
-            )
-        self.builder.repairs = self.found.chosen.repairs
-        observed = observed_graph(self.model.master, self.builder.plan({}))
-        self.found.grouping = fusion_groups(observed, place(observed))
+    def _fixed(self) -> NDArray[np.int8]:
+        """Per group FREE, or the precision it has by rule, kernel or nature."""
+        return labels(self.result.grouping, {**self.rules.floats, **self.builder.without_int8}, self.rules.int8)
 
-    def _sense(self) -> None:
-        """Which groups make the noise."""
-        groups, chosen = self.found.grouping.groups, self.found.chosen
-        assert chosen is not None
-        loud = np.flatnonzero(self._fixed() != FLOAT)  # the others are float in every plan
-        predicted = np.zeros(len(groups))
-        predicted[loud] = [sum(chosen.nsr.get(layer, 0.0) for layer in groups[index].layers) for index in loud]
-        self.found.predicted = predicted
-        with self._stage("sensitivities") as progress:
-            show = self._limited(progress)
-            asked = 0
+    def _check_time(self) -> None:
+        if self.out_of_time():
+            raise _TimeIsUpError
 
-            def measure(members: Sequence[int]) -> float | None:
-                nonlocal asked
-                if self.out_of_time(_SENSED):
-                    self.found.interrupted = "budget"
-                    return None
-                asked += 1
-                show(min(1.0, asked / (_RUNS + _RESTORED)), "finding the groups that make the noise")
-                int8 = np.zeros(len(groups), np.bool_)
-                int8[loud[list(members)]] = True
-                return self._ask(int8, _FRAMES_PER_RUN).divergence
+    def _with_deadline(self, progress: Progress) -> Progress:
+        """Return a progress callback that ends its caller when the time is up."""
 
-            blocks = measure_blocks(predicted[loud], measure, _RUNS)
-            self.found.blocks = [Block(tuple(loud[list(each.members)].tolist()), each.divergence) for each in blocks]
-            everything = measure(range(len(loud)))
-            for turned in np.argsort(-self.found.noise[loud])[:_RESTORED].tolist():
-                others = measure([each for each in range(len(loud)) if each != turned])
-                if everything is not None and others is not None:
-                    self.found.restored[int(loud[turned])] = everything - others
+        def show(fraction: float, doing: str) -> None:
+            self._check_time()
+            progress(fraction, doing)
 
-    def _ask(self, int8: NDArray[np.bool_], frames: int | None = None) -> WhatIfResult:
-        """What the network answers when these groups are INT8."""
-        plan = self.builder.plan(self.plan_of(int8, _SEARCHED))
-        key = f"ask {frames} {fingerprint(plan.essence)}"
-        return WhatIfResult(**self._journal.remember(key, lambda: asdict(self._what_if.ask(plan, frames))))
-
-    def _cost(self) -> None:
-        with self._stage("costs") as progress:
-            self.found.costs = find_costs(
-                self.found.grouping,
-                self.rules.floats,
-                self.builder,
-                self._search_frames[0],
-                self._journal,
-                self._limited(progress),
-                self.options.costs,
-            )
-
-    def _choose(self) -> None:
-        costs = self.found.costs
-        assert costs is not None
-        problem = as_problem(self.found.grouping, costs.costs, self.found.noise, self._fixed())
-        self.found.frontier = frontier(problem)
-        plans = ladder(self.found.frontier, costs.tolerance)
-        with self._stage("candidates") as progress:
-            show = self._limited(progress)
-
-            def ask(int8: NDArray[np.bool_]) -> WhatIfResult:
-                show(0.5, "trying plans on the search frames")
-                return self._ask(int8)
-
-            fastest = next((plan for plan in self.found.frontier if plan.int8.any()), None)
-            found = choose_candidates(plans, ask, self.options.max_loss, self.split.terms.candidates, fastest)
-            chosen, self.found.tried = found
-        # Once one was measured, the error is split over these: whatever else a resumed search chooses, no others.
-        kept = cast("list[dict[str, Any]] | None", self._journal.get(_CANDIDATES))
-        self.found.candidates = chosen if kept is None else [Candidate.from_dict(row) for row in kept]
-
-    def _certify(self) -> None:
-        if not self.found.candidates:
-            return
-        terms = Terms(self.options.max_loss, self.options.max_confusion, len(self.found.candidates))
-        with (
-            self._stage("certificate") as progress,
-            closing(self._embedded.load(self.model.master.SerializeToString())) as reference,
-            closing(self.builder.load_float(self._limited(progress))) as float_engine,
-        ):
-            certifier = Certifier(
-                self.model.spec, terms, self._frames, self.split.search, reference, float_engine, self._journal,
-                progress, self.out_of_time,
-            )  # fmt: skip
-            self._journal.remember(_CANDIDATES, lambda: [candidate.as_dict() for candidate in self.found.candidates])
-            for number, candidate in enumerate(self.found.candidates, start=1):
-                floats = self.plan_of(candidate.partition.int8, _SEARCHED)
-                with closing(self.builder.load(floats, self._limited(progress))) as engine:
-                    plan = fingerprint(self.builder.plan(floats).essence)
-                    trial = certifier.trial(f"candidate {number}", plan, engine)
-                    self.found.trials.append(self._worth_it(trial))
-                if self.found.accepted is not None:
-                    return
-                self._check_time()
-
-    def _worth_it(self, trial: TrialResult) -> TrialResult:
-        """The trial; refused where INT8 was found to be faster here, and this candidate is not."""
-        assert self.found.costs is not None
-        if not trial.accepted or self.found.costs.why or trial.is_faster:
-            return trial
-        slow = f"{trial.latency_ms:.3g} ms, which is not faster than {trial.latency_float_ms:.3g} ms in float"
-        return replace(trial, accepted=False, reason=f"{slow}; {trial.reason}")
+        return show

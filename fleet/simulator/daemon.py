@@ -46,13 +46,13 @@ class Daemon:
 
     def __init__(self, site: BoardContext, clock: Callable[[], float], restart: Callable[[], None]) -> None:
         """clock: Unix time as the board has it. restart: an operator wants another daemon."""
-        plan, self._site, self._loop, self._clock = site.plan, site, site.loop, clock
+        plan, self._context, self._loop, self._clock = site.options, site, site.loop, clock
         if site.on_disk:
             site.folder.mkdir(parents=True, exist_ok=True)
         path = site.folder / "outbox.sqlite" if site.on_disk else _IN_MEMORY
         self.outbox = Outbox(path, site.topics, plan.config.mqtt.outbox, clock)
         hardware: dict[str, JsonValue] = {"board": "simulated", "number": site.number}
-        hardware["group"] = site.number % plan.wishes.drift.groups
+        hardware["group"] = site.number % plan.simulation.drift.groups
         birth = Birth(agent_version=AGENT_VERSION, hardware=hardware, runtimes={"simulation": "1"})
         self._link = MqttLink(
             plan.endpoint,
@@ -89,25 +89,25 @@ class Daemon:
     @property
     def confirmed(self) -> int:
         """How many of them a collector has, as far as is known."""
-        return self._site.confirmed.get(self.outbox.epoch, 0)
+        return self._context.confirmed.get(self.outbox.epoch, 0)
 
     def start(self) -> None:
         """What a daemon says and does at its start."""
-        self._site.engines.adopt(self._reporter)
+        self._context.engines.attach_reporter(self._reporter)
         self._desk.restore([])
         self._link.send(self._settings.reported())
         self._link.set_state("online")
         self._link.__enter__()
-        self._telemetry_after(self._site.rng.uniform(0.0, self._settings.config.mqtt.telemetry_period_s))
+        self._telemetry_after(self._context.rng.uniform(0.0, self._settings.config.mqtt.telemetry_period_s))
 
-    def hush(self) -> None:
+    def stop_producing(self) -> None:
         """Make nothing any more, but hear and send."""
         self._fall_silent()
         self._pump()
 
     def stop(self) -> None:
         """Say goodbye; see the client's `over`."""
-        self.hush()
+        self.stop_producing()
         self._link.close()
 
     def power_off(self) -> None:
@@ -122,19 +122,19 @@ class Daemon:
         self.outbox.close()
 
     def _fall_silent(self) -> None:
-        self._site.engines.power_off()
+        self._context.engines.power_off()
         if self._telemetry_timer is not None:
             self._telemetry_timer.cancel()
 
     def _new_client(self, endpoint: Endpoint, client_id: str, options: SessionOptions) -> LightClient:
         """As MqttLink wants one."""
-        site = self._site
+        site = self._context
         self.client = LightClient(self._loop, endpoint, client_id, options)
         self.client.on_turn, self.client.on_admitted = self._tick, site.on_admitted
         self.client.on_dial = site.on_dial
-        faults = site.plan.wishes.faults
+        faults = site.options.simulation.faults
         if faults.duplicate or faults.delay:
-            self.client.garbles = lambda: faults.garbled(site.rng)
+            self.client.draw_delivery = lambda: faults.draw_delivery(site.rng)
         return self.client
 
     def _tick(self) -> None:
@@ -160,7 +160,7 @@ class Daemon:
         except MessageError:
             return
         self.outbox.acknowledge(ack.epoch, ack.upto)
-        confirmed = self._site.confirmed
+        confirmed = self._context.confirmed
         confirmed[ack.epoch] = max(ack.upto, confirmed.get(ack.epoch, 0))
 
     def _take_desired(self, payload: bytes) -> None:
@@ -172,7 +172,7 @@ class Daemon:
             if desired.version == self._settings.version:
                 return
             check_expiry(desired, self._clock(), self._authority)
-            self._site.folder.mkdir(parents=True, exist_ok=True)
+            self._context.folder.mkdir(parents=True, exist_ok=True)
             self._settings.set(desired.values, Authorisation(desired.version, key), whole=True)
         except AgentError as error:
             self._link.send(self._settings.reported(error))
@@ -182,7 +182,7 @@ class Daemon:
 
     def _answer(self, result: CommandResult) -> None:
         if result.final:
-            self._site.results[result.status] += 1
+            self._context.results[result.status] += 1
         self._link.send(result)
 
     def _pump(self) -> None:
@@ -193,7 +193,7 @@ class Daemon:
         if self._outbox_timer is None or at_s < self._outbox_timer.at_s:
             if self._outbox_timer is not None:
                 self._outbox_timer.cancel()
-            self._outbox_timer = self._loop.at(at_s, self._turn_outbox)
+            self._outbox_timer = self._loop.call_at(at_s, self._turn_outbox)
 
     def _turn_outbox(self) -> None:
         self._outbox_timer = None
@@ -201,11 +201,11 @@ class Daemon:
         self._pump()
 
     def _telemetry_after(self, seconds: float) -> None:
-        self._telemetry_timer = self._loop.at(time.monotonic() + seconds, self._telemetry)
+        self._telemetry_timer = self._loop.call_at(time.monotonic() + seconds, self._telemetry)
 
     def _telemetry(self) -> None:
-        site = self._site
-        t_s, engines = site.plan.now_s(), site.engines
+        site = self._context
+        t_s, engines = site.options.now_s(), site.engines
         self._look(t_s, engines)
         self._reporter.telemetry({CAMERA: site.scene.sample(engines.serving, engines.since_s, t_s)})
         self._pump()
@@ -213,7 +213,7 @@ class Daemon:
 
     def _look(self, t_s: float, engines: Engines) -> None:
         """What the board does by itself: it switches to the engine of another light, it answers an alarm."""
-        site = self._site
+        site = self._context
         light, automatic = site.scene.light(t_s), self._settings.config.recalibration.automatic
         if automatic and engines.job is None and light != engines.serving.light and light in engines.other_lights:
             engines.switch(engines.other_lights[light], "switch")
@@ -226,4 +226,4 @@ class Daemon:
             kind, detail = ("alarm", {"onset_ts": t_s}) if state == "alarm" else ("drift", {"state": state})
             self._reporter.event(kind, camera=CAMERA, capture_ts=t_s, **detail, **told)
         if state == "alarm" and engines.job is None and automatic:
-            engines.begin("alarm", site.plan.wishes.bad.hits(site.number, None))
+            engines.start_job("alarm", site.options.simulation.bad.includes(site.number, None))

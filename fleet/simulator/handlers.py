@@ -36,7 +36,7 @@ class SimulatedHandlers:
     """`handlers` has one for each op. restart: of the board's daemon."""
 
     def __init__(self, site: BoardContext, settings: Settings, restart: Callable[[], None]) -> None:
-        self._site, self._engines, self._settings, self._restart = site, site.engines, settings, restart
+        self._context, self._engines, self._settings, self._restart = site, site.engines, settings, restart
         self.handlers: Mapping[str, Handler] = {
             "status": self._on_status,
             "recalibrate": self._on_recalibrate,
@@ -53,8 +53,8 @@ class SimulatedHandlers:
         }
 
     def _on_status(self, _args: StatusArgs, report: CommandProgress) -> None:
-        engines, t_s = self._engines, self._site.plan.now_s()
-        fidelity = self._site.scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
+        engines, t_s = self._engines, self._context.options.now_s()
+        fidelity = self._context.scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
         regimes: list[JsonValue] = [each.id for each in engines.other_lights.values()]
         automatic, job = self._settings.config.recalibration.automatic, engines.job
         told: dict[str, Any] = {
@@ -68,7 +68,7 @@ class SimulatedHandlers:
             "fidelity": fidelity,
             "fidelity_hour": fidelity,
             "accuracy": Accuracy(estimate=0.0, low=0.0, high=1.0, n=0).model_dump(),
-            "drift": self._site.scene.drift(engines.serving, t_s),
+            "drift": self._context.scene.drift(engines.serving, t_s),
             "regimes": len(regimes),
             "regime_artefacts": regimes,
             "view": "good",
@@ -85,11 +85,11 @@ class SimulatedHandlers:
     def _on_recalibrate(self, args: RecalibrateArgs, report: CommandProgress) -> None:
         if args.method is not None:
             parse_method(args.method)
-        self._engines.begin("command", self._is_bad(args.method), report)
+        self._engines.start_job("command", self._is_bad(args.method), report)
 
     def _on_model(self, args: ModelArgs, report: CommandProgress) -> None:
         """The file is taken as delivered: bytes of models are no part of what is simulated."""
-        self._engines.begin("model", self._is_bad(args.sha256), report)
+        self._engines.start_job("model", self._is_bad(args.sha256), report)
 
     def _on_histograms(self, _args: HistogramsArgs, _report: CommandProgress) -> None:
         """Nobody has let these boards send any: there is nothing that they could have counted."""
@@ -98,7 +98,7 @@ class SimulatedHandlers:
 
     def _on_calibration(self, args: CalibrationArgs, report: CommandProgress) -> None:
         """As a model's, the file is taken as delivered."""
-        self._engines.begin("command", self._is_bad(args.sha256), report)
+        self._engines.start_job("command", self._is_bad(args.sha256), report)
 
     def _on_switch(self, args: SwitchArgs, report: CommandProgress) -> None:
         known = {each.id: each for each in self._engines.other_lights.values()}
@@ -129,11 +129,11 @@ class SimulatedHandlers:
 
     def _is_bad(self, asked: object) -> bool:
         """Whether what comes of this turns out bad."""
-        return self._site.plan.wishes.bad.hits(self._site.number, asked)
+        return self._context.options.simulation.bad.includes(self._context.number, asked)
 
     def _on_set(self, args: SetArgs, report: CommandProgress) -> None:
-        self._site.folder.mkdir(parents=True, exist_ok=True)
-        self._settings.set(args.values, report.mandate)
+        self._context.folder.mkdir(parents=True, exist_ok=True)
+        self._settings.set(args.values, report.authorisation)
         reported = self._settings.reported()
         report.succeed({"version": reported.version, "values": reported.values})
 

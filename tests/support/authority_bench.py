@@ -33,7 +33,7 @@ class Board:
         self.results: list[CommandResult] = []
         journal = CommandLog(self.folder / "commands.sqlite", lambda error: pytest.fail(str(error)))
         self.desk = CommandDispatcher(
-            self.device.handlers(), self.results.append, journal=journal, authority=self.authority
+            self.device.handlers(), self.results.append, command_log=journal, authority=self.authority
         )
 
     def receive(self, payload: bytes, now: float = NOW) -> tuple[str, str]:

@@ -37,11 +37,11 @@ def main(port: int, folder: Path) -> None:
 
     journal = CommandLog(folder / "commands.sqlite", fail)
     with on_the_air(Endpoint("127.0.0.1", port), TOPICS, Birth(agent_version="0")) as link:
-        desk = CommandDispatcher({**Device().handlers(), "cancel": done}, link.send, journal=journal)
-        desk.recall([])
+        desk = CommandDispatcher({**Device().handlers(), "cancel": done}, link.send, command_log=journal)
+        desk.restore([])
         while True:
-            while not link.answered.empty():
-                journal.delivered([link.answered.get()])
+            while not link.delivered_results.empty():
+                journal.mark_delivered([link.delivered_results.get()])
             try:
                 message = link.inbox.get(timeout=0.02)
             except queue.Empty:

@@ -34,7 +34,12 @@ class Board:
         options = {"watched": True, "reserve_bytes": 0, **changes}
         releases = Releases(None, folder / "releases.json")
         self.delivery = ModelDelivery(
-            self.incoming, self.model, releases=releases, post=self._posted.put, try_out=self.try_out, **options
+            self.incoming,
+            self.model,
+            releases=releases,
+            run_in_main_thread=self._posted.put,
+            try_out=self.try_out,
+            **options,
         )
 
     def try_out(self, staged: StagedModel) -> None:
@@ -45,7 +50,7 @@ class Board:
 
     def begin(self, url: str | None = None, **changes: Any) -> None:
         args = ModelArgs(**{"sha256": SHA, "size": len(CONTENT), "url": url, **changes})
-        self.delivery.begin(args, CommandProgress(f"c{len(self.results)}", self.results.append), NOW)
+        self.delivery.start(args, CommandProgress(f"c{len(self.results)}", self.results.append), NOW)
 
     def chunk(self, number: int, sha: str = SHA, content: bytes | None = None) -> None:
         at = number * MODEL_CHUNK_BYTES

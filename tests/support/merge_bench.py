@@ -22,7 +22,7 @@ from agent.config import PrivacyConfig
 from agent.contract.histograms import Facts, write_upload
 from agent.contract.messages import Birth
 from agent.contract.topics import Topics
-from agent.daemon.handlers import HistogramHandlers
+from agent.daemon.handlers import HistogramUpload
 from agent.models.engine_service import EngineService
 from agent.mqtt.endpoint import Endpoint
 from agent.uplink.link import MqttLink
@@ -64,7 +64,7 @@ def upload(folder: Path, device: str, histograms: dict[str, AbsHistogram], **cha
 def service_with(calibration: Calibration | None) -> EngineService:
     planned = SimpleNamespace(placement=SimpleNamespace(shared=(("conv1", "conv2"),)), observed_id=OBSERVED)
     serving = SimpleNamespace(id="artefact")
-    return cast(EngineService, SimpleNamespace(calibration=calibration, serving=serving, planned=planned))
+    return cast(EngineService, SimpleNamespace(calibration=calibration, serving=serving, serving_model=planned))
 
 
 class Board:
@@ -74,8 +74,8 @@ class Board:
         self.link = link
         self.posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.service = service_with(calibration)
-        orders = HistogramHandlers(privacy, self.service, link, self.posted.put)
-        self._desk = CommandDispatcher({**Device().handlers(), **orders.handlers}, link.send)
+        histograms = HistogramUpload(privacy, self.service, link, self.posted.put)
+        self._desk = CommandDispatcher({**Device().handlers(), "histograms": histograms.start}, link.send)
 
     def run(self, left: threading.Event) -> None:
         while not left.is_set():

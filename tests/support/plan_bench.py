@@ -13,7 +13,7 @@ from bench import ERROR, contents
 from plan_world import MACS, RAW, journal, plan_world, planner
 
 from agent.planning.report import Evidence
-from agent.planning.result import planned
+from agent.planning.result import make_plan
 from agent.planning.search import PlanOptions
 from calibrate.plan import PrecisionPlan
 from fleet.cli.main import main
@@ -67,7 +67,7 @@ class Place:
 def search_in(world: Path, options: PlanOptions = MACS) -> tuple[PrecisionPlan, Evidence]:
     found = planner(world, options)
     found.run(journal(world))
-    plan = planned(found)
+    plan = make_plan(found)
     return plan, plan.evidence
 
 

@@ -128,7 +128,7 @@ class TrialBench:
     def trial(self, compute: Compute, name: str = "int8") -> tuple[TrialResult, int]:
         """A candidate's trial, and how often it ran."""
         engine = NumpyEngine(self.clock, compute)
-        return self.certifier.trial(name, name, engine), engine.runs
+        return self.certifier.try_candidate(name, name, engine), engine.runs
 
 
 MakeTrialBench = Callable[..., TrialBench]

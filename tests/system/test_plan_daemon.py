@@ -13,7 +13,7 @@ from plan_world import MACS, journal, plan_world, planner
 from worlds import ALARM_COMMIT, FIRST_COMMIT, SPEC, World, make_world
 from zoo import residual_net
 
-from agent.planning.result import planned
+from agent.planning.result import make_plan
 from calibrate.plan import PrecisionPlan
 from engines.store.artefact import Artefact
 from engines.store.store import Store
@@ -28,7 +28,7 @@ def plan_fixture(tmp_path_factory: pytest.TempPathFactory) -> PrecisionPlan:
     world = plan_world(tmp_path_factory.mktemp("plan") / "world", residual_net(), **{**SPEC, **owners})
     search = planner(world, MACS)
     search.run(journal(world))
-    plan = planned(search)
+    plan = make_plan(search)
     assert set(plan.floats) == {KEPT}
     assert plan.repairs
     return plan

@@ -194,7 +194,7 @@ def test_when_an_unsigned_command_counts(tmp_path: Path, config: dict[str, Any],
     assert board.receive(board.order(key=None)) == expected
     assert warned in board.authority.warning
     assert bool(warned) == bool(board.authority.warning)
-    assert board.authority.described["unsigned"] is (obeyed and not config["local"])
+    assert board.authority.description["unsigned"] is (obeyed and not config["local"])
 
 
 def test_where_unsigned_counts_a_bad_signature_does_not(tmp_path: Path) -> None:

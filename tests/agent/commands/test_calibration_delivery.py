@@ -59,7 +59,7 @@ class Board:
     def begin(self, content: bytes) -> str:
         sha256 = hashlib.sha256(content).hexdigest()
         args = CalibrationArgs(sha256=sha256, size=len(content))
-        self.delivery.on_calibration(args, CommandProgress(f"c{len(self.results)}", self.results.append))
+        self.delivery.start(args, CommandProgress(f"c{len(self.results)}", self.results.append))
         return sha256
 
     def deliver(self, content: bytes) -> str:
@@ -146,7 +146,7 @@ def test_a_job_has_it_before_another_delivery_can_take_its_place(job_desk: JobDe
     results: list[CommandResult] = []
 
     def staged(command: str) -> StagedCalibration:
-        return StagedCalibration(path, job_desk.service.planned, CommandProgress(command, results.append))
+        return StagedCalibration(path, job_desk.service.serving_model, CommandProgress(command, results.append))
 
     job_desk.operations.try_calibration(staged("c1"))
     with pytest.raises(CommandError, match=r"command\.busy"):
@@ -167,7 +167,7 @@ def test_repairs_that_change_what_tensors_hold_are_another_observation(tmp_path:
     onnx.save(residual_net((1, 3, 8, 8)), tmp_path / "model.onnx")
     model = open_model(ModelSpec.model_validate({**SPEC, "path": tmp_path / "model.onnx"}))
     layer = next(node.name for node in model.master.graph.node if node.op_type == "Conv")
-    divided = model.under(PrecisionPlan(repairs=Repairs(divisors={layer: (1.0, 2.0, 4.0)})))
-    left_float = model.under(PrecisionPlan(floats={layer: "by hand"}))
+    divided = model.with_plan(PrecisionPlan(repairs=Repairs(divisors={layer: (1.0, 2.0, 4.0)})))
+    left_float = model.with_plan(PrecisionPlan(floats={layer: "by hand"}))
     assert divided.observed_id != model.observed_id
     assert left_float.observed_id == model.observed_id

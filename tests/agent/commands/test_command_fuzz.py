@@ -30,7 +30,7 @@ from agent.contract.wire import MAX_PAYLOAD_BYTES
 from agent.mqtt.config import OutboxConfig
 from agent.mqtt.message import Reply
 from agent.uplink.outbox import Outbox
-from agent.uplink.outbox_tables import NEWS
+from agent.uplink.outbox_tables import EVENT
 
 _SLOWEST_S = 2.0  # of this thread, not of the disk, for one message; the largest of them take milliseconds
 
@@ -105,7 +105,7 @@ class Board:
         self._desks = [
             CommandDispatcher(handlers, self.results.append, memory=50),
             CommandDispatcher(handlers, self.results.append, memory=50, authority=signed),
-            CommandDispatcher(handlers, self.results.append, memory=50, journal=log),
+            CommandDispatcher(handlers, self.results.append, memory=50, command_log=log),
         ]
         self._parsers: list[Callable[[bytes], object]] = [
             self._take_ack,
@@ -119,8 +119,8 @@ class Board:
     def _take_ack(self, content: bytes) -> None:
         """While rows come, and go to the broker: what nobody was ever sent nobody makes it forget."""
         ack = Ack.from_json(content)
-        self.outbox.put("event", NEWS, lambda *_: b"{}")
-        while (message := self.outbox.take()) is not None:
+        self.outbox.put("event", EVENT, lambda *_: b"{}")
+        while (message := self.outbox.pop()) is not None:
             self.outbox.delivered(message)
         self.outbox.acknowledge(ack.epoch, ack.upto)
         assert self.outbox.error is None

@@ -35,8 +35,8 @@ class Process:
         self.results: list[CommandResult] = []
         self.errors: list[AgentError] = []
         self.journal = CommandLog(path, self.errors.append)
-        self.desk = CommandDispatcher(self.device.handlers(), self.results.append, journal=self.journal)
-        self.desk.recall([])
+        self.desk = CommandDispatcher(self.device.handlers(), self.results.append, command_log=self.journal)
+        self.desk.restore([])
 
     def receive(self, command: bytes, now: float = NOW) -> list[str]:
         before = len(self.results)
@@ -57,7 +57,7 @@ def test_a_command_that_was_carried_out_is_answered_by_the_next_process_and_not_
 def test_what_the_broker_has_is_not_told_again_at_the_start(path: Path) -> None:
     first = Process(path)
     first.receive(payload(op="cancel"))
-    first.journal.delivered(["c1"])
+    first.journal.mark_delivered(["c1"])
     second = Process(path)
     assert second.results == []
     assert second.receive(payload(op="cancel")) == ["SUCCEEDED"]
@@ -78,9 +78,9 @@ def test_a_command_that_a_kill_interrupted_has_failed_and_is_not_begun_again(pat
 def test_the_journal_of_jobs_knows_better(path: Path) -> None:
     Process(path).receive(payload(op="recalibrate"))
     device, results = Device(), list[CommandResult]()
-    desk = CommandDispatcher(device.handlers(), results.append, journal=opened(path))
+    desk = CommandDispatcher(device.handlers(), results.append, command_log=opened(path))
     committed = CommandResult(id="c1", status="SUCCEEDED", result={"artefact": "0123"})
-    desk.recall([], [committed])
+    desk.restore([], [committed])
     assert results == [committed]
     third = Process(path)
     assert third.results == [committed]
@@ -89,14 +89,14 @@ def test_the_journal_of_jobs_knows_better(path: Path) -> None:
 def test_a_handler_sees_its_command_written_down_already(path: Path) -> None:
     journal, seen = opened(path), list[list[str]]()
     handlers = {**Device().handlers(), "cancel": lambda _args, _report: seen.append(opened(path).unfinished())}
-    CommandDispatcher(handlers, lambda _: None, journal=journal).receive(payload(op="cancel"), NOW)
+    CommandDispatcher(handlers, lambda _: None, command_log=journal).receive(payload(op="cancel"), NOW)
     assert seen == [["c1"]]
 
 
 def test_an_end_is_written_before_it_is_published(path: Path) -> None:
     device, written = Device(), list[list[str]]()
     desk = CommandDispatcher(
-        device.handlers(), lambda _: written.append(opened(path).unfinished()), journal=opened(path)
+        device.handlers(), lambda _: written.append(opened(path).unfinished()), command_log=opened(path)
     )
     desk.receive(payload(op="cancel"), NOW)
     assert written == [["c1"], []]

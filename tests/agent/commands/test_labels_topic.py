@@ -36,7 +36,7 @@ class Desk:
         self.accuracy = LiveAccuracy(task)
         for frame in range(10):
             answer = Classification(1, 0.9) if task == "classify" else detected
-            self.accuracy.answered(ServedFrame(Frame(frame, frame / 10, 0, IMAGE), "int8", answer, 0, 0.0))
+            self.accuracy.add_answer(ServedFrame(Frame(frame, frame / 10, 0, IMAGE), "int8", answer, 0, 0.0))
         self.desk = LabelsInbox({"north": self.accuracy}, spec, self._tell)
 
     def _tell(self, error: TaredError, count: int) -> None:

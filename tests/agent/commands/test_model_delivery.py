@@ -135,7 +135,7 @@ def test_a_server_that_begins_anew_is_not_too_slow_for_it(
     part.write_bytes(CONTENT[: 3 * len(CONTENT) // 4])
     incoming = PartialFile(part, ModelArgs(sha256=SHA, size=len(CONTENT)), CommandProgress("c1", lambda _: None))
     fetch = HttpDownload(incoming, lambda _: None)
-    fetch.bring(f"{url}/whole-cut")
+    fetch.run(f"{url}/whole-cut")
     assert incoming.size == len(CONTENT) // 2, "less than there was"
     monkeypatch.setattr(receiving, "_PERIOD_S", -1.0)
     monkeypatch.setattr(receiving, "_LEAST_BYTES", len(CONTENT) // 2)

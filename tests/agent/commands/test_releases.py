@@ -81,7 +81,7 @@ def test_an_older_release_is_no_way_back(board: Board, releases: Callable[[], Re
 
     taken = releases().check(args(5), NOW)
     assert taken is not None
-    releases().take_up(*taken)
+    releases().record(*taken)
     after_a_restart = releases()
     assert refusal(after_a_restart, args(4).release) == "command.rollback"
     assert after_a_restart.check(args(5), NOW)
@@ -94,7 +94,7 @@ def test_a_stolen_release_key_that_is_trusted_no_more_blocks_nothing(board: Boar
     highest = board.keys["rel"].sign(statement(version=2**53 - 1))
     taken = stolen.check(ModelArgs(sha256=SHA, size=10, release=highest), NOW)
     assert taken is not None
-    stolen.take_up(*taken)
+    stolen.record(*taken)
     mended = Board(tmp_path, release_keys=[tmp_path / "eve.pub"])
     honest = Releases(mended.authority, tmp_path / "releases.json")
     assert refusal(honest, highest) == "command.release"
@@ -105,7 +105,7 @@ def taken_up(releases: Releases, board: Board, key: str, version: int) -> None:
     release = board.keys[key].sign(statement(version=version))
     taken = releases.check(ModelArgs(sha256=SHA, size=10, release=release), NOW)
     assert taken is not None
-    releases.take_up(*taken)
+    releases.record(*taken)
 
 
 def test_a_stolen_release_key_hides_no_version_of_an_honest_one(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_house_of_another_name_is_written_to_by_nobody_else() -> None:
     results = CommandResults(TOPICS, "smart/house")
     for topic in ("smart/house/device/x/config", "homeassistant/device/x/config", "smart/houses"):
         results.add_reply(Reply(topic), CommandResult(id="c1", status="SUCCEEDED"))
-    message = results.take()
+    message = results.pop()
     assert message is not None
     assert (message.topic, len(results)) == ("smart/houses", 0)
 

@@ -13,14 +13,15 @@ from agent.commands.dispatcher import CommandProgress
 from agent.commands.releases import Releases
 from agent.common.errors import CommandError
 from agent.contract.commands import CancelArgs, CommandResult, ModelArgs
-from agent.daemon.handlers import EngineHandlers
+from agent.daemon.handlers import engine_handlers
 
 __all__ = ["desk"]  # the fixture
 
 
 def cancelled(at: Desk, delivery: ModelDelivery | None = None) -> CommandResult:
     """What becomes of a command to cancel."""
-    handlers = EngineHandlers(at.operations, at.operations._service, at.operations._pipeline, delivery).handlers
+    deliveries = (delivery,) if delivery is not None else ()
+    handlers = engine_handlers(at.operations, at.operations._service, at.operations._pipeline, deliveries)
     answers: list[CommandResult] = []
     handlers["cancel"](CancelArgs(), CommandProgress("c2", answers.append))
     return answers[-1]
@@ -31,7 +32,7 @@ def test_a_job_that_waits_for_headroom_can_be_cancelled(desk: Callable[..., Desk
     assert at.tick() == "alarm"
     job = at.operations._jobs.job
     assert job is not None
-    job.waits("no memory")
+    job.note_waiting("no memory")
     assert cancelled(at).status == "SUCCEEDED"
     assert at.tick() == "", "not again at once, though the alarm is still on"
     (record,) = at.journal.records()
@@ -43,7 +44,7 @@ def test_a_candidate_on_probation_can_be_cancelled(desk: Callable[..., Desk]) ->
     at.recalibrate()
     at.accept()
     assert cancelled(at).status == "SUCCEEDED"
-    assert not at.operations.exchanging
+    assert not at.operations.is_swapping
     assert [(job.trigger, job.state.value) for job in at.journal.records()] == [
         ("command", "ROLLED_BACK"),
         ("rollback", "COMMITTED"),
@@ -58,9 +59,9 @@ def test_nothing_cannot_be_cancelled(desk: Callable[..., Desk]) -> None:
 def test_a_model_on_its_way_can_be_cancelled(desk: Callable[..., Desk], tmp_path: Path) -> None:
     at, results = desk(), list[CommandResult]()
     releases = Releases(None, tmp_path / "releases.json")
-    bring = at.operations.new_model.bring
+    bring = at.operations.new_model.deliver
     delivery = ModelDelivery(tmp_path / "in", tmp_path / "m.onnx", True, 0, releases, lambda _: None, bring)
-    delivery.begin(ModelArgs(sha256="0" * 64, size=1), CommandProgress("m1", results.append), 0.0)
+    delivery.start(ModelArgs(sha256="0" * 64, size=1), CommandProgress("m1", results.append), 0.0)
     assert cancelled(at, delivery).status == "SUCCEEDED"
     assert results[-1].status == "FAILED"
     with pytest.raises(CommandError, match=r"command\.nothing"):

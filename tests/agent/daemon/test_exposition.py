@@ -19,7 +19,7 @@ from worlds import World, make_world
 
 from agent.common.errors import ConfigError
 from agent.common.latency import LatencyHistogram, LoopMeter
-from agent.daemon.prometheus import exposing
+from agent.daemon.prometheus import serve_metrics
 
 _NO_BASE_UNIT = re.compile(r"_(milliseconds|ms|microseconds|us|minutes|hours|kilobytes|kb|mb|percent|fahrenheit)(_|$)")
 _TYPE_IN_NAME = re.compile(r"_(gauge|counter|histogram|summary)(_|$)")
@@ -111,13 +111,16 @@ def test_the_rules_notice_bad_names() -> None:
 
 
 def test_a_port_that_is_taken_is_named(any_broker: RealBroker) -> None:
-    with pytest.raises(ConfigError, match=r"metrics\.port.*choose another"), exposing("127.0.0.1", any_broker.port):
+    with (
+        pytest.raises(ConfigError, match=r"metrics\.port.*choose another"),
+        serve_metrics("127.0.0.1", any_broker.port),
+    ):
         pass
 
 
 def test_nobody_is_asked_before_there_is_a_daemon() -> None:
     port = free_port()
-    with exposing("127.0.0.1", port):
+    with serve_metrics("127.0.0.1", port):
         assert value(port, "tared_frames_total") is None
         assert value(port, "process_cpu_seconds_total") is not None
 
@@ -139,4 +142,4 @@ def test_a_bucket_holds_what_is_below_its_bound(octave: int) -> None:
     histogram = LatencyHistogram()
     histogram.add(int(1000 * 2**octave) - 100)
     histogram.add(int(1000 * 2**octave) + 100)
-    assert dict(histogram.cumulated())[2.0**octave * 1e-6] == 1
+    assert dict(histogram.cumulative_counts())[2.0**octave * 1e-6] == 1

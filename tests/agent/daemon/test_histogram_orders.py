@@ -15,8 +15,8 @@ from agent.common.errors import CommandError
 from agent.config import PrivacyConfig
 from agent.contract.commands import CommandResult, HistogramsArgs
 from agent.contract.histograms import Upload, read_facts, read_upload
-from agent.daemon.handlers import HistogramHandlers
-from agent.uplink.histogram_sender import Told
+from agent.daemon.handlers import HistogramUpload
+from agent.uplink.histogram_sender import OnChunk
 from agent.uplink.link import MqttLink
 from engines.calibration import Calibration
 
@@ -27,14 +27,14 @@ class Asked:
     """A board whose link keeps what is sent."""
 
     def __init__(self, calibration: Calibration | None = CALIBRATION, histograms: bool = True) -> None:
-        self.sent: list[tuple[Upload, list[int], Told]] = []
+        self.sent: list[tuple[Upload, list[int], OnChunk]] = []
         self.results: list[CommandResult] = []
         posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         link = SimpleNamespace(send_histograms=self._send)
         self._service = service_with(calibration)
         privacy = PrivacyConfig(histograms=histograms)
-        orders = HistogramHandlers(privacy, self._service, cast(MqttLink, link), posted.put)
-        self._handler, self._posted = orders.handlers["histograms"], posted
+        self._handler = HistogramUpload(privacy, self._service, cast(MqttLink, link), posted.put).start
+        self._posted = posted
 
     def ask(self, **args: object) -> CommandResult:
         self._handler(HistogramsArgs(**args), CommandProgress(f"c{len(self.results)}", self.results.append))  # type: ignore[arg-type]  # a dict of all fields
@@ -45,7 +45,7 @@ class Asked:
         self._posted.get()()
         return self.results[-1]
 
-    def _send(self, upload: Upload, numbers: Iterable[int], told: Told) -> None:
+    def _send(self, upload: Upload, numbers: Iterable[int], told: OnChunk) -> None:
         self.sent.append((upload, list(numbers), told))
 
 

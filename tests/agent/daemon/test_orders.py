@@ -11,13 +11,13 @@ from operations_bench import Desk, desk
 from agent.commands.dispatcher import CommandProgress
 from agent.common.errors import CommandError
 from agent.contract.commands import RecalibrateArgs, SwitchArgs
-from agent.daemon.handlers import EngineHandlers
+from agent.daemon.handlers import engine_handlers
 
 __all__ = ["desk"]  # the fixture
 
 
 def order(at: Desk, op: str, args: Any) -> None:
-    handlers = EngineHandlers(at.operations, at.service, at.operations._pipeline).handlers
+    handlers = engine_handlers(at.operations, at.service, at.operations._pipeline)
     handlers[op](args, CommandProgress("c1", at.results.append))
 
 

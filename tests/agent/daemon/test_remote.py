@@ -53,7 +53,7 @@ class Board:
         delivery = ModelDelivery(folder / "incoming", model.path, False, 0, releases, lambda _: None, never_tried)
         labels = LabelsInbox({"front": LiveAccuracy(model.task)}, model, lambda error, _: pytest.fail(str(error)))
         handlers = Device().handlers()
-        self.remote = CommandInbox(link, folder, handlers, self.settings, delivery, labels, authority, reporter)
+        self.remote = CommandInbox(link, handlers, self.settings, (delivery,), labels, authority, reporter)
 
 
 @pytest.fixture
@@ -107,15 +107,15 @@ def test_what_the_broker_has_is_written_in_batches(
 ) -> None:
     """A tick must not be as long as the backlog, nor a transaction be for one row."""
     board, batches = Board(tmp_path, link, keys=False), list[int]()
-    delivered = CommandLog.delivered
+    delivered = CommandLog.mark_delivered
 
     def counted(journal: CommandLog, ids: list[str]) -> None:
         batches.append(len(ids))
         delivered(journal, ids)
 
-    monkeypatch.setattr(CommandLog, "delivered", counted)
+    monkeypatch.setattr(CommandLog, "mark_delivered", counted)
     for number in range(150):
-        link.answered.put(f"x{number}")
+        link.delivered_results.put(f"x{number}")
     for _ in range(3):
         board.remote.tick()
     assert batches == [100, 50]

@@ -56,4 +56,4 @@ def test_a_model_that_goes_while_it_is_read_is_told_as_one_that_cannot_be_read(
 
     monkeypatch.setattr(daemon, "content_of", gone)
     with pytest.raises(ConfigError, match=r"model\.unreadable"):
-        daemon._open(config)
+        daemon._open_model(config)

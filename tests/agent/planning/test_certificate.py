@@ -32,15 +32,15 @@ from engines.interface import Array
 
 def test_a_perfect_candidate_is_accepted_on_the_fewest_frames(trial_bench: MakeTrialBench) -> None:
     terms = Terms(0.05, 0.3, 5)
-    assert terms.needed == frames_needed(0.05, 0.05 / 5)
+    assert terms.frames_needed == frames_needed(0.05, 0.05 / 5)
     made = trial_bench(terms)
     trial, runs = made.trial(read_digits)
-    assert (trial.accepted, trial.frames, trial.empty_frames) == (True, terms.needed, 0)
+    assert (trial.accepted, trial.frames, trial.empty_frames) == (True, terms.frames_needed, 0)
     assert (trial.loss, trial.lower, trial.confused) == (0.0, 0.0, ())
     assert trial.upper <= 0.05
-    assert trial.reason == f"loss at most 0.05 on {terms.needed} frames, 0 others empty; at most 0.05 is asked"
-    assert runs == terms.needed + WARM_UP
-    assert made.reference.runs == terms.needed
+    assert trial.reason == f"loss at most 0.05 on {terms.frames_needed} frames, 0 others empty; at most 0.05 is asked"
+    assert runs == terms.frames_needed + WARM_UP
+    assert made.reference.runs == terms.frames_needed
     assert made.float_engine.runs == TIMED + WARM_UP
 
 
@@ -58,7 +58,7 @@ def test_a_bad_candidate_is_refused_long_before_a_good_one_passes(trial_bench: M
     trial, _ = made.trial(misread(lambda number, _: number % 2 == 1, 0))
     assert not trial.accepted
     assert trial.lower >= 0.05
-    assert trial.frames < USUAL.needed / 4
+    assert trial.frames < USUAL.frames_needed / 4
     assert trial.reason.startswith("loss at least 0.0")
 
 
@@ -67,7 +67,7 @@ def test_a_small_loss_passes_on_more_frames(trial_bench: MakeTrialBench) -> None
     trial, _ = made.trial(misread(lambda _, marked: marked, 0))
     assert trial.accepted
     assert 0.0 < trial.loss < 0.03
-    assert USUAL.needed < trial.frames < 800
+    assert USUAL.frames_needed < trial.frames < 800
 
 
 def test_sixes_read_as_eights_are_refused_behind_a_small_loss(trial_bench: MakeTrialBench) -> None:
@@ -98,7 +98,7 @@ def test_what_was_good_at_first_and_then_bad_is_refused() -> None:
     assert tally.bound.upper <= 0.2
     while not tally.is_decided:
         tally.add(Measurement(1.0, False, [], None))
-    trial = tally.trial(DIGITS, "the frames ended")
+    trial = tally.result(DIGITS, "the frames ended")
     assert (trial.accepted, trial.lower >= 0.2 or trial.loss >= 0.2) == (False, True)
     assert trial.reason.startswith("loss ")
 

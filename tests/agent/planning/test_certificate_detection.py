@@ -52,7 +52,7 @@ def test_empty_frames_are_counted_apart(trial_bench: MakeTrialBench, tmp_path: P
     made = trial_bench(source=write_halves(tmp_path / "street", halves), spec=QUARTERS, compute=detect())
     trial, runs = made.trial(detect())
     assert trial.accepted
-    assert trial.frames == USUAL.needed
+    assert trial.frames == USUAL.frames_needed
     assert 20 < trial.empty_frames == runs - WARM_UP - trial.frames
     blind, _ = made.trial(detect(lambda number: None if number else 0), "blind to trucks")
     assert blind.lower >= 0.05
@@ -74,10 +74,10 @@ def test_frames_with_nothing_on_them_prove_nothing(trial_bench: MakeTrialBench, 
     source = write_halves(tmp_path / "night", [(DARK, DARK)] * 120)
     terms = USUAL
     trial, runs = trial_bench(terms, source=source, spec=QUARTERS, compute=detect()).trial(detect())
-    assert (trial.accepted, trial.frames, trial.empty_frames) == (False, 0, terms.needed)
-    assert runs == terms.needed + WARM_UP
+    assert (trial.accepted, trial.frames, trial.empty_frames) == (False, 0, terms.frames_needed)
+    assert runs == terms.frames_needed + WARM_UP
     assert trial.reason == (
-        f"nothing found on any of {terms.needed} frames, which tells nothing; more would take too long"
+        f"nothing found on any of {terms.frames_needed} frames, which tells nothing; more would take too long"
     )
 
 

@@ -77,10 +77,10 @@ def test_latencies_are_medians_of_the_same_frames_after_the_warm_up(
     slow_in_the_end = NumpyEngine(
         engine_clock, read_digits, lambda run: 9.0 if run < WARM_UP or run >= WARM_UP + 50 else 1.0
     )
-    trial = made.certifier.trial("int8", "int8", slow_in_the_end)
+    trial = made.certifier.try_candidate("int8", "int8", slow_in_the_end)
     assert (trial.latency_ms, trial.latency_float_ms) == (1.0, 2.0)
     uneven = NumpyEngine(engine_clock, read_digits, lambda run: 1.0 + run % 2)
-    assert made.certifier.trial("uneven", "uneven", uneven).latency_ms == 1.5
+    assert made.certifier.try_candidate("uneven", "uneven", uneven).latency_ms == 1.5
 
 
 def test_whoever_goes_first_alternates(trial_bench: MakeTrialBench, engine_clock: Clock) -> None:
@@ -97,7 +97,7 @@ def test_whoever_goes_first_alternates(trial_bench: MakeTrialBench, engine_clock
     made.float_engine._compute = noted("float")
     candidate = NumpyEngine(engine_clock, noted("int8"))
     order.clear()
-    made.certifier.trial("int8", "int8", candidate)
+    made.certifier.try_candidate("int8", "int8", candidate)
     timed = order[2 * WARM_UP : 2 * WARM_UP + 2 * TIMED]
     assert timed == ["int8", "float", "float", "int8"] * (TIMED // 2)
     assert set(order[2 * WARM_UP + 2 * TIMED :]) == {"int8"}

@@ -78,7 +78,7 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(
 def interrupted(bench: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the journal of a search that was almost done."""
     with monkeypatch.context() as patch:
-        patch.setattr(command, "planned", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(command, "make_plan", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(bench.arguments()) == 130
 
 

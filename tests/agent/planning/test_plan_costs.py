@@ -15,7 +15,7 @@ from plan_world import LOUD, MACS, QUIET, journal, plan_world, planner
 
 import agent.planning.costs as costs
 from agent.planning.costs import GroupCosts, PlanBuilder, find_costs, labels
-from agent.planning.result import planned
+from agent.planning.result import make_plan
 from agent.planning.search import PlanSearch
 from calibrate.partition import FLOAT, FREE, INT8
 from calibrate.plan import Repairs
@@ -122,7 +122,7 @@ def test_layers_without_int8_kernels_stay_float_and_are_remembered(world: Path, 
     backend = open_backend("tensorrt", BackendOptions(1))
     found = planner(world, replace(MACS, costs="measured"), backend)
     found.run(journal(world))
-    plan = planned(found)
+    plan = make_plan(found)
     groups = {group["name"]: group for group in plan.evidence["groups"]}
     assert set(plan.floats) >= {LOUD}
     assert "INT8" in plan.floats[LOUD]
@@ -131,7 +131,7 @@ def test_layers_without_int8_kernels_stay_float_and_are_remembered(world: Path, 
     assert found.builder.builds <= 13 + 1  # one more, to learn of the layer
     again = planner(world, replace(MACS, costs="measured"), open_backend("tensorrt", BackendOptions(1)))
     again.run(journal(world))
-    assert planned(again).essence == plan.essence
+    assert make_plan(again).essence == plan.essence
     assert again.builder.builds < found.builder.builds
 
 
@@ -149,7 +149,7 @@ def test_a_build_ends_with_the_budget(world: Path, fake: FakeTensorRt, monkeypat
     monkeypatch.setattr(PlanSearch, "out_of_time", lambda *_: started == 3)
     found = planner(world, replace(MACS, costs="measured"), open_backend("tensorrt", BackendOptions(1)))
     found.run(journal(world))
-    assert (found.found.interrupted, found.found.costs) == ("budget", None)
+    assert (found.result.interrupted, found.result.costs) == ("budget", None)
     assert (started, found.builder.builds) == (3, 2)
     assert fake.without_int8 == set()
 

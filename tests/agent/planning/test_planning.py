@@ -106,7 +106,7 @@ def test_what_must_be_int8_is_in_every_plan(search_world: Path) -> None:
 def test_where_all_is_float_by_rule_nothing_is_searched(search_world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (search_world / "model.yaml").read_text()
     (search_world / "model.yaml").write_text(text + "precision: {keep_float: [Conv]}\n")
-    monkeypatch.setattr(WhatIf, "ask", None)
+    monkeypatch.setattr(WhatIf, "evaluate", None)
     plan, evidence = search_in(search_world, replace(MACS, max_loss=0.001))  # for which there are not frames enough
     assert set(plan.floats) == {LOUD, QUIET}
     assert evidence["verdict"] == "All float: no layer may be INT8 (precision.keep_float)."
@@ -116,8 +116,8 @@ def test_where_all_is_float_by_rule_nothing_is_searched(search_world: Path, monk
 def test_frames_are_shared_between_search_and_certificate(search_world: Path) -> None:
     split = planner(search_world).split
     assert (split.search, split.certificate, split.terms.candidates) == (24, 96, MAX_CANDIDATES)
-    needed = split.terms.needed
-    assert f"certified after {needed} with something on them" in split.told
+    needed = split.terms.frames_needed
+    assert f"certified after {needed} with something on them" in split.description
     fewer = planner(search_world, replace(MACS, max_loss=0.045)).split  # 5 candidates would take more than there are
     assert 1 <= fewer.terms.candidates < MAX_CANDIDATES
     with pytest.raises(AgentError) as refused:
@@ -184,13 +184,13 @@ def test_fast_enough_is_more_than_chance(search_world: Path, monkeypatch: pytest
 
         with monkeypatch.context() as patch:
             float_engines: list[Any] = []
-            load_float = search.Builder.load_float
+            load_float = search.PlanBuilder.load_float
 
             def remembered(*arguments: Any) -> Any:
                 float_engines.append(load_float(*arguments))
                 return float_engines[-1]
 
-            patch.setattr(search.Builder, "load_float", remembered)
+            patch.setattr(search.PlanBuilder, "load_float", remembered)
             patch.setattr(certificate, "_infer_timed", told)
             return search_in(search_world)[1]
 

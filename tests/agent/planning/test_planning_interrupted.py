@@ -79,7 +79,7 @@ class Work:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
         self.measured = 0
-        for owner, name, counter in ((WhatIf, "ask", "asked"), (Certifier, "_measure", "measured")):
+        for owner, name, counter in ((WhatIf, "evaluate", "asked"), (Certifier, "_measure", "measured")):
             monkeypatch.setattr(owner, name, self._counting(getattr(owner, name), counter))
 
     def _counting(self, wrapped: Callable[..., Any], counter: str) -> Callable[..., Any]:

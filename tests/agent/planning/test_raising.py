@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from noise_ratio import noise_to_signal
 from numpy.typing import NDArray
 from raising_world import COLLAPSES, collapsing_net, config_of, observer_state
 from worlds import SPEC
@@ -22,7 +23,6 @@ from agent.models.model import Model, calibrate, open_model, tap_weights
 from agent.planning.precision_raise import EXHAUSTED, ObservedScene, PrecisionRaise, PrecisionRaiser
 from agent.vision.spec import ModelSpec
 from calibrate.histogram import AbsHistogram, merge_into
-from calibrate.noise import noise_to_signal
 from calibrate.plan import PrecisionPlan, Repairs
 from calibrate.sensitivity import float_levels
 from engines.interface import silent
@@ -75,56 +75,56 @@ def search(model: Model, asked: int = 6, without_int8: Mapping[str, str] | None 
 
 
 def test_the_layer_that_int8_destroys_is_left_float_with_the_reason(tmp_path: Path) -> None:
-    plan = search(model_of(tmp_path, collapsing_net())).find(replace(ONCE, fidelity=0.714))
+    plan = search(model_of(tmp_path, collapsing_net())).plan(replace(ONCE, fidelity=0.714))
     assert plan.floats == {COLLAPSES: "raised: made 100 % of the noise while fidelity was 0.71"}
 
 
 def test_what_is_float_already_stays_so_for_its_own_reason(tmp_path: Path) -> None:
-    model = model_of(tmp_path, collapsing_net()).under(PrecisionPlan({COLLAPSES: "by hand"}))
+    model = model_of(tmp_path, collapsing_net()).with_plan(PrecisionPlan({COLLAPSES: "by hand"}))
     found = search(model)
-    assert COLLAPSES not in [found.grouping.groups[index].name for index in found.candidates()]
-    plan = found.find(ONCE)
+    assert COLLAPSES not in [found.grouping.groups[index].name for index in found.candidate_groups()]
+    plan = found.plan(ONCE)
     assert plan.floats[COLLAPSES] == "by hand"
     assert len(plan.floats) == 2
 
 
 def test_what_the_owner_forces_into_int8_stays_int8_and_then_a_person_is_needed(tmp_path: Path) -> None:
     found = search(model_of(tmp_path, collapsing_net(), force_int8=[COLLAPSES]))
-    names = [found.grouping.groups[index].name for index in found.candidates()]
+    names = [found.grouping.groups[index].name for index in found.candidate_groups()]
     assert COLLAPSES not in names
     floats = set[str]()
     for rung in range(1, len(names) + 1):
-        before, floats = floats, set(found.find(replace(ONCE, rung=rung)).floats)
+        before, floats = floats, set(found.plan(replace(ONCE, rung=rung)).floats)
         assert before < floats
         if floats == set(names):
             break
     with pytest.raises(AgentError) as ended:
-        found.find(replace(ONCE, rung=rung + 1))
+        found.plan(replace(ONCE, rung=rung + 1))
     assert ended.value.code == EXHAUSTED
 
 
 def test_a_layer_without_a_kernel_is_no_candidate(tmp_path: Path) -> None:
     found = search(model_of(tmp_path, collapsing_net()), without_int8={COLLAPSES: "no kernel"})
-    assert COLLAPSES not in found.find(ONCE).floats
+    assert COLLAPSES not in found.plan(ONCE).floats
 
 
 def test_without_frames_or_time_the_prediction_decides(tmp_path: Path) -> None:
     model = model_of(tmp_path, residual_net())
     silently, late = search(model, asked=0), search(model)
-    expected = float_levels(silently.predicted())[0]
+    expected = float_levels(silently.predict_noise())[0]
     names = {layer for index in expected for layer in silently.grouping.groups[index].layers}
-    assert set(silently.find(ONCE).floats) == names
-    assert set(late.find(replace(ONCE, budget_s=0.0)).floats) == names
+    assert set(silently.plan(ONCE).floats) == names
+    assert set(late.plan(replace(ONCE, budget_s=0.0)).floats) == names
 
 
 def test_a_layer_that_becomes_float_needs_its_repair_no_more(tmp_path: Path) -> None:
     """What the observer of the owner's plan sees is enough for the raised one."""
     repairs = Repairs(divisors={COLLAPSES: (1000.0, 1.0)})
-    model = model_of(tmp_path, collapsing_net(), keep_float=["Gemm"]).under(PrecisionPlan({}, repairs))
+    model = model_of(tmp_path, collapsing_net(), keep_float=["Gemm"]).with_plan(PrecisionPlan({}, repairs))
     scene = scene_of(model)
     found = PrecisionRaiser(model, scene, {}, open_backend("onnxruntime"), silent)
-    plan = next(plan for rung in (1, 2, 3) if COLLAPSES in (plan := found.find(replace(ONCE, rung=rung))).floats)
-    raised = model.under(plan)
+    plan = next(plan for rung in (1, 2, 3) if COLLAPSES in (plan := found.plan(replace(ONCE, rung=rung))).floats)
+    raised = model.with_plan(plan)
     assert raised.placement.taps != model.placement.taps
     store = Store(tmp_path / "state")
     backend = open_backend("onnxruntime")
@@ -143,7 +143,7 @@ def test_the_prediction_is_of_everything_that_a_group_reads_under_its_best_scale
         seen = scene.histograms[tap]
         return weights[tap] * float(noise_to_signal(seen, np.geomspace(0.05, 1.0, 400) * seen.amax / 127).min())
 
-    stem, second, third, _ = found.predicted().tolist()
+    stem, second, third, _ = found.predict_noise().tolist()
     (skip,) = {node.input[0] for node in model.observed.graph.node if node.name == found.grouping.groups[1].name}
     (inner,) = {node.input[0] for node in model.observed.graph.node if node.name == found.grouping.groups[2].name}
     assert stem == pytest.approx(least("image"), rel=0.05)

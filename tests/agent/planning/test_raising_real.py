@@ -33,11 +33,11 @@ def test_measured_it_is_one_group_of_yolox_nano_and_predicted_it_would_be_dozens
                 merge_into(seen, observer.observe(frames[-1]).histograms)
     calibration = calibrate(model, seen, "entropy", 40, "test")
     asked = WhatIf(model, calibration, frames[48:], runtime)
-    loss, raised = asked.ask(model.plan).loss, {}
+    loss, raised = asked.evaluate(model.plan).loss, {}
     for how, tried in (("measured", frames[40:48]), ("predicted", [])):
         search = PrecisionRaiser(model, ObservedScene(seen, calibration, tried), {}, runtime, silent)
-        plan = search.find(PrecisionRaise(1, 1.0 - loss, 300.0))
-        raised[how] = len(plan.floats), asked.ask(plan).loss
+        plan = search.plan(PrecisionRaise(1, 1.0 - loss, 300.0))
+        raised[how] = len(plan.floats), asked.evaluate(plan).loss
     assert len(search.grouping.groups) == 109
     (groups, measured), (more, predicted) = raised["measured"], raised["predicted"]
     print(f"INT8 {loss:.2f}; measured, {groups} float: {measured:.2f}; predicted, {more} float: {predicted:.2f}")
