@@ -1,4 +1,4 @@
-"""Chunks of an upload on their way to the broker: one at a time, after all else that the board has to say."""
+"""Send the chunks of a histogram upload, one at a time, after everything else that the board has to publish."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from agent.contract.histograms import Upload
 from agent.contract.topics import Topics
 from agent.mqtt.message import Message
 
-OnChunk = Callable[[int, str], None]  # so many chunks are still to come; what of the broker refuses them, or empty
+OnChunk = Callable[[int, str], None]  # how many chunks are still to come; which limit of the broker refused one, or ""
 
 
 class UploadSource:
-    """A Source. Telemetry waits for one chunk at most, however slow the network is: the next one is given away once the
-    broker has the one before. What a lost connection carried is given away again.
+    """A MessageSource of chunks.
 
-    Nobody waits for what is left when the client closes: its length is 0 at all times.
+    Telemetry waits for one chunk at most, however slow the network is: the next chunk is due once the broker has the
+    previous one. A chunk that a lost connection carried is sent again. The client does not wait for the rest when it
+    closes: the length is 0 at all times.
     """
 
     def __init__(self, topics: Topics) -> None:
@@ -25,27 +26,30 @@ class UploadSource:
         self._lock = threading.Lock()
         self._upload: Upload | None = None
         self._left: deque[int] = deque()
-        self._sent: int | None = None  # on its way
-        self._message: Message | None = None  # the one that carries it
-        self._told: OnChunk = lambda _left, _refusal: None
+        self._sent: int | None = None  # the chunk on its way
+        self._message: Message | None = None  # the message that carries it
+        self._on_chunk: OnChunk = lambda _left, _refusal: None
 
     def __len__(self) -> int:
         return 0
 
-    def start(self, upload: Upload, numbers: Iterable[int], told: OnChunk) -> None:
-        """Give these chunks away, in the place of what is left. told: called in the MQTT thread, after each."""
+    def start(self, upload: Upload, numbers: Iterable[int], on_chunk: OnChunk) -> None:
+        """Send these chunks, instead of what is left of an earlier upload.
+
+        on_chunk: called in the MQTT thread, after each chunk.
+        """
         with self._lock:
-            self._upload, self._left, self._told = upload, deque(numbers), told
+            self._upload, self._left, self._on_chunk = upload, deque(numbers), on_chunk
             self._sent = self._message = None
 
     def end(self) -> None:
-        """Nothing more of it."""
+        """Send no more chunks."""
         with self._lock:
             self._upload = None
             self._left.clear()
 
     def connection_started(self) -> None:
-        """A connection begins."""
+        """Do nothing: `put_back` has returned what the previous connection lost."""
 
     def pop(self) -> Message | None:
         with self._lock:
@@ -57,12 +61,12 @@ class UploadSource:
             return self._message
 
     def delivered(self, message: Message) -> None:
-        self._tell(message, "")
+        self._report(message, "")
 
     def refused(self, message: Message, for_good: bool) -> None:
-        """The next one would be as well."""
+        """End the upload: the broker would refuse the next chunk as well."""
         self.end()
-        self._tell(message, "its longest message" if for_good else "its access rules")
+        self._report(message, "its longest message" if for_good else "its access rules")
 
     def put_back(self, messages: Sequence[Message]) -> None:
         with self._lock:
@@ -70,10 +74,10 @@ class UploadSource:
                 self._left.appendleft(self._sent)
             self._sent = self._message = None
 
-    def _tell(self, message: Message, refusal: str) -> None:
+    def _report(self, message: Message, refusal: str) -> None:
         with self._lock:
             if message is not self._message:  # of an upload that has ended
                 return
             self._sent = self._message = None
-            left, told = len(self._left), self._told
-        told(left, refusal)
+            left, on_chunk = len(self._left), self._on_chunk
+        on_chunk(left, refusal)

@@ -1,7 +1,8 @@
-"""Home Assistant finds the board by itself: one retained message says what it is, and what of it may be shown.
+"""Announce the board to Home Assistant: one retained message lists the device and its sensors.
 
-Its MQTT device discovery: https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload. Every value is a
-template over documents that the board publishes anyway; nothing is sent for Home Assistant's sake but this.
+This is Home Assistant's MQTT device discovery:
+https://www.home-assistant.io/integrations/mqtt/#device-discovery-payload. Every value is a template over documents that
+the board publishes anyway; nothing else is sent for Home Assistant.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from engines.store.files import replace_files
 
 log = logging.getLogger(__package__)
 
-BORN = b"online"  # on its status topic, when Home Assistant has started
-_EXPIRES_S = 300  # of a command: its clock and the board's may differ by so much
+BORN = b"online"  # payload on its status topic when Home Assistant has started
+_EXPIRES_S = 300  # of a command; the clocks of Home Assistant and the board may differ by as much
 _HOTTEST = (
     "{% set hottest = namespace(c=none) %}{% for name, value in value_json.health.items() %}"
     "{% if name.startswith('temperature_') and (hottest.c is none or value > hottest.c) %}"
@@ -30,9 +31,9 @@ _HOTTEST = (
 )
 _MEASURED = {"state_class": "measurement", "suggested_display_precision": 1}
 _CAMERA = "CAMERA"
-# Sensors by the document they read; CAMERA is the camera's name, as a literal of the template language. What nobody
-# knows is none, which Home Assistant shows as unknown.
-_OF_TELEMETRY: Mapping[str, Mapping[str, Any]] = {
+# Sensors by the document they read. CAMERA stands for the camera's name, as a literal of the template language. An
+# unknown value is none, which Home Assistant shows as unknown.
+_TELEMETRY_SENSORS: Mapping[str, Mapping[str, Any]] = {
     "up": {
         "platform": "binary_sensor",
         "name": "Camera",
@@ -80,14 +81,14 @@ _OF_TELEMETRY: Mapping[str, Mapping[str, Any]] = {
         "options": ["calm", "warning", "alarm"],
     },
 }
-_OF_BIRTH: Mapping[str, Mapping[str, Any]] = {
+_BIRTH_SENSORS: Mapping[str, Mapping[str, Any]] = {
     "engine": {
         "name": "Engine",
         "value_template": "{{ value_json.engine | default(none) }}",
         "entity_category": "diagnostic",
     }
 }
-_OF_STATUS: Mapping[str, Mapping[str, Any]] = {
+_STATUS_SENSORS: Mapping[str, Mapping[str, Any]] = {
     "state": {
         "name": "State",
         "value_template": "{{ value_json.state }}",
@@ -96,7 +97,7 @@ _OF_STATUS: Mapping[str, Mapping[str, Any]] = {
         "entity_category": "diagnostic",
     }
 }
-# A command of ours with an id of its own. Home Assistant's sandbox allows ranges up to 100000.
+# A command with a random id. Home Assistant's sandbox allows ranges up to 100000.
 _RECALIBRATE = (
     '{"id": "ha-{{ (now().timestamp() * 1000) | int }}-{{ range(100000) | random }}", "op": "recalibrate", "args": {}, '
     f'"issued": {{{{ now().timestamp() }}}}, "expires": {{{{ now().timestamp() + {_EXPIRES_S} }}}}, "version": 1}}'
@@ -104,11 +105,10 @@ _RECALIBRATE = (
 
 
 class Discovery(Mailbox):
-    """What is said to Home Assistant with every connection, and again whenever it is born.
+    """A mailbox that announces the board with every connection, and whenever Home Assistant has started.
 
-    note: a file that remembers the topics under which the board was announced, so that what is no more can be taken
-    back: after another name or prefix, or once it is switched off. They are kept until the broker has that. button:
-    whether to offer one that recalibrates; only where commands need no signature, for Home Assistant makes none.
+    It also removes earlier announcements: under another name or prefix, or after discovery was switched off. Their
+    topics stay in the note until the broker has acknowledged the removal.
     """
 
     def __init__(
@@ -122,12 +122,24 @@ class Discovery(Mailbox):
         prefix: str,
         button: bool,
     ) -> None:
+        """Prepare the announcement, and the removal of earlier ones.
+
+        Args:
+            topics: The device's topics.
+            cameras: The names of its cameras.
+            birth: What the device is.
+            note: A file with the topics under which the board was announced, one per line.
+            enabled: Whether to announce the board.
+            prefix: The prefix of Home Assistant's topics.
+            button: Whether to offer a button that recalibrates. Only if commands need no signature: Home Assistant
+                makes none.
+        """
         super().__init__()
         self._note = note
         self._announcement: Message | None = None
         self.prefix = prefix
         self.birth_topic = f"{prefix}/status" if enabled else ""
-        announced = self._noted()
+        announced = self._read_note()
         if enabled:
             identity = device_id(topics)
             document = describe(topics, identity, cameras, birth, button)
@@ -139,23 +151,23 @@ class Discovery(Mailbox):
                 self.put(Message(old, b"", retain=True))
         if topic and topic not in announced:
             announced.append(topic)
-            self._remember(announced)
+            self._write_note(announced)
         self._announced = announced
         self.announce()
 
     def announce(self) -> None:
-        """Home Assistant may not know the board, or no more."""
+        """Publish the announcement again: Home Assistant may have lost it."""
         if self._announcement is not None:
             self.put(self._announcement)
 
     def delivered(self, message: Message) -> None:
-        """What was taken back is forgotten: another board may be announced there from now on."""
+        """Forget the topic of a removed announcement: another board may be announced there from now on."""
         if message is not self._announcement:
             self.forget(message.topic)
             self._announced.remove(message.topic)
-            self._remember(self._announced)
+            self._write_note(self._announced)
 
-    def _noted(self) -> list[str]:
+    def _read_note(self) -> list[str]:
         try:
             return list(dict.fromkeys(self._note.read_text(encoding="utf-8").splitlines()))
         except FileNotFoundError:
@@ -164,18 +176,18 @@ class Discovery(Mailbox):
             log.warning("home_assistant=note_unreadable error=%r", str(error))
             return []
 
-    def _remember(self, topics: list[str]) -> None:
+    def _write_note(self, topics: list[str]) -> None:
         try:
             if topics:
                 replace_files({self._note: "".join(f"{topic}\n" for topic in topics).encode()})
             else:
                 self._note.unlink(missing_ok=True)
-        except OSError as error:  # a disk that is full or read-only: Home Assistant shows the board all the same
+        except OSError as error:  # the disk is full or read-only; Home Assistant shows the board all the same
             log.warning("home_assistant=note_unwritten error=%r", str(error))
 
 
 def device_id(topics: Topics) -> str:
-    """A name of the characters that a discovery topic may have, for each device another."""
+    """Return a unique name for a device, of the characters that a discovery topic may have."""
     name = f"{topics.fleet}/{topics.device}"
     plain = re.sub(r"[^a-zA-Z0-9_-]", "-", f"tared-{topics.fleet}-{topics.device}")
     unique = "-" not in topics.fleet and re.fullmatch(r"[a-zA-Z0-9_/-]+", name)
@@ -183,7 +195,7 @@ def device_id(topics: Topics) -> str:
 
 
 def describe(topics: Topics, identity: str, cameras: Sequence[str], birth: Birth, button: bool) -> dict[str, Any]:
-    """The payload: device, origin, components."""
+    """Return the payload of the announcement: device, origin, components."""
     version = birth.agent_version
     hardware = {key: str(value) for key, value in birth.hardware.items()}
     device = {
@@ -221,22 +233,26 @@ def describe(topics: Topics, identity: str, cameras: Sequence[str], birth: Birth
 
 
 def _sensors(topics: Topics, cameras: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Of several cameras each has sensors of its own, by its name; those of an only one bear none."""
+    """Return the sensors by key. With several cameras, the sensors of each carry its name."""
     sensors = {}
-    for topic, table in ((topics.telemetry, _OF_TELEMETRY), (topics.birth, _OF_BIRTH), (topics.status, _OF_STATUS)):
+    for topic, table in (
+        (topics.telemetry, _TELEMETRY_SENSORS),
+        (topics.birth, _BIRTH_SENSORS),
+        (topics.status, _STATUS_SENSORS),
+    ):
         for key, fields in table.items():
             sensor = {"platform": "sensor", "state_topic": topic, **fields}
             if _CAMERA not in fields["value_template"]:
                 sensors[key] = sensor
             elif len(cameras) == 1:
-                sensors[key] = sensor | _of_camera(fields, cameras[0])
+                sensors[key] = sensor | _template_for(fields, cameras[0])
             else:
                 for camera in cameras:
-                    own = _of_camera(fields, camera) | {"name": f"{camera} {fields['name'].lower()}"}
-                    sensors[f"{key}_{hashlib.sha256(camera.encode()).hexdigest()[:8]}"] = sensor | own
+                    named = _template_for(fields, camera) | {"name": f"{camera} {fields['name'].lower()}"}
+                    sensors[f"{key}_{hashlib.sha256(camera.encode()).hexdigest()[:8]}"] = sensor | named
     return sensors
 
 
-def _of_camera(fields: Mapping[str, Any], camera: str) -> dict[str, str]:
-    """JSON's escapes are the template language's own, whatever characters a camera's name has."""
+def _template_for(fields: Mapping[str, Any], camera: str) -> dict[str, str]:
+    """Insert a camera's name. The template language reads JSON's escapes, so any character is safe."""
     return {"value_template": fields["value_template"].replace(_CAMERA, json.dumps(camera))}

@@ -1,4 +1,9 @@
-"""Results of commands on their way to the broker, which says when it has the last of each."""
+"""Connect the device to its broker: topics in and out, status and last will, results of commands.
+
+`MqttLink` gives each inbound topic an inbox, which the supervisor drains, and each kind of outbound message its source:
+the mailbox (status, birth, reported, snapshots), `CommandResults`, the Outbox (telemetry and events), the newest
+detections, and histogram chunks. Nothing here waits for a broker, or needs one.
+"""
 
 from __future__ import annotations
 
@@ -23,50 +28,19 @@ from agent.uplink.histogram_sender import OnChunk, UploadSource
 from agent.uplink.home_assistant import BORN, Discovery
 from agent.uplink.outbox import Outbox
 
-
-@dataclass(frozen=True)
-class _Final(Message):
-    """The message that carries the final result of a command."""
-
-    command_id: str = ""
-
-
-class CommandResults(Mailbox):
-    """`delivered_ids` has the id of each command whose final result the broker has acknowledged.
-
-    house: the prefix under which Home Assistant hears, where no answer goes.
-    """
-
-    def __init__(self, topics: Topics, house: str = HOME_ASSISTANT_PREFIX) -> None:
-        super().__init__()
-        self._topics = topics
-        self._house = house
-        self.delivered_ids: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def add(self, result: CommandResult) -> None:
-        topic, payload = self._topics.result(result.id), result.to_json()
-        self.put(_Final(topic, payload, command_id=result.id) if result.final else Message(topic, payload))
-
-    def add_reply(self, reply: Reply, result: CommandResult) -> None:
-        """On the topic that the command's sender named, unless it could do harm there."""
-        if may_reply_to(reply.topic, self._topics.result(result.id), self._house):
-            self.put(Message(reply.topic, result.to_json(), correlation=reply.correlation))
-
-    def delivered(self, message: Message) -> None:
-        if isinstance(message, _Final):
-            self.delivered_ids.put(message.command_id)
-
-
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class MqttLink:
-    """A context manager; inside it the device is on the air whenever the broker can be reached.
+    """The device's link to its broker; a context manager, in which it connects whenever the broker can be reached.
 
-    Status (also the last will) and birth are retained and sent anew with every connection; the state is
-    `degraded` until `set_state` knows better. `inbox` holds the commands, `labels` the labels, `desired` the documents
-    of that name, `model_chunks` pieces of model files and `acks` what a collector acknowledges, as they came, for the
-    supervisor to drain; `outbox` takes what is to be reported. Nothing here waits for a broker, or needs one.
+    Status (also the last will) and birth are retained, and sent again with every connection. The state is `degraded`
+    until `set_state` changes it. `outbox` takes telemetry and events.
+
+    The inboxes: `inbox` for commands, `labels`, `desired` for the documents of that name, `model_chunks` for pieces of
+    model files, `acks` for what a collector acknowledges. `delivered_results` has the ids of commands whose final
+    result the broker has.
+
     Raises ConfigError for a password file that cannot be read.
     """
 
@@ -82,35 +56,54 @@ class MqttLink:
         clock: Callable[[], float] = unix_s,
         boot_id: str | None = None,
     ) -> None:
-        """client: makes the session, as MqttClient is made. clock: Unix time as the board has it. boot_id: None for
-        this machine's."""
+        """Make the session; it connects from `__enter__` on.
+
+        Args:
+            endpoint: The broker.
+            topics: The device's topics.
+            birth: What the device is; published at once.
+            outbox: Telemetry and events.
+            backoff: Delay between attempts to connect.
+            discovery: Announces the device to Home Assistant; None: it is not announced, and no removal is due.
+            client: Makes the session, as MqttClient does.
+            clock: Unix time of the board.
+            boot_id: Identifies the boot of the machine; None: this machine's.
+        """
         self.topics = topics
         self.outbox = outbox
         self._discovery = discovery
-        self._births = discovery.birth_topic if discovery is not None else ""
-        self._lock = threading.Lock()  # state and session change together with the status in the outbox
+        self._birth_topic = discovery.birth_topic if discovery is not None else ""
+        self._lock = threading.Lock()  # state and session change together with the status in the mailbox
         self._state: DeviceState = "degraded"
         self._session = ""
         self._clock = clock
         self._boot_id = boot_id or _boot_id()
         self._results = CommandResults(topics, discovery.prefix if discovery is not None else HOME_ASSISTANT_PREFIX)
+        self.delivered_results = self._results.delivered_ids
         self._detections = Newest()
         self._histograms = UploadSource(topics)
-        # One id per device: a broker ends the connection it still holds for us before it admits the new one,
-        # so that the old will cannot come after the new status.
-        client_id = f"tared/{topics.fleet}/{topics.device}"
-        presented = [discovery] if discovery is not None else []
-        heard = [topics.command, topics.labels, topics.ack, topics.desired, topics.model_chunks]
+        inbound = [topics.command, topics.labels, topics.ack, topics.desired, topics.model_chunks]
         self._client = client(
             endpoint,
-            client_id,
+            # One id per device: a broker ends the connection it still holds for us before it admits the new one,
+            # so that the old will cannot come after the new status.
+            f"tared/{topics.fleet}/{topics.device}",
             SessionOptions(
-                subscriptions=[*heard, *([self._births] if self._births else [])],
+                subscriptions=[*inbound, *([self._birth_topic] if self._birth_topic else [])],
                 will=self._will,
                 greet=self._greet,
                 backoff=backoff,
-                sources=[*presented, self._results, outbox, self._detections, self._histograms],
+                sources=[
+                    *([discovery] if discovery is not None else []),
+                    self._results,
+                    outbox,
+                    self._detections,
+                    self._histograms,
+                ],
             ),
+        )
+        self.inbox, self.labels, self.acks, self.desired, self.model_chunks = (
+            self._client.inboxes[topic] for topic in inbound
         )
         outbox.on_due = self._client.wake
         self.send(birth)
@@ -125,46 +118,21 @@ class MqttLink:
         self.close()
 
     @property
-    def inbox(self) -> queue.Queue[Message]:
-        return self._client.inboxes[self.topics.command]
-
-    @property
-    def labels(self) -> queue.Queue[Message]:
-        return self._client.inboxes[self.topics.labels]
-
-    @property
-    def acks(self) -> queue.Queue[Message]:
-        return self._client.inboxes[self.topics.ack]
-
-    @property
-    def desired(self) -> queue.Queue[Message]:
-        return self._client.inboxes[self.topics.desired]
-
-    @property
-    def model_chunks(self) -> queue.Queue[Message]:
-        return self._client.inboxes[self.topics.model_chunks]
-
-    @property
-    def delivered_results(self) -> queue.SimpleQueue[str]:
-        """Ids of commands whose final result the broker has."""
-        return self._results.delivered_ids
-
-    @property
     def connected(self) -> bool:
         return self._client.connected
 
     @property
     def drops(self) -> dict[str, int]:
-        """Messages that fell out of a full queue or a full outbox so far, by cause."""
+        """Messages dropped from full queues or a full outbox so far, by cause."""
         return {**self._client.drops, "outbox": self.outbox.dropped.total()}
 
     @property
     def outcome(self) -> str:
-        """What became of the latest attempt to connect, in words."""
+        """The result of the latest attempt to connect, in words."""
         return self._client.outcome
 
     def set_state(self, state: DeviceState) -> None:
-        """Publish what the device is now, if that is news, and say so again with every later connection."""
+        """Publish the device's state if it has changed, and repeat it with every later connection."""
         with self._lock:
             if state != self._state:
                 self._state = state
@@ -180,7 +148,7 @@ class MqttLink:
             self._client.publish(Message(topic, message.to_json(), retain=True))
 
     def reply(self, reply: Reply, result: CommandResult) -> None:
-        """A result on the topic that the command's sender named."""
+        """Publish a result also on the topic that the command's sender named."""
         self._results.add_reply(reply, result)
         self._client.wake()
 
@@ -188,28 +156,28 @@ class MqttLink:
         self._client.publish(Message(self.topics.snapshot, jpeg))
 
     def send_detections(self, payload: bytes) -> None:
-        """The newest answer, which nobody waits for: without a connection, or with a newer one, it is gone."""
+        """Publish the newest result, which is dropped without a connection or when a newer one comes."""
         if self.connected:
             self._detections.put(Message(self.topics.detections, payload, qos=0))
             self._client.wake()
 
-    def send_histograms(self, upload: Upload, numbers: Iterable[int], told: OnChunk) -> None:
-        """These chunks of an upload, one after the other; told: called in the MQTT thread, after each."""
-        self._histograms.start(upload, numbers, told)
+    def send_histograms(self, upload: Upload, numbers: Iterable[int], on_chunk: OnChunk) -> None:
+        """Publish these chunks of an upload, one after the other; `on_chunk` is called in the MQTT thread."""
+        self._histograms.start(upload, numbers, on_chunk)
         self._client.wake()
 
     def answer_births(self) -> None:
-        """Present the device to every Home Assistant that was started since; the supervisor calls it now and then."""
-        if self._discovery is None or not self._births:
+        """Announce the device to every Home Assistant that has started since; the supervisor calls it regularly."""
+        if self._discovery is None or not self._birth_topic:
             return
         with suppress(queue.Empty):
             while True:
-                if self._client.inboxes[self._births].get_nowait().payload == BORN:
+                if self._client.inboxes[self._birth_topic].get_nowait().payload == BORN:
                     self._discovery.announce()
                     self._client.wake()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Say `stopping`, deliver what is queued for at most `timeout_s`, say `offline`, disconnect."""
+        """Publish `stopping`, deliver what is queued for at most `timeout_s`, publish `offline`, disconnect."""
         self._histograms.end()
         self.set_state("stopping")
         self.outbox.hurry()
@@ -231,3 +199,37 @@ class MqttLink:
 
 def _boot_id() -> str:
     return _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "unknown"
+
+
+@dataclass(frozen=True)
+class _Final(Message):
+    """The message with the final result of a command."""
+
+    command_id: str = ""
+
+
+class CommandResults(Mailbox):
+    """A mailbox for results of commands.
+
+    `delivered_ids` receives the id of each command whose final result the broker has acknowledged.
+    """
+
+    def __init__(self, topics: Topics, house: str = HOME_ASSISTANT_PREFIX) -> None:
+        """house: the prefix of Home Assistant's topics, where no reply may go."""
+        super().__init__()
+        self._topics = topics
+        self._house = house
+        self.delivered_ids: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def add(self, result: CommandResult) -> None:
+        topic, payload = self._topics.result(result.id), result.to_json()
+        self.put(_Final(topic, payload, command_id=result.id) if result.final else Message(topic, payload))
+
+    def add_reply(self, reply: Reply, result: CommandResult) -> None:
+        """Add the result on the topic that the command's sender named, unless a message there could do harm."""
+        if may_reply_to(reply.topic, self._topics.result(result.id), self._house):
+            self.put(Message(reply.topic, result.to_json(), correlation=reply.correlation))
+
+    def delivered(self, message: Message) -> None:
+        if isinstance(message, _Final):
+            self.delivered_ids.put(message.command_id)

@@ -1,4 +1,4 @@
-"""What the daemon tells the world: numbered telemetry and events, over MQTT and in the log."""
+"""Report what the daemon does: telemetry and events, numbered by the outbox for MQTT; events also in the log."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from calibrate.errors import TaredError
 
 log = logging.getLogger(__package__)
 
-# What outlives the samples where the outbox is full, and is written to the disk at once.
+# Kinds of events that are written to the disk at once, and dropped last when the outbox is full.
 _ALARMS = frozenset({"alarm", "error", "fidelity", "view", "swap", "commit", "rollback"})
 
 
 class Reporter:
-    """Telemetry and events go into the link's outbox, which numbers them; without a link events still go to the log."""
+    """Puts telemetry and events into the link's outbox. Without a link, events still go to the log."""
 
     def __init__(self, link: MqttLink | None, birth: Birth, clock: Callable[[], float] = unix_s) -> None:
-        """clock: Unix time as the board has it."""
+        """clock: Unix time of the board."""
         self._link = link
         self._birth = birth
         self._clock = clock
 
     def health(self) -> Mapping[str, JsonValue]:
-        """The board's, as telemetry tells it."""
+        """Return the board's health, as telemetry reports it."""
         return health()
 
     def serves(self, engine: str, calibration: str | None) -> None:
@@ -52,7 +52,7 @@ class Reporter:
             )
 
     def error(self, error: TaredError, **detail: JsonValue) -> None:
-        """Report an error that something else survives."""
+        """Report an error that the daemon survives."""
         self.event("error", logging.ERROR, code=error.code, message=str(error), **detail)
 
     @contextmanager
@@ -66,7 +66,7 @@ class Reporter:
     def telemetry(
         self, cameras: Mapping[str, CameraTelemetry], results_dropped: Mapping[str, int] | None = None
     ) -> None:
-        """Report a periodic sample of the cameras, with the board's health, and the lines of results that were lost."""
+        """Report a sample of the cameras and the board's health. results_dropped: lines of results lost, by output."""
         if self._link is None:
             return
         state: dict[str, JsonValue] = {**self.health(), "mqtt_dropped": sum(self._link.drops.values())}

@@ -138,7 +138,7 @@ def test_what_waited_for_a_connection_is_gone_with_it() -> None:
     newest.put(Message("detections", b"2", qos=0))
     assert len(newest) == 1
     newest.connection_started()
-    assert newest.take() is None
+    assert newest.pop() is None
 
 
 @pytest.mark.slow
