@@ -1,4 +1,9 @@
-"""What was answered for the newest frames, in a few MB, to be found by frame id or by capture time."""
+"""Score the engine in service by labels that arrive while it serves, or lie beside a recording.
+
+`RecentAnswers` keeps what was answered for the newest frames, in a few MB. `LiveAccuracy` finds the answer that a label
+is for, by frame id or by capture time, and keeps the mean of the scores. `accuracy_bound` derives a classifier's
+accuracy from its fidelity, without labels.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from numpy.typing import NDArray
 from agent.common.errors import AgentError
 from agent.monitoring.estimates import Estimate, SinceStartBySecond
 from agent.monitoring.evidence_file import EvidenceFile
-from agent.vision.decode import Classification, Prediction
+from agent.vision.decode import Classification
 from agent.vision.detections import NO_BOXES, Detections, LabelledBoxes
 from agent.vision.fidelity import count_matches
 from agent.vision.preprocess import Geometry
@@ -26,32 +31,36 @@ from calibrate.evidence import Interval
 MAX_BYTES = 4 * 2**20  # three minutes at 30 frames per second with ten detections each, nearly five with none
 _BASE_BYTES = 480  # of an answer and its places in the two indexes, beside its boxes
 _INTERVALS = 31  # between frames, of which the median counts
+_ARRIVING = 600  # answers that wait for the supervisor, which reads them ten times a second; one that hangs loses some
+
+Truth = int | LabelledBoxes  # a class id, or boxes in frame pixels
 
 
 class LabelsError(AgentError):
-    """Labels that say nothing of the accuracy of what was answered."""
+    """Labels that fit no answer: `labels.late`, `labels.unknown`."""
 
 
 @dataclass(slots=True, eq=False)
 class RecentAnswer:
-    """What one frame got from one engine. labelled: whether that has been compared with the truth already."""
+    """What one engine answered for one frame. labelled: it has been compared with the truth already."""
 
     frame: int
     ts: float
     engine_id: str
     _found: int | NDArray[np.float32]  # a class, or (n, 6): x1 y1 x2 y2 as the engine has them, class, score
-    _geometry: Geometry | None = None  # by which boxes come to frame pixels once they are asked for, as few are
+    _geometry: Geometry | None = None  # by which boxes come to frame pixels when a label arrives, as few do
     labelled: bool = False
 
     @classmethod
-    def of(cls, frame: int, ts: float, engine_id: str, result: Prediction, geometry: Geometry | None) -> RecentAnswer:
-        """From a classification, or from detections in network pixels; in frame pixels where there is no geometry."""
+    def from_served(cls, served: ServedFrame) -> RecentAnswer:
+        """Pack an answer; raw outputs have no labels, and are not accepted."""
+        frame, result = served.frame, served.result
         if isinstance(result, Classification):
-            return cls(frame, ts, engine_id, result.class_id)
+            return cls(frame.id, frame.ts, served.engine_id, result.class_id)
         assert isinstance(result, Detections), "raw outputs have no labels"
         packed = np.empty((len(result), 6), np.float32)
         packed[:, :4], packed[:, 4], packed[:, 5] = result.boxes, result.classes, result.scores
-        return cls(frame, ts, engine_id, packed, geometry)
+        return cls(frame.id, frame.ts, served.engine_id, packed, served.geometry)
 
     @property
     def found(self) -> int | Detections:
@@ -84,7 +93,7 @@ class RecentAnswers:
         return len(self._by_frame)
 
     def add(self, answer: RecentAnswer) -> None:
-        """Keep an answer, and forget the oldest where there is no room for both."""
+        """Keep an answer, and drop the oldest where there is no room for both."""
         if self._newest is not None and answer.ts > self._newest.ts:
             self._intervals_s.append((answer.ts - self._newest.ts) / (answer.frame - self._newest.frame))
         self._newest = answer
@@ -97,62 +106,52 @@ class RecentAnswers:
             self.nbytes -= oldest.nbytes
 
     def after(self, frame: int) -> Iterator[RecentAnswer]:
-        """The answers to frames of higher ids, the newest first."""
+        """Yield the answers to frames of higher ids, the newest first."""
         for known in reversed(self._by_frame):
             if known <= frame:
                 return
             yield self._by_frame[known]
 
     def at_frame(self, frame: int) -> RecentAnswer:
-        """The answer to a frame. Raises LabelsError: `labels.late`, `labels.unknown`."""
+        """Return the answer to a frame. Raises LabelsError: `labels.late`, `labels.unknown`."""
         answer = self._by_frame.get(frame)
         if answer is None:
-            _refuse(f"labels of frame {frame}", bool(self) and frame < next(iter(self._by_frame)), self._span)
+            self._refuse(f"labels of frame {frame}", bool(self) and frame < next(iter(self._by_frame)))
         return answer
 
     def at_ts(self, ts: float) -> RecentAnswer:
-        """The answer to the frame captured nearest to `ts`, within half the time between frames, dropped ones included.
+        """Return the answer to the frame captured nearest to `ts`, within half the usual time between frames.
 
-        Raises LabelsError: `labels.late`, `labels.unknown`.
+        That time counts dropped frames. Raises LabelsError: `labels.late`, `labels.unknown`.
         """
         place = bisect.bisect_left(self._by_ts, (ts, -1))
         around = self._by_ts[max(place - 1, 0) : place + 1]
         reach_s = statistics.median(self._intervals_s) / 2.0 if self._intervals_s else 0.0
         nearest = min(around, key=lambda known: abs(known[0] - ts), default=None)
         if nearest is None or abs(nearest[0] - ts) > reach_s:
-            _refuse(f"labels of capture time {ts:.3f}", bool(self) and ts < self._by_ts[0][0], self._span)
+            self._refuse(f"labels of capture time {ts:.3f}", bool(self) and ts < self._by_ts[0][0])
         return self._by_frame[nearest[1]]
 
-    @property
-    def _span(self) -> str:
-        if self._newest is None:
-            return "a frame that was answered, and none was yet"
-        oldest = next(iter(self._by_frame.values()))
-        return (
-            f"a frame that was answered, of {oldest.frame} to {self._newest.frame}, "
-            f"capture times {oldest.ts:.3f} to {self._newest.ts:.3f}"
-        )
-
-
-def _refuse(found: str, is_late: bool, expected: str) -> NoReturn:
-    if is_late:
-        raise LabelsError("labels.late", found, expected, "send labels sooner")
-    raise LabelsError("labels.unknown", found, expected, "name frames as this daemon counts them since its start")
-
-
-Truth = int | LabelledBoxes  # a class id, or boxes in frame pixels
-
-# Answers on their way from the frame path; taken ten times a second, and a supervisor that hangs makes no heap of them.
-_ARRIVING = 600
+    def _refuse(self, found: str, is_late: bool) -> NoReturn:
+        expected = "a frame that was answered, and none was yet"
+        if self._newest is not None:
+            oldest, newest = next(iter(self._by_frame.values())), self._newest
+            frames, times = f"{oldest.frame} to {newest.frame}", f"{oldest.ts:.3f} to {newest.ts:.3f}"
+            expected = f"a frame that was answered, of {frames}, capture times {times}"
+        if is_late:
+            raise LabelsError("labels.late", found, expected, "send labels sooner")
+        raise LabelsError("labels.unknown", found, expected, "name frames as this daemon counts them since its start")
 
 
 class LiveAccuracy:
-    """How often the engine in service is right, by labels that come while it serves, or lie beside a recording.
+    """How often the engine in service is right.
 
-    classify: the share of frames whose top-1 is the label. detect: the mean over frames of F1 at IoU 0.5, as for
-    fidelity, with the labels in the place of the reference; frames without an object on which nothing was found are
-    counted apart. It starts anew with every engine: labels of a frame that an earlier one answered are taken, and
-    count for nothing, and so are further labels of one frame.
+    - classify: the share of frames whose top-1 is the label.
+    - detect: the mean over frames of F1 at IoU 0.5, as for fidelity, with the labels in the place of the reference.
+      Frames without an object on which nothing was detected are counted apart.
+
+    The mean starts over with every engine. Labels of a frame that an earlier engine answered are accepted and ignored,
+    and so are further labels of one frame.
 
     The frame path calls `add_answer`, which neither waits nor computes; any other thread does the rest.
     """
@@ -160,36 +159,35 @@ class LiveAccuracy:
     def __init__(self, task: str, answers: RecentAnswers | None = None) -> None:
         """task: of the model spec; raw outputs have no labels, and are not kept."""
         self._keeps = task != "raw"
-        self._unnamed = NO_BOXES if task == "detect" else None  # what a recording's labels say by saying nothing
-        self._arriving: deque[tuple[int, float, str, Prediction, Geometry | None]] = deque(maxlen=_ARRIVING)
+        self._unnamed = NO_BOXES if task == "detect" else None  # the truth of a recording's frame without labels
+        self._arriving: deque[ServedFrame] = deque(maxlen=_ARRIVING)
         self._lock = threading.Lock()  # guards all below; the frame path never takes it
         self._answers = answers if answers is not None else RecentAnswers()
         self._mean = SinceStartBySecond()
-        self._memory: EvidenceFile | None = None
+        self._evidence = EvidenceFile(None)
         self._engine_id: str | None = None
         self._first_frame = 0  # that this engine answered
         self._recorded_to = -1  # the last frame that `label_recorded` has seen
 
-    def remember(self, memory: EvidenceFile) -> None:
+    def remember(self, evidence: EvidenceFile) -> None:
         """Keep what is counted from now on, and go on with what an earlier process counted of the same engine."""
-        self._memory = memory
+        self._evidence = evidence
 
     def add_answer(self, served: ServedFrame) -> None:
-        """Remember what a frame got; a sink of the frame path."""
+        """Keep the answer to a frame; a sink of the frame path."""
         if self._keeps:
-            frame = served.frame  # not kept: its image takes MB
-            self._arriving.append((frame.id, frame.ts, served.engine_id, served.result, served.geometry))
+            self._arriving.append(served.without_image())
 
     def label_frame(self, frame: int, truth: Truth) -> None:
         """Score the answer to a frame. Raises LabelsError: `labels.late`, `labels.unknown`."""
         with self._lock:
-            self._take_in()
+            self._receive()
             self._score(self._answers.at_frame(frame), truth)
 
     def label_ts(self, ts: float, truth: Truth) -> None:
         """As label_frame, for the frame captured at `ts` in seconds, or the nearest within half a frame interval."""
         with self._lock:
-            self._take_in()
+            self._receive()
             self._score(self._answers.at_ts(ts), truth)
 
     def label_recorded(self, labels: Mapping[int, Truth]) -> None:
@@ -198,7 +196,7 @@ class LiveAccuracy:
         A frame that is not named shows no object to a detector; for a classifier it is not labelled.
         """
         with self._lock:
-            self._take_in()
+            self._receive()
             for answer in reversed(list(self._answers.after(self._recorded_to))):
                 self._recorded_to = answer.frame
                 truth = labels.get(answer.frame, self._unnamed)
@@ -207,26 +205,23 @@ class LiveAccuracy:
 
     @property
     def nbytes(self) -> int:
-        """What the answers take that labels may still come for, about."""
+        """Memory of the answers that labels may still come for, about."""
         return self._answers.nbytes
 
     @property
     def estimate(self) -> Estimate:
-        """Since the engine in service answered its first frame, in this process or in one before it."""
+        """The mean since the engine in service answered its first frame, in this process or in an earlier one."""
         with self._lock:
-            self._take_in()
+            self._receive()
             return self._mean.estimate
 
-    def _take_in(self) -> None:
+    def _receive(self) -> None:
         while self._arriving:
-            answer = RecentAnswer.of(*self._arriving.popleft())
+            answer = RecentAnswer.from_served(self._arriving.popleft())
             if answer.engine_id != self._engine_id:
                 recall = self._engine_id is None
                 self._engine_id, self._first_frame = answer.engine_id, answer.frame
-                if self._memory is None:
-                    self._mean.start(answer.ts)
-                else:
-                    self._memory.start(answer.engine_id, answer.ts, recall, self._mean)
+                self._evidence.start(answer.engine_id, answer.ts, recall, self._mean)
             self._answers.add(answer)
 
     def _score(self, answer: RecentAnswer, truth: Truth) -> None:
@@ -235,25 +230,21 @@ class LiveAccuracy:
         answer.labelled = True
         if answer.frame < self._first_frame:
             return
-        value = _value(answer, truth)
+        prediction = answer.found
+        value: float | None
+        if isinstance(prediction, int):
+            value = float(prediction == truth)
+        else:
+            assert isinstance(truth, LabelledBoxes), "labels are read for the task they are of"
+            value = count_matches(prediction, truth).f1 if len(prediction) or len(truth) else None
         self._mean.add(answer.ts, value)
-        if self._memory is not None:
-            self._memory.note_frame(answer.ts, value)
+        self._evidence.note_frame(answer.ts, value)
 
 
 def accuracy_bound(reference_accuracy: float, fidelity: Interval) -> float:
-    """What a classifier's top-1 accuracy is at least, where the reference's is `reference_accuracy`, both in [0, 1].
+    """Return a lower bound of a classifier's top-1 accuracy, given the reference's; both in [0, 1].
 
-    Where the two agree both are right or both are wrong, so the accuracies differ by the loss at most, 1 - fidelity,
-    of which the interval gives an upper bound.
+    Where the two agree, both are right or both are wrong. So the accuracies differ by at most 1 - fidelity, of which
+    the interval gives an upper bound.
     """
     return max(0.0, reference_accuracy - (1.0 - fidelity.low))
-
-
-def _value(answer: RecentAnswer, truth: Truth) -> float | None:
-    """How right an answer is, in [0, 1]; None where there was nothing to find and nothing was found."""
-    found = answer.found
-    if isinstance(found, int):
-        return float(found == truth)
-    assert isinstance(truth, LabelledBoxes), "labels are read for the task they are of"
-    return count_matches(found, truth).f1 if len(found) or len(truth) else None

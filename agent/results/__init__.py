@@ -1,0 +1,12 @@
+"""Give the answers of the frame path away: as JSON lines on a socket, in a file, on an MQTT topic, and as pictures.
+
+Reading order: `writer` (the thread and the line), then its outputs `socket_output`, `file_output` and `mqtt_output`;
+`snapshot` stands alone.
+
+Public names:
+    writer         ResultsWriter, Output
+    socket_output  ResultsSocket
+    file_output    ResultsFile
+    mqtt_output    ResultsTopic
+    snapshot       annotate, encode_jpeg
+"""

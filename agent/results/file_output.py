@@ -1,4 +1,4 @@
-"""Results as JSON lines in a file: whole lines, whatever the disk and the log rotation do."""
+"""Append results to a file as JSON lines: whole lines, whatever the disk and the log rotation do."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from agent.common.errors import AgentError
 from agent.results.writer import ResultLine
 
 _PERIOD_S = 1.0  # a line is in the file after so long at most
-_CHUNK_BYTES = 64 * 1024  # that is written at once
+_CHUNK_BYTES = 64 * 1024  # so much is written at once, without waiting for the period
 _KEPT_BYTES = 2**20  # while the disk refuses
-_LINE_BEGINS = b'{"frame": '  # and no other program's
+_LINE_START = b'{"frame": '  # by which our lines are recognised
 
 
 class ResultsFile:
-    """Appends; what the disk refuses is tried again once a second, and the oldest lines go where that takes too long.
+    """Append lines; those that the disk refuses are tried again once a second, and the oldest are lost beyond 1 MiB.
 
-    A file that is renamed or removed, as log rotation does, is left for a new one of the name. Half a line that a
+    When the file is renamed or removed, as log rotation does, a new one of the name is started. Half a line that a
     crash or a full disk has left at the end is cut off before anything follows it. One thread at a time.
     """
 
@@ -38,7 +38,7 @@ class ResultsFile:
         self._due_s = 0.0
 
     def add(self, line: ResultLine) -> None:
-        """It is written with others."""
+        """Keep the line, and write it with others."""
         self._lines.append(line.encoded)
         self._bytes += len(line.encoded)
         if self.trouble is None and self._bytes >= _CHUNK_BYTES:
@@ -48,7 +48,7 @@ class ResultsFile:
             self.dropped += 1
 
     def tick(self) -> float:
-        """Write what is due; in how many seconds it is to be called again."""
+        """Write the lines that are due. Return the seconds until the next call."""
         if time.monotonic() >= self._due_s:
             self.flush()
         return max(0.0, self._due_s - time.monotonic())
@@ -69,14 +69,14 @@ class ResultsFile:
             self.trouble = None
 
     def close(self) -> None:
-        """What the disk still refuses now is lost."""
+        """Write all lines; those that the disk still refuses are lost."""
         self.flush()
         self.dropped += len(self._lines)
         self._lines.clear()
         self._close()
 
     def _write(self) -> None:
-        file = self._file = self._opened()
+        file = self._file = self._open()
         waiting = b"".join(self._lines)
         written = os.write(file, waiting)
         while self._lines and len(self._lines[0]) <= written:
@@ -86,15 +86,15 @@ class ResultsFile:
             _mend(file)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _opened(self) -> int:
-        """The file of that name, which may be another one than before. Raises OSError."""
+    def _open(self) -> int:
+        """Return the file of that name, which may be another one than before. Raises OSError."""
         if self._file is not None:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._file), os.stat(self._path)):
                     return self._file
             self._close()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Without waiting for whoever reads a pipe of that name, which is refused.
+        # O_NONBLOCK: a pipe of that name, which is refused below, must not be waited for.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
         file = os.open(self._path, flags, 0o640)
         try:
@@ -113,22 +113,17 @@ class ResultsFile:
 
 
 def _mend(file: int) -> None:
-    """Cut off half a line of ours at the end; what is not ours gets the newline that it lacks. Raises OSError."""
-    end = _end_of_lines(file)
-    tail = os.pread(file, len(_LINE_BEGINS), end)
-    if tail and _LINE_BEGINS.startswith(tail):
+    """Cut off half a line of ours at the end; half a line of another program gets its newline. Raises OSError."""
+    end = os.fstat(file).st_size
+    while end > 0:  # find where the last newline ends
+        start = max(0, end - _CHUNK_BYTES)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    tail = os.pread(file, len(_LINE_START), end)
+    if tail and _LINE_START.startswith(tail):
         os.ftruncate(file, end)
     elif tail:
         os.write(file, b"\n")
-
-
-def _end_of_lines(file: int) -> int:
-    """Where the last newline ends. Raises OSError."""
-    end = os.fstat(file).st_size
-    while end > 0:
-        begin = max(0, end - _CHUNK_BYTES)
-        newline = os.pread(file, end - begin, begin).rfind(b"\n")
-        if newline >= 0:
-            return begin + newline + 1
-        end = begin
-    return 0

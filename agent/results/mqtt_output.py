@@ -1,4 +1,4 @@
-"""Results on the MQTT topic `detections`: the newest, so many a second, and short enough for every reader."""
+"""Publish results on the MQTT topic `detections`: only the newest, at a limited rate, short enough for every reader."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ _IDLE_S = 60.0
 
 
 class ResultsTopic:
-    """A sample: what comes between two documents is passed over, and none of it counts as lost.
+    """Publish a sample: lines between two documents are skipped, and do not count as lost.
 
-    publish must not wait. One thread at a time.
+    `publish` must not wait. One thread at a time.
     """
 
     name = "mqtt"
     dropped = None
-    trouble: AgentError | None = None  # a broker that is away is told elsewhere
+    trouble: AgentError | None = None  # a broker that is away is reported elsewhere
 
     def __init__(self, publish: Callable[[bytes], object], most_per_s: float) -> None:
         self._publish = publish
         self._period_s = 1.0 / most_per_s
         self._due_s = 0.0
-        self._newest: dict[str, ResultLine] = {}  # by camera, whose turn it is next first
+        self._newest: dict[str, ResultLine] = {}  # by camera, in the order of their turns
 
     def add(self, line: ResultLine) -> None:
-        """It takes the place of the camera's one before."""
+        """Keep the line in place of the camera's previous one."""
         self._newest[line.camera] = line
 
     def tick(self) -> float:
-        """Publish a newest one where that is due, of each camera in turn; in how many seconds to call again."""
+        """Publish the newest line of the next camera where one is due. Return the seconds until the next call."""
         now_s = time.monotonic()
         if self._newest and now_s >= self._due_s:
-            self._publish(payload(self._newest.pop(next(iter(self._newest))).document))
+            self._publish(result_payload(self._newest.pop(next(iter(self._newest))).document))
             self._due_s = now_s + self._period_s
         return self._due_s - now_s if self._newest else _IDLE_S
 
     def flush(self) -> None:
-        """The rate holds for the last one, too."""
+        """Do nothing: the rate holds for the last line, too."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is open."""
 
 
-def payload(document: Mapping[str, Any], most_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
-    """A result as JSON of at most `most_bytes`: the surest detections, and in `left_out` how many others there were.
+def result_payload(document: Mapping[str, Any], most_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
+    """Return a result as JSON of at most `most_bytes`: the surest detections, and in `left_out` how many are missing.
 
-    Raw outputs that are too long are left out altogether, and counted likewise.
+    Raw outputs that are too long are left out altogether, and counted in the same way.
     """
     whole = json.dumps(document).encode()
     if len(whole) <= most_bytes:

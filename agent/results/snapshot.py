@@ -1,4 +1,4 @@
-"""A frame as a picture for people: with what the engine found drawn into it, and as a JPEG."""
+"""Make a picture for people of a frame: draw the answer into it, and encode it as a JPEG."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from agent.vision.task import ServedFrame
 
 _QUALITY = 85
 _DARK, _LIGHT = (0, 0, 0), (255, 255, 255)
-# By class in turn, BGR: Okabe and Ito's, which colour-blind people can tell apart (jfly.uni-koeln.de/color).
+# For one class after another, BGR: Okabe and Ito's, which colour-blind people can tell apart
+# (jfly.uni-koeln.de/color).
 _COLORS = ((0, 159, 230), (233, 180, 86), (115, 158, 0), (66, 228, 240), (178, 114, 0), (0, 94, 213), (167, 121, 204))
 
 
-def annotated(served: ServedFrame, spec: ModelSpec) -> NDArray[np.uint8]:
-    """A copy of the frame, BGR uint8 (H, W, 3), with its boxes or its class in it; of raw outputs nothing is drawn."""
+def annotate(served: ServedFrame, spec: ModelSpec) -> NDArray[np.uint8]:
+    """Return a copy of the frame, BGR uint8 (H, W, 3), with its boxes or its class; raw outputs are not drawn."""
     picture: NDArray[np.uint8] = served.frame.image.copy()
     height, width = picture.shape[:2]
     thickness = max(1, round(max(height, width) / 500))
@@ -30,8 +31,8 @@ def annotated(served: ServedFrame, spec: ModelSpec) -> NDArray[np.uint8]:
         return picture
     boxes = served.geometry.to_frame(result.boxes) if served.geometry is not None else result.boxes
     boxes = np.where(np.isfinite(boxes), boxes, 0.0)
-    found = zip(np.rint(boxes).astype(int).tolist(), result.classes.tolist(), result.scores.tolist(), strict=True)
-    for (left, top, right, bottom), class_id, score in found:
+    rows = zip(np.rint(boxes).astype(int).tolist(), result.classes.tolist(), result.scores.tolist(), strict=True)
+    for (left, top, right, bottom), class_id, score in rows:
         color = _COLORS[class_id % len(_COLORS)]
         cv2.rectangle(picture, (left, top), (right, bottom), color, thickness)
         _write(picture, f"{spec.label(class_id)} {score:.2f}", (left, top), color, thickness)
@@ -41,7 +42,7 @@ def annotated(served: ServedFrame, spec: ModelSpec) -> NDArray[np.uint8]:
 def _write(
     picture: NDArray[np.uint8], text: str, corner: tuple[int, int], color: tuple[int, int, int], thickness: int
 ) -> None:
-    """Above the corner (x, y) where there is room, else below it; dark on light colours, and light on dark ones."""
+    """Write above the corner (x, y) where there is room, else below it; dark on light colours, and light on dark."""
     scale = 0.5 * thickness
     (width, height), below = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, scale, thickness)
     left = min(max(corner[0], 0), max(0, picture.shape[1] - width))
@@ -52,8 +53,11 @@ def _write(
 
 
 def encode_jpeg(image: NDArray[np.uint8], most_bytes: int) -> tuple[bytes, tuple[int, int]]:
-    """A JPEG of at most `most_bytes` of a BGR uint8 (H, W, 3) or grey (H, W) image, and its height and width: half of
-    the picture's, and half again, where it would be larger. Raises AgentError (`images.encode`)."""
+    """Return a JPEG of at most `most_bytes` of a BGR uint8 (H, W, 3) or grey (H, W) image, and its height and width.
+
+    The picture is halved, and halved again, until its JPEG is small enough. Raises AgentError (`images.encode`) where
+    even one pixel is not.
+    """
     while True:
         _, encoded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
         height, width = image.shape[:2]

@@ -1,4 +1,4 @@
-"""Results as JSON lines on a Unix socket: every reader at its own pace, and nobody waits for one."""
+"""Send results as JSON lines over a Unix socket: every reader at its own pace, and nobody waits for one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from agent.results.writer import ResultLine
 log = logging.getLogger(__package__)
 
 MAX_READERS = 8
-_LOOK_S = 0.2  # for new readers; a line looks too, so that none misses it
+_POLL_S = 0.2  # for new readers; they are also admitted before each line, so that none misses it
 _RETRY_S = 0.02  # to send the rest of a line
 _END_S = 0.5  # for the rest of the last line
 _MODE = 0o660
 
 
 class _Reader:
-    """A connection; what its buffer in the kernel has no room for is one line at most."""
+    """A connection. Of what its buffer in the kernel has no room for, one line at most is kept."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -33,21 +33,21 @@ class _Reader:
         self._rest = b""
 
     @property
-    def behind(self) -> bool:
-        """Whether it has been sent a part of a line."""
+    def is_behind(self) -> bool:
+        """True while only a part of a line was sent."""
         return bool(self._rest)
 
     @property
-    def gone(self) -> bool:
-        """Whether nobody is there to read; one that only has nothing more to say is."""
+    def is_gone(self) -> bool:
+        """True where nobody is there to read; a reader that has only closed its sending side is."""
         poll = select.poll()
         poll.register(self._connection, 0)
         return bool(poll.poll(0))
 
     def push(self, line: bytes) -> bool:
-        """Send the rest of the line before, then this one, which may be empty; False where the rest is in the way.
+        """Send the rest of the previous line, then this one, which may be empty.
 
-        Raises OSError when the reader has gone.
+        Return False where the rest is in the way, and the line is lost. Raises OSError when the reader has gone.
         """
         if self._rest:
             self._send(self._rest)
@@ -68,13 +68,13 @@ class _Reader:
 
 
 class ResultsSocket:
-    """Each of up to MAX_READERS gets every line from when it connects; one that is slow loses whole lines, its own.
+    """Send every line to each of up to MAX_READERS; a slow reader loses whole lines, and only its own.
 
-    dropped: counted for each reader that lost one. One thread at a time.
+    `dropped` counts each line once for each reader that lost it. One thread at a time.
     """
 
     name = "socket"
-    trouble: AgentError | None = None  # what may fail has failed at the start
+    trouble: AgentError | None = None  # all that may fail has failed at the start
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError (`results.socket`)."""
@@ -90,28 +90,28 @@ class ResultsSocket:
         self._inode = path.stat().st_ino
 
     def add(self, line: ResultLine) -> None:
-        """The next line, to whoever is connected."""
+        """Send the next line to every reader that is connected."""
         self._admit()
         self._push(line.encoded)
 
     def tick(self) -> float:
-        """Admit who has come, and send on; in how many seconds it is to be called again."""
+        """Admit new readers, and send the rest of lines. Return the seconds until the next call."""
         self._admit()
         self.flush()
-        return _RETRY_S if any(reader.behind for reader in self._readers) else _LOOK_S
+        return _RETRY_S if any(reader.is_behind for reader in self._readers) else _POLL_S
 
     def flush(self) -> None:
-        """Send what readers have room for."""
+        """Send the rest of lines, as far as readers have room."""
         self._push(b"")
 
     def close(self) -> None:
-        """Remove the socket, unless it is another one by now."""
+        """Remove the socket file, unless it is another one by now."""
         with suppress(OSError):
             if self._path.lstat().st_ino == self._inode:
                 self._path.unlink()
         self._listener.close()
         ends_s = time.monotonic() + _END_S
-        while time.monotonic() < ends_s and any(reader.behind for reader in self._readers):
+        while time.monotonic() < ends_s and any(reader.is_behind for reader in self._readers):
             time.sleep(_RETRY_S)
             self.flush()
         for reader in self._readers:
@@ -127,7 +127,7 @@ class ResultsSocket:
             if not reader.push(line):
                 self.dropped += 1
         except OSError:
-            self._forget(reader)
+            self._remove(reader)
 
     def _admit(self) -> None:
         while True:
@@ -135,26 +135,22 @@ class ResultsSocket:
                 connection, _ = self._listener.accept()
             except OSError:  # nobody, or no descriptor to spare for them: they wait
                 return
-            if len(self._readers) >= MAX_READERS:
-                self._forget_gone()
+            if len(self._readers) >= MAX_READERS:  # a reader that has gone is noticed by a line alone
+                for gone in [reader for reader in self._readers if reader.is_gone]:
+                    self._remove(gone)
             if len(self._readers) < MAX_READERS:
                 self._readers.append(_Reader(connection))
             else:
                 log.warning("results=too_many_readers path=%s most=%d", self._path, MAX_READERS)
                 connection.close()
 
-    def _forget_gone(self) -> None:
-        """Without a line to send nobody is missed."""
-        for reader in [each for each in self._readers if each.gone]:
-            self._forget(reader)
-
-    def _forget(self, reader: _Reader) -> None:
+    def _remove(self, reader: _Reader) -> None:
         self._readers.remove(reader)
         reader.close()
 
 
 def _listen(path: Path) -> socket.socket:
-    """A new socket of this name, for owner and group. Raises OSError, also where somebody serves it already."""
+    """Return a new socket of this name, for owner and group. Raises OSError, also where somebody serves it already."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -170,7 +166,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """What a daemon that was killed has left. Raises OSError (EADDRINUSE, EEXIST) for everything else there."""
+    """Remove the socket of a daemon that was killed. Raises OSError (EADDRINUSE, EEXIST) for anything else there."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:

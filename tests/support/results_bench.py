@@ -11,7 +11,7 @@ import numpy as np
 from agent.camera.capture import Frame
 from agent.camera.config import CameraConfig
 from agent.config import Config
-from agent.results.writer import ResultLine, ResultRecord
+from agent.results.writer import ResultLine
 from agent.vision.decode import Classification, Prediction
 from agent.vision.detections import Detections
 from agent.vision.preprocess import Geometry
@@ -31,7 +31,7 @@ def detections(*scores: float) -> Detections:
 
 
 def served(number: int, result: Prediction | None = None, geometry: Geometry | None = None) -> ServedFrame:
-    """It has taken 2.5 ms."""
+    """An answer after 2.5 ms."""
     answer = result if result is not None else Classification(1, 0.75)
     return ServedFrame(
         Frame(number, number / 10.0, 1_000_000, IMAGE, "street"), "f00d", answer, 3_500_000, 0.001, geometry
@@ -39,7 +39,7 @@ def served(number: int, result: Prediction | None = None, geometry: Geometry | N
 
 
 def line(number: int, result: Prediction | None = None, spec: ModelSpec = SPEC) -> ResultLine:
-    return ResultLine(ResultRecord.of(served(number, result)), spec)
+    return ResultLine(served(number, result), spec)
 
 
 def frames_of(text: bytes | Path) -> list[int]:

@@ -230,7 +230,7 @@ def test_no_classifier_is_worse_than_the_bound() -> None:
 def answers(*ts: float, first: int = 0) -> RecentAnswers:
     kept = RecentAnswers()
     for frame, captured in enumerate(ts, first):
-        kept.add(RecentAnswer.of(frame, captured, "int8", Classification(frame, 1.0), None))
+        kept.add(RecentAnswer.from_served(served(frame, Classification(frame, 1.0), ts=captured)))
     return kept
 
 
@@ -241,7 +241,7 @@ def test_memory_is_bounded_by_bytes_and_the_oldest_go_first() -> None:
         for frame in range(2000):
             boxes = np.full((frame % 50, 4), frame, np.float32)
             detections = Detections(boxes=boxes, classes=np.zeros(len(boxes), np.int64), scores=boxes[:, 0])
-            kept.add(RecentAnswer.of(frame, frame / FPS, "int8", detections, None))
+            kept.add(RecentAnswer.from_served(served(frame, detections)))
             assert kept.nbytes <= 100_000
         assert tracemalloc.get_traced_memory()[0] < 130_000
     finally:
@@ -258,13 +258,13 @@ def test_memory_is_bounded_by_bytes_and_the_oldest_go_first() -> None:
 def test_one_answer_is_kept_even_if_it_is_too_large() -> None:
     kept = RecentAnswers(max_bytes=1)
     for frame in range(3):
-        kept.add(RecentAnswer.of(frame, frame / FPS, "int8", Classification(1, 1.0), None))
+        kept.add(RecentAnswer.from_served(served(frame, Classification(1, 1.0))))
     assert (len(kept), kept.at_frame(2).frame) == (1, 2)
 
 
 def test_what_was_detected_comes_back_as_it_was() -> None:
     result = found(BOX, (1.0, 2.0, 3.5, 4.0), classes=(7, 2))
-    back = RecentAnswer.of(0, 0.0, "int8", result, None).found
+    back = RecentAnswer.from_served(served(0, result)).found
     assert isinstance(back, Detections)
     for name in ("boxes", "classes", "scores"):
         np.testing.assert_array_equal(getattr(back, name), getattr(result, name))
@@ -286,7 +286,7 @@ def test_the_place_of_a_dropped_frame_is_nobodys() -> None:
     """Frames 0.1 s apart, of which every other was dropped: none within 0.05 s of the others."""
     kept = RecentAnswers()
     for frame in range(0, 40, 2):
-        kept.add(RecentAnswer.of(frame, frame / FPS, "int8", Classification(0, 1.0), None))
+        kept.add(RecentAnswer.from_served(served(frame, Classification(0, 1.0))))
     assert kept.at_ts(1.04).frame == 10
     with pytest.raises(LabelsError, match=r"labels\.unknown"):
         kept.at_ts(1.1)
@@ -313,7 +313,9 @@ def test_a_clock_that_jumps_leaves_frames_to_be_found() -> None:
 def test_a_clock_that_jumps_does_not_hinder_forgetting() -> None:
     kept = RecentAnswers(max_bytes=10_000)
     for frame in range(500):
-        kept.add(RecentAnswer.of(frame, float(-frame if frame % 7 else frame), "int8", Classification(0, 1.0), None))
+        kept.add(
+            RecentAnswer.from_served(served(frame, Classification(0, 1.0), ts=float(-frame if frame % 7 else frame)))
+        )
     assert [answer.frame for answer in kept.after(495)] == [499, 498, 497, 496]
     assert kept.nbytes <= 10_000
     assert kept.at_ts(-499.0).frame == 499

@@ -8,7 +8,7 @@ import pytest
 from results_bench import HALVED, SPEC, detections
 
 from agent.camera.capture import Frame
-from agent.results.snapshot import annotated, encode_jpeg
+from agent.results.snapshot import annotate, encode_jpeg
 from agent.vision.decode import Classification, Prediction
 from agent.vision.preprocess import Geometry
 from agent.vision.task import ServedFrame
@@ -20,7 +20,7 @@ def drawn(result: Prediction, geometry: Geometry | None = None) -> np.ndarray:
     """Where the picture differs from the frame (height, width)."""
     image = np.full((120, 160, 3), GREY, np.uint8)
     served = ServedFrame(Frame(0, 0.0, 0, image), "a", result, 0, 0.0, geometry)
-    picture = annotated(served, SPEC)
+    picture = annotate(served, SPEC)
     assert (image == GREY).all()
     return np.asarray((picture != GREY).any(axis=2))
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from bench import strict
 from results_bench import HALVED, SPEC, detections, line, served
 
-from agent.results.writer import ResultLine, ResultRecord
-from agent.vision.decode import Prediction, described
+from agent.results.writer import ResultLine
+from agent.vision.decode import Prediction, prediction_as_dict
 
 WHO = {"frame": 7, "ts": 0.7, "camera": "street", "engine": "f00d", "latency_ms": 2.5}
 
 
 def test_boxes_are_in_the_frames_own_pixels() -> None:
-    answered = ResultRecord.of(served(7, detections(0.5), HALVED))
     found = {"class": 1, "label": "b", "score": 0.5, "box": [20.0, 10.0, 40.0, 40.0]}
-    assert strict(ResultLine(answered, SPEC).encoded.decode()) == {**WHO, "detections": [found]}
+    assert strict(ResultLine(served(7, detections(0.5), HALVED), SPEC).encoded.decode()) == {
+        **WHO,
+        "detections": [found],
+    }
 
 
 def test_boxes_without_a_geometry_are_in_frame_pixels_already() -> None:
@@ -34,9 +38,12 @@ def test_what_is_no_number_is_null(outputs: Prediction) -> None:
 
 
 def test_whole_numbers_stay_whole() -> None:
-    assert described({"y": np.array([1, 2])}, None, SPEC) == {"outputs": {"y": [1, 2]}}
+    assert prediction_as_dict({"y": np.array([1, 2])}, None, SPEC) == {"outputs": {"y": [1, 2]}}
 
 
-def test_what_waits_keeps_no_image() -> None:
-    assert not any(value is served(1).frame.image for value in ResultRecord.of(served(1)))
-    assert "image" not in ResultRecord._fields
+def test_an_answer_that_waits_keeps_all_but_its_image() -> None:
+    answer = replace(served(7, detections(0.5), HALVED), batch_size=3)
+    waiting = answer.without_image()
+    assert not waiting.frame.image.size
+    assert replace(waiting, frame=answer.frame) == answer
+    assert replace(waiting.frame, image=answer.frame.image) == answer.frame

@@ -174,7 +174,7 @@ def test_a_reader_that_hangs_costs_the_others_nothing(tmp_path: Path, path: Path
         for number in range(3000):
             writer.offer(served(number))
             seen += read_lines(fine, 1)
-        writer.settle()
+        writer.flush()
         assert frames_of(seen) == frames_of(results) == list(range(3000))
         assert writer.dropped["file"] == 0
         assert writer.dropped["socket"] > 0

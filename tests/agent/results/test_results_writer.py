@@ -57,7 +57,7 @@ def test_all_that_is_offered_is_in_the_file_once_it_has_settled(tmp_path: Path) 
     with ResultsWriter(CONFIG, [ResultsFile(path)]) as writer:
         for number in range(100):
             writer.offer(served(number))
-        writer.settle()
+        writer.flush()
         assert frames_of(path) == list(range(100))
         writer.offer(served(100))
     assert frames_of(path) == list(range(101))
@@ -79,7 +79,7 @@ def test_an_output_that_hangs_keeps_no_frame_and_the_oldest_answers_go() -> None
         assert time.perf_counter() - started_s < 2.0  # 200 us each; it takes a few
         assert writer.dropped == {"hanging": 10_000 - 256}
         output.go_on.set()
-        writer.settle()
+        writer.flush()
     assert output.frames == [0, *range(10_001 - 256, 10_001)]
 
 
@@ -90,7 +90,7 @@ def test_a_bug_in_an_output_is_raised_where_it_settles() -> None:
         writer.offer(served(0))
         eventually(lambda: writer.failed is not None)
         with pytest.raises(ZeroDivisionError):
-            writer.settle()
+            writer.flush()
 
 
 def test_trouble_is_told_once_and_its_end(tmp_path: Path) -> None:
@@ -98,14 +98,14 @@ def test_trouble_is_told_once_and_its_end(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk") as disk:
         path = disk / "results.jsonl"
         with ResultsWriter(CONFIG, [ResultsFile(path)]) as writer:
-            writer.follow(lambda name, error: told.append((name, error.code if error is not None else "")))
+            writer.watch_outputs(lambda name, error: told.append((name, error.code if error is not None else "")))
             fill(disk / "ballast")
             for number in range(3):
                 writer.offer(served(number))
-                writer.settle()
+                writer.flush()
             assert told == [("file", "results.write")]
             (disk / "ballast").unlink()
-            writer.settle()
+            writer.flush()
             assert told == [("file", "results.write"), ("file", "")]
         assert frames_of(path) == [0, 1, 2]
 
