@@ -24,7 +24,7 @@ from agent.vision.evaluation import evaluate
 from agent.vision.fidelity import fidelity, sqnr_db
 from benchmarks.models import DATA, MODELS, Observed, observe
 from calibrate.histogram import AbsHistogram, to_bytes
-from calibrate.noise import noise_to_signal
+from calibrate.noise import Density, noise_power
 from calibrate.threshold import histogram_amax
 from engines.interface import Backend, Engine
 from engines.quantise.apply_plan import insert_qdq
@@ -66,7 +66,10 @@ def mean_noise_db(histograms: Mapping[str, AbsHistogram], method: str) -> float:
     for histogram in histograms.values():
         amax = histogram_amax(histogram, method)
         if amax > 0.0:
-            ratios.append(10.0 * np.log10(noise_to_signal(histogram, np.array([amax / 127.0]))[0]))
+            density = Density.from_histogram(histogram)
+            power = density.density @ np.diff(density.edges**3) / 3.0
+            noise = np.add(*noise_power(histogram, np.array([amax / 127.0])))[0]
+            ratios.append(10.0 * np.log10(noise / power))
     return float(np.mean(ratios))
 
 
@@ -87,7 +90,7 @@ def compare(name: str, backend: Backend, advance: Callable[[], object]) -> Table
         for method in METHODS:
             calibration = calibrate(observed.model, observed.histograms, method, observed.frames, observed.source)
             graph = insert_qdq(observed.model.master, observed.model.placement, calibration.amax)
-            with closing(backend.load(backend.build(observed.model.request(graph, "int8")).engine)) as engine:
+            with closing(backend.load(backend.build(observed.model.build_request(graph, "int8")).engine)) as engine:
                 outputs = [(dict(engine.infer(x)), dict(reference.infer(x))) for x in observed.held_out]
                 sqnr = float(np.median([sqnr_db(*pair) for pair in outputs]))
                 result = score(engine, name, observed, reference)

@@ -1,4 +1,22 @@
 """Pure numerics of calibration: NumPy in, NumPy out.
 
 No I/O, threads, logging, clocks, networks or cameras in here; engines and agent build on it, never the other way.
+
+Read in this order: histogram, threshold, scale, noise, evidence. The other modules stand alone.
+
+    errors       TaredError, the base of every expected error; CalibrationError
+    histogram    AbsHistogram, abs_histogram, merge, to_bytes, from_bytes, HistogramSum
+    count_codec, native    how histograms are packed, and the compiled passes that count
+    threshold    find_amax, histogram_amax, parse_method, entropy_window: from a histogram to the clipping range
+    divergence   kl_divergence, the objective of the entropy methods
+    scale        activation_scale, weight_scales, quantise: from the range to INT8
+    noise        tensor_noise, network_noise, predicted_gain_db: the noise that a set of scales makes
+    repair       equalisation, best_clips, output_shift: what keeps a layer in INT8
+    plan         PrecisionPlan, Repairs: which layers stay float, and how the others are repaired
+    partition    Problem, fastest, frontier: the plan of least time within a noise budget
+    cost_fit, sensitivity    fit_costs, float_levels, measure_blocks: from measurements to costs and noise
+    evidence     DriftDetector, ConfidenceSequence, gain_bounds: has something changed?
+    loss_bound   LossBound, frames_needed: is a candidate good enough?
+    confusion    confused_pairs: which classes a candidate confuses
+    kernels.cu   the CUDA kernels; engines/cuda/kernels.py launches them
 """

@@ -1,6 +1,6 @@
-"""Which classes a candidate confuses: pairs whose rate is above a tolerance, where a small mean loss would hide them.
+"""Find the pairs of classes that a candidate confuses more often than a tolerance, which a small mean loss would hide.
 
-A 6 that is read as an 8 in four frames of a hundred leaves a mean fidelity of 0.96, and loses 40 % of the sixes.
+If a 6 is read as an 8 in four frames of a hundred, the mean fidelity is 0.96, but 40 % of the sixes are lost.
 """
 
 from __future__ import annotations
@@ -12,28 +12,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pair:
-    """The reference says `reference` `of` times, and `count` times of these the candidate says `candidate`.
+    """Of `total` answers `reference` of the reference, the candidate answered `candidate` in `count`.
 
-    low: lower confidence bound of the rate that count / of estimates.
+    low: lower confidence bound of the rate that count / total estimates.
     """
 
     reference: int
     candidate: int
     count: int
-    of: int
+    total: int
     low: float
 
 
 def confused_pairs(
     counts: Mapping[tuple[int, int], int], totals: Mapping[int, int], tolerance: float, error: float = 0.05
 ) -> tuple[Pair, ...]:
-    """The pairs of different classes whose rate is above `tolerance`, the highest lower bound first.
+    """Return the pairs of different classes whose rate is above `tolerance`, the highest lower bound first.
 
-    counts: (reference, candidate) -> how often, the two different; totals: reference -> how often. At most one answer
-    counts against each of the reference's, so that the counts of a class sum to its total at most. With a probability
-    of 1 - `error` all pairs returned have a rate above their `low`, and so above `tolerance`; a caller who acts on a
-    `low` above a higher limit of his own has the same promise for that limit. It is for one look at the counts, and
-    for answers that are independent of each other: objects that come and go together are to be counted as one.
+    Args:
+        counts: (reference, candidate) -> how often, the two different. At most one answer counts against each of the
+            reference's, so that the counts of a class sum to its total at most.
+        totals: reference -> how often the reference gave this answer.
+        tolerance: The rate up to which a confusion is accepted, in (0, 1).
+        error: Probability that a pair is returned whose rate is not above its `low`.
+
+    With a probability of 1 - `error` all pairs returned have a rate above their `low`, and so above `tolerance`. A
+    caller who acts on a `low` above a higher limit has the same promise for that limit. The promise holds for a single
+    call, and for answers that are independent of each other: count objects that come and go together as one.
+
+    >>> [(pair.reference, pair.candidate, round(pair.low, 2)) for pair in confused_pairs({(6, 8): 40}, {6: 100}, 0.05)]
+    [(6, 8, 0.27)]
 
     `low` is the exact bound of Clopper and Pearson (Biometrika, 1934) at error * tolerance / classes, over the classes
     that the reference saw. This splits `error` over all candidate classes, however many there are. The rates p of one
@@ -55,21 +63,21 @@ def confused_pairs(
     for (reference, candidate), count in counts.items():
         if count == 0:
             continue
-        of = totals[reference]
-        if count <= tolerance * of:  # a lower bound is below what it bounds
+        total = totals[reference]
+        if count <= tolerance * total:  # a lower bound is below the observed rate
             continue
-        low = _lower_bound(count, of, error * tolerance / seen)
+        low = _lower_bound(count, total, error * tolerance / seen)
         if low > tolerance:
-            pairs.append(Pair(int(reference), int(candidate), int(count), int(of), low))
+            pairs.append(Pair(int(reference), int(candidate), int(count), int(total), low))
     return tuple(sorted(pairs, key=lambda pair: (-pair.low, pair.reference, pair.candidate)))
 
 
-def _lower_bound(count: int, of: int, error: float) -> float:
-    """Of Clopper and Pearson, for a count above 0."""
-    # 12 MiB of a board's memory: a daemon loads them when a candidate is suspected, most never.
+def _lower_bound(count: int, total: int, error: float) -> float:
+    """Return the bound of Clopper and Pearson, for a count above 0."""
+    # Imported here: it takes 12 MiB of a board's memory, and most daemons never suspect a candidate.
     from scipy.special import betaincinv
 
-    return float(betaincinv(count, of - count + 1, error))
+    return float(betaincinv(count, total - count + 1, error))
 
 
 def _check(counts: Mapping[tuple[int, int], int], totals: Mapping[int, int]) -> None:

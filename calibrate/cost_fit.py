@@ -1,4 +1,4 @@
-"""What INT8 and float cost each fusion group, and what their boundaries cost, from a few measured designs.
+"""Fit the times of each fusion group in INT8 and in float, and of their boundaries, to a few measured designs.
 
 A design is a colouring of the groups: which are INT8. The time of a group, with what is put before and behind it to
 convert between the types, is modelled as its time in INT8 or in float, plus a share for each of its edges that the
@@ -16,9 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-_WORD = 6  # random designs beside all float and all INT8
-_RIDGE = 0.01  # of one observation: what no design tells apart is the group's own, or evenly its edges'
-_SIGNAL = 4.0  # squared: differences between the types are to be twice what chance alone would show
+# Random designs beside all float and all INT8. More: a better fit, and one more engine to build for each.
+_WORD = 6
+# Weight of one observation that pulls boundaries to zero: a time that no design separates goes to the group itself, or
+# evenly to its edges. Larger: boundaries are underestimated.
+_RIDGE = 0.01
+# Squared: the types count as different if their difference is twice what chance alone would show. Smaller: noise passes
+# for costs.
+_SIGNAL = 4.0
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.bool_]
@@ -29,9 +34,10 @@ Edges = NDArray[np.int64]
 class CostFit:
     """Times in the unit of the observations, none negative.
 
-    time_int8, time_float: (n,); equal for a group that was only seen in one of the two. boundary: (m,), in addition
-    where the ends of an edge differ. What a group pays whenever it is INT8, because a neighbour never is, is in its
-    time in INT8. residual: the root mean square, over designs, of (fitted - measured) / measured total.
+    time_int8, time_float: (n,); equal for a group that was only seen in one of the two. The cost of a boundary to a
+        neighbour that is never INT8 is part of the group's time in INT8.
+    boundary: (m,), in addition where the ends of an edge differ.
+    residual: the root mean square, over designs, of (fitted - measured) / measured total.
     """
 
     time_int8: Floats
@@ -41,9 +47,12 @@ class CostFit:
 
 
 def designs(free: Labels, edges: Edges, seed: int = 0) -> Labels:
-    """Colourings to measure, (d, n), d <= 8, True for INT8: all float first, all INT8 second; then random ones.
+    """Return the designs to measure, (d, n), d <= 8, True for INT8: all float first, all INT8 second, then random ones.
 
-    free: (n,), groups that may be INT8. edges: (m, 2). In the random designs every group is INT8 in half of them, and
+    free: (n,), groups that may be INT8.
+    edges: (m, 2).
+
+    In the random designs every group is INT8 in half of them, and
     as far as 20 patterns go, neighbours and neighbours' neighbours follow different patterns: two different ones of
     equal weight differ both ways, so that an edge is cut in both directions, and no two edges of a group are always cut
     together.
@@ -65,7 +74,7 @@ def designs(free: Labels, edges: Edges, seed: int = 0) -> Labels:
 
 
 def total(time_int8: Floats, time_float: Floats, boundary: Floats, edges: Edges, labels: Labels) -> Floats:
-    """Time of labellings (d, n), True for INT8: the groups' and that of the edges (m, 2) they cut; (d,)."""
+    """Return the times (d,) of designs (d, n), True for INT8: of the groups, and of the edges (m, 2) that they cut."""
     cut = labels[:, edges[:, 0]] != labels[:, edges[:, 1]]
     times: Floats = np.where(labels, time_int8, time_float).sum(axis=1) + cut @ boundary
     return times
@@ -91,24 +100,26 @@ def fit_costs(labels: Labels, times: Floats, edges: Edges) -> CostFit:
 
 
 def _regress(own: Labels, cut: Floats, times: Floats) -> tuple[float, float, Floats]:
-    """One group: its times in INT8 and in float, and its shares of its boundaries."""
+    """Fit one group: its times in INT8 and in float, and its shares of its boundaries."""
     edges = cut.shape[1]
     design = np.column_stack((own, ~own, cut)).astype(np.float64)
     ridge = np.column_stack((np.zeros((edges, 2)), np.sqrt(_RIDGE) * np.eye(edges)))
-    found, _ = nnls(np.concatenate((design, ridge)), np.concatenate((times, np.zeros(edges))))
+    fit, _ = nnls(np.concatenate((design, ridge)), np.concatenate((times, np.zeros(edges))))
     if not own.any():
-        found[0] = found[1]
+        fit[0] = fit[1]
     elif own.all():
-        found[1] = found[0]
-    return float(found[0]), float(found[1]), found[2:]
+        fit[1] = fit[0]
+    return float(fit[0]), float(fit[1]), fit[2:]
 
 
 def is_noise(labels: Labels, repeats: Sequence[Floats]) -> bool:
-    """Whether the differences between INT8 and float drown in the spread of the repeats.
+    """Return True if the differences between INT8 and float are no larger than the spread of the repeats explains.
 
-    labels: designs (d, n); repeats: per design its repeated measurements (r, n), r >= 2. Compares the sum over groups
-    of the squared difference of means with what chance would make of it (the sum of its squared standard errors): the
-    two are equal on average when the types cost the same.
+    labels: designs (d, n).
+    repeats: per design its repeated measurements (r, n), r >= 2.
+
+    Compares the sum over groups of the squared difference of means with its expectation under chance, the sum of its
+    squared standard errors: the two are equal on average when the types cost the same.
     """
     weights = [_balance(labels[:, group]) for group in range(labels.shape[1])]
     means = np.array([values.mean(axis=0) for values in repeats])
@@ -120,7 +131,7 @@ def is_noise(labels: Labels, repeats: Sequence[Floats]) -> bool:
 
 
 def _balance(own: Labels) -> Floats | None:
-    """Weights of the designs in the difference of means, INT8 less float; None for a group seen in one type only."""
+    """Return the designs' weights in the mean of INT8 less that of float; None for a group seen in one type only."""
     count = int(own.sum())
     if count in (0, own.size):
         return None
@@ -128,7 +139,7 @@ def _balance(own: Labels) -> Floats | None:
 
 
 def spread(repeats: Sequence[Floats]) -> float:
-    """Interquartile range over median of the repeats (r, n), in the median over groups and designs; 0 without any."""
+    """Return the interquartile range over the median of the repeats (r, n): its median over groups and designs."""
     relative: list[Floats] = []
     for values in repeats:
         low, middle, high = np.percentile(values, (25.0, 50.0, 75.0), axis=0)

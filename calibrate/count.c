@@ -1,6 +1,6 @@
-/* The two passes of collect.py over float32 data, compiled. Plain C99, no Python: loaded through ctypes.
+/* The two passes of native.py over float32 data, compiled. Plain C99, no Python: loaded through ctypes.
  *
- * Built with the package where there is a C compiler. collect.py holds the same passes in NumPy, with the same bits.
+ * Built with the package where there is a C compiler. native.py holds the same passes in NumPy, with the same bits.
  */
 #include <math.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 #define MAGNITUDE 0x7fffffff /* a float32's bits without the sign; they order like the magnitudes they stand for */
 #define TABLES 4
 
-/* What compiled.py asks for, of unpack.c too; to be raised with every change of a signature. An older build is left alone. */
+/* The version that native.py expects, of unpack.c too. Raise it with every change of a signature; older builds are ignored. */
 const int32_t tared_count_version = 2;
 
 /* out[0]: bits of the largest |x| (NaN above infinity above the finite); out[1]: number of zeros. n < 2^31.

@@ -1,13 +1,18 @@
-"""Counts packed by Rice codes of the differences between neighbours, in blocks of 64; exact, small, quick to read.
+"""Pack counts exactly, by Rice codes of the differences between neighbours in blocks of 64; small and quick to read.
 
 A count's neighbour differs from it by about its square root, so the differences are small, and as noisy as what was
 counted: no dictionary finds anything in them. A Rice code (Rice & Plaunt 1971; Golomb 1966) writes the lowest `width`
 bits of each as they are and the rest in unary. On histograms of real networks that is a tenth longer than LZMA of the
 same differences, and read fifteen times as fast (benchmarks/RESULTS.md).
 
-Laid out: the size of the remainders (uint32), a width per block, the remainders, block by block in 8 * width bytes, and
-the unary parts, zeros that a one ends; bits from the lowest on. Differences are zigzag numbers: 0, -1, 1, -2, ... A
-block of width 255 has no difference but 0 and takes nothing else. The last block is filled up with zeros.
+The layout, bits from the lowest on:
+
+1. the size of the remainders in bytes, uint32;
+2. a width per block, one byte; a block of width 255 has no difference but 0 and takes nothing else;
+3. the remainders, block by block, in 8 * width bytes each;
+4. the unary parts: zeros, ended by a one.
+
+Differences are zigzag numbers: 0, -1, 1, -2, ... The last block is filled up with zeros.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ from calibrate.native import address, load
 _BLOCK = 64
 _SAME = 255
 _SIZE = struct.Struct("<I")
-_BEHIND = bytes(16)  # that the compiled pass may read behind the end
-_MOST = 1 << 63  # values that int64 can count together
+_PADDING = bytes(16)  # the compiled pass may read as much behind the end
+_MAX_TOTAL = 1 << 63  # int64 counts hold fewer values than this together
 
 _LIBRARY = load()
 
@@ -32,7 +37,7 @@ Words = NDArray[np.uint64]
 
 
 def pack(counts: Counts) -> bytes:
-    """counts: int64 (n,), none negative."""
+    """Pack counts, int64 (n,), none negative."""
     values = np.zeros(-(-counts.size // _BLOCK) * _BLOCK, np.uint64)
     differences = np.diff(counts, prepend=np.int64(0))
     values[: counts.size] = ((differences << 1) ^ (differences >> 63)).view(np.uint64)
@@ -56,18 +61,18 @@ def pack(counts: Counts) -> bytes:
 
 
 def unpack(data: bytes, into: Counts) -> None:
-    """As many counts as `into`, int64 (n,), has room for, of what `pack` wrote.
+    """Read counts that `pack` wrote, as many as `into`, int64 (n,), has room for.
 
     Raises ValueError for bytes of another layout, and for counts that are negative, or 2**63 and more together.
     """
     if _LIBRARY is None:
         into[:] = unpack_numpy(data, into.size)
-    elif _LIBRARY.tared_unpack(data + _BEHIND, len(data), address(into), into.size):
+    elif _LIBRARY.tared_unpack(data + _PADDING, len(data), address(into), into.size):
         raise ValueError("other bytes, or too many counts")
 
 
 def unpack_numpy(packed: bytes, size: int) -> Counts:
-    """`unpack` of so many counts without the compiled pass."""
+    """Do what `unpack` does for `size` counts, without the compiled pass."""
     if len(packed) < _SIZE.size:
         raise ValueError("too short")
     (remainders,) = _SIZE.unpack_from(packed)
@@ -82,19 +87,19 @@ def unpack_numpy(packed: bytes, size: int) -> Counts:
     zigzag = values.reshape(-1)
     differences = (zigzag[:size] >> np.uint64(1)) ^ (np.uint64(0) - (zigzag[:size] & np.uint64(1)))
     counts = np.cumsum(differences, dtype=np.uint64).view(np.int64)
-    if zigzag[size:].any() or (counts < 0).any() or exact_sum(counts) >= _MOST:
+    if zigzag[size:].any() or (counts < 0).any() or exact_sum(counts) >= _MAX_TOTAL:
         raise ValueError("counts behind the last, negative, or too many")
     return counts
 
 
 def exact_sum(counts: Counts) -> int:
-    """Of counts (n,), also where int64 does not hold it."""
-    safe = counts.size * max(int(counts.max(initial=0)), -int(counts.min(initial=0))) < _MOST
+    """Return the sum of counts (n,), also if int64 does not hold it."""
+    safe = counts.size * max(int(counts.max(initial=0)), -int(counts.min(initial=0))) < _MAX_TOTAL
     return int(counts.sum()) if safe else sum(counts.tolist())
 
 
 def _widths(blocks: Words) -> NDArray[np.uint8]:
-    """Per block (n, 64) the width that takes the fewest bits, of those around the logarithm of its mean."""
+    """Return per block (n, 64) the width that takes the fewest bits, of those around the logarithm of its mean."""
     mean = blocks.astype(np.float64).mean(axis=1)
     near = np.maximum(np.log2(np.maximum(mean, 1.0)).astype(np.int64) + np.arange(-1, 2)[:, None], 0)
     quotients = blocks >> near[..., None].astype(np.uint64)
@@ -104,7 +109,10 @@ def _widths(blocks: Words) -> NDArray[np.uint8]:
 
 
 def _quotients(high: NDArray[np.uint8], widths: Words) -> Words:
-    """Per filled block what stands in unary, where it belongs in the values: (blocks, 64). Raises ValueError."""
+    """Return per filled block its unary parts, shifted to their place in the values: (blocks, 64).
+
+    Raises ValueError for parts of another number or size.
+    """
     ones = np.flatnonzero(np.unpackbits(high, bitorder="little"))
     if ones.size != widths.size * _BLOCK or high.size * 8 - (ones[-1] + 1 if ones.size else 0) >= 8:
         raise ValueError("other unary parts")
@@ -115,7 +123,7 @@ def _quotients(high: NDArray[np.uint8], widths: Words) -> Words:
 
 
 def _remainders(low: NDArray[np.uint8], sizes: NDArray[np.int64]) -> Words:
-    """Per filled block, whose remainders take so many bytes, the lowest bits of its values: (blocks, 64)."""
+    """Return per filled block, whose remainders take `sizes` bytes, the lowest bits of its values: (blocks, 64)."""
     values = np.zeros((sizes.size, _BLOCK), np.uint64)
     begins = np.cumsum(sizes) - sizes
     for size in np.unique(sizes[sizes > 0]):

@@ -1,4 +1,4 @@
-"""The Kullback-Leibler divergence of every clipping candidate at once, from prefix sums.
+"""Compute the Kullback-Leibler divergence of every clipping candidate at once, from prefix sums.
 
 A candidate keeps the first i bins of a histogram. P holds the kept counts with the clipped tail piled on the last of
 them; Q is what INT8 makes of the kept counts: bins merged into one group per level, each group spread evenly again.
@@ -7,7 +7,7 @@ With P's total T and Q's total S, and Q constant over a group,
     KL(P || Q) = (sum P log P - sum over groups of (P's mass) log (Q's level)) / T - log T + log S
 
 and every sum is a difference of two prefix sums: of the counts, of the non-empty bins, and of c log c. A search that
-builds P and Q anew for each candidate costs bins**2; this costs one matrix of logarithms, candidates x levels.
+builds P and Q from scratch for each candidate costs bins**2; this costs one matrix of logarithms, candidates x levels.
 
 Source of the objective: S. Migacz, "8-bit Inference with TensorRT" (GTC 2017). `kl_divergence` follows its form in
 NVIDIA's pytorch-quantization and in PPQ, `smoothed_kl_divergence` its form in ONNX Runtime and TVM (both from MXNet).
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-LEVELS = 128  # magnitudes an int8 grid has: the groups that one half of a histogram is merged into
-_CHUNK = 256  # candidates at a time: a chunk's matrices stay in the second-level cache
-_SMOOTHING = 1e-4  # what MXNet's family puts into an empty bin
+LEVELS = 128  # magnitudes of an int8 grid: the groups that one half of a histogram is merged into
+_CHUNK = 256  # candidates at a time. More: a chunk's matrices leave the second-level cache.
+_SMOOTHING = 1e-4  # MXNet's family puts this into an empty bin
 _SERIES = 16  # terms of (c - e) log(c - e); the remainder is below e**16 / 240 / (1 - e) per bin, and e is small
 
 Counts = NDArray[np.int64]
@@ -33,11 +33,15 @@ Candidates = NDArray[np.int64]
 def kl_divergence(
     counts: Counts, candidates: Candidates | None = None, floor: float = 0.0
 ) -> tuple[Candidates, Floats]:
-    """KL of keeping the first i of counts (bins,): (i, divergence in nats), for i in LEVELS..bins or `candidates`.
+    """Return the candidates i and the KL, in nats, of keeping the first i of counts (bins,).
 
-    Counts of LEVELS bins or more, or `candidates`; these may exceed the number of bins (they clip nothing). Where P is
-    not zero and Q is, Q's probability is taken as `floor`: 0 makes the candidate infinitely bad. One that keeps nothing
-    has no Q: NaN.
+    Args:
+        counts: LEVELS bins or more, unless `candidates` are given.
+        candidates: Ascending numbers of bins; by default LEVELS to bins. They may exceed the number of bins, and clip
+            nothing then.
+        floor: Q's probability where Q is zero and P is not; 0 makes the candidate infinitely bad.
+
+    A candidate that keeps no count has no Q: its divergence is NaN.
     """
     if candidates is None:
         candidates = np.arange(LEVELS, counts.size + 1)
@@ -68,21 +72,21 @@ def kl_divergence(
 
 
 def _group_edges(candidates: Candidates) -> NDArray[np.int64]:
-    """First bin of each of a candidate's LEVELS equal groups, (candidates, LEVELS + 1): ceil(group * i / LEVELS)."""
+    """Return the first bin ceil(group * i / LEVELS) of each of a candidate's groups, (candidates, LEVELS + 1)."""
     return (candidates[:, None] * np.arange(LEVELS + 1) + (LEVELS - 1)) // LEVELS
 
 
 def _prefix(values: NDArray[np.generic]) -> Floats:
-    """Sums of the first 0..n values. Counts are added exactly, below 2**64, before the one rounding to float64.
+    """Return the sums of the first 0..n values. Counts are added exactly, below 2**64, and rounded to float64 once.
 
-    Beyond 2**53 that rounding moves a group's mass by 1e-16 of the total, which is also all that it weighs.
+    Beyond 2**53 that rounding moves a group's mass by 1e-16 of the total, no more than its weight in the divergence.
     """
     sums = np.cumsum(values, dtype=np.float64 if values.dtype.kind == "f" else np.uint64)
     return np.concatenate(([0.0], sums))
 
 
 def _differences(prefix: Floats, edges: NDArray[np.int64]) -> Floats:
-    """Sums between neighbouring edges (rows, groups + 1): (rows, groups)."""
+    """Return the sums between neighbouring edges (rows, groups + 1): (rows, groups)."""
     at_edges = prefix.take(edges)
     return at_edges[:, 1:] - at_edges[:, :-1]
 
@@ -93,11 +97,14 @@ def _xlogx(x: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class SignedRules:
-    """How a member of MXNet's family searches a signed histogram whose middle is zero.
+    """The rules by which a member of MXNet's family searches a signed histogram whose middle is zero.
 
-    groups: levels of Q. odd: whether one bin lies across zero. truncates: whether Q's levels are cut to whole
-    counts. spreads_over_empty: whether Q fills a group's empty bins too (and then leaves the bins beyond the last
-    full group empty) instead of the non-empty ones alone. counts_first: whether Q sees the slice's outermost bin.
+    groups: number of levels of Q.
+    odd: one bin lies across zero.
+    truncates: Q's levels are cut to whole counts.
+    spreads_over_empty: Q fills a group's empty bins too, and leaves the bins beyond the last full group empty; else it
+        fills the non-empty bins alone.
+    counts_first: Q counts the slice's outermost bin.
     """
 
     groups: int
@@ -112,10 +119,10 @@ TVM = SignedRules(groups=255, odd=True, truncates=False, spreads_over_empty=Fals
 
 
 def smoothed_kl_divergence(counts: Counts, rules: SignedRules) -> tuple[Candidates, Floats]:
-    """KL of the mirrored histogram of counts (bins,), smoothed: (half widths in bins, divergence in nats).
+    """Return half widths in bins and the smoothed KL, in nats, of the mirrored histogram of counts (bins,).
 
     A half width of i keeps i bins on the left of zero and i + 1 on the right (or of the middle bin, where there is
-    one). Empty bins get 1e-4; the non-empty ones pay for it in equal shares, before P and Q are compared. A P that
+    one). Empty bins get 1e-4; the non-empty ones give that up in equal shares, before P and Q are compared. A P that
     cannot pay, or a Q without any count, is infinitely bad.
     """
     whole = counts.astype(np.uint64)  # both halves together may be more than int64 holds
@@ -147,7 +154,7 @@ class _Smoothed:
         self.negentropy = self._negentropy(signed)
 
     def _negentropy(self, signed: NDArray[np.uint64]) -> Floats:
-        """sum p log p of the smoothed P: inner bins by the series in tax / count, the two ends directly."""
+        """Return the sum of p log p of the smoothed P: inner bins by the series in tax / count, the ends directly."""
         inner, outer = self.start + 1, self.end - 1
         count = np.maximum(signed, 1).astype(np.float64)
         present, log_count = signed > 0, np.log(count)
@@ -163,7 +170,7 @@ class _Smoothed:
         return np.asarray(total, np.float64)
 
     def divergence(self, chunk: slice, rules: SignedRules) -> Floats:
-        """KL of the slices in `chunk`."""
+        """Return the KL of the slices in `chunk`."""
         start, end, size, tax = self.start[chunk], self.end[chunk], self.size[chunk], self.tax[chunk]
         width = size // rules.groups
         edges = start[:, None] + width[:, None] * np.arange(rules.groups + 1)
@@ -192,7 +199,7 @@ class _Smoothed:
         return self._compare(chunk, level, np.where(level > 0, bins, 0.0), p_smoothed)
 
     def _compare(self, chunk: slice, level: Floats, bins: Floats, p_smoothed: Floats) -> Floats:
-        """KL from Q's levels, the number of bins that hold each, and P's smoothed mass over those bins."""
+        """Return the KL from Q's levels, the number of bins of each, and P's smoothed mass over those bins."""
         total, held = self.kept[-1], bins.sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             tax = _SMOOTHING * (self.size[chunk] - held) / held

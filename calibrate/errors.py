@@ -1,4 +1,4 @@
-"""The shape of every error a tared user can meet.
+"""Define the shape of every error that a user of tared can meet.
 
 A message states what was found, what was expected, and the remedy; `code` is stable, so that programs
 (and the fleet) can act on it while the wording improves.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class TaredError(Exception):
-    """Base of all expected errors: caught once per job, shown as one line, exit code 2.
+    """Base of all expected errors: caught once per job, printed as one line, exit code 2.
 
     `found`, `expected` and `remedy` are sentence fragments without a full stop.
     """

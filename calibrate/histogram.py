@@ -1,4 +1,4 @@
-"""AbsHistogram: exact, mergeable counts of |x| on a power-of-two range.
+"""Count |x| exactly, in histograms that merge without loss: AbsHistogram.
 
 The bins are 2**k equal steps over [0, 2**range_exp), so the bin of a value is floor(|x| * 2**(k - range_exp)):
 a multiplication by a power of two, exact in floating point. Doubling the range folds pairs of bins. Counts are
@@ -6,7 +6,7 @@ integers. Hence merging is exact, associative and commutative: over batches, day
 order and any grouping, the bits are the same.
 
 On the wire a histogram is a header, then the counts as count_codec.py packs them: 4096 bins of a real tensor in under
-2 KiB (benchmarks/RESULTS.md).
+2 KiB (benchmarks/RESULTS.md). HistogramSum adds up any number of histograms in the memory of one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ DEFAULT_BITS = 12
 MIN_BITS, MAX_BITS = 2, 16  # within them 2**(bits - range_exp) is a normal float32, and foreign bytes stay small
 MIN_RANGE_EXP = -100  # below it |x| * 2**(k - range_exp) would overflow float32's exponent for subnormal data
 MAX_RANGE_EXP = 128  # 2**128 is the first power of two beyond every finite float32
-_PIECE = 1 << 20  # elements collected at a time: the second pass finds them in the cache, and copies of them stay small
+# Elements counted at a time. More: the second pass no longer finds them in the cache, and copies of them are large.
+_PIECE = 1 << 20
 _LARGEST = float(np.finfo(np.float32).max)
-_MAX_TOTAL = 1 << 63  # values that int64 counts can hold together; the same for those not finite
+_MAX_TOTAL = 1 << 63  # int64 counts hold fewer values than this together; the same for those not finite
+_LIBRARY = load()
+
+Counts = NDArray[np.int64]
 
 _MAGIC = b"tAH2"
 _HEADER = struct.Struct("<4sBxhIdQQ")  # magic, bits, range_exp, bins used, amax, zeros, nonfinite
@@ -45,6 +49,13 @@ class AbsHistogram:
     counts: int64 (2**bits,); zeros are counted in bin 0 *and* in `zeros`.
     amax: the exact largest finite |x| (float32 value), 0.0 when nothing finite was seen.
     nonfinite: number of NaN and infinite values; they are in no bin.
+
+    >>> x = np.array([0.0, -0.5, 1.5, np.inf], np.float32)
+    >>> histogram = abs_histogram(x, bits=2)
+    >>> histogram.counts.tolist(), histogram.bin_width         # four bins of 0.5 over [0, 2)
+    ([1, 1, 0, 1], 0.5)
+    >>> histogram.amax, histogram.zeros, histogram.nonfinite
+    (1.5, 1, 1)
     """
 
     counts: NDArray[np.int64]
@@ -76,7 +87,7 @@ class AbsHistogram:
         return int(np.add.reduce(self.counts))
 
     def widened(self, range_exp: int) -> AbsHistogram:
-        """The same data on the range [0, 2**range_exp); equal to having collected on that range from the start.
+        """Return the same data on the range [0, 2**range_exp), to the bit as if it had been counted on that range.
 
         Raises ValueError for a narrower range, or one beyond 2**128.
         """
@@ -94,21 +105,24 @@ class AbsHistogram:
 
 
 def empty_histogram(bits: int = DEFAULT_BITS) -> AbsHistogram:
-    """The identity of `merge`: nothing seen, on the narrowest range."""
+    """Return the identity of `merge`: nothing seen, on the narrowest range."""
     return AbsHistogram(np.zeros(1 << bits, np.int64), MIN_RANGE_EXP, 0.0, 0, 0)
 
 
 def range_exp_for(amax: float) -> int:
-    """The smallest e with amax < 2**e, clamped to [-100, 128]."""
+    """Return the smallest e with amax < 2**e, clamped to [-100, 128]."""
     _, exponent = math.frexp(amax)  # amax = m * 2**exponent, 0.5 <= m < 1
     return min(max(exponent, MIN_RANGE_EXP), MAX_RANGE_EXP) if amax > 0.0 else MIN_RANGE_EXP
 
 
 def abs_histogram(x: NDArray[np.floating], bits: int = DEFAULT_BITS) -> AbsHistogram:
-    """Histogram of |x| for an array of any shape, float16 or float32.
+    """Count |x| of an array of any shape, float16 or float32; x must not change meanwhile.
 
-    float64 input is refused with ValueError: its values need not survive the rounding to float32. So are `bits` outside
-    of 2 to 16. Nobody may write to x meanwhile.
+    Raises ValueError for float64, whose values need not survive the rounding to float32, and for `bits` outside 2..16.
+
+    >>> first, second = np.float32([0.5, 3.0]), np.float32([0.25])
+    >>> merge(abs_histogram(first), abs_histogram(second)) == abs_histogram(np.concatenate((first, second)))
+    True
     """
     if x.dtype not in (np.float32, np.float16) or not MIN_BITS <= bits <= MAX_BITS:
         raise ValueError(f"abs_histogram takes float32 or float16 and 2 to 16 bits, got {x.dtype} and {bits}")
@@ -119,7 +133,7 @@ def abs_histogram(x: NDArray[np.floating], bits: int = DEFAULT_BITS) -> AbsHisto
 
 
 def _piece(values: NDArray[np.float32], bits: int) -> AbsHistogram:
-    """Two passes: the range, then the counts."""
+    """Count a piece in two passes: the range, then the counts."""
     amax, zeros = scan(values)
     size = values.size
     if not np.isfinite(amax):
@@ -131,10 +145,16 @@ def _piece(values: NDArray[np.float32], bits: int) -> AbsHistogram:
 
 
 def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
-    """The histogram of both data sets together; exact, associative, commutative.
+    """Return the histogram of both data sets together; exact, associative, commutative.
 
-    Raises CalibrationError: `histogram.bits` when the two have different numbers of bins, `histogram.overflow` when
-    they count 2**63 values or more together.
+    Raises CalibrationError:
+        histogram.bits      the two have different numbers of bins
+        histogram.overflow  together they count 2**63 values or more
+
+    >>> night, day = abs_histogram(np.float32([0.25, 0.5])), abs_histogram(np.float32([8.0]))
+    >>> both = merge(night, day)
+    >>> both.total, both.amax, both.range_exp
+    (3, 8.0, 4)
     """
     check_mergeable(a.bits, b, a.total + b.total, a.nonfinite + b.nonfinite)
     range_exp = max(a.range_exp, b.range_exp)
@@ -148,49 +168,57 @@ def merge(a: AbsHistogram, b: AbsHistogram) -> AbsHistogram:
 
 
 def check_mergeable(bits: int, histogram: AbsHistogram, total: int, nonfinite: int) -> None:
-    """Raises CalibrationError as `merge`. bits: of what it merges with. total, nonfinite: values in both together."""
+    """Raise CalibrationError as `merge`, unless `histogram` merges with one of `bits`.
+
+    total, nonfinite: the numbers of values in both together.
+    """
     if histogram.bits != bits:
         raise CalibrationError(
             "histogram.bits",
             f"histograms of {1 << bits} and {histogram.counts.size} bins",
             "the same number of bins in both",
-            "collect both with the same setting of calibration.bins",
+            "count both with the same `bits` of abs_histogram: boards that run one release of tared do",
         )
     if total >= _MAX_TOTAL or nonfinite >= _MAX_TOTAL:
         raise CalibrationError(
             "histogram.overflow",
             f"{total} values to count, {nonfinite} not finite",
             "fewer than 2**63",
-            "start a new histogram: these have long settled",
+            "start a new histogram: more values change no scale",
         )
 
 
 def merge_all(histograms: Iterable[AbsHistogram], bits: int = DEFAULT_BITS) -> AbsHistogram:
-    """`merge` over any number of histograms; of none, the empty one."""
+    """Merge any number of histograms; without any, return the empty one of `bits`."""
     remaining = iter(histograms)
     return reduce(merge, remaining, next(remaining, empty_histogram(bits)))
 
 
 def merge_into(known: dict[str, AbsHistogram], seen: Mapping[str, AbsHistogram]) -> None:
-    """Merge histograms by tensor into those that are known so far."""
+    """Merge histograms, tensor by tensor, into `known`."""
     for name, histogram in seen.items():
         known[name] = merge(known[name], histogram) if name in known else histogram
 
 
 def merged(one: Mapping[str, AbsHistogram], other: Mapping[str, AbsHistogram]) -> dict[str, AbsHistogram]:
-    """Those of both, by tensor."""
-    together = dict(one)
-    merge_into(together, other)
-    return together
+    """Return the histograms of both, merged tensor by tensor."""
+    total = dict(one)
+    merge_into(total, other)
+    return total
 
 
 def nbytes(histograms: Mapping[str, AbsHistogram]) -> int:
-    """What their counts take."""
+    """Return the bytes that the counts take in memory."""
     return sum(histogram.counts.nbytes for histogram in histograms.values())
 
 
 def to_bytes(histogram: AbsHistogram) -> bytes:
-    """The compact exact form: `from_bytes` gives back an equal histogram."""
+    """Pack a histogram, exactly: `from_bytes` gives back an equal one.
+
+    >>> histogram = abs_histogram(np.float32([0.25, 0.5, 0.5]))
+    >>> from_bytes(to_bytes(histogram)) == histogram
+    True
+    """
     used = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.counts.any() else 0
     header = _HEADER.pack(
         _MAGIC,
@@ -208,7 +236,7 @@ def to_bytes(histogram: AbsHistogram) -> bytes:
 def from_bytes(content: bytes) -> AbsHistogram:
     """Read what `to_bytes` wrote.
 
-    Raises CalibrationError (`histogram.damaged`) for anything else: foreign, cut, changed, or not a histogram at all.
+    Raises CalibrationError (`histogram.damaged`) for anything else: foreign, truncated, changed, or no histogram.
     """
     body, checksum = content[: -_CHECKSUM.size], content[-_CHECKSUM.size :]
     if len(body) < _HEADER.size or checksum != _CHECKSUM.pack(zlib.crc32(body)):
@@ -228,9 +256,9 @@ def from_bytes(content: bytes) -> AbsHistogram:
 
 
 def checked(histogram: AbsHistogram) -> AbsHistogram:
-    """The histogram, when its parts fit each other. Raises CalibrationError (`histogram.damaged`) otherwise.
+    """Return the histogram, if its parts fit each other; raise CalibrationError (`histogram.damaged`) otherwise.
 
-    For what comes from outside: a histogram that was collected here fits by construction.
+    Meant for histograms from outside: one that was counted here fits by construction.
     """
     counts = histogram.counts
     sound = (
@@ -242,7 +270,7 @@ def checked(histogram: AbsHistogram) -> AbsHistogram:
 
 
 def _fitting(histogram: AbsHistogram, used: int) -> AbsHistogram:
-    """The histogram, whose counts are sound and end with bin `used`, when the other parts fit. Raises as `checked`."""
+    """Check the parts of a histogram whose counts are sound and end before bin `used`. Raises as `checked`."""
     amax, range_exp = histogram.amax, histogram.range_exp
     if not (0.0 <= amax <= _LARGEST and amax == float(np.float32(amax))):
         raise _damaged(f"amax {amax}, which is no float32")
@@ -265,14 +293,15 @@ def _damaged(found: str) -> CalibrationError:
     )
 
 
-_MOST = (1 << 63) - 1  # values that int64 counts hold together
-_LIBRARY = load()
-
-Counts = NDArray[np.int64]
-
-
 class HistogramSum:
-    """Takes the memory of a histogram, whatever is added. Sums of parts, added up, are the sum of all."""
+    """The merged histogram of any number of histograms, in the memory of one. Sums may be added to sums.
+
+    >>> total = HistogramSum(bits=12)
+    >>> for frame in (np.float32([0.5]), np.float32([3.0])):
+    ...     total.add(abs_histogram(frame))
+    >>> total.result() == abs_histogram(np.float32([0.5, 3.0]))
+    True
+    """
 
     def __init__(self, bits: int) -> None:
         empty = empty_histogram(bits)
@@ -280,13 +309,15 @@ class HistogramSum:
         self._amax, self._total, self._zeros, self._nonfinite = 0.0, 0, 0, 0
 
     def add(self, histogram: AbsHistogram) -> None:
-        """Raises CalibrationError as `merge`; nothing of the histogram has been added then."""
+        """Add a histogram. Raises CalibrationError as `merge`, and has added nothing then."""
         nonfinite = self._nonfinite + histogram.nonfinite
         check_mergeable(self._bits, histogram, self._total, nonfinite)
         counts, range_exp = self._counts, self._range_exp
         if histogram.range_exp > range_exp:
             counts, range_exp = self.result().widened(histogram.range_exp).counts, histogram.range_exp
-        added = _add(counts, histogram.counts, min(range_exp - histogram.range_exp, self._bits), _MOST - self._total)
+        added = _add(
+            counts, histogram.counts, min(range_exp - histogram.range_exp, self._bits), _MAX_TOTAL - 1 - self._total
+        )
         if added < 0:
             check_mergeable(self._bits, histogram, self._total + histogram.total, nonfinite)
         self._counts, self._range_exp = counts, range_exp
@@ -294,26 +325,26 @@ class HistogramSum:
         self._total, self._zeros, self._nonfinite = self._total + added, self._zeros + histogram.zeros, nonfinite
 
     def result(self) -> AbsHistogram:
-        """A copy of the sum so far; of nothing, the empty histogram."""
+        """Return a copy of the sum so far; before the first, the empty histogram."""
         return AbsHistogram(self._counts.copy(), self._range_exp, self._amax, self._zeros, self._nonfinite)
 
 
 def _add(into: Counts, counts: Counts, fold: int, room: int) -> int:
-    """Add counts (n,), each 2**fold neighbours as one, to the first of `into` (n,); their total.
+    """Add counts (n,), each 2**fold neighbours as one, to the first of `into` (n,), and return their total.
 
-    -1 where that is more than `room`: then nothing is added.
+    Returns -1, and adds nothing, if the total is more than `room`.
     """
     if _LIBRARY is None:
         return add_numpy(into, counts, fold, room)
     try:
-        where = address(counts)
-    except (TypeError, ValueError):  # counts that may not be written, or are every other one of more
+        source = address(counts)
+    except (TypeError, ValueError):  # a read-only array, or one that is not contiguous
         return add_numpy(into, counts, fold, room)
-    return int(_LIBRARY.tared_add(address(into), where, counts.size, fold, room))
+    return int(_LIBRARY.tared_add(address(into), source, counts.size, fold, room))
 
 
 def add_numpy(into: Counts, counts: Counts, fold: int, room: int) -> int:
-    """`_add` without the compiled pass."""
+    """Do what `_add` does, without the compiled pass."""
     total = int(np.add.reduce(counts))
     if total > room:
         return -1

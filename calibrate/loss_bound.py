@@ -1,9 +1,10 @@
-"""Bounds on a mean loss that hold at every moment: how few held-out frames certify a candidate, or refuse it.
+"""Bound a mean loss at every moment, so that few held-out frames certify a candidate or refuse it.
 
 For every mean m on a grid a gambler starts with a capital of 1 and plays against "the mean loss is at least m": a loss
-x multiplies his capital by 1 + bet (m - x), with 0 <= bet < 1 / (1 - m). He stakes only while the losses so far sum to
-at most n m. Where his capital is never expected to rise, the chance that it ever reaches 1 / error is at most `error`
-(Ville 1939), so one who gets there has refuted his m. It never is when the mean mu is m or more and
+x multiplies the capital by 1 + bet (m - x), with 0 <= bet < 1 / (1 - m). The gambler stakes only while the losses so
+far sum to at most n m. If the capital is never expected to rise, the chance that it ever reaches 1 / error is at most
+`error` (Ville 1939), so a gambler who gets there has refuted m. The capital is never expected to rise when the mean mu
+is m or more and
 
 - every loss has the conditional mean mu given the past: E[1 + bet (m - x)] = 1 + bet (m - mu) <= 1, for any stakes; or
 - the losses are drawn without replacement, in random order, from any number N of them with the mean mu. What is left
@@ -30,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 def _decimals() -> Floats:
-    """Three significant digits thinned to steps of at most 1 %, in [1e-4, 1): holds all decimals of two digits."""
+    """Return the grid of means: three digits in steps of at most 1 %, in [1e-4, 1), with all decimals of two digits."""
     digits = np.concatenate((np.arange(100, 200), np.arange(200, 500, 2), np.arange(500, 1000, 5)))
     return np.concatenate([digits / 10.0**places for places in (6, 5, 4, 3)])
 
@@ -50,16 +51,22 @@ _MIRRORED_WEIGHTS = np.full(3, 1.0 / 3.0)
 
 
 class LossBound:
-    """Upper and lower bound of the mean of losses in [0, 1], to be looked at after every loss.
+    """Upper and lower bound of the mean of losses in [0, 1]; both may be read after every loss.
 
     Each bound has an `error` of its own: the probability that the mean is ever above `upper` is at most `error`, and
     so is that of ever being below `lower`. This holds for losses of a constant conditional mean, and for a random
     order of the losses of a finite set, whose mean it then is. Both are points of a grid in steps of at most 1 %,
-    rounded outwards. `upper` <= m refutes a mean of m or more, `lower` >= m a mean of m or less. Raises ValueError for
-    an error outside (0, 1).
+    rounded outwards. `upper` <= m refutes a mean of m or more, `lower` >= m a mean of m or less.
+
+    >>> bound = LossBound(error=0.05)
+    >>> for _ in range(200):
+    ...     bound.update(0.0)                     # 200 held-out frames without a loss
+    >>> bound.n, bound.upper
+    (200, 0.0174)
     """
 
     def __init__(self, error: float) -> None:
+        """Raises ValueError for an error outside (0, 1)."""
         if not 0.0 < error < 1.0:
             raise ValueError(f"error must lie in (0, 1), got {error}")
         self._n = 0
@@ -69,7 +76,7 @@ class LossBound:
 
     @property
     def n(self) -> int:
-        """Losses taken."""
+        """Number of losses so far."""
         return self._n
 
     @property
@@ -79,20 +86,20 @@ class LossBound:
 
     @property
     def upper(self) -> float:
-        """Never rises; 1.0 at the start. Every mean of the grid from here on has been refuted."""
+        """The bound from above; it never rises. Every mean of the grid from here on is refuted. 1.0 at the start."""
         undecided = np.flatnonzero(self._above.capital < self._above.goal)
         first = int(undecided[-1]) + 1 if undecided.size else 0
         return float(_MEANS[first]) if first < _MEANS.size else 1.0
 
     @property
     def lower(self) -> float:
-        """Never falls; 0.0 at the start. Every mean of the grid up to here has been refuted."""
+        """The bound from below; it never falls. Every mean of the grid up to here is refuted. 0.0 at the start."""
         undecided = np.flatnonzero(self._below.capital < self._below.goal)
         refuted = int(undecided[0]) if undecided.size else _MEANS.size
         return float(_MEANS[refuted - 1]) if refuted else 0.0
 
     def update(self, loss: float) -> None:
-        """Take one loss in [0, 1]; ValueError outside of it."""
+        """Count one loss in [0, 1]. Raises ValueError outside of it."""
         if not 0.0 <= loss <= 1.0:
             raise ValueError(f"a loss bound takes losses in [0, 1], got {loss}")
         loss = float(loss)  # a NumPy scalar would leak into everything derived from it
@@ -103,7 +110,7 @@ class LossBound:
 
 
 class _Gamblers:
-    """One per mean of the grid; side 1.0 plays against "the mean is at least m", -1.0 against "at most m"."""
+    """One gambler per mean of the grid; side 1.0 plays against "the mean is at least m", -1.0 against "at most m"."""
 
     def __init__(self, side: float, bets: Floats, weights: Floats, error: float) -> None:
         """bets (bets, means), weights (bets,) that sum to 1."""
@@ -114,7 +121,7 @@ class _Gamblers:
         self.capital: Floats = self.parts.sum(axis=0)
 
     def play(self, loss: float, n: int, total: float) -> None:
-        """The next loss, after `n` that sum to `total`. Who has reached his goal stops, and so keeps what he has."""
+        """Play the next loss, after `n` that sum to `total`. A gambler who has reached the goal stops."""
         staked = (self.side * (n * _MEANS - total) >= 0.0) & (self.capital < self.goal)
         factors = 1.0 + self.bets * (self.side * (_MEANS - loss))
         np.multiply(self.parts, factors, out=self.parts, where=staked)
@@ -122,10 +129,13 @@ class _Gamblers:
 
 
 def frames_needed(max_loss: float, error: float) -> int:
-    """How many losses of 0 in a row, from the start, bring `LossBound(error).upper` to `max_loss` or below.
+    """Return how many losses of 0 in a row, from the start, bring `LossBound(error).upper` to `max_loss` or below.
 
-    No losses do it in fewer: a smaller budget cannot certify. Raises ValueError for a max_loss outside
-    [1e-4, 1), below which the bound cannot see, and for an error outside (0, 1).
+    No other losses do it in fewer: a smaller budget of frames cannot certify. Raises ValueError for a max_loss outside
+    [1e-4, 1), the range of the grid, and for an error outside (0, 1).
+
+    >>> frames_needed(0.05, error=0.05)
+    69
     """
     if not _MEANS[0] <= max_loss < 1.0:
         raise ValueError(f"max_loss must lie in [{_MEANS[0]}, 1), got {max_loss}")

@@ -1,4 +1,9 @@
-"""The shared object that the package was built with, where there was a C compiler; what uses it also does without."""
+"""The compiled passes and their NumPy twins: how |x| is scanned and counted.
+
+count.c and unpack.c are compiled with the package where there is a C compiler. `load` finds them; `scan` and `count`
+use them, or else the passes of the same name in NumPy, which give the same bits in more time. calibrate/histogram.py
+calls `scan` for the range of an array, then `count` for its bins.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 _VERSION = 2  # as in count.c
-_NOTHING = ctypes.c_char * 0  # the type of what is there, of which only the address counts
+_TABLES = 4  # as in count.c
+_EMPTY = ctypes.c_char * 0  # a type for a pointer's target, of which only the address matters
+_CHUNK = 1 << 16  # elements per NumPy pass. Larger: the temporaries leave the cache.
+_MAGNITUDE = np.int32(0x7FFFFFFF)  # a float32's bits without the sign
+
+Values = NDArray[np.float32]
 
 
 def load() -> ctypes.CDLL | None:
-    """The functions of count.c and unpack.c with their signatures; None where none of this version is there."""
+    """Load the functions of count.c and unpack.c with their signatures; None if this version was not compiled."""
     library = open_library(Path(__file__).parent / "_count", "tared_count_version", _VERSION)
     if library is None:
         return None
@@ -30,27 +40,20 @@ def load() -> ctypes.CDLL | None:
 
 
 def open_library(stem: Path, symbol: str, version: int) -> ctypes.CDLL | None:
-    """The shared object that was built as `stem`, of this version by its int32 `symbol`; None where there is none."""
+    """Load the shared object that was built as `stem`; None unless its int32 `symbol` holds this version."""
     built = [path for path in (stem.with_name(stem.name + suffix) for suffix in EXTENSION_SUFFIXES) if path.exists()]
     if not built:
         return None
     try:
         library = ctypes.CDLL(str(built[0]))
         return library if ctypes.c_int32.in_dll(library, symbol).value == version else None
-    except (OSError, ValueError):  # not of this machine, cut short, or without the symbol
+    except (OSError, ValueError):  # of another machine, truncated, or without the symbol
         return None
 
 
 def address(array: NDArray[np.int64]) -> object:
-    """Of a contiguous array that may be written, for a pointer argument; `array.ctypes.data` takes longer."""
-    return ctypes.byref(_NOTHING.from_buffer(array))  # type: ignore[arg-type]  # an array is a buffer
-
-
-_TABLES = 4  # as in count.c
-_CHUNK = 1 << 16  # elements per NumPy pass: the temporaries stay in the cache
-_MAGNITUDE = np.int32(0x7FFFFFFF)
-
-Values = NDArray[np.float32]
+    """Return the address of a contiguous, writable array as a pointer argument; `array.ctypes.data` takes longer."""
+    return ctypes.byref(_EMPTY.from_buffer(array))  # type: ignore[arg-type]  # an array is a buffer
 
 
 _LIBRARY = load()
@@ -58,16 +61,19 @@ COMPILED = _LIBRARY is not None
 
 
 def scan(values: Values) -> tuple[float, int]:
-    """The largest |x| of values (n,), contiguous, n < 2**31, and the number of zeros; inf for any value not finite."""
+    """Return the largest |x| of values (n,), inf if any is not finite, and the number of zeros.
+
+    The values must be contiguous, n < 2**31.
+    """
     if _LIBRARY is None:
         return scan_numpy(values)
-    found = np.empty(2, np.int32)
-    _LIBRARY.tared_survey(values.ctypes.data, values.size, found.ctypes.data)
-    return _float_of(int(found[0])), int(found[1])
+    result = np.empty(2, np.int32)
+    _LIBRARY.tared_survey(values.ctypes.data, values.size, result.ctypes.data)
+    return _float_of(int(result[0])), int(result[1])
 
 
 def count(values: Values, scale: float, bins: int) -> NDArray[np.int64]:
-    """How many of values (n,) have floor(|x| * scale) = 0, 1, ... bins - 1: int64 (bins,).
+    """Count how many of values (n,) have floor(|x| * scale) = 0, 1, ... bins - 1: int64 (bins,).
 
     `scale` and `bins` are powers of two. All values must be finite and in the bins; contiguous, n < 2**31.
     """
@@ -80,7 +86,10 @@ def count(values: Values, scale: float, bins: int) -> NDArray[np.int64]:
 
 
 def _float_of(bits: int) -> float:
-    """The magnitude that a float32's bits stand for, in integers: a thread may flush subnormals. NaN counts as inf."""
+    """Return the magnitude that a float32's bits stand for; NaN counts as inf.
+
+    Computed in integers: the thread may flush subnormal numbers to zero.
+    """
     exponent, significand = bits >> 23, bits & 0x7FFFFF
     if exponent == 0xFF:
         return math.inf
@@ -88,7 +97,7 @@ def _float_of(bits: int) -> float:
 
 
 def scan_numpy(values: Values) -> tuple[float, int]:
-    """`scan` without the compiled pass."""
+    """Do what `scan` does, without the compiled pass."""
     bits, largest, zeros = values.view(np.int32), np.int32(0), 0
     for start in range(0, bits.size, _CHUNK):
         magnitude = bits[start : start + _CHUNK] & _MAGNITUDE
@@ -98,7 +107,7 @@ def scan_numpy(values: Values) -> tuple[float, int]:
 
 
 def count_numpy(values: Values, scale: float, bins: int) -> NDArray[np.int64]:
-    """`count` without the compiled pass."""
+    """Do what `count` does, without the compiled pass."""
     counts = np.zeros(bins, np.int64)
     for start in range(0, values.size, _CHUNK):
         steps = np.abs(values[start : start + _CHUNK]) * np.float32(scale)

@@ -1,11 +1,11 @@
-"""The noise that INT8 quantisation adds, predicted from histograms alone.
+"""Predict the noise that INT8 quantisation adds, from histograms alone.
 
-Per tensor: the mean squared error of quantise-dequantise under a scale, rounding and clipping apart. Over a
-network: the noise-to-signal ratio under today's scales against the best ones; their ratio in dB is the *predicted
-gain* of a recalibration, which is also tared's drift signal.
+For one tensor, `noise_power` predicts the mean squared error of quantise-dequantise under a scale, rounding and
+clipping apart. For a network, `tensor_noise` compares the noise-to-signal ratio under today's scales with the ratio
+under the best ones. Their ratio in dB is the *predicted gain* of a recalibration, which is also tared's drift signal.
 
 Between neighbouring edges the values are taken as evenly spread, and the error of rounding and clipping is integrated
-exactly: with t in steps, (t - rint t)**2 has the antiderivative rint(t) / 12 + (t - rint t)**3 / 3, whose first term is
+exactly: with t in steps, (t - rint t)**2 has the antiderivative rint(t) / 12 + (t - rint t)**3 / 3. Its first term is
 the step**2 / 12 of a uniform quantiser (Widrow & Kollar, "Quantization Noise", 2008).
 """
 
@@ -18,16 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.histogram import AbsHistogram
+from calibrate.scale import QMAX
 
-QMAX = 127  # symmetric int8
-_PER_OCTAVE = 32  # edges; a histogram has far more near amax than the noise needs
-_HEAVY = 1.0 / 32.0  # of all values: what holds more is not merged, for within it the density may be steep
-_CANDIDATES = 96  # amax candidates per search, over 12 octaves: 1/8 octave apart
-_REFINED = np.exp2(np.linspace(-1.0 / 8.0, 1.0 / 8.0, 17))
-# Over a whole network at once, where what a single tensor gains by more is lost in the sum.
+# Edges per octave after merging. Fewer: a coarser density. More: slower; near amax a histogram has far more bins than
+# the noise needs.
+_PER_OCTAVE = 32
+# A merged bin with a larger share of all values stays apart: the density inside it may be steep.
+_HEAVY = 1.0 / 32.0
+_CANDIDATES = 96  # amax candidates of a search, 1/8 octave apart: 12 octaves below the largest value
+_REFINED = np.exp2(np.linspace(-1.0 / 8.0, 1.0 / 8.0, 17))  # around the best of them, 1/64 octave apart
+# The same two for a whole network at once. Coarser, since a sum over tensors hides what finer ones would gain; the
+# least noise is still within 0.1 dB (tests/calibrate/test_noise.py).
 _NETWORK_HEAVY = 1.0 / 8.0
-_NETWORK_CANDIDATES = np.exp2(-np.arange(12 * 16) / 16.0) / QMAX  # of the range: 1/16 octave apart
-_POINT = 1e-9  # of the range: the width of a bin that begins at amax
+_NETWORK_CANDIDATES = np.exp2(-np.arange(12 * 16) / 16.0) / QMAX  # scales over the range, 1/16 octave apart
+_POINT = 1e-9  # of the range: the width of a bin that begins at amax, which would otherwise be zero
 
 Floats = NDArray[np.float64]
 
@@ -36,11 +40,15 @@ class Density:
     """A histogram as a piecewise constant density, with a mass of its own at zero.
 
     Bins are merged to 1/32 octave, where that does not put more than 1/32 of all values into one. The last bin ends at
-    amax where it is known: what saturates (ReLU6, a hard sigmoid) piles up there, on the grid.
+    amax where that is known: saturating functions (ReLU6, a hard sigmoid) pile their values up there, on the grid.
     """
 
     def __init__(self, counts: NDArray[np.int64], bin_width: float, zeros: int = 0, amax: float = 0.0) -> None:
-        """counts (bins,) in bins of `bin_width`, of which `zeros` of counts[0] are exactly zero; amax 0: not known."""
+        """Build the density of counts (bins,) in bins of `bin_width`.
+
+        zeros: how many of counts[0] are exactly zero.
+        amax: the exact largest magnitude; 0 if it is not known.
+        """
         used = np.flatnonzero(counts)
         bins = int(used[-1]) + 1 if used.size else 1
         mass = counts[:bins].astype(np.float64)
@@ -53,38 +61,41 @@ class Density:
         self.density: Floats = np.diff(cumulative[cuts]) / np.diff(self.edges) / max(cumulative[-1] + zeros, 1.0)
 
     @classmethod
-    def of(cls, histogram: AbsHistogram) -> Density:
-        """With the zeros and the exact amax that the histogram knows."""
+    def from_histogram(cls, histogram: AbsHistogram) -> Density:
+        """Return the density with the zeros and the exact amax that the histogram knows."""
         return cls(histogram.counts, histogram.bin_width, histogram.zeros, histogram.amax)
 
-    def power(self) -> float:
-        """Mean of x**2."""
-        return float(self.density @ np.diff(self.edges**3)) / 3.0
-
     def noise(self, scales: Floats) -> tuple[Floats, Floats]:
-        """Mean squared rounding and clipping error for scales (n,), all positive: two arrays (n,)."""
+        """Return the mean squared rounding and clipping error for scales (n,), all positive: two arrays (n,)."""
         rounding, clipping = _squared_errors(self.edges / scales[:, None])
         return (rounding @ self.density) * scales**3, (clipping @ self.density) * scales**3
 
     def best_amax(self) -> float:
-        """The amax of least total noise, to within 1/64 octave."""
+        """Return the amax of least total noise, to within 1/64 octave."""
         candidates, noise = self._noise_by_amax()
         refined = np.minimum(candidates[np.argmin(noise)] * _REFINED, self.edges[-1])
         return float(refined[np.argmin(np.add(*self.noise(refined / QMAX)))])
 
     def amax_range(self, excess: float) -> tuple[float, float]:
-        """Smallest and largest amax, to within 1/8 octave, whose noise is at most `excess` >= 1 times the least."""
+        """Return the smallest and the largest amax whose noise is at most `excess` >= 1 times the least.
+
+        Both are exact to within 1/8 octave.
+        """
         candidates, noise = self._noise_by_amax()
         near = candidates[noise <= excess * noise.min()]
         return float(near.min()), float(near.max())
 
     def _noise_by_amax(self) -> tuple[Floats, Floats]:
-        candidates = _amax_candidates(self.edges[-1])
+        """Return the candidates, 1/8 octave apart over 12 octaves, and the total noise of each."""
+        candidates = self.edges[-1] * np.exp2(-np.arange(_CANDIDATES) / 8.0)
         return candidates, np.add(*self.noise(candidates / QMAX))
 
 
 def _squared_errors(steps: Floats) -> tuple[Floats, Floats]:
-    """Integrals of the squared rounding and clipping error between edges (..., n) in steps: two arrays (..., n - 1)."""
+    """Integrate the squared rounding and clipping error between edges (..., n) in steps: two arrays (..., n - 1).
+
+    With t in steps: (t - rint t)**2 has the antiderivative rint(t) / 12 + (t - rint t)**3 / 3.
+    """
     inside = np.minimum(steps, QMAX)
     nearest = np.rint(inside)
     left, beyond = inside - nearest, steps - inside
@@ -94,7 +105,7 @@ def _squared_errors(steps: Floats) -> tuple[Floats, Floats]:
 
 
 def _cuts(cumulative: Floats) -> NDArray[np.int64]:
-    """Bin indices to merge between, ascending from 0 to the number of bins; `cumulative` is (bins + 1,)."""
+    """Return the bin indices to merge between, from 0 up to the number of bins; `cumulative` is (bins + 1,)."""
     cuts = _cuts_per_octave(cumulative.size - 1)
     return _finer(cuts, np.diff(cumulative[cuts]) > _HEAVY * cumulative[-1])
 
@@ -106,35 +117,30 @@ def _cuts_per_octave(bins: int) -> NDArray[np.int64]:
 
 
 def _finer(cuts: NDArray[np.int64], heavy: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """With every bin of those merged ones (cuts - 1,) that are heavy."""
+    """Return the cuts with every single bin of those merged ones (cuts - 1,) that are heavy."""
     return np.unique(np.concatenate((cuts, *(np.arange(cuts[i], cuts[i + 1]) for i in np.flatnonzero(heavy)))))
 
 
-def _amax_candidates(largest: float) -> Floats:
-    return largest * np.exp2(-np.arange(_CANDIDATES) / 8.0)
-
-
 def noise_power(histogram: AbsHistogram, scales: Floats) -> tuple[Floats, Floats]:
-    """Predicted mean squared (rounding, clipping) error of int8 at scales (n,), all positive: two arrays (n,).
+    """Predict the mean squared (rounding, clipping) error of int8 at scales (n,), all positive: two arrays (n,).
 
-    In the squared units of x. Within 2 % of quantise-dequantise on the data while the step is wider than a bin and the
-    values are spread out. What a histogram does not know is where in a bin the values lie: that counts for a tensor of
-    a few distinct values (2 to 3 % for one of pixels / 255), and where nearly all values are in bin 0, far below amax.
+    The errors are in the squared units of x. They are within 2 % of quantise-dequantise on the data while the step is
+    wider than a bin and the values are spread out. A histogram does not know where in a bin the values lie. That
+    matters for a tensor of a few distinct values (2 to 3 % for one of pixels / 255), and where nearly all values are in
+    bin 0, far below amax.
+
+    >>> from calibrate.histogram import abs_histogram
+    >>> values = np.linspace(-1.0, 1.0, 100_001, dtype=np.float32)
+    >>> rounding, clipping = noise_power(abs_histogram(values), np.array([1.0, 0.5]) / QMAX)
+    >>> (rounding * 1e6).round(1), clipping.round(3)     # with amax 1.0 nothing is clipped; with 0.5 half of the values
+    (array([5.2, 0.6]), array([0.   , 0.042]))
     """
-    return Density.of(histogram).noise(scales)
-
-
-def noise_to_signal(histogram: AbsHistogram, scales: Floats) -> Floats:
-    """Total noise over signal power, (n,), at scales (n,), all positive: 1.0 is no signal left. All zeros: NaN."""
-    density = Density.of(histogram)
-    rounding, clipping = density.noise(scales)
-    with np.errstate(invalid="ignore"):
-        return (rounding + clipping) / density.power()
+    return Density.from_histogram(histogram).noise(scales)
 
 
 @dataclass(frozen=True)
 class NetworkNoise:
-    """Noise over signal by its cause, summed over a network's tensors by their weights."""
+    """Noise over signal by its cause: the weighted sum over a network's tensors."""
 
     rounding: float
     clipping: float
@@ -144,56 +150,57 @@ class NetworkNoise:
         return self.rounding + self.clipping
 
     def gain_db(self, today: NetworkNoise) -> float:
-        """How many dB less this is than `today`. Returns 0.0 when nothing was seen."""
+        """Return by how many dB this is less than `today`; 0.0 when nothing was seen."""
         return 10.0 * float(np.log10(today.total / self.total)) if self.total > 0.0 else 0.0
 
 
 @dataclass(frozen=True)
 class TensorNoise:
-    """What each of a network's tensors suffers under several sets of scales, and the least that it could.
+    """The noise of each of a network's tensors under several sets of scales, and under its best scale.
 
-    names: (tensors,). ratios: noise over signal by rounding and clipping, (tensors, sets + 1, 2), the last under
-    `best`: each tensor's best scale, (tensors,).
+    names: (tensors,).
+    ratios: noise over signal by rounding and clipping, (tensors, sets + 1, 2); the last set is `best`.
+    best: each tensor's best scale, (tensors,).
     """
 
     names: tuple[str, ...]
     ratios: Floats
     best: Floats
 
-    def under(self, which: int, weights: Mapping[str, float] | None = None) -> NetworkNoise:
-        """The sum under one of the sets by its number, the number of sets itself for the least.
+    def under(self, set_index: int, weights: Mapping[str, float] | None = None) -> NetworkNoise:
+        """Return the sum under the set of that index; the index after the last set gives the least noise.
 
-        weights: relative sensitivities, 1 for every tensor when absent, 0 for one that they lack.
+        weights: relative sensitivities; 1 for every tensor when absent, 0 for a tensor that they lack.
         """
         relative = np.array([1.0 if weights is None else weights.get(name, 0.0) for name in self.names])
-        return NetworkNoise(*(relative[:, None] * self.ratios[:, which]).sum(axis=0).tolist())
+        return NetworkNoise(*(relative[:, None] * self.ratios[:, set_index]).sum(axis=0).tolist())
 
 
 def tensor_noise(live: Mapping[str, AbsHistogram], scale_sets: Sequence[Mapping[str, float]]) -> TensorNoise:
-    """What `live` suffers under each of several sets of scales, and the least it could.
+    """Predict the noise of each tensor of `live` under each of several sets of scales, and under its best scale.
 
     Tensors that saw only zeros, or that have no scale in one of the sets, are left out: all sums are of the same
-    tensors. The least is never more than under a given set, and of a real network within 0.1 dB of the least there is.
+    tensors. The least noise is never more than under a given set. On real networks it is within 0.1 dB of the optimum.
 
-    All tensors are taken at once, so that it can be asked every few seconds: their histograms are cut alike, relative
-    to their ranges, and one table of candidate scales serves them all.
+    All tensors are computed at once, so that the daemon can do it every few seconds: their histograms are cut alike,
+    relative to their ranges, and one table of candidate scales serves them all.
     """
-    spoken = [
+    compared = [
         name for name, seen in live.items() if seen.amax > 0.0 and all(s.get(name, 0.0) > 0.0 for s in scale_sets)
     ]
     names, ratios, best = list[str](), [np.empty((0, len(scale_sets) + 1, 2))], [np.empty(0)]
-    for bits in sorted({live[name].bits for name in spoken}):
-        alike = [name for name in spoken if live[name].bits == bits]
+    for bits in sorted({live[name].bits for name in compared}):
+        alike = [name for name in compared if live[name].bits == bits]
         scales = np.array([[each[name] for each in scale_sets] for name in alike])
-        found = _network_ratios([live[name] for name in alike], scales)
-        names, ratios, best = [*names, *alike], [*ratios, found[0]], [*best, found[1]]
+        alike_ratios, alike_best = _network_ratios([live[name] for name in alike], scales)
+        names, ratios, best = [*names, *alike], [*ratios, alike_ratios], [*best, alike_best]
     return TensorNoise(tuple(names), np.concatenate(ratios), np.concatenate(best))
 
 
 def best_scales(live: Mapping[str, AbsHistogram]) -> dict[str, float]:
-    """Per tensor that saw anything the scale of least noise, found as in `tensor_noise`."""
-    found = tensor_noise(live, [])
-    return dict(zip(found.names, found.best.tolist(), strict=True))
+    """Return, per tensor that saw anything, the scale of least noise, as `tensor_noise` searches it."""
+    noise = tensor_noise(live, [])
+    return dict(zip(noise.names, noise.best.tolist(), strict=True))
 
 
 def network_noise(
@@ -201,20 +208,20 @@ def network_noise(
     scale_sets: Sequence[Mapping[str, float]],
     weights: Mapping[str, float] | None = None,
 ) -> tuple[list[NetworkNoise], NetworkNoise]:
-    """The sums of `tensor_noise` under each set, and the least; weights as in `TensorNoise.under`."""
-    found = tensor_noise(live, scale_sets)
-    *given, least = (found.under(which, weights) for which in range(len(scale_sets) + 1))
+    """Return the sums of `tensor_noise` under each set, and the least; weights as in `TensorNoise.under`."""
+    noise = tensor_noise(live, scale_sets)
+    *given, least = (noise.under(index, weights) for index in range(len(scale_sets) + 1))
     return given, least
 
 
 def _network_ratios(histograms: Sequence[AbsHistogram], scales: Floats) -> tuple[Floats, Floats]:
-    """Ratios as in TensorNoise under scales (tensors, sets) and the best, and the best scales (tensors,)."""
+    """Return the ratios of TensorNoise under scales (tensors, sets) and the best, and the best scales (tensors,)."""
     edges, mass = _cut_alike(histograms)
     units = np.exp2([[float(histogram.range_exp)] for histogram in histograms])
     amax = np.array([[histogram.amax] for histogram in histograms]) / units
-    ending = np.minimum(edges, amax + _POINT)  # as in Density: what saturates piles up at amax
+    ending = np.minimum(edges, amax + _POINT)  # as in Density: saturating functions pile values up at amax
     density = mass / np.maximum(np.diff(ending), _POINT)
-    relative = np.hstack((scales / units, amax / QMAX))  # what saturates has its best scale there, between candidates
+    relative = np.hstack((scales / units, amax / QMAX))  # amax is best for a saturating function, between candidates
     errors = np.stack(_squared_errors(ending[:, None] / relative[..., None]), axis=2)
     noise = np.einsum("tsce,te->tsc", errors, density) * relative[..., None] ** 3
     table = np.stack(_squared_errors(edges / _NETWORK_CANDIDATES[:, None])) * _NETWORK_CANDIDATES[:, None] ** 3
@@ -231,9 +238,9 @@ def _network_ratios(histograms: Sequence[AbsHistogram], scales: Floats) -> tuple
 
 
 def _cut_alike(histograms: Sequence[AbsHistogram]) -> tuple[Floats, Floats]:
-    """Edges (n,) from 0 to 1, in units of each histogram's range, and the shares of all values between them.
+    """Return edges (n,) from 0 to 1, in units of each histogram's range, and the shares of values between them.
 
-    The shares, (tensors, n - 1), are of all values, without those that are exactly zero.
+    The shares, (tensors, n - 1), count the values that are not exactly zero, over the number of all values.
     """
     totals = np.array([[histogram.total] for histogram in histograms])
     zeros = np.array([[histogram.zeros] for histogram in histograms])
@@ -254,10 +261,17 @@ def predicted_gain_db(
     scales: Mapping[str, float],
     weights: Mapping[str, float] | None = None,
 ) -> float:
-    """How many dB a recalibration would take off the network's quantisation noise.
+    """Return by how many dB a recalibration would reduce the network's quantisation noise; 0.0 when nothing was seen.
 
-    The sum over tensors of weight * noise / signal under `scales`, over the same sum under each tensor's best
-    scale for `live`: see `network_noise`. Returns 0.0 when nothing was seen.
+    gain = 10 log10 (sum of weight * noise / signal under `scales`, over the same sum under each tensor's best scale)
+
+    >>> from calibrate.histogram import abs_histogram
+    >>> dark = abs_histogram(np.linspace(-0.5, 0.5, 10_001, dtype=np.float32))
+    >>> bright = abs_histogram(np.linspace(-4.0, 4.0, 10_001, dtype=np.float32))
+    >>> round(predicted_gain_db({"conv1": dark}, {"conv1": 0.5 / QMAX}), 1)       # calibrated for this light
+    0.0
+    >>> round(predicted_gain_db({"conv1": bright}, {"conv1": 0.5 / QMAX}))        # for another: nearly all is clipped
+    46
     """
     (today,), least = network_noise(live, [scales], weights)
     return least.gain_db(today)

@@ -1,10 +1,13 @@
-"""One cut of the precision problem: the plan of least time + m * noise, over fusion groups that are INT8 or float.
+"""Choose which fusion groups are INT8 and which float: the plan of least time within a noise budget.
 
 Time is additive over the groups and over the boundaries between INT8 and float neighbours, where values change their
 format; noise is additive over the INT8 groups. For every multiplier m >= 0, the plan of least time + m * noise is a
 minimum s-t cut, since no boundary has a negative cost (Greig, Porteous, Seheult, "Exact maximum a posteriori
 estimation for binary images", JRSS B 1989; Kolmogorov & Zabih, "What energy functions can be minimized via graph
 cuts?", PAMI 2004).
+
+`fastest` and `frontier` follow these cuts along their convex hull. Between its vertices `_Search` flips groups, alone,
+in pairs and in all combinations of the few that the cuts leave undecided.
 """
 
 from __future__ import annotations
@@ -28,14 +31,15 @@ Labels = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Problem:
-    """n groups and m edges between groups, of which several may join the same two.
+    """The costs of n groups and m edges between groups; several edges may join the same two.
 
-    time_int8, time_float (n,), boundary (m,): times >= 0 in one unit, `boundary` where the ends of an edge differ.
-    noise (n,): >= 0, what a group adds while it is INT8.
-    edges (m, 2): indices of groups.
-    fixed (n,): FREE, or FLOAT or INT8 by rule.
+    time_int8, time_float: (n,), times >= 0 in one unit.
+    noise: (n,), >= 0; a group adds this while it is INT8.
+    edges: (m, 2), indices of groups.
+    boundary: (m,), the time that an edge adds where its ends differ.
+    fixed: (n,), FREE, or FLOAT or INT8 by rule.
 
-    Raises ValueError naming the field whose shape or values are not that.
+    Raises ValueError naming the field with another shape or other values.
     """
 
     time_int8: Floats
@@ -61,12 +65,12 @@ class Problem:
             raise ValueError("fixed must hold -1, 0 and 1 only")
 
     def time(self, int8: Labels) -> float:
-        """Of the plan `int8` (n,), in the unit of the times."""
+        """Return the time of the plan `int8` (n,)."""
         reformatted = int8[self.edges[:, 0]] != int8[self.edges[:, 1]]
         return float(np.where(int8, self.time_int8, self.time_float).sum() + self.boundary[reformatted].sum())
 
     def noise_of(self, int8: Labels) -> float:
-        """Of the plan `int8` (n,): the correctly rounded sum, so that equal sets compare equal with a budget."""
+        """Return the noise of the plan `int8` (n,), correctly rounded: equal sets compare equal with a budget."""
         return math.fsum(self.noise[int8])
 
 
@@ -94,10 +98,7 @@ class FlowNetwork:
         self.noise = problem.noise[self.free]
         self.inner = self.coupling[np.ix_(self.free, self.free)]
         self.adjacent = self.inner.sum(axis=1)
-        self._lay_out()
-
-    def _lay_out(self) -> None:
-        """Arcs in CSR order, each with its reverse: so `maximum_flow` returns them. k is the source, k + 1 the sink."""
+        # Arcs in CSR order, each with its reverse, as `maximum_flow` returns them. k is the source, k + 1 the sink.
         k = self.free.size
         nodes, source = np.arange(k), np.full(k, k)
         tails, heads = np.nonzero(self.inner)
@@ -112,29 +113,29 @@ class FlowNetwork:
         return Partition(int8, self.problem.time(int8), self.problem.noise_of(int8))
 
     def cut(self, time_weight: float, noise_weight: float, turned: int | None = None, label: bool = False) -> Partition:
-        """The plan of least weighted sum; ties go to float. `turned`: a free group that takes `label`."""
+        """Return the plan of least weighted sum; ties go to float. `turned`: a free group that is given `label`."""
         preference = time_weight * self.gain - noise_weight * self.noise
         if turned is not None:
             preference[turned] = np.inf if label else -np.inf
         return self._cut(preference, time_weight)
 
     def least_noise(self) -> Partition:
-        """Of all plans of least noise the fastest."""
+        """Return the fastest of all plans of least noise."""
         return self._cut(np.where(self.noise > 0.0, -np.inf, self.gain), 1.0)
 
     def _cut(self, preference: Floats, weight: float) -> Partition:
-        """`preference` (k,) for INT8, in weighted time."""
+        """Return the plan for `preference` (k,), in weighted time; positive: INT8 is preferred."""
         adjacent = weight * self.adjacent
         clipped = np.clip(preference, -2.0 * adjacent, 2.0 * adjacent)  # beyond `adjacent` a label is decided anyhow
-        wanted, refused, none = np.maximum(clipped, 0.0), np.maximum(-clipped, 0.0), np.zeros(clipped.size)
-        capacity = np.concatenate((weight * self.arcs, wanted, none, refused, none))[self.order]
-        reached = self._source_side(capacity, bound=float(min(wanted.sum(), refused.sum())))
+        for_int8, for_float, none = np.maximum(clipped, 0.0), np.maximum(-clipped, 0.0), np.zeros(clipped.size)
+        capacity = np.concatenate((weight * self.arcs, for_int8, none, for_float, none))[self.order]
+        reached = self._source_side(capacity, bound=float(min(for_int8.sum(), for_float.sum())))
         int8 = self.problem.fixed == INT8
         int8[self.free] = reached | (preference > adjacent)
         return self.plan(int8)
 
     def _source_side(self, capacity: Floats, bound: float) -> Labels:
-        """Nodes (k,) that are reached from the source once no more flows, which is `bound` at most.
+        """Return the nodes (k,) that the source still reaches under a maximum flow; the flow is `bound` at most.
 
         Flows are int32. Rounding down costs the cut up to one unit, 2**-29 of `bound`, per arc; a second pass over what
         is left measures in fractions of that loss, so that 1e-6 and 1e6 meet in one network.
@@ -157,20 +158,30 @@ class FlowNetwork:
         return reached[:k]
 
 
+# More of each finds better plans and takes longer.
 _HULL_CUTS = 64  # at most, besides the two ends, the widest gap first: a large network has more vertices than help
-_TURNED_CUTS = 256  # at most, the least settled groups first; with no more groups than that, all are tried
+_TURNED_CUTS = 256  # at most, the least decided groups first; with no more groups than that, all are tried
 _UNDECIDED = 16  # groups of which all combinations are tried: 65536 plans
-_POINTS = 16  # budgets that the frontier spreads over the hull, each with no more turned cuts than that
-_ROUNDING = 1e-12  # of all noise: what a sum of differences may be off
+_POINTS = 16  # budgets that the frontier spreads over the hull; each gets no more than _UNDECIDED turned cuts
+_ROUNDING = 1e-12  # of all noise: the rounding error that a sum of differences may have
 
 Ints = NDArray[np.int64]
 
 
 def fastest(problem: Problem, budget: float) -> Partition:
-    """The plan of least time whose noise is at most `budget`, fixed labels kept.
+    """Return the plan of least time whose noise is at most `budget`; fixed labels are kept.
 
-    Where no plan fits, since the groups that are INT8 by rule exceed the budget alone, it is the plan of least noise.
-    Optimal for up to 256 free groups if the bounds leave at most 16 undecided. Raises ValueError when `budget` is NaN.
+    If no plan fits, because the groups that are INT8 by rule exceed the budget alone, it is the plan of least noise.
+    The plan is optimal for up to 256 free groups if the bounds leave at most 16 undecided. Raises ValueError when
+    `budget` is NaN.
+
+    >>> ones = np.ones(3)
+    >>> chain = np.array([[0, 1], [1, 2]])
+    >>> noise = np.array([1.0, 9.0, 2.0])
+    >>> problem = Problem(ones, 3.0 * ones, noise, chain, 0.5 * np.ones(2), np.full(3, FREE, np.int8))
+    >>> plan = fastest(problem, budget=4.0)
+    >>> plan.int8.tolist(), plan.time, plan.noise      # the loud group in the middle stays float
+    ([True, False, True], 6.0, 3.0)
     """
     if math.isnan(budget):
         raise ValueError("budget must be a number, got NaN")
@@ -184,10 +195,10 @@ def fastest(problem: Problem, budget: float) -> Partition:
 
 
 def frontier(problem: Problem) -> tuple[Partition, ...]:
-    """The plans that no other plan found beats in both time and noise: fastest first, the last of least noise.
+    """Return plans of which none is beaten by another in both time and noise: fastest first, the quietest last.
 
-    Holds the vertices of the hull (of at most 64 cuts) and what was found between them, for 16 budgets along the hull
-    that lie equally far apart in time. Time strictly rises and noise strictly falls.
+    These are the vertices of the hull (of at most 64 cuts) and the plans between them for 16 budgets along the hull,
+    equally far apart in time. Time strictly rises and noise strictly falls.
     """
     network = FlowNetwork(problem)
     hull = _hull(network)
@@ -203,7 +214,10 @@ def frontier(problem: Problem) -> tuple[Partition, ...]:
 
 
 def _hull(network: FlowNetwork, budget: float | None = None) -> list[Partition]:
-    """Vertices from the fastest plan to that of least noise; with a budget, only what leads to the two around it."""
+    """Return the vertices from the fastest plan to that of least noise.
+
+    With a budget, only the gap around it is searched.
+    """
     hull = [network.cut(1.0, 0.0), network.least_noise()]
     gaps = [(hull[0], hull[1])]
     for _ in range(_HULL_CUTS):
@@ -220,12 +234,12 @@ def _hull(network: FlowNetwork, budget: float | None = None) -> list[Partition]:
 
 
 def _weights(fast: Partition, quiet: Partition) -> tuple[float, float]:
-    """Of time and noise, so that both plans weigh the same. A multiplier would be their ratio, and may overflow."""
+    """Return weights of time and noise under which both plans weigh the same. Their ratio alone might overflow."""
     return fast.noise - quiet.noise, quiet.time - fast.time
 
 
 class _Search:
-    """Of plans within a budget that at least one plan keeps and the fastest plan exceeds."""
+    """A search for plans within a budget that at least one plan keeps and the fastest plan exceeds."""
 
     def __init__(self, network: FlowNetwork, budget: float) -> None:
         self.network = network
@@ -233,15 +247,14 @@ class _Search:
         self.rounding = _ROUNDING * float(network.problem.noise.sum())
 
     def best(self, hull: list[Partition], turned_cuts: int) -> Partition:
-        """From the vertices on both sides of the budget, with at most `turned_cuts` further cuts."""
+        """Search from the vertices on both sides of the budget, with at most `turned_cuts` further cuts."""
         within = next(index for index, plan in enumerate(hull) if plan.noise <= self.budget)
         flipped = [self.improved(plan) for plan in hull[max(within - 2, 0) : within + 2]]
         start = best = min(flipped, key=lambda plan: plan.time)
         time_weight, noise_weight = _weights(hull[within - 1], hull[within])
         sign, time, noise = self._flips(start)
-        least_settled = np.argsort(time_weight * time + noise_weight * noise)[:turned_cuts]
         bounds = np.full(sign.size, np.inf)
-        for group in least_settled:
+        for group in np.argsort(time_weight * time + noise_weight * noise)[:turned_cuts]:  # the least decided first
             turned = self.network.cut(time_weight, noise_weight, int(group), bool(sign[group] < 0))
             bounds[group] = time_weight * turned.time + noise_weight * (turned.noise - self.budget)
             if bounds[group] < time_weight * best.time:
@@ -252,7 +265,7 @@ class _Search:
         return min(best, combined, key=lambda plan: plan.time)
 
     def improved(self, plan: Partition) -> Partition:
-        """Brought within the budget at the least time per noise, then flipped as long as one or two flips save time."""
+        """Bring a plan within the budget at the least time per noise, then flip while one or two flips save time."""
         while plan.noise > self.budget:
             _, time, noise = self._flips(plan)
             quieter = np.flatnonzero(noise < 0.0)
@@ -262,14 +275,14 @@ class _Search:
         return plan
 
     def _flips(self, plan: Partition) -> tuple[Floats, Floats, Floats]:
-        """Per free group: 1 if it is INT8, else -1; what its flip adds to the time; and to the noise."""
+        """Return per free group: 1 if it is INT8, else -1; the time that its flip adds; the noise that it adds."""
         problem, free = self.network.problem, self.network.free
         sign = np.where(plan.int8, 1.0, -1.0)
         time = sign * (problem.time_float - problem.time_int8 + self.network.coupling @ sign)
         return sign[free], time[free], (-sign * problem.noise)[free]
 
     def _best_pair(self, plan: Partition) -> Partition:
-        """After the flip of the two groups, or the one (the diagonal), that saves most; `plan` itself if none does."""
+        """Flip the two groups, or the one (the diagonal), that save most; return `plan` itself if none does."""
         sign, time, noise = self._flips(plan)
         times = np.add.outer(time, time) - 2.0 * self.network.inner * np.outer(sign, sign)
         noises = np.add.outer(noise, noise)
@@ -278,7 +291,7 @@ class _Search:
         return self._best_move(plan, times.ravel(), noises.ravel(), lambda move: np.unique(divmod(move, sign.size)))
 
     def _best_combination(self, plan: Partition, groups: Ints) -> Partition:
-        """After the flip of that subset of `groups` which saves most; `plan` itself if none does."""
+        """Flip the subset of `groups` that saves most; return `plan` itself if none does."""
         flips = ((np.arange(1 << groups.size)[:, None] >> np.arange(groups.size)) & 1).astype(np.float64)
         sign, time, noise = self._flips(plan)
         inner = self.network.inner[np.ix_(groups, groups)] * np.outer(sign[groups], sign[groups])
@@ -286,7 +299,11 @@ class _Search:
         return self._best_move(plan, times, flips @ noise[groups], lambda move: groups[flips[move] > 0.0])
 
     def _best_move(self, plan: Partition, times: Floats, noises: Floats, groups: Callable[[int], Ints]) -> Partition:
-        """After the move that saves most within the budget. times, noises (moves,): what each adds; groups: whom."""
+        """Make the move that saves most within the budget; return `plan` itself if none does.
+
+        times, noises: (moves,), what each move adds.
+        groups: the groups that a move flips.
+        """
         for rounding in (self.rounding, -self.rounding):  # a plan that fills the budget to the last bit is one too
             fits = noises <= self.budget - plan.noise + rounding
             moved = self._flipped(plan, groups(int(np.argmin(np.where(fits, times, np.inf)))))
@@ -295,7 +312,7 @@ class _Search:
         return plan
 
     def _flipped(self, plan: Partition, groups: Ints) -> Partition:
-        """`groups` are indices of free groups."""
+        """Return the plan with `groups`, indices of free groups, flipped."""
         int8 = plan.int8.copy()
         int8[self.network.free[groups]] ^= True
         return self.network.plan(int8)

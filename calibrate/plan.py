@@ -1,4 +1,4 @@
-"""PrecisionPlan: which layers stay float and why, and what is done for those that become INT8."""
+"""Describe which layers stay float and why, and how the INT8 layers are repaired: PrecisionPlan."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Repairs:
-    """What keeps a layer in INT8 that would lose too much there. Layers are named as compute nodes.
+    """Repairs that keep a layer in INT8 that would lose too much there. Layers are named as compute nodes.
 
-    divisors, offsets: per layer, of each input channel: the layer reads (x - offset) / divisor through a Q of its own,
-    and its weights and bias are changed to match, so that in float nothing changes. ranges: amax of what it then reads,
-    by the name of that tensor.
+    divisors, offsets: per layer and input channel. The layer reads (x - offset) / divisor through a Q of its own, and
+        its weights and bias are changed to match, so that in float nothing changes.
+    ranges: the amax of the tensor that such a layer reads, by the tensor's name.
     methods: per tap another threshold method than the calibration's.
-    clips: per layer how much of its largest weight the scale reaches, one in (0, 1] per output channel.
-    shifts: per layer what INT8 moves the mean of its outputs by, one per output channel; its bias takes that back.
+    clips: per layer the fraction of its largest weight that the scale reaches, one in (0, 1] per output channel.
+    shifts: per layer the shift that INT8 makes in the mean of its outputs, one per output channel; its bias is reduced
+        by it.
     """
 
     divisors: Mapping[str, Numbers] = field(default_factory=dict)
@@ -43,13 +44,12 @@ class Repairs:
         return any(getattr(self, each.name) for each in fields(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """In JSON's types, without what is empty."""
-        found = {each.name: dict(getattr(self, each.name)) for each in fields(self)}
-        return {name: values for name, values in found.items() if values}
+        """Return the repairs that are not empty, in JSON's types."""
+        return {each.name: dict(getattr(self, each.name)) for each in fields(self) if getattr(self, each.name)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Repairs:
-        """What `as_dict` gave. Raises ValueError for anything else."""
+        """Read what `as_dict` returned. Raises ValueError for anything else."""
         unknown = document.keys() - {each.name for each in fields(cls)}
         if unknown:
             raise ValueError(f"no repair is called '{min(unknown)}'")
@@ -69,9 +69,11 @@ class Repairs:
 
 @dataclass(frozen=True)
 class PrecisionPlan:
-    """floats: name of a compute node (convolution, matrix product, residual Add) -> reason in plain words.
+    """The nodes that stay float; every other node may be INT8.
 
-    Every other node may be INT8. evidence: how the plan was found, for people; no engine depends on it.
+    floats: name of a compute node (convolution, matrix product, residual Add) -> reason in plain words.
+    repairs: how layers that become INT8 are repaired.
+    evidence: how the plan was found, for people; no engine depends on it.
     """
 
     floats: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class PrecisionPlan:
 
     @property
     def effective(self) -> Repairs:
-        """The repairs without those of layers that stay float, which need none."""
+        """The repairs of the layers that become INT8; layers that stay float need none."""
 
         def kept(rows: Mapping[str, Numbers]) -> dict[str, Numbers]:
             return {layer: row for layer, row in rows.items() if layer not in self.floats}
@@ -95,18 +97,18 @@ class PrecisionPlan:
 
     @property
     def essence(self) -> dict[str, Any]:
-        """What an engine follows from, in JSON's types: the reasons are not among it."""
+        """The part that an engine depends on, in JSON's types: the reasons are not part of it."""
         return {"floats": sorted(self.floats), **({"repairs": self.repairs.as_dict()} if self.repairs else {})}
 
     def to_json(self) -> str:
-        """Text that `from_json` reads back to an equal plan; keys sorted, so equal plans give equal bytes."""
+        """Return text that `from_json` reads back to an equal plan; equal plans give equal bytes."""
         evidence = {"evidence": dict(self.evidence)} if self.evidence else {}
         document = {"schema": SCHEMA_VERSION, **self.essence, "floats": dict(self.floats), **evidence}
         return json.dumps(document, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> PrecisionPlan:
-        """Raises CalibrationError: `plan.format` (not a plan), `plan.schema` (of a newer version)."""
+        """Read a plan. Raises CalibrationError: `plan.format` (not a plan), `plan.schema` (of a newer version)."""
         try:
             document: Any = json.loads(text)
         except (RecursionError, ValueError) as error:
@@ -118,7 +120,7 @@ class PrecisionPlan:
                 "plan.schema",
                 f"a plan of schema {document['schema']!r}",
                 f"schema {SCHEMA_VERSION} or an older one",
-                "use the tared that wrote it, or write it anew",
+                "use the tared that wrote it, or write it again",
             )
         floats = document.get("floats")
         if not isinstance(floats, dict) or not all(isinstance(reason, str) for reason in floats.values()):
@@ -139,7 +141,7 @@ def _rows(rows: Any, repair: str) -> dict[str, Numbers]:
 
 
 def _number(value: Any) -> float:
-    """A finite number; neither text nor a truth value, which float() would take."""
+    """Return a finite number; refuse text and truth values, which float() would accept."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"{value!r} where a finite number belongs")
     return float(value)

@@ -1,4 +1,4 @@
-"""Repairs that keep a layer in INT8, judged by the noise that reaches the layer's output through its weights.
+"""Find repairs that keep a layer in INT8, judged by the noise that reaches the layer's output through its weights.
 
 The error of one input channel, D_c, reaches the output multiplied by the weights that read the channel: the layer's
 output noise is sum_oc |w_oc|^2 D_c, while errors of different channels are taken as independent. So a channel that
@@ -22,19 +22,21 @@ from numpy.typing import NDArray
 from calibrate.scale import MIN_SCALE, QMAX
 
 Floats = NDArray[np.float64]
-Samples = NDArray[np.float32]  # half the memory traffic of float64, in which nothing below would come out otherwise
+Samples = NDArray[np.float32]  # half the memory traffic of float64, with the same decisions below
 
-_MARGIN = 1.15  # of the amax that is best for the few frames seen: what others reach beyond it would be clipped
-_EXPONENTS = (0.5, 0.75, 1.0)  # how much of the difference in range is taken out; the weights take it over
-_OCTAVES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)  # how far below the largest value an amax is looked for
-_REFINED = (0.25, 0.125, 0.0625)  # octaves to either side of the best so far
-_NARROWEST = 2.0**-10  # of the widest channel: one that is all but silent need not be blown up further
-_CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # of the largest weight
+# Factor on the amax that is best for the few frames seen. Smaller: other frames are clipped. Larger: coarser steps.
+_MARGIN = 1.15
+_EXPONENTS = (0.5, 0.75, 1.0)  # share of the difference in range that moves from the activations into the weights
+_OCTAVES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)  # distances below the largest value at which an amax is tried
+_REFINED = (0.25, 0.125, 0.0625)  # then octaves to either side of the best so far
+# Range of the narrowest channel over the widest one's. Smaller: a nearly silent channel is amplified without bound.
+_NARROWEST = 2.0**-10
+_CLIPS = np.array([1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6])  # fractions of the largest weight that are tried
 
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What a layer reads: samples (channels, n), and the least and the largest value of each channel, (channels,)."""
+    """A layer's input: samples (channels, n), and the least and the largest value of each channel, (channels,)."""
 
     samples: Samples
     low: Floats
@@ -42,28 +44,29 @@ class LayerInput:
 
     @property
     def amax(self) -> Floats:
-        """The largest |x| of each channel, (channels,)."""
+        """The largest |x| per channel, (channels,)."""
         return np.maximum(np.abs(self.low), np.abs(self.high))
 
     @cached_property
     def variance(self) -> Floats:
-        """Per channel, (channels,)."""
+        """The variance per channel, (channels,)."""
         variance: Floats = self.samples.var(axis=1, dtype=np.float64)
         return variance
 
     def scaled(self, divisors: Floats, offsets: Floats) -> LayerInput:
-        """(x - offset) / divisor, channel by channel."""
+        """Return (x - offset) / divisor, channel by channel."""
         samples = ((self.samples - offsets[:, np.newaxis]) / divisors[:, np.newaxis]).astype(np.float32)
         return LayerInput(samples, (self.low - offsets) / divisors, (self.high - offsets) / divisors)
 
 
 @dataclass(frozen=True)
 class Equalisation:
-    """The layer reads (x - offsets) / divisors, both (channels,). amax: of that.
+    """The layer reads (x - offsets) / divisors, both (channels,).
 
-    Divisors are powers of two, so that without offsets float results do not change by a bit. Offsets are multiples of a
-    channel's INT8 step, so that what is exactly zero stays so. noise: of the layer's output, in its units squared, from
-    activations and weights together.
+    divisors: powers of two, so that without offsets float results do not change by a bit.
+    offsets: multiples of a channel's INT8 step, so that exact zeros stay exact.
+    amax: the range of the divided input.
+    noise: of the layer's output, in its units squared, from activations and weights together.
     """
 
     divisors: Floats
@@ -73,27 +76,28 @@ class Equalisation:
 
 
 def activation_noise(matrix: Floats, read: LayerInput, scale: float) -> float:
-    """Mean squared error of all outputs of a layer together when it reads its input with one int8 scale."""
+    """Return the mean squared error of all outputs of a layer together, if it reads its input with one int8 scale."""
     return float(_by_input(matrix) @ _channel_noise(read.samples, scale))
 
 
 def weight_noise(matrix: Floats, variance: Floats, clips: Floats | None = None) -> float:
-    """The same when its weights are int8, a scale per output channel; clips (outputs,) as `best_clips` gives them.
+    """Return the same if its weights are int8 with a scale per output channel.
 
-    variance: of the input channels. What the weights' errors make of their means is a constant, which the bias takes.
+    variance: of the input channels. The weights' errors times the channels' means are a constant, which the bias takes.
+    clips: (outputs,), as `best_clips` returns them.
     """
     return float(_weight_errors(matrix, variance, np.ones(1) if clips is None else clips).sum())
 
 
 def equalisation(matrix: Floats, read: LayerInput, centred: bool) -> Equalisation:
-    """The divisors of least noise; where the input is to be centred, with offsets.
+    """Return the divisors of least noise; with `centred`, offsets too.
 
     Divisors trade the noise of the activations against that of the weights. Offsets give a one-sided input, as ReLU and
     SiLU make it, all of INT8's range instead of half: a quarter of its noise.
     """
     exponents = (0.0, *_EXPONENTS) if centred else _EXPONENTS
-    found = [_equalised(matrix, read, exponent, centred) for exponent in exponents]
-    return min(found, key=lambda candidate: candidate.noise)
+    candidates = [_equalised(matrix, read, exponent, centred) for exponent in exponents]
+    return min(candidates, key=lambda candidate: candidate.noise)
 
 
 def _equalised(matrix: Floats, read: LayerInput, exponent: float, centred: bool) -> Equalisation:
@@ -103,30 +107,30 @@ def _equalised(matrix: Floats, read: LayerInput, exponent: float, centred: bool)
     samples = read.samples / divisors.astype(np.float32)[:, np.newaxis]
     gains = _by_input(scaled)
 
-    def steps_off(amax: float) -> Floats:
-        """Offsets in INT8 steps: from the low end up, since what is clipped, at the high end, is rare there."""
+    def offset_steps(amax: float) -> Floats:
+        """Return offsets in INT8 steps, from the low end up: the high end is clipped, where values are rare."""
         return np.rint((read.low / divisors + amax) / _scale(amax)) if centred else np.zeros_like(divisors)
 
     def noise(amax: float) -> float:
-        return float(gains @ _channel_noise(samples, _scale(amax), steps_off(amax)))
+        return float(gains @ _channel_noise(samples, _scale(amax), offset_steps(amax)))
 
     amax = _MARGIN * _best_amax(noise, float((width / divisors).max()))[0]
     weights = weight_noise(scaled, read.variance / np.square(divisors))
-    return Equalisation(divisors, steps_off(amax) * _scale(amax) * divisors, amax, noise(amax) + weights)
+    return Equalisation(divisors, offset_steps(amax) * _scale(amax) * divisors, amax, noise(amax) + weights)
 
 
 def _divisors(width: Floats, exponent: float) -> Floats:
-    """Powers of two (channels,). A channel that was silent tells nothing, and gets what is usual among the others."""
-    heard = width > 0.0
-    if not heard.any():
+    """Return powers of two (channels,). A channel that was silent gets the median of the others."""
+    active = width > 0.0
+    if not active.any():
         return np.ones_like(width)
-    ranges = np.where(heard, width, np.median(width[heard])) / width.max()
+    ranges = np.where(active, width, np.median(width[active])) / width.max()
     divisors: Floats = np.exp2(np.rint(exponent * np.log2(np.maximum(ranges, _NARROWEST))))
     return divisors
 
 
 def _best_amax(noise: Callable[[float], float], largest: float) -> tuple[float, float]:
-    """The amax of least noise, to within 1/16 octave, and that noise."""
+    """Return the amax of least noise, to within 1/16 octave, and that noise."""
     tried = {amax: noise(amax) for amax in (largest * 2.0**-octaves for octaves in _OCTAVES)}
     for octaves in _REFINED:
         best = min(tried, key=tried.__getitem__)
@@ -136,14 +140,17 @@ def _best_amax(noise: Callable[[float], float], largest: float) -> tuple[float, 
 
 
 def best_clips(matrix: Floats, variance: Floats) -> Floats:
-    """Per output channel (outputs,) how much of its largest weight the scale should reach; 1 is all of it."""
+    """Return per output channel (outputs,) the fraction of its largest weight that the scale should reach."""
     noise = np.stack([_weight_errors(matrix, variance, np.full(1, clip)) for clip in _CLIPS])
     best: Floats = _CLIPS[noise.argmin(axis=0)]
     return best
 
 
 def output_shift(matrix: Floats, read: LayerInput, scale: float, clips: Floats | None = None) -> Floats:
-    """What quantisation moves the mean of each output by, (outputs,); borders, where taps read padding, apart."""
+    """Return the shift that quantisation makes in the mean of each output, (outputs,).
+
+    Borders are left out, where taps read padding.
+    """
     steps = np.rint(read.samples * np.float32(1.0 / scale)).clip(-QMAX, QMAX)
     groups, _, inputs, _ = matrix.shape
     quantised = _quantised(matrix, np.ones(1) if clips is None else clips)
@@ -154,16 +161,16 @@ def output_shift(matrix: Floats, read: LayerInput, scale: float, clips: Floats |
 
 
 def _scale(amax: float) -> float:
-    """As `calibrate.scale.activation_scale`, for an amax that is finite and not 0, and in less time."""
+    """Return what `calibrate.scale.activation_scale` does, for an amax that is finite and not 0, in less time."""
     return float(np.float32(max(amax / QMAX, MIN_SCALE)))
 
 
-def _channel_noise(samples: Samples, scale: float, steps_off: Floats | None = None) -> Floats:
-    """Mean squared error of each input channel at one int8 scale, (channels,).
+def _channel_noise(samples: Samples, scale: float, offset_steps: Floats | None = None) -> Floats:
+    """Return the mean squared error of each input channel at one int8 scale, (channels,).
 
-    steps_off: whole steps (channels,) that are taken off before rounding. They only move where values are clipped.
+    offset_steps: whole steps (channels,) that are subtracted before rounding. They only move the clipping limits.
     """
-    middle = np.zeros((1, 1), np.float32) if steps_off is None else steps_off.astype(np.float32)[:, np.newaxis]
+    middle = np.zeros((1, 1), np.float32) if offset_steps is None else offset_steps.astype(np.float32)[:, np.newaxis]
     steps = samples * np.float32(1.0 / scale)
     error = np.rint(steps)
     np.clip(error, middle - QMAX, middle + QMAX, out=error)
@@ -173,13 +180,13 @@ def _channel_noise(samples: Samples, scale: float, steps_off: Floats | None = No
 
 
 def _by_input(matrix: Floats) -> Floats:
-    """Sum of w**2 over what reads each input channel, (channels,)."""
+    """Return the sum of w**2 over the weights that read each input channel, (channels,)."""
     gains: Floats = np.square(matrix).sum(axis=(1, 3)).ravel()
     return gains
 
 
 def _weight_errors(matrix: Floats, variance: Floats, clips: Floats) -> Floats:
-    """Output noise per output channel, (outputs,)."""
+    """Return the output noise per output channel, (outputs,)."""
     groups, _, inputs, _ = matrix.shape
     squared = np.square(_quantised(matrix, clips) - matrix).sum(axis=3)
     noise: Floats = np.einsum("goi,gi->go", squared, variance.reshape(groups, inputs))

@@ -1,4 +1,4 @@
-"""From amax to INT8 scales: symmetric, zero point 0, integers in [-127, 127].
+"""Turn amax into INT8 scales: symmetric, zero point 0, integers in [-127, 127].
 
 The scales are float32; a float16 form of the graph rounds them. Two guards make every scale survive that:
 
@@ -8,13 +8,15 @@ The scales are float32; a float16 form of the graph rounds them. Two guards make
 - `MAX_SCALE`: the largest float16. An activation that needs more than 127 * 65504 has diverged, and is
   refused.
 
-That is the scale. The value it stands for, up to 127 * s, may still be beyond float16: where it is, the layers that
-read it have to stay float32.
+That is about the scale. The values, up to 127 * s, may still be beyond float16: the layers that read such a tensor have
+to stay float32.
 
-A range that is exactly zero gets `UNUSED_SCALE`. Any scale represents zeros; this one leaves a tensor that wakes up
-after calibration the range [-0.99, 0.99] instead of clipping it to nothing, keeps bias / (input scale * weight scale)
-inside int32 for the dead channels that pruning and batch normalisation leave behind, and is a power of two, for the
-calibrations that ask for those.
+A range that is exactly zero gets `UNUSED_SCALE`. Any scale represents zeros. This one
+
+- leaves the range [-0.99, 0.99] to a tensor that is no longer zero after calibration, which is not clipped to nothing;
+- keeps bias / (input scale * weight scale) inside int32 for the dead channels that pruning and batch normalisation
+  leave behind;
+- is a power of two, for the calibrations that ask for those.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ UNUSED_SCALE = 2.0**-7
 
 
 def activation_scale(amax: float, tensor: str) -> float:
-    """The scale of one activation tensor whose range is [-amax, amax]; `tensor` names it in errors.
+    """Return the scale of an activation tensor whose range is [-amax, amax]; `tensor` names it in errors.
 
     Raises CalibrationError: `scale.amax` (NaN, infinite or negative), `scale.range` (beyond float16).
     """
@@ -56,12 +58,12 @@ def activation_scale(amax: float, tensor: str) -> float:
 
 
 def has_scale(amax: float) -> bool:
-    """Whether a tensor with this finite amax can be INT8 at all: see `MAX_SCALE`."""
+    """Return True if a tensor with this finite amax can be INT8 at all: see `MAX_SCALE`."""
     return amax <= QMAX * MAX_SCALE
 
 
 def power_of_two(scale: float) -> float:
-    """The power of two nearest to `scale` > 0 by ratio, ties up, within the guards above.
+    """Return the power of two nearest to `scale` > 0 by ratio, ties up, within the guards above.
 
     As PPQ's POWER_OF_2 policy has it, for hardware that rescales by shifts. It costs up to a factor sqrt(2) of range or
     of resolution.
@@ -71,7 +73,7 @@ def power_of_two(scale: float) -> float:
 
 
 def weight_scales(weight: NDArray[np.float32], axis: int, tensor: str) -> NDArray[np.float32]:
-    """One scale per index of `axis`, the output channels: float32 (weight.shape[axis],).
+    """Return one scale per index of `axis`, the output channels: float32 (weight.shape[axis],).
 
     amax is each channel's maximum, as in Wu et al., arXiv:2004.09602, section 4.1.
     Raises CalibrationError as `activation_scale`; `tensor` names the weight in errors.
@@ -82,13 +84,13 @@ def weight_scales(weight: NDArray[np.float32], axis: int, tensor: str) -> NDArra
 
 
 def clipped(scales: NDArray[np.float32], fractions: Sequence[float]) -> NDArray[np.float32]:
-    """Scales (channels,) that reach a fraction of the range only, (channels,) or one for all, within MIN_SCALE."""
+    """Return scales (channels,) that reach a fraction of the range only; one fraction per channel, or one for all."""
     narrowed: NDArray[np.float32] = np.maximum(scales * np.asarray(fractions, np.float32), np.float32(MIN_SCALE))
     return narrowed
 
 
 def quantise(weight: NDArray[np.float32], scales: NDArray[np.float32], axis: int) -> NDArray[np.int8]:
-    """round(weight / scale), ties to even as in ONNX QuantizeLinear, saturated to [-127, 127]; same shape."""
+    """Return round(weight / scale), ties to even as in ONNX QuantizeLinear, saturated to [-127, 127]; same shape."""
     along = [1] * weight.ndim
     along[axis] = -1
     steps: NDArray[np.float32] = np.rint(weight / scales.reshape(along))

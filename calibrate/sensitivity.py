@@ -1,4 +1,8 @@
-"""Which groups of layers to leave float first, where INT8 itself is what costs fidelity: those that make the noise."""
+"""Measure which groups of layers make the noise, and leave the loudest float first.
+
+`measure_blocks` and `share_out` turn a few measurements of a whole network into the divergence of every group.
+`float_levels` orders the groups into levels of precision, each with half the noise of the one before.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +12,54 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+
+_BLOCKS = 16  # blocks of the first round. More: each block is quieter, and fewer of `runs` are left for splitting.
+_QUIET = 0.01  # of all noise: a block of no more is not worth splitting
+
 
 def float_levels(noise: NDArray[np.float64]) -> list[tuple[int, ...]]:
-    """Ever more of the loudest groups, by index, the loudest first; noise (n,) >= 0.
+    """Return ever more of the loudest groups, by index, the loudest first; noise (n,) >= 0.
 
-    Without the first tuple's groups at most half of the noise is left (3 dB less), without the next one's at most half
-    of that, and so on to the last, which leaves none. Groups without noise are in none. Raises ValueError where a noise
-    is negative, or their sum not finite.
+    With the first tuple's groups float, at most half of the noise is left (3 dB less). With the next tuple's, at most
+    half of that is left, and so on to the last, which leaves none. Groups without noise are in none. Raises ValueError
+    if a noise is negative, or their sum not finite.
+
+    >>> float_levels(np.array([1.0, 8.0, 0.0, 3.0]))
+    [(1,), (1, 3), (1, 3, 0)]
     """
     with np.errstate(over="ignore"):
         total = float(noise.sum())
     if not (np.isfinite(total) and (noise >= 0.0).all()):
         raise ValueError(f"noise has to be finite and not negative, got {noise}")
     order = [index for index in np.argsort(-noise, kind="stable").tolist() if noise[index] > 0.0]
-    left = np.append(np.cumsum(noise[order][::-1])[::-1], 0.0)  # when the first so many are float
-    found: list[tuple[int, ...]] = []
-    taken = 0
-    while taken < len(order):
-        taken = int(np.argmax(left <= 0.5 * left[taken]))  # left never rises: the first of them
-        found.append(tuple(order[:taken]))
-    return found
-
-
-Floats = NDArray[np.float64]
-
-_BLOCKS = 16  # at first
-_QUIET = 0.01  # of all noise: a block of no more is not worth splitting
+    left = np.append(np.cumsum(noise[order][::-1])[::-1], 0.0)  # noise that is left when the first so many are float
+    levels: list[tuple[int, ...]] = []
+    count = 0
+    while count < len(order):
+        count = int(np.argmax(left <= 0.5 * left[count]))  # left never rises: the first of them
+        levels.append(tuple(order[:count]))
+    return levels
 
 
 @dataclass(frozen=True)
 class Block:
-    """Groups, by index, and the divergence when these alone are INT8."""
+    """Groups, by index, and the divergence of the network when these alone are INT8."""
 
     members: tuple[int, ...]
     divergence: float
 
 
 def measure_blocks(predicted: Floats, measure: Callable[[Sequence[int]], float | None], runs: int) -> list[Block]:
-    """Blocks in order after at most `runs` measurements; each group is in exactly one.
+    """Measure blocks of groups, at most `runs` times, and split the loudest; return them in order.
 
-    predicted: noise (n,) >= 0. measure: the divergence, finite and >= 0, of a network in which only these groups are
-    INT8; None ends the search, and groups that were not measured by then are in no block.
+    Args:
+        predicted: Noise of each group, (n,), >= 0.
+        measure: Returns the divergence, finite and >= 0, of a network in which only these groups are INT8. None ends
+            the search, and groups that were not measured by then are in no block.
+        runs: The most measurements.
+
+    Each group that was measured is in exactly one block.
     """
     blocks: list[Block] = []
     for members in _cut(predicted, tuple(range(len(predicted))), min(_BLOCKS, runs)):
@@ -72,10 +83,10 @@ def measure_blocks(predicted: Floats, measure: Callable[[Sequence[int]], float |
 
 
 def share_out(predicted: Floats, blocks: Sequence[Block]) -> Floats:
-    """The divergence of every group (n,): a block's is shared among its members as predicted, evenly if nothing was.
+    """Return the divergence of every group, (n,).
 
-    Groups that are in no block are given what the others have per predicted noise; all that was predicted where nothing
-    was measured.
+    A block's divergence is shared among its members as predicted, evenly if nothing was predicted. Groups in no block
+    get as much per predicted noise as the others have; if nothing was measured, they get the prediction itself.
     """
     measured = [index for block in blocks for index in block.members]
     noise = float(predicted[measured].sum())
@@ -89,7 +100,7 @@ def share_out(predicted: Floats, blocks: Sequence[Block]) -> Floats:
 
 
 def _cut(predicted: Floats, members: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
-    """Consecutive parts of about equal predicted noise, none empty; fewer where there are fewer members."""
+    """Cut into consecutive parts of about equal predicted noise, none empty; fewer if there are fewer members."""
     parts = min(parts, len(members))
     if parts < 1:
         return []
@@ -97,6 +108,6 @@ def _cut(predicted: Floats, members: tuple[int, ...], parts: int) -> list[tuple[
     noise = np.cumsum(predicted[list(members)] + even)
     bounds = [0]
     for part in range(1, parts):
-        wanted = int(np.searchsorted(noise, noise[-1] * part / parts)) + 1
-        bounds.append(min(max(wanted, bounds[-1] + 1), len(members) - (parts - part)))
+        even_share = int(np.searchsorted(noise, noise[-1] * part / parts)) + 1
+        bounds.append(min(max(even_share, bounds[-1] + 1), len(members) - (parts - part)))
     return [members[a:b] for a, b in zip(bounds, [*bounds[1:], len(members)], strict=True)]

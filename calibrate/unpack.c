@@ -1,5 +1,5 @@
-/* Counts from their Rice-coded differences, and counts added up; rice.py says how they are laid out, and does the first in
- * NumPy, histogram_sum.py the second.
+/* Unpacks counts from their Rice-coded differences, and adds counts up. count_codec.py describes the layout and holds the
+ * first in NumPy, histogram.py the second.
  *
  * C99 but for counting trailing zeros, which every compiler that builds it has. Whatever the bytes are, nothing is read
  * or written out of bounds: they come from other machines.

@@ -16,7 +16,7 @@ from calibrate.native import COMPILED
 from engines.cuda.gpu import DRIVER, Gpu, nvcc_path
 from engines.errors import DeviceError
 from engines.preprocessing import is_compiled
-from engines.trt.dialect import open_release
+from engines.trt.release import open_release
 
 _FOLLOWS_SIZES = (4, 13)  # measured: 4.8, 4.10 and 4.12 do not, 4.13 and 5.0 do
 

@@ -1,4 +1,8 @@
-"""Where two predictions of one frame disagree: which class is served where the reference says another."""
+"""Count where two predictions of a frame disagree: which class is served where the reference says another.
+
+`answers` pairs the objects of one frame. `Disagreement` counts such pairs over frames; `tared plan` certifies a plan by
+it. `ConfusionCounts` does the same for a candidate's verdict, where `newly_confused` names the pairs that are new.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +17,40 @@ from agent.vision.detections import Detections, iou_matrix
 from agent.vision.fidelity import MATCH_IOU
 from calibrate.confusion import Pair, confused_pairs
 
-# Times that a pair must be seen to look worse than a limit. Where such pairs kept trials of max_loss 0.1 from ending, a
-# candidate that misreads 40 % of a class of 10 % was refused for a limit of 20 % in 65 of 100 simulated trials, and in
-# 15 else; one that misreads 10 % was never refused, and kept from ending in 7.
+# Times that a pair must be seen before it can appear to be above a limit. Measured by simulating 100 trials of max_loss
+# 0.1, which such pairs kept from ending: a candidate that misreads 40 % of a class of 10 % was refused for a limit of
+# 20 % in 65 of them (15 otherwise). One that misreads 10 % was never refused, and kept from ending in 7.
 _SUSPECT = 2
+_ERROR = 0.05  # of `ConfusionCounts.confused`: the probability that a pair is named by chance
 
-Answer = tuple[int, int | None]  # the reference's class of an object, and the served one; None where it was not found
+# The reference's class of an object, and the served class; None where the object was not detected.
+Answer = tuple[int, int | None]
 
 
 def answers(served: Prediction | None, reference: Prediction) -> list[Answer]:
-    """What was served for each object of the reference; None serves nothing, e.g. where outputs are not finite.
+    """Return the served class of each object of the reference.
 
-    classify: the frame is the one object. detect: one to one at IoU 0.5, greedy by score as `detections.match`,
-    first among equal classes and then, for what is left, among all: a detector may give one object two classes, and
-    that these change places in the order of scores is no confusion. raw: no objects.
+    served: None serves nothing, e.g. where outputs are not finite.
+
+    - classify: the frame is the one object.
+    - detect: objects are paired one to one at IoU 0.5, greedily by score as `detections.match` does: first among equal
+      classes, then the rest among all. A detector may give one object two classes, and that these change places in the
+      order of scores is no confusion.
+    - raw: there are no objects.
     """
     if isinstance(reference, Classification):
         return [(reference.class_id, served.class_id if isinstance(served, Classification) else None)]
     if not isinstance(reference, Detections):
         return []
-    given: list[int | None] = [None] * len(reference)
+    classes: list[int | None] = [None] * len(reference)
     if isinstance(served, Detections):
-        for found, index in _pairs(served, reference):
-            given[index] = int(served.classes[found])
-    return list(zip(reference.classes.tolist(), given, strict=True))
+        for index, paired in _pairs(served, reference):
+            classes[paired] = int(served.classes[index])
+    return list(zip(reference.classes.tolist(), classes, strict=True))
 
 
 def _pairs(served: Detections, reference: Detections) -> list[tuple[int, int]]:
-    """(served, reference) indices of the same object."""
+    """Return the (served, reference) indices of the same objects."""
     overlaps = iou_matrix(served.boxes, reference.boxes)
     overlaps[overlaps < MATCH_IOU] = 0.0
     same_class = served.classes[:, np.newaxis] == reference.classes[np.newaxis]
@@ -59,7 +69,7 @@ def _pairs(served: Detections, reference: Detections) -> list[tuple[int, int]]:
 class ConfusedPair:
     """In `of` frames the reference sees a `reference`, and in `count` of them a `candidate` is served instead.
 
-    low: lower confidence bound of that share.
+    low: lower confidence bound of the share count / of.
     """
 
     reference: str
@@ -72,8 +82,8 @@ class ConfusedPair:
 class Disagreement:
     """Counts answers over frames, and names the classes that are confused.
 
-    The objects of a class in one frame are often misread together, so that they are no independent answers: of each
-    class of the reference one object per frame is counted, drawn at random.
+    The objects of a class in one frame are often misread together, so that their answers are not independent. Therefore
+    one object per frame is counted of each class of the reference, drawn at random.
     """
 
     def __init__(self) -> None:
@@ -88,11 +98,11 @@ class Disagreement:
 
     @property
     def totals(self) -> Mapping[int, int]:
-        """Reference class -> frames with it, whether it was found or not."""
+        """Reference class -> frames with it, whether it was detected or not."""
         return self._totals
 
     def add(self, frame: Sequence[Answer]) -> None:
-        """Take the `answers` of one frame."""
+        """Count the `answers` of one frame."""
         by_class: dict[int, list[int | None]] = defaultdict(list)
         for reference, served in frame:
             by_class[reference].append(served)
@@ -102,64 +112,61 @@ class Disagreement:
             if drawn is not None and drawn != reference:
                 self._counts[reference, drawn] += 1
 
-    def looks_worse(self, limit: float) -> bool:
-        """Whether a pair has been seen in more than this share of frames, which may still be chance."""
+    def appears_above(self, limit: float) -> bool:
+        """Return True if a pair was seen in more than this share of frames, which may still be chance."""
         return any(
             count >= _SUSPECT and count > limit * self._totals[reference]
             for (reference, _), count in self._counts.items()
         )
 
     def confused(self, label: Callable[[int], str], tolerance: float, error: float) -> tuple[ConfusedPair, ...]:
-        """The pairs that are above `tolerance` with a probability of 1 - error, the worst first: for one look only.
+        """Return the pairs that are above `tolerance` with a probability of 1 - error, the worst first.
 
-        Raises ValueError as `calibrate.confusion.confused_pairs`.
+        The probability holds for a single call. Raises ValueError as `calibrate.confusion.confused_pairs`.
         """
         return tuple(
-            ConfusedPair(label(pair.reference), label(pair.candidate), pair.count, pair.of, pair.low)
+            ConfusedPair(label(pair.reference), label(pair.candidate), pair.count, pair.total, pair.low)
             for pair in confused_pairs(self._counts, self._totals, tolerance, error)
         )
 
 
-_ERROR = 0.05
-
-
-class ConfusionCounts:
-    """Counts the answers of one engine, frame by frame."""
+class ConfusionCounts(Disagreement):
+    """Counts the answers of one engine frame by frame, with the frames in which it loses a class."""
 
     def __init__(self) -> None:
-        self._disagreement = Disagreement()
+        super().__init__()
         self._wrong: Counter[int] = Counter()
 
     def add(self, frame: Sequence[Answer]) -> None:
-        """Take the `agent.validation.confusion.answers` of one frame."""
-        self._disagreement.add(frame)
+        """Count the `answers` of one frame."""
+        super().add(frame)
         self._wrong.update({reference for reference, served in frame if served != reference})
 
-    def confused(self, tolerance: float) -> tuple[Pair, ...]:
-        """The pairs of classes whose rate is above `tolerance` in (0, 1), with a probability of 95 %."""
-        return confused_pairs(self._disagreement.counts, self._disagreement.totals, tolerance, _ERROR)
+    def confused_pairs(self, tolerance: float) -> tuple[Pair, ...]:
+        """Return the pairs of classes whose rate is above `tolerance` in (0, 1), with a probability of 95 %."""
+        return confused_pairs(self.counts, self.totals, tolerance, _ERROR)
 
     def share(self, reference: int, served: int) -> float:
-        """Of the frames with class `reference`, in how many `served` is the answer."""
-        return self._disagreement.counts.get((reference, served), 0) / max(self._disagreement.totals[reference], 1)
+        """Return the share of the frames with class `reference` in which `served` is the answer."""
+        return self.counts.get((reference, served), 0) / max(self.totals[reference], 1)
 
-    def wrong(self, reference: int) -> int:
-        """Frames in which an object of class `reference` is taken for another, or not found."""
+    def frames_wrong(self, reference: int) -> int:
+        """Return the number of frames in which an object of class `reference` is misread or not detected."""
         return self._wrong[reference]
 
 
 def newly_confused(candidate: ConfusionCounts, serving: ConfusionCounts | None, tolerance: float) -> tuple[Pair, ...]:
-    """The pairs that the candidate confuses in more than `tolerance` of the frames, and that are news.
+    """Return the pairs that the candidate confuses in more than `tolerance` of the frames, and that are new.
 
-    They are not where what serves confuses the same pair too, or loses that class as often in whatever way: an engine
-    that found nothing in the dark confuses no classes either.
+    A pair is not new if the engine in service confuses it too, or loses that class as often in whatever way: an engine
+    that detects nothing in the dark confuses no classes either.
     """
     return tuple(
         pair
-        for pair in candidate.confused(tolerance)
+        for pair in candidate.confused_pairs(tolerance)
         if serving is None
         or (
             serving.share(pair.reference, pair.candidate) <= tolerance
-            and serving.wrong(pair.reference) < candidate.wrong(pair.reference)
+            and serving.frames_wrong(pair.reference) < candidate.frames_wrong(pair.reference)
         )
     )

@@ -15,10 +15,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto
 
 from engines.board import board
+from engines.cuda.executor import CudaExecutor
 from engines.cuda.gpu import Gpu
+from engines.cuda.kernels import KernelGeometry, search_entropy
 from engines.errors import EngineError
 from engines.graph.topology import COMPUTE_OPS, Topology
 from engines.half.convert import half_precision
@@ -26,10 +30,10 @@ from engines.interface import BackendOptions, BuildRequest, Built, Progress, sil
 from engines.store.artefact import fingerprint
 from engines.store.store import Store
 from engines.trt.builder import BuilderOptions, BuiltEngine, MissingKernelError, build_engine, profiles_for
-from engines.trt.dialect import open_release
 from engines.trt.engine import TensorRtEngine, layer_times_ms
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_inspector, layers_to_json, with_times, without_int8
 from engines.trt.reference import Reference, TensorRtObserver, open_reference
+from engines.trt.release import open_release
 from engines.trt.session import Session
 
 _BOARD_FACTS = ("machine", "model", "l4t", "driver", "power_mode")  # what kernels, and their timings, depend on
@@ -45,12 +49,12 @@ class TensorRtBackend:
     def __init__(self, options: BackendOptions | None = None) -> None:
         """Raises EngineError as `open_release`, DeviceError as Gpu."""
         self._options = options or BackendOptions()
-        self._dialect = open_release(crossing=self._options.target is not None)
+        self._release = open_release(crossing=self._options.target is not None)
         self._gpu = _gpu() if self._options.target is None else None
 
     def describe(self) -> Mapping[str, str]:
         """Runtime and version; GPU, driver and board, or the target."""
-        described = {"runtime": self._dialect.release.module, "version": self._dialect.version}
+        described = {"runtime": self._release.traits.module, "version": self._release.version}
         if self._gpu is None:
             return {**described, "target": str(self._options.target)}
         here = board()
@@ -75,14 +79,14 @@ class TensorRtBackend:
                 raise
             return Built(b"", without_int8=dict.fromkeys(lacking, f"no INT8 kernel: {error.found}"))
         layers = self._layers(built)
-        lacking_int8 = without_int8(layers, quantised) if self._dialect.release.times else {}
+        lacking_int8 = without_int8(layers, quantised) if self._release.traits.times else {}
         if self._gpu is None:
             facts["verification_only"] = True
         return Built(built.content, {LAYERS_FILE: layers_to_json(layers)}, facts, lacking_int8)
 
     def load(self, engine: bytes) -> TensorRtEngine:
         """Raises EngineError and DeviceError as Session; `engine.target` where there is only a builder."""
-        return TensorRtEngine(self._dialect, self._device(), engine)
+        return TensorRtEngine(self._release, self._device(), engine)
 
     def observer(self, request: BuildRequest, taps: Sequence[str], progress: Progress = silent) -> TensorRtObserver:
         """Raises EngineError as `open_reference`; `engine.target` where there is only a builder."""
@@ -92,8 +96,15 @@ class TensorRtBackend:
 
         cache = self._options.cache
         store = Store(cache / "references", self._options.key) if cache is not None else None
-        reference = Reference(self._dialect, self._device(), request, tuple(taps), build, self.describe(), store)
+        reference = Reference(self._release, self._device(), request, tuple(taps), build, self.describe(), store)
         return open_reference(reference, progress)
+
+    def search_entropy(self, counts: NDArray[np.int64], windows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Raises DeviceError as `CudaExecutor`; EngineError `engine.target` where there is only a builder."""
+        gpu = self._device()
+        with gpu.current():
+            geometry = KernelGeometry(bits=counts.shape[1].bit_length() - 1)
+            return search_entropy(CudaExecutor(gpu, geometry), counts, windows)  # dropped while the context is current
 
     def _device(self) -> Gpu:
         if self._gpu is None:
@@ -122,18 +133,18 @@ class TensorRtBackend:
             None if self._gpu is None or self._gpu.integrated else self._gpu.free_bytes,
         )
         return build_engine(
-            self._dialect, graph, profiles_for(graph, request), options, progress, debug=debug, outputs=outputs
+            self._release, graph, profiles_for(graph, request), options, progress, debug=debug, outputs=outputs
         )
 
     def _layers(self, built: BuiltEngine) -> Sequence[Layer]:
         """What the builder made: by the engine's own account where it can be loaded, else by the log's."""
         if self._gpu is None:
             return built.layers
-        with closing(Session(self._dialect, self._gpu, built.content, slots=1 if self._options.best else 0)) as session:
+        with closing(Session(self._release, self._gpu, built.content, slots=1 if self._options.best else 0)) as session:
             layers = layers_from_inspector(session.information())
             if not self._options.best:
                 return layers
-            return with_times(layers, layer_times_ms(self._dialect, session, session.zeros()))
+            return with_times(layers, layer_times_ms(self._release, session, session.zeros()))
 
     def _timings(self) -> Path | None:
         """Kernel timings, of one release on one GPU in one power mode: others would be refused, or wrong."""

@@ -24,11 +24,11 @@ from engines.interface import BuildRequest, Profile, Progress, ShapeRange, Tenso
 from engines.store.files import replace_files
 from engines.store.signing import is_signed, sign
 from engines.trt.api import Builder, CrossConfig, CrossTensorRt, IBuilderConfig
-from engines.trt.dialect import TensorRtRelease
 from engines.trt.layers import LISTING, Layer, layers_from_log
 from engines.trt.log import LogRecord, messages
 from engines.trt.network import ParsedNetwork, parse
 from engines.trt.progress import BuildProgress
+from engines.trt.release import TensorRtRelease
 
 _PURPOSE = "timing cache"
 
@@ -138,7 +138,7 @@ class MissingKernelError(EngineError):
 
 
 def build_engine(
-    dialect: TensorRtRelease,
+    release: TensorRtRelease,
     graph: ModelProto,
     profiles: Sequence[Profile],
     options: BuilderOptions,
@@ -152,8 +152,8 @@ def build_engine(
     `parse`, MissingKernelError, `engine.tensor` (no such tensor to mark), `engine.memory`, `engine.build` with what the
     log says, `engine.target` and `engine.dla`; and whatever `progress` raises, after the builder has stopped.
     """
-    told = BuildProgress(dialect, progress)
-    built = _in_a_thread(lambda: _build(dialect, graph, profiles, options, told, debug, outputs), told)
+    told = BuildProgress(release, progress)
+    built = _in_a_thread(lambda: _build(release, graph, profiles, options, told, debug, outputs), told)
     told.reraise()
     assert built is not None  # or it would have said why
     return built
@@ -180,7 +180,7 @@ def _in_a_thread(build: Callable[[], BuiltEngine], told: BuildProgress) -> Built
 
 
 def _build(
-    dialect: TensorRtRelease,
+    release: TensorRtRelease,
     graph: ModelProto,
     profiles: Sequence[Profile],
     options: BuilderOptions,
@@ -188,36 +188,36 @@ def _build(
     debug: Sequence[str],
     outputs: Sequence[str],
 ) -> BuiltEngine:
-    log = messages(dialect)
-    builder = log.create(dialect.trt.Builder)
-    network = parse(dialect, builder, graph)
-    _mark(dialect, network, debug, outputs)
-    config = _config(dialect, builder, profiles, options)
+    log = messages(release)
+    builder = log.create(release.trt.Builder)
+    network = parse(release, builder, graph)
+    _mark(release, network, debug, outputs)
+    config = _config(release, builder, profiles, options)
     config.progress_monitor = told.monitor
     with log.recorded(LISTING) as record:
         built = builder.build_serialized_network(network.definition, config)
     if built is None or built.nbytes == 0:
-        raise _failure(dialect, record)
-    if dialect.release.times and options.timing_cache is not None:
+        raise _failure(release, record)
+    if release.traits.times and options.timing_cache is not None:
         keep_timings(config, options.timing_cache, options.key)
     return BuiltEngine(bytes(built), layers_from_log(record.verbose[-1]) if record.verbose else ())
 
 
-def _mark(dialect: TensorRtRelease, network: ParsedNetwork, debug: Sequence[str], outputs: Sequence[str]) -> None:
+def _mark(release: TensorRtRelease, network: ParsedNetwork, debug: Sequence[str], outputs: Sequence[str]) -> None:
     for name in (*debug, *outputs):
         tensor = network.tensor(name)
         if tensor is None or (name in debug and not network.definition.mark_debug(tensor)):
             raise EngineError(
-                "engine.tensor", f"tensor '{name}'", f"a tensor that {dialect.name} can hand out", "report the model"
+                "engine.tensor", f"tensor '{name}'", f"a tensor that {release.name} can hand out", "report the model"
             )
         if name in outputs:
             network.definition.mark_output(tensor)
 
 
 def _config(
-    dialect: TensorRtRelease, builder: Builder, profiles: Sequence[Profile], options: BuilderOptions
+    release: TensorRtRelease, builder: Builder, profiles: Sequence[Profile], options: BuilderOptions
 ) -> IBuilderConfig:
-    trt = dialect.trt
+    trt = release.trt
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # names and types of layers, some kilobytes
     free = psutil.virtual_memory().available if options.free_bytes is None else options.free_bytes
@@ -227,31 +227,31 @@ def _config(
         config.builder_optimization_level = _MOST_LEVEL
         config.avg_timing_iterations = _MOST_TIMINGS
     if options.dla is not None:
-        _use_dla(dialect, builder, config, options.dla)
+        _use_dla(release, builder, config, options.dla)
     if options.target is not None:
-        _aim(dialect, config, options.target)
+        _aim(release, config, options.target)
     for profile in profiles:
         _add_profile(builder, config, profile)
-    if dialect.release.times and options.timing_cache is not None:
+    if release.traits.times and options.timing_cache is not None:
         start_timings(config, options.timing_cache, options.key)
     return config
 
 
-def _use_dla(dialect: TensorRtRelease, builder: Builder, config: IBuilderConfig, core: int) -> None:
-    if not dialect.has_dla:
+def _use_dla(release: TensorRtRelease, builder: Builder, config: IBuilderConfig, core: int) -> None:
+    if not release.has_dla:
         raise EngineError(
-            "engine.dla", f"DLA core {core} with {dialect.name}", "a release with DLA support", "build for the GPU"
+            "engine.dla", f"DLA core {core} with {release.name}", "a release with DLA support", "build for the GPU"
         )
     if core >= builder.num_DLA_cores:
         found = f"DLA core {core} on a board with {builder.num_DLA_cores}"
         raise EngineError("engine.dla", found, "one of the board's", "choose another, or build for the GPU")
-    config.default_device_type = dialect.trt.DeviceType.DLA
+    config.default_device_type = release.trt.DeviceType.DLA
     config.DLA_core = core
-    config.set_flag(dialect.trt.BuilderFlag.GPU_FALLBACK)
+    config.set_flag(release.trt.BuilderFlag.GPU_FALLBACK)
 
 
-def _aim(dialect: TensorRtRelease, config: IBuilderConfig, target: str) -> None:
-    members = cast(CrossTensorRt, dialect.trt).ComputeCapability.__members__
+def _aim(release: TensorRtRelease, config: IBuilderConfig, target: str) -> None:
+    members = cast(CrossTensorRt, release.trt).ComputeCapability.__members__
     known = {name.lower(): capability for name, capability in members.items() if name.startswith("SM")}
     if target not in known:
         raise EngineError("engine.target", f"target '{target}'", ", ".join(known), "choose one of them with --target")
@@ -268,15 +268,15 @@ def _add_profile(builder: Builder, config: IBuilderConfig, shapes: Profile) -> N
         raise EngineError("engine.profile", f"{shapes}", "a profile that the builder takes", "correct the model spec")
 
 
-def _failure(dialect: TensorRtRelease, record: LogRecord) -> EngineError:
+def _failure(release: TensorRtRelease, record: LogRecord) -> EngineError:
     """Why there is no engine: the builder returns None, and its log has the reason."""
     said = record.last_error
     short = next((text for text in (*record.errors, *record.warnings) if _NO_MEMORY.search(text)), None)
     if short is not None:  # a kernel that needs more memory than there is counts as missing, too
         remedy = "end other programs, add swap, or build with smaller profiles; the engine in service serves on"
-        found = f"{dialect.name} ran out of memory: {' '.join(short.split())}"
+        found = f"{release.name} ran out of memory: {' '.join(short.split())}"
         return EngineError("engine.memory", found, "memory to build", remedy)
     missing = next((match for match in map(_NO_KERNEL.search, record.errors) if match), None)
     if missing is not None:
         return MissingKernelError(missing[1], said)
-    return EngineError("engine.build", said, f"a graph that {dialect.name} builds", "see the layer that it names")
+    return EngineError("engine.build", said, f"a graph that {release.name} builds", "see the layer that it names")

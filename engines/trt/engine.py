@@ -16,20 +16,20 @@ from engines.cuda.preprocess import DevicePreprocess
 from engines.interface import Array
 from engines.preprocessing import ImageTransform
 from engines.trace import span
-from engines.trt.dialect import TensorRtRelease
 from engines.trt.layers import layers_from_inspector, nodes_by_layer
+from engines.trt.release import TensorRtRelease
 from engines.trt.session import Session
 
 _WARM_UP = 3  # runs that nobody counts: clocks rise, kernels are loaded
 
 
-def layer_times_ms(dialect: TensorRtRelease, session: Session, batch: Array, runs: int = 20) -> dict[str, float]:
+def layer_times_ms(release: TensorRtRelease, session: Session, batch: Array, runs: int = 20) -> dict[str, float]:
     """Median time in ms of every layer, by its name, over `runs` inferences of one batch.
 
     TensorRT waits for every layer meanwhile: their sum is more than an inference takes that nobody watches.
     """
     times: dict[str, list[float]] = {}
-    profiler = _profiler(dialect, times)
+    profiler = _profiler(release, times)
     session.drop_graphs()
     session.context.profiler = profiler
     for _ in range(_WARM_UP + runs):
@@ -38,8 +38,8 @@ def layer_times_ms(dialect: TensorRtRelease, session: Session, batch: Array, run
     return {layer: median(values[_WARM_UP:]) for layer, values in times.items() if len(values) > _WARM_UP}
 
 
-def _profiler(dialect: TensorRtRelease, times: dict[str, list[float]]) -> Any:
-    base = dialect.trt.IProfiler
+def _profiler(release: TensorRtRelease, times: dict[str, list[float]]) -> Any:
+    base = release.trt.IProfiler
 
     class Profiler(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there
         def report_layer_time(self, layer: str, milliseconds: float) -> None:
@@ -54,15 +54,15 @@ class TensorRtEngine(Session):
     Raises EngineError and DeviceError as Session; DeviceError (`cuda.compiler`) where the kernels cannot be compiled.
     """
 
-    def __init__(self, dialect: TensorRtRelease, gpu: Gpu, content: bytes) -> None:
-        super().__init__(dialect, gpu, content)
+    def __init__(self, release: TensorRtRelease, gpu: Gpu, content: bytes) -> None:
+        super().__init__(release, gpu, content)
         self._frame_bytes = 0
         self._frames: list[HostMemory] = []
         try:
             with gpu.current():  # here and not at the first frame, which would wait for nvcc
                 self._executor = CudaExecutor(gpu)
                 self._preprocess: DevicePreprocess | None = DevicePreprocess(self._executor)
-            self.quicken()
+            self.warm_up()
         except BaseException:
             self.close()
             raise
@@ -95,7 +95,7 @@ class TensorRtEngine(Session):
 
     def layer_times_ms(self, batch: Array, runs: int = 20) -> dict[str, float]:
         """Raises EngineError and DeviceError as `start`."""
-        return layer_times_ms(self._dialect, self, batch, runs)
+        return layer_times_ms(self._release, self, batch, runs)
 
     def layer_nodes(self) -> Mapping[str, tuple[str, ...]]:
         """By the engine inspector. Raises EngineError as `layers_from_inspector`."""
@@ -112,7 +112,7 @@ class TensorRtEngine(Session):
 
     def _release_frames(self) -> None:
         try:
-            self.settle()
+            self.synchronise()
         finally:
             self._frames.clear()
             self._preprocess = None
@@ -124,8 +124,8 @@ class TensorRtEngine(Session):
         assert self._preprocess is not None  # as in `start_image`
         nbytes = transform.frame_height * transform.frame_width * 3
         if nbytes > self._frame_bytes:
-            self.settle()  # smaller frames may still be read
+            self.synchronise()  # smaller frames may still be read
             self._frames = [HostMemory(self._gpu, nbytes) for _ in self._slots]
             self._frame_bytes = nbytes
         if not self._preprocess.has_room(transform):
-            self.settle()
+            self.synchronise()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from engines.errors import EngineError
-from engines.trt.dialect import TensorRtRelease
+from engines.trt.release import TensorRtRelease
 
 Made = TypeVar("Made")
 
@@ -44,11 +44,11 @@ class LogRecord:
 class Messages:
     """Receives the messages of one process and hands them to whoever listens. TensorRT calls from several threads."""
 
-    def __init__(self, dialect: TensorRtRelease) -> None:
+    def __init__(self, release: TensorRtRelease) -> None:
         self._records: list[LogRecord] = []
         self._lock = threading.Lock()
-        self._name = dialect.name
-        self.logger = _logger(dialect, self.receive)
+        self._name = release.name
+        self.logger = _logger(release, self.receive)
 
     @contextmanager
     def recorded(self, *prefixes: str) -> Iterator[LogRecord]:
@@ -91,13 +91,13 @@ class Messages:
 
 
 @functools.cache
-def messages(dialect: TensorRtRelease) -> Messages:
+def messages(release: TensorRtRelease) -> Messages:
     """The log of this process, which lives as long as it does: engines call it until they are gone."""
-    return Messages(dialect)
+    return Messages(release)
 
 
-def _logger(dialect: TensorRtRelease, receive: Any) -> Any:
-    base = dialect.trt.ILogger
+def _logger(release: TensorRtRelease, receive: Any) -> Any:
+    base = release.trt.ILogger
 
     class Logger(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there
         def log(self, severity: Any, message: str) -> None:

@@ -9,8 +9,8 @@ from onnx import ModelProto, TensorProto
 from engines.errors import EngineError
 from engines.graph.topology import value_type
 from engines.trt.api import Builder, INetworkDefinition, ITensor, OnnxParser
-from engines.trt.dialect import TensorRtRelease
 from engines.trt.log import messages
+from engines.trt.release import TensorRtRelease
 
 _UNSUPPORTED = "UNSUPPORTED"
 _MOST_WORDS = 400  # characters: below the reason it goes on with what failed because of it
@@ -37,7 +37,7 @@ class ParsedNetwork:
         return None
 
 
-def parse(dialect: TensorRtRelease, builder: Builder, graph: ModelProto) -> ParsedNetwork:
+def parse(release: TensorRtRelease, builder: Builder, graph: ModelProto) -> ParsedNetwork:
     """Parse a graph strongly typed: every tensor has the type that the graph gives it, and no other.
 
     Raises EngineError: `engine.double` (double-precision inputs or outputs, which TensorRT would make float without a
@@ -52,22 +52,22 @@ def parse(dialect: TensorRtRelease, builder: Builder, graph: ModelProto) -> Pars
                 "float32",
                 "export the model in single precision",
             )
-    trt = dialect.trt
+    trt = release.trt
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    log = messages(dialect)
+    log = messages(release)
     parser = trt.OnnxParser(network, log.logger)
     with log.recorded() as record:
         done = parser.parse(graph.SerializeToString())
     if not done or parser.num_errors:
-        raise _refusal(dialect, parser, record.last_error)
+        raise _refusal(release, parser, record.last_error)
     if network.num_layers == 0:  # it has taken an empty file for a model
         raise EngineError("engine.empty", "a network of no layers", "at least one layer", "check the model's outputs")
     return ParsedNetwork(network, parser)
 
 
-def _refusal(dialect: TensorRtRelease, parser: OnnxParser, said: str) -> EngineError:
+def _refusal(release: TensorRtRelease, parser: OnnxParser, said: str) -> EngineError:
     if parser.num_errors == 0:
-        return EngineError("engine.graph", said, f"a graph that {dialect.name} parses", "check the model with trtexec")
+        return EngineError("engine.graph", said, f"a graph that {release.name} parses", "check the model with trtexec")
     error = parser.get_error(0)
     where = f"operator {error.node_operator()} in node '{error.node_name()}', number {error.node()} of the graph"
     reason = " ".join(error.desc().split())[:_MOST_WORDS]
@@ -75,7 +75,7 @@ def _refusal(dialect: TensorRtRelease, parser: OnnxParser, said: str) -> EngineE
         return EngineError(
             "engine.unsupported",
             f"{where} ({reason})",
-            f"operators that {dialect.name} has",
+            f"operators that {release.name} has",
             "export the model without it, for instance with its decoding steps moved into the decoder",
         )
-    return EngineError("engine.graph", f"{where}: {reason}", f"a graph that {dialect.name} parses", "see the node")
+    return EngineError("engine.graph", f"{where}: {reason}", f"a graph that {release.name} parses", "see the node")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.interface import Progress
-from engines.trt.dialect import TensorRtRelease
+from engines.trt.release import TensorRtRelease
 
 
 @dataclass
@@ -27,12 +27,12 @@ class BuildProgress:
     builder is told to stop, and `reraise` raises it once the builder has returned.
     """
 
-    def __init__(self, dialect: TensorRtRelease, progress: Progress) -> None:
+    def __init__(self, release: TensorRtRelease, progress: Progress) -> None:
         self._progress = progress
         self._phases: dict[str, _Phase] = {}
         self._fraction = 0.0
         self.stopped: BaseException | None = None
-        self.monitor = _monitor(dialect, self)
+        self.monitor = _monitor(release, self)
 
     def start(self, phase: str, parent: str | None, steps: int) -> None:
         self._phases[phase] = _Phase(parent, max(steps, 1))
@@ -82,8 +82,8 @@ class BuildProgress:
         return share
 
 
-def _monitor(dialect: TensorRtRelease, progress: BuildProgress) -> Any:
-    base = dialect.trt.IProgressMonitor
+def _monitor(release: TensorRtRelease, progress: BuildProgress) -> Any:
+    base = release.trt.IProgressMonitor
 
     class Monitor(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there
         def phase_start(self, phase: str, parent: str | None, steps: int) -> None:

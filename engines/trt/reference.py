@@ -23,7 +23,7 @@ from engines.interface import Array, BuildRequest, Observation, Progress
 from engines.onnxruntime_backend import OnnxRuntimeEngine
 from engines.store.artefact import find_artefact, write_artefact
 from engines.store.store import Store
-from engines.trt.dialect import TensorRtRelease
+from engines.trt.release import TensorRtRelease
 from engines.trt.taps import ListeningProbe, OutputProbe, Probe, Sight
 
 _LEAST_SQNR_DB = 30.0  # TF32 products keep 10 bits, so some 50 dB are left of FP32 after a deep network
@@ -151,7 +151,7 @@ class Reference:
     None keeps nothing.
     """
 
-    dialect: TensorRtRelease
+    release: TensorRtRelease
     gpu: Gpu
     request: BuildRequest
     taps: tuple[str, ...]
@@ -229,14 +229,14 @@ def _verify(observer: TensorRtObserver, reference: Reference) -> None:
 
 
 def _observer(reference: Reference, way: str, engines: Sequence[bytes]) -> TensorRtObserver:
-    dialect, gpu, taps = reference.dialect, reference.gpu, reference.taps
+    release, gpu, taps = reference.release, reference.gpu, reference.taps
     if way == _LISTENING:
-        probes: list[Probe] = [ListeningProbe(dialect, gpu, engines[0], taps)]
+        probes: list[Probe] = [ListeningProbe(release, gpu, engines[0], taps)]
     else:
         probes = []
         try:
             for engine, chunk in zip(engines, _chunks(_inner_taps(reference)), strict=True):
-                probes.append(OutputProbe(dialect, gpu, engine, taps, chunk))
+                probes.append(OutputProbe(release, gpu, engine, taps, chunk))
         except BaseException:
             for probe in probes:
                 probe.close()

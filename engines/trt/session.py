@@ -14,8 +14,8 @@ from engines.cuda.gpu import DeviceMemory, Gpu, HostMemory
 from engines.errors import EngineError
 from engines.interface import Array, TensorSpec
 from engines.trt.api import ICudaEngine, IExecutionContext, Runtime
-from engines.trt.dialect import TensorRtRelease
 from engines.trt.log import messages
+from engines.trt.release import TensorRtRelease
 
 Shape = tuple[int, ...]
 
@@ -70,11 +70,11 @@ class Session:
     """
 
     def __init__(
-        self, dialect: TensorRtRelease, gpu: Gpu, content: bytes, slots: int = 2, hidden: Collection[str] = ()
+        self, release: TensorRtRelease, gpu: Gpu, content: bytes, slots: int = 2, hidden: Collection[str] = ()
     ) -> None:
-        self._dialect = dialect
+        self._release = release
         self._gpu = gpu
-        self._log = messages(dialect)
+        self._log = messages(release)
         self._slots: list[Slot] = []
         self._selected: tuple[int, Shape] | None = None
         self._shapes: dict[str, Shape] = {}
@@ -84,11 +84,11 @@ class Session:
             try:
                 self._open(content, slots, hidden)
             except BaseException:
-                self._release()
+                self._free()
                 raise
 
     def _open(self, content: bytes, slots: int, hidden: Collection[str]) -> None:
-        self._runtime: Runtime = self._log.create(self._dialect.trt.Runtime)
+        self._runtime: Runtime = self._log.create(self._release.trt.Runtime)
         self.engine: ICudaEngine = self._deserialise(content)
         self.stream = self._gpu.stream()
         self.context: IExecutionContext = self._create_context()
@@ -145,7 +145,7 @@ class Session:
         slot.shapes, self._next = self._shapes, (ticket + 1) % len(self._slots)
         return ticket
 
-    def quicken(self) -> None:
+    def warm_up(self) -> None:
         """Run an engine of one shape before it serves: kernels are loaded, and captured where that is faster."""
         (low, _, high), *others = self._ranges
         if others or low != high:
@@ -154,13 +154,13 @@ class Session:
             self.select(low, self._image.dtype)
             for slot in self._slots:
                 self._execute(slot)
-                self.settle()
+                self.synchronise()
                 slot.graph = faster_graph(self.stream, partial(self._execute, slot))
 
     def drop_graphs(self) -> None:
         """Go on without captured graphs, inside which no layer can be told from another."""
         with self._gpu.current():
-            self.settle()
+            self.synchronise()
             for slot in self._slots:
                 slot.drop_graph()
 
@@ -200,9 +200,9 @@ class Session:
         """What the engine inspector says of every layer, in JSON."""
         with self._gpu.current():
             inspector = self.engine.create_engine_inspector()
-            return inspector.get_engine_information(self._dialect.trt.LayerInformationFormat.JSON)
+            return inspector.get_engine_information(self._release.trt.LayerInformationFormat.JSON)
 
-    def settle(self) -> None:
+    def synchronise(self) -> None:
         """Wait until nothing is under way. The context must be current."""
         with self._gpu.working("an engine that comes to rest"):
             self.stream.synchronize()
@@ -216,9 +216,9 @@ class Session:
             try:
                 self.drop_graphs()
             finally:
-                self._release()
+                self._free()
 
-    def _release(self) -> None:
+    def _free(self) -> None:
         """Drop what there is, users before what they use. The context must be current."""
         for slot in self._slots:
             slot.close()
@@ -238,7 +238,7 @@ class Session:
             raise EngineError(
                 "engine.unreadable",
                 record.last_error,
-                f"an engine of {self._dialect.name} for this GPU",
+                f"an engine of {self._release.name} for this GPU",
                 "build it again on this board",
             )
         return engine
@@ -255,7 +255,7 @@ class Session:
     def _specs(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
         inputs: list[TensorSpec] = []
         outputs: list[TensorSpec] = []
-        trt = self._dialect.trt
+        trt = self._release.trt
         for index in range(self.engine.num_io_tensors):
             name = self.engine.get_tensor_name(index)
             dtype = np.dtype(trt.nptype(self.engine.get_tensor_dtype(name)))
@@ -294,7 +294,7 @@ class Session:
     def _use_profile(self, profile: int) -> None:
         if not self.context.set_optimization_profile_async(profile, self.stream.handle):
             raise EngineError("engine.profile", f"profile {profile}", "one of the engine's", "build it again")
-        self.settle()
+        self.synchronise()
 
     def _shapes_for(self, shape: Shape) -> dict[str, Shape]:
         """The shape of every input and output for an input of `shape`."""

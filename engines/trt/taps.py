@@ -18,7 +18,7 @@ from engines.cuda.gpu import Gpu
 from engines.cuda.kernels import DeviceHistograms
 from engines.errors import EngineError
 from engines.interface import Array, TensorSpec
-from engines.trt.dialect import TensorRtRelease
+from engines.trt.release import TensorRtRelease
 from engines.trt.session import Session
 
 log = logging.getLogger(__package__)
@@ -48,9 +48,9 @@ class TapListener:
     raises it after the inference. stream: the one that the engine is queued on, as PyCUDA's object.
     """
 
-    def __init__(self, dialect: TensorRtRelease, gpu: Gpu, histograms: TapHistograms, stream: Any) -> None:
-        self._nptype = dialect.trt.nptype
-        self._on_device = dialect.trt.TensorLocation.DEVICE
+    def __init__(self, release: TensorRtRelease, gpu: Gpu, histograms: TapHistograms, stream: Any) -> None:
+        self._nptype = release.trt.nptype
+        self._on_device = release.trt.TensorLocation.DEVICE
         self._gpu = gpu
         self._count: Any = histograms.count
         self._stream = stream
@@ -58,7 +58,7 @@ class TapListener:
         self._error: BaseException | None = None
         self.found: dict[str, AbsHistogram] = {}
         self.values: dict[str, Array] = {}
-        self.listener = _listener(dialect, self._receive)
+        self.listener = _listener(release, self._receive)
 
     def begin(self, copied: Collection[str] = ()) -> None:
         """Expect the tensors of one inference; those named in `copied` are copied to the host as well."""
@@ -108,8 +108,8 @@ def _address(capsule: Any) -> int:
     return capsule if isinstance(capsule, int) else int(_POINTER(capsule, None) or 0)
 
 
-def _listener(dialect: TensorRtRelease, receive: Callable[[Any, Any, Any, Any, str, int], None]) -> Any:
-    base = dialect.trt.IDebugListener
+def _listener(release: TensorRtRelease, receive: Callable[[Any, Any, Any, Any, str, int], None]) -> Any:
+    base = release.trt.IDebugListener
 
     class Listener(base):  # type: ignore[misc, valid-type]  # the class is known only when the module is there
         def process_debug_tensor(
@@ -152,9 +152,9 @@ class _TappedSession(Session):
     """What both ways share: the model's own input and outputs may be taps too."""
 
     def __init__(
-        self, dialect: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str], hidden: Collection[str] = ()
+        self, release: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str], hidden: Collection[str] = ()
     ) -> None:
-        super().__init__(dialect, gpu, content, slots=1, hidden=hidden)
+        super().__init__(release, gpu, content, slots=1, hidden=hidden)
         visible = {spec.name for spec in self._tensors}
         self._visible = [tap for tap in taps if tap in visible]
         try:
@@ -198,9 +198,9 @@ class _TappedSession(Session):
 class ListeningProbe(_TappedSession):
     """Taps marked as debug tensors: they cost nothing while nobody listens, but the fusing of what makes them."""
 
-    def __init__(self, dialect: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str]) -> None:
-        super().__init__(dialect, gpu, content, taps)
-        self._listener = TapListener(dialect, gpu, self._histograms, self.stream)
+    def __init__(self, release: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str]) -> None:
+        super().__init__(release, gpu, content, taps)
+        self._listener = TapListener(release, gpu, self._histograms, self.stream)
         self._listening: bool | None = None
         with gpu.current():
             set_up = self.context.set_debug_listener(self._listener.listener)
@@ -240,10 +240,10 @@ class OutputProbe(_TappedSession):
     """Taps marked as outputs. Every one of them is written to memory of its own on every inference."""
 
     def __init__(
-        self, dialect: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str], added: Collection[str]
+        self, release: TensorRtRelease, gpu: Gpu, content: bytes, taps: Sequence[str], added: Collection[str]
     ) -> None:
         """added: the taps that are outputs for their own sake, and not the model's."""
-        super().__init__(dialect, gpu, content, taps, hidden=added)
+        super().__init__(release, gpu, content, taps, hidden=added)
 
     def see(self, image: Array, copied: Collection[str] = ()) -> Sight:
         """Raises EngineError and DeviceError as `Session.start`."""

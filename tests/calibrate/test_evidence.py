@@ -166,7 +166,8 @@ def test_both_go_on_after_a_restart_where_they_were() -> None:
     for number, value in enumerate(values):
         if number == 30:
             restarted = ConfidenceSequence.from_state(json.loads(json.dumps(sequence.state())))
-            revived = EDetector.from_state(json.loads(json.dumps(detector.state())))
+            revived = EDetector(detector.tolerance, detector.threshold, detector.warning_threshold)
+            revived.restore(json.loads(json.dumps(detector.state())))
         sequence.update(float(value))
         detector.update(float(value))
         if number >= 30:
@@ -197,9 +198,9 @@ def test_numpy_values_leave_no_trace() -> None:
 def test_a_detector_does_not_go_on_from_nonsense(changes: dict[str, object]) -> None:
     state = EDetector(TOLERANCE, 10.0, 1.0).state()
     with pytest.raises(CalibrationError, match=r"evidence\.state"):
-        EDetector.from_state({**state, **changes})
+        EDetector(TOLERANCE, 10.0, 1.0).restore({**state, **changes})
     with pytest.raises(CalibrationError, match=r"evidence\.state"):
-        EDetector.from_state({})
+        EDetector(TOLERANCE, 10.0, 1.0).restore({})
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def passes(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("the package was installed without a C compiler")
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "numpy":
-            patch.setattr(histogram, "survey", collect.scan_numpy)
+            patch.setattr(histogram, "scan", collect.scan_numpy)
             patch.setattr(histogram, "count", collect.count_numpy)
         yield
 

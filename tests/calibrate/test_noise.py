@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from noise_ratio import noise_to_signal
 from numpy.typing import NDArray
 
 from calibrate.histogram import AbsHistogram, abs_histogram
-from calibrate.noise import Density, NetworkNoise, network_noise, noise_power, noise_to_signal, predicted_gain_db
+from calibrate.noise import Density, NetworkNoise, network_noise, noise_power, predicted_gain_db
 
 RNG = np.random.default_rng(0)
 DATA = {
@@ -57,7 +58,7 @@ def test_predicted_gain_is_the_real_gain_of_rescaling() -> None:
     x = DATA["laplace"].astype(np.float32)
     histogram = abs_histogram(x)
     stale = histogram.amax / 8.0 / 127
-    best = Density.of(histogram).best_amax() / 127
+    best = Density.from_histogram(histogram).best_amax() / 127
     real_db = 10.0 * np.log10(measured(x, stale) / measured(x, best))
     assert predicted_gain_db({"t": histogram}, {"t": stale}) == pytest.approx(real_db, abs=0.2)
 
@@ -115,7 +116,7 @@ def test_several_sets_of_scales_are_answered_as_each_alone() -> None:
 
 def test_the_least_is_never_more_than_a_given_set() -> None:
     live = network()
-    best = {name: Density.of(histogram).best_amax() / 127 for name, histogram in live.items()}
+    best = {name: Density.from_histogram(histogram).best_amax() / 127 for name, histogram in live.items()}
     (given,), least = network_noise(live, [best])
     assert least.total <= given.total
     assert predicted_gain_db(live, best) < 0.1

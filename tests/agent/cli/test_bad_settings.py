@@ -8,7 +8,7 @@ import pytest
 from bench import Bench, build, calibrate, tared
 from worlds import SPEC
 
-from engines.trt import dialect
+from engines.trt import release
 
 DETECTOR = {"path": "model.onnx", "task": "detect", "decoder": "yolox"}
 CONFIG: dict[str, Any] = {"model": "model.yaml", "camera": {"source": "clip.avi"}, "state_dir": "state"}
@@ -99,7 +99,7 @@ def test_a_daemon_that_cannot_serve_says_why_and_ends(bench: Bench, changes: dic
 def test_a_missing_runtime_is_refused_by_every_command(
     bench: Bench, name: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dialect.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(release.importlib.util, "find_spec", lambda _: None)
     commands: list[list[object]] = [
         calibrate(bench),
         build(bench),

@@ -21,17 +21,17 @@ from engines.trt import api
 CROSS_ONLY = {"ComputeCapability", "CrossConfig", "CrossTensorRt"}  # tensorrt_rtx alone has them
 HOMES = {"TensorRt": "", "CrossTensorRt": "", "CrossConfig": "IBuilderConfig"}  # "" is the module
 SOURCES = sorted((ROOT / "engines" / "trt").glob("*.py"))
-IMPORTER = "dialect.py"
+IMPORTER = "release.py"
 READ_BY_NAME = {"getattr(shapes, bound)", "vars(shapes)"}  # of objects of our own
 WAYS_ROUND = {"getattr", "setattr", "hasattr", "vars", "eval", "exec", "__import__", "import_module", "attrgetter"}
 
 _OPEN = """
 import json
 from engines.errors import EngineError
-from engines.trt.dialect import open_dialect
+from engines.trt.release import open_release
 try:
-    dialect = open_dialect()
-    print(json.dumps([dialect.name, str(dialect.release), dialect.has_dla]))
+    release = open_release()
+    print(json.dumps([release.name, str(release.traits), release.has_dla]))
 except EngineError as error:
     print(json.dumps([error.code, error.found]))
 """
@@ -40,12 +40,12 @@ except EngineError as error:
 _START = """
 import json
 from engines.errors import EngineError
-from engines.trt.dialect import open_dialect
+from engines.trt.release import open_release
 from engines.trt.log import messages
-dialect, codes = open_dialect(), []
-for factory in (dialect.trt.Builder, dialect.trt.Runtime):
+release, codes = open_release(), []
+for factory in (release.trt.Builder, release.trt.Runtime):
     try:
-        messages(dialect).create(factory)
+        messages(release).create(factory)
     except EngineError as error:
         codes.append(error.code)
 print(json.dumps(codes))
@@ -127,7 +127,7 @@ def test_callbacks_take_what_the_bindings_hand_them(bindings: Bindings) -> None:
             assert found[name][member.name].startswith(f"{member.name}(self: ")
 
 
-def test_the_dialect_of_true_bindings(release: str, tmp_path: Path) -> None:
+def test_the_release_of_true_bindings(release: str, tmp_path: Path) -> None:
     major = release.partition(".")[0]
     package(tmp_path, "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n")
     known = open_in_a_process(environment(release, tmp_path / "stubs", tmp_path))
@@ -165,12 +165,12 @@ def test_no_code_goes_round_the_protocols() -> None:
         "from tensorrt import Builder",
         "trt = importlib.import_module('tensorrt')",
         "trt = __import__('tensorrt')",
-        "dialect.trt.__dict__['IInt8Calibrator']",
+        "release.trt.__dict__['IInt8Calibrator']",
         "sys.modules['tensorrt'].IInt8Calibrator",
-        "getattr(dialect.trt, 'IInt8Calibrator')",
+        "getattr(release.trt, 'IInt8Calibrator')",
         "cast(Any, config).int8_calibrator = None",
         "config: Any = builder.create_builder_config()",
-        "runtime: Any = dialect.trt.Runtime(logger)",
+        "runtime: Any = release.trt.Runtime(logger)",
     ],
 )
 def test_a_way_round_the_protocols_is_found(source: str) -> None:
@@ -215,7 +215,7 @@ def package(folder: Path, content: str) -> None:
 
 
 def open_in_a_process(variables: dict[str, str], script: str = _OPEN) -> Sequence[Any]:
-    """What open_dialect finds, or how it fails; or what another script prints."""
+    """What open_release finds, or how it fails; or what another script prints."""
     path = os.pathsep.join((variables["PYTHONPATH"], str(ROOT)))
     done = subprocess.run(
         [sys.executable, "-c", script],

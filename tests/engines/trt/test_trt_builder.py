@@ -20,8 +20,8 @@ from engines.quantise.placement import place
 from engines.registry import open_backend
 from engines.trt.backend import TensorRtBackend
 from engines.trt.builder import BuilderOptions, build_engine
-from engines.trt.dialect import open_release
 from engines.trt.layers import LAYERS_FILE, Layer, layers_from_json
+from engines.trt.release import open_release
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX has wheels for x86-64 only")
 
@@ -223,11 +223,11 @@ def test_taps_are_marked_where_they_are_made() -> None:
     """As the reference engine marks them: a debug tensor, or a further output, for every tap."""
     model = residual_net()
     taps = [tap for tap in place(model).taps if tap != "image"]
-    dialect, options = open_release(crossing=True), BuilderOptions("sm86")
-    plain = build_engine(dialect, model, (), options, lambda *_: None)
-    debug = build_engine(dialect, model, (), options, lambda *_: None, debug=taps)
-    outputs = build_engine(dialect, model, (), options, lambda *_: None, outputs=taps)
+    release, options = open_release(crossing=True), BuilderOptions("sm86")
+    plain = build_engine(release, model, (), options, lambda *_: None)
+    debug = build_engine(release, model, (), options, lambda *_: None, debug=taps)
+    outputs = build_engine(release, model, (), options, lambda *_: None, outputs=taps)
     assert len(debug.content) < 1.1 * len(plain.content)  # as many outputs would be more
     assert {kind for layer in outputs.layers for kind in layer.outputs} == {"Float"}
-    error = code_of(lambda: build_engine(dialect, model, (), options, lambda *_: None, debug=["nowhere"]))
+    error = code_of(lambda: build_engine(release, model, (), options, lambda *_: None, debug=["nowhere"]))
     assert error.code == "engine.tensor"

@@ -150,7 +150,7 @@ def test_an_engine_that_computes_something_else_is_refused(fake: FakeTensorRt, m
             tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) * np.float32(1.5)).tobytes()
     real = tensorrt_backend.build_engine
     monkeypatch.setattr(
-        tensorrt_backend, "build_engine", lambda dialect, _graph, *more, **named: real(dialect, other, *more, **named)
+        tensorrt_backend, "build_engine", lambda release, _graph, *more, **named: real(release, other, *more, **named)
     )
     with pytest.raises(EngineError, match=r"observer\.mismatch.*dB like ONNX Runtime's"):
         TensorRtBackend().observer(BuildRequest(model), taps)

@@ -17,7 +17,7 @@ from trt_flow import BOUNDS, Bounds, Flow, Monitor, int8_net, small_net, tensor
 from zoo import Net
 
 from engines.trt import api
-from engines.trt.dialect import open_release
+from engines.trt.release import open_release
 
 MODULES = [("10.3.0", "tensorrt"), ("11.4.0.106", "tensorrt"), ("1.7.1.116", "tensorrt_rtx")]
 CROSS_ONLY = {"ComputeCapability", "CrossConfig", "CrossTensorRt"}
@@ -31,8 +31,8 @@ def flow(monkeypatch: pytest.MonkeyPatch) -> Flow:
 @pytest.mark.parametrize(("version", "module"), MODULES)
 def test_it_is_found_as_the_release_that_it_is(monkeypatch: pytest.MonkeyPatch, version: str, module: str) -> None:
     fake = install(monkeypatch, version, module)
-    dialect = open_release()
-    assert (dialect.trt, dialect.name) == (fake.module, f"{module} {version}")
+    release = open_release()
+    assert (release.trt, release.name) == (fake.module, f"{module} {version}")
     assert importlib.util.find_spec(module) is fake.module.__spec__
 
 
