@@ -1,6 +1,7 @@
-"""What is asked of a device: commands with their arguments and results, and labels, as frozen types.
+"""Define what is sent to a device: commands with arguments and results, desired settings, releases, labels.
 
-Pure, as `agent.contract.messages`, and shared with the fleet like that.
+Frozen types shared with the fleet, like agent/contract/messages.py; no sockets, no clocks. `OPS` maps each command's
+`op` to the type of its arguments.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from agent.common.schema import Strict
 from agent.contract.messages import Document
 from agent.contract.topics import check_name
 
-MAX_LABELLED_BOXES = 1000  # of a frame; more do not fit a payload
-MAX_VALUES = 64  # of a `set`
-RECEIVING = "RECEIVING"  # the step at which a device asks for chunks, from `next` of its result on
+MAX_LABELLED_BOXES = 1000  # in a frame; more do not fit a payload
+MAX_VALUES = 64  # in a `set`
+RECEIVING = "RECEIVING"  # the step in which a device requests chunks, from `next` of its result on
 MODEL_CHUNKS_REQUESTED = 8  # at a time
 MODEL_CHUNK_BYTES = 32 * 1024  # each but the last one of a file
-MAX_MODEL_BYTES = 2**31 - 1  # what an ONNX file can have
+MAX_MODEL_BYTES = 2**31 - 1  # the limit of an ONNX file
 HISTOGRAM_CHUNK_BYTES = 32 * 1024  # each but the last one of an upload
 MAX_HISTOGRAM_CHUNKS = 512
 
@@ -40,7 +41,7 @@ Version = Annotated[int, Field(ge=1, lt=2**53)]  # beyond, JSON's numbers are no
 
 
 class LabelledBox(Document):
-    """An object: its class by id or name, its box x1 y1 x2 y2 in frame pixels."""
+    """An object in a frame: its class by id or name, its box x1 y1 x2 y2 in frame pixels."""
 
     class_: ClassLabel = Field(alias="class")
     box: list[Pixel] = Field(min_length=4, max_length=4)
@@ -54,10 +55,10 @@ class LabelledBox(Document):
 
 
 class Labels(Document):
-    """What one frame of a camera truly shows: a class, by id or name, or all of its objects.
+    """The true content of one frame: a class, by id or name, or all of its objects.
 
-    The frame is named by its number since the daemon's start, from 0 (a recording's own number), or by its capture time
-    `ts` in seconds: Unix time for cameras, media time for files.
+    The frame is identified by its number since the daemon's start, from 0 (in a recording, the recording's own number),
+    or by its capture time `ts` in seconds: Unix time for cameras, media time for files.
     """
 
     camera: str = Field(max_length=256)
@@ -73,12 +74,19 @@ class Labels(Document):
 
 
 class StatusArgs(Strict):
-    """`status`: what the device is doing."""
+    """`status`: report what the device is doing."""
 
 
 class RecalibrateArgs(Strict):
-    """`recalibrate` from `frames` frames with thresholds by `method`, for an engine that loses at most `max_loss`;
-    absent ones are the device's choice."""
+    """`recalibrate`: build and swap in an engine that is calibrated on current frames.
+
+    Args:
+        frames: Number of calibration frames.
+        method: Method that chooses the thresholds.
+        max_loss: Largest loss against the reference that the new engine may have.
+
+    The device chooses arguments that are absent.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -88,47 +96,53 @@ class RecalibrateArgs(Strict):
 
 
 class RollbackArgs(Strict):
-    """`rollback`: back to the previous engine."""
+    """`rollback`: return to the previous engine."""
 
 
 class CancelArgs(Strict):
-    """`cancel`: end the running job, or take a candidate on probation back."""
+    """`cancel`: end the running job, or roll back a candidate on probation."""
 
 
 class SwitchArgs(Strict):
-    """`switch`: to the engine of another regime, by its artefact's id, of which `status` tells."""
+    """`switch`: serve the engine of another regime, by its artefact's id, which `status` lists."""
 
     regime: Name
 
 
 class SetArgs(Strict):
-    """`set`: keys of config.yaml that change at run time, as `recalibration.max_loss`, to these values; null: to what
-    config.yaml says. The command's version has to exceed the one that was set before."""
+    """`set`: change keys of config.yaml at run time, such as `recalibration.max_loss`.
+
+    A null restores the value in config.yaml. The command's version has to exceed the version of the previous `set`.
+    """
 
     values: dict[Name, JsonValue] = Field(min_length=1, max_length=MAX_VALUES)
 
 
 class LogLevelArgs(Strict):
-    """`log_level`, until the next start."""
+    """`log_level`: change the log level until the next start."""
 
     level: Literal["debug", "info", "warning", "error"]
 
 
 class RestartArgs(Strict):
-    """`restart`: the process ends, and the service manager starts another."""
+    """`restart`: end the process; the service manager starts another."""
 
 
 class SnapshotArgs(Strict):
-    """`snapshot`: the newest frame of a camera, of the first one unless it is named, as a JPEG on the topic of that
-    name; annotated with what the engine found on it, if so wanted."""
+    """`snapshot`: publish the newest frame of a camera as a JPEG, on the topic `snapshot`.
+
+    camera: the first one by default. annotated: draw the engine's results.
+    """
 
     camera: str | None = Field(default=None, max_length=256)
     annotated: bool = False
 
 
 class FileArgs(Strict):
-    """A file for the board: fetched from `url`, or else sent on the topics model/{sha256}/{n} in chunks. what: it is,
-    in a word, and the op that brings it."""
+    """A file for the board: downloaded from `url`, or else sent in chunks on the topics model/{sha256}/{n}.
+
+    what: the kind of file, which is also the op that delivers it.
+    """
 
     what: ClassVar[str]
 
@@ -138,7 +152,7 @@ class FileArgs(Strict):
 
 
 class ModelArgs(FileArgs):
-    """`model`: this file in the place of the one that is served. release: what a holder of a release key says of it."""
+    """`model`: serve this model file instead of the present one. release: a Release that a release key has signed."""
 
     what: ClassVar[str] = "model"
 
@@ -146,7 +160,7 @@ class ModelArgs(FileArgs):
 
 
 class CalibrationArgs(FileArgs):
-    """`calibration`: a candidate with the scales of this file, which a fleet has merged."""
+    """`calibration`: build a candidate with the scales of this file, which a fleet has merged."""
 
     what: ClassVar[str] = "calibration"
 
@@ -154,8 +168,10 @@ class CalibrationArgs(FileArgs):
 
 
 class HistogramsArgs(Strict):
-    """`histograms`: those of the calibration in service, on the topics histograms/{upload}/{n} in chunks. missing: only
-    these, where it would be the upload of this hash once more."""
+    """`histograms`: publish the histograms of the calibration in service, in chunks, on histograms/{upload}/{n}.
+
+    missing: only these chunks, if the upload still has the hash `upload`.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -185,14 +201,21 @@ OPS: Mapping[str, type[Strict]] = {
     "histograms": HistogramsArgs,
     "calibration": CalibrationArgs,
 }
-READ_ONLY_OPS = frozenset({"status"})  # ops that change nothing, and may be carried out twice
+READ_ONLY_OPS = frozenset({"status"})  # these change nothing, and may be carried out twice
 
 
 class Command(Document):
-    """What an operator wants done; `issued` and `expires` are Unix times in seconds.
+    """A command of an operator.
 
-    `to` is `fleet/device`, which a signed command has to name. `signature` is looked at before there is a Command: it
-    is of the document, whatever else that holds. `version` orders what sets a state: see the op.
+    Args:
+        id: Identifies the command; a repeated one is not carried out again.
+        op: A key of OPS.
+        args: The op's arguments.
+        issued: Unix time in seconds.
+        expires: Unix time in seconds.
+        version: Orders commands that set a state: see the op.
+        to: `fleet/device`; required in a signed command.
+        signature: Verified before the document is parsed, because it covers the whole document.
     """
 
     id: Name
@@ -206,16 +229,16 @@ class Command(Document):
 
 
 class Failure(Document):
-    """Why a command failed, or was not carried out at all."""
+    """Why a command failed, or was not carried out."""
 
     code: str
     message: str
 
 
 class Desired(Strict):
-    """The retained document `desired`: what `set` sets, all of it; a key that is left out is as config.yaml has it.
+    """The retained document `desired`: all values that `set` could set. Keys that are absent are as in config.yaml.
 
-    It has no field of a command's that is required, and none beyond these, so that neither passes for the other.
+    It lacks the required fields of a command, and other fields are refused, so that neither is taken for the other.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
@@ -228,7 +251,7 @@ class Desired(Strict):
 
 
 class Reported(Document):
-    """The retained document `reported`: the version that was applied last, 0 for none, and what holds now."""
+    """The retained document `reported`: the version that was applied last, 0 for none, and the values in force."""
 
     version: int
     values: dict[str, JsonValue]
@@ -236,8 +259,10 @@ class Reported(Document):
 
 
 class Release(Strict):
-    """What a release key says may run: one content of a model's file, on the boards of a product, or on those of none;
-    versions rise, times are Unix seconds."""
+    """A release key's permission to run one model file, on the boards of a product, or on boards without a product.
+
+    Versions increase from release to release. Times are Unix seconds.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -253,7 +278,7 @@ class Release(Strict):
 
 
 class CommandResult(Document):
-    """How far a command has come; `percent` runs from 0 to 100."""
+    """The progress or the end of a command; `percent` runs from 0 to 100."""
 
     id: Name
     status: CommandStatus

@@ -1,8 +1,8 @@
-"""The histograms of a calibration as one content of bytes: from a board to the fleet, and merged ones back to boards.
+"""Encode the histograms of a calibration as bytes: from a board to the fleet, and merged ones back to boards.
 
-It begins with what they are of, a JSON object; tensor after tensor follows with its name and what
-`calibrate.histogram.to_bytes` makes of it. No frame is in it, no time, no name of a camera. Pure, and shared with the
-fleet like `agent.contract.messages`.
+The format: "tHU1", the length of the facts (4 bytes), the facts as JSON; then for each tensor the lengths of its name
+and histogram (2 and 4 bytes), the name, and the bytes of `calibrate.histogram.to_bytes`. Numbers are little-endian. It
+holds no frame, no time, and no name of a camera. An `Upload` sends these bytes in chunks.
 """
 
 from __future__ import annotations
@@ -26,19 +26,27 @@ MAX_COUNTS_BYTES = 256 << 20  # of all histograms together: eight thousand tenso
 MAX_FACTS_BYTES = 4 << 20
 _MAGIC = b"tHU1"
 _LENGTH = struct.Struct("<I")
-_RECORD = struct.Struct("<HI")  # bytes of the tensor's name, and of its histogram
-_UNREADABLE = "histograms.unreadable"
+_HEAD = len(_MAGIC) + _LENGTH.size
+_NAME_DIGITS = 16  # of an upload's hash in its topics
+_MOST_HEAD_BYTES = 512  # of a chunk
+_RECORD = struct.Struct("<HI")  # lengths of the tensor's name and of its histogram
 
 Digest = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9a-f]+$")]
 
 
 class Facts(Document):
-    """What histograms are of. Those that differ in `model`, `observed` or `preprocessing` do not merge. They go in
-    chunks, with the histograms: the names of thousands of tensors are more than a message has room for.
+    """The origin of histograms. Histograms that differ in `model`, `observed` or `preprocessing` do not merge.
 
-    model: hash of the FP32 master graph. observed: of the divisions by which a plan's repairs have changed what its
-    tensors hold. frames: so many went in. shared: tensors that get one amax. merged: of how many boards they are, where
-    they are no board's own.
+    The facts are part of the upload, because the names of thousands of tensors do not fit a message.
+
+    Args:
+        model: Hash of the FP32 master graph.
+        observed: Hash of the divisions by which a plan's repairs have changed the contents of its tensors.
+        method: Method that chooses the thresholds.
+        frames: Number of frames counted.
+        preprocessing: How frames become the model's input.
+        shared: Groups of tensors that get one amax.
+        merged: Present if the histograms are merged: from how many boards.
     """
 
     most_bytes: ClassVar[int] = MAX_FACTS_BYTES
@@ -53,7 +61,7 @@ class Facts(Document):
 
 
 def write_upload(facts: Facts, histograms: Mapping[str, AbsHistogram]) -> bytes:
-    """Equal histograms of equal facts are equal bytes."""
+    """Encode histograms. Equal facts and histograms give equal bytes."""
     head = facts.to_json()
     parts = [_MAGIC, _LENGTH.pack(len(head)), head]
     for tensor, histogram in histograms.items():
@@ -63,16 +71,16 @@ def write_upload(facts: Facts, histograms: Mapping[str, AbsHistogram]) -> bytes:
 
 
 def read_facts(content: bytes) -> Facts:
-    """Raises MessageError."""
-    return Facts.from_json(content[_begin(content) - _length(content) : _begin(content)])
+    """Decode the facts. Raises MessageError."""
+    return Facts.from_json(content[_HEAD : _head_end(content)])
 
 
 def read_upload(content: bytes) -> Iterator[tuple[str, AbsHistogram]]:
-    """The histograms by tensor, one after the other: all of them together take many times as much memory.
+    """Decode the histograms by tensor, one after the other: together they take many times as much memory.
 
-    Raises MessageError (`histograms.unreadable`), also for a histogram that is damaged, and a name that comes twice.
+    Raises MessageError (`histograms.unreadable`), also for a damaged histogram, and for a name that comes twice.
     """
-    at, names, expanded_bytes = _begin(content), set[str](), 0
+    at, names, expanded_bytes = _head_end(content), set[str](), 0
     while at < len(content):
         try:
             name_bytes, size = _RECORD.unpack_from(content, at)
@@ -86,7 +94,7 @@ def read_upload(content: bytes) -> Iterator[tuple[str, AbsHistogram]]:
         if name in names:
             raise _unreadable("one tensor twice")
         expanded_bytes += histogram.counts.nbytes
-        if expanded_bytes > MAX_COUNTS_BYTES:  # empty bins weigh nothing on their way
+        if expanded_bytes > MAX_COUNTS_BYTES:  # empty bins take no bytes in an upload
             raise _unreadable(f"counts of more than {MAX_COUNTS_BYTES} bytes")
         names.add(name)
         yield name, histogram
@@ -94,30 +102,22 @@ def read_upload(content: bytes) -> Iterator[tuple[str, AbsHistogram]]:
         raise _unreadable("no tensor")
 
 
-def _begin(content: bytes) -> int:
-    """Where the tensors begin. Raises MessageError."""
-    begin = len(_MAGIC) + _LENGTH.size + _length(content)
-    if begin > len(content):
-        raise _unreadable(f"{len(content)} bytes")
-    return begin
-
-
-def _length(content: bytes) -> int:
-    if not content.startswith(_MAGIC) or len(content) < len(_MAGIC) + _LENGTH.size:
+def _head_end(content: bytes) -> int:
+    """Return where the facts end and the tensors begin. Raises MessageError."""
+    if not content.startswith(_MAGIC) or len(content) < _HEAD:
         raise _unreadable(f"bytes that begin with {content[: len(_MAGIC)]!r}")
-    return int(_LENGTH.unpack_from(content, len(_MAGIC))[0])
+    end = _HEAD + int(_LENGTH.unpack_from(content, len(_MAGIC))[0])
+    if end > len(content):
+        raise _unreadable(f"{len(content)} bytes")
+    return end
 
 
 def _unreadable(found: str) -> MessageError:
-    return MessageError(_UNREADABLE, found[:200], "histograms as tared writes them", "have them sent again")
-
-
-_NAME_DIGITS = 16
-_MOST_HEAD_BYTES = 512
+    return MessageError("histograms.unreadable", found[:200], "histograms as tared writes them", "have them sent again")
 
 
 class ChunkHead(Document):
-    """Of which upload a chunk is. total: chunks in it."""
+    """The first line of a chunk. sha256: of the upload. total: number of its chunks."""
 
     sha256: Sha256
     total: int = Field(ge=1, le=MAX_HISTOGRAM_CHUNKS)
@@ -125,7 +125,7 @@ class ChunkHead(Document):
 
 @dataclass(frozen=True)
 class Upload:
-    """What is sent, all of it, with the hash that it is told by."""
+    """All bytes that are sent, with their hash, which identifies them."""
 
     content: bytes
     sha256: str
@@ -141,11 +141,11 @@ class Upload:
 
     @property
     def name(self) -> str:
-        """As topics have it."""
+        """The start of the hash, which is part of the topics."""
         return upload_name(self.sha256)
 
     def chunk(self, number: int) -> bytes:
-        """The payload of one, from 0 on."""
+        """Return the payload of a chunk; numbers start at 0."""
         at = number * HISTOGRAM_CHUNK_BYTES
         head = ChunkHead(sha256=self.sha256, total=self.total).to_json()
         return head + b"\n" + self.content[at : at + HISTOGRAM_CHUNK_BYTES]
@@ -156,21 +156,21 @@ def upload_name(sha256: str) -> str:
 
 
 def read_chunk(name: str, number: str, payload: bytes) -> tuple[ChunkHead, int, bytes]:
-    """Of which upload a payload on histograms/{name}/{number} is, its number there, and its piece.
+    """Parse a payload on histograms/{name}/{number}: the head of its upload, its number, and its bytes.
 
     Raises MessageError: `histograms.chunk`, and as `Document.from_json`.
     """
     head, separator, piece = payload.partition(b"\n")
     if not separator or len(head) > _MOST_HEAD_BYTES:
         raise _refused("no line of JSON at its begin")
-    found = ChunkHead.from_json(head)
-    if name != upload_name(found.sha256) or not number.isascii() or not number.isdecimal() or len(number) > 4:
-        raise _refused(f"{name[:32]!a}/{number[:32]!a} for a chunk of {found.sha256[:_NAME_DIGITS]}")
-    place, last = int(number), found.total - 1
+    chunk_head = ChunkHead.from_json(head)
+    if name != upload_name(chunk_head.sha256) or not number.isascii() or not number.isdecimal() or len(number) > 4:
+        raise _refused(f"{name[:32]!a}/{number[:32]!a} for a chunk of {chunk_head.sha256[:_NAME_DIGITS]}")
+    place, last = int(number), chunk_head.total - 1
     full = len(piece) == HISTOGRAM_CHUNK_BYTES
     if place > last or not (full or (place == last and 0 < len(piece) < HISTOGRAM_CHUNK_BYTES)):
-        raise _refused(f"chunk {place} of {found.total} with {len(piece)} bytes")
-    return found, place, piece
+        raise _refused(f"chunk {place} of {chunk_head.total} with {len(piece)} bytes")
+    return chunk_head, place, piece
 
 
 def _refused(found: str) -> MessageError:

@@ -1,11 +1,12 @@
-"""The documents of the MQTT contract as frozen types, shared by the devices and the fleet.
+"""Define the documents that devices publish, as frozen types shared with the fleet; no sockets, no clocks.
 
-Pure: no sockets, no clocks. Who reads a document ignores fields it does not know, so that devices and fleet
-need not be updated in one instant. A command's `args` are the exception: an argument this agent does not
-know asks for something it would not do, so it is refused by name.
+Compatibility:
 
-What a reader cannot do without is a new `schema_version`. A birth tells that of its board; any document may tell its
-own, and one of a newer schema is refused, whatever else it says. In every schema the key is a whole number.
+1. A reader ignores fields that it does not know, so that devices and fleet need not be updated in one instant. A
+   command's `args` are the exception: an unknown argument requests something that this agent would not do, so it is
+   refused by name.
+2. A change that readers must understand raises `schema_version`. A birth states the version of its board; any document
+   may state its own. A document of a newer schema is refused. In every schema the key is a whole number.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pydantic import (
 from agent.contract.wire import MAX_PAYLOAD_BYTES, MessageError, describe_errors, read_object
 
 SCHEMA_VERSION = 1
-NEWER_SCHEMA = "message.schema"  # the code of a document that this tared is too old for
+NEWER_SCHEMA = "message.schema"  # error code of a document that this tared is too old for
 _EVENT_FIELDS = frozenset({"epoch", "seq", "ts", "kind"})
 _MOST_SCHEMA = 2**31
 
@@ -37,7 +38,7 @@ DocumentT = TypeVar("DocumentT", bound="Document")
 
 
 class Document(BaseModel):
-    """A JSON object on the wire: frozen, exact types, finite numbers; what is None stays off the wire."""
+    """A JSON object on the wire: frozen, exact types, finite numbers. Fields that are None are left out."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
     most_bytes: ClassVar[int] = MAX_PAYLOAD_BYTES
@@ -47,8 +48,13 @@ class Document(BaseModel):
 
     @classmethod
     def from_json(cls: type[DocumentT], payload: bytes) -> DocumentT:
-        """Read a document. Raises MessageError for anything that is not one, and for one of a newer schema
-        (NEWER_SCHEMA)."""
+        """Parse a document.
+
+        Raises MessageError:
+            message.too_large, .too_deep, .malformed, .not_object   as `read_object`
+            message.invalid                                         a field is missing or wrong
+            message.schema (NEWER_SCHEMA)                           the document has a newer schema
+        """
         document = read_object(payload, cls.most_bytes)
         _check_schema(document)
         try:
@@ -59,16 +65,19 @@ class Document(BaseModel):
 
     @staticmethod
     def _fields(document: dict[str, Any]) -> dict[str, Any]:
-        """The fields of this type in an object from the wire, where they are named otherwise there."""
+        """Return the fields of this type from an object on the wire; overridden where they differ."""
         return document
 
 
 class Status(Document):
-    """Whether a device is there; retained, and left with the broker as the last will.
+    """The state of a device; retained, and also the last will that it leaves with the broker.
 
-    `session` is new with every connection, so that the late will of a lost connection is not mistaken for
-    the present one's. `boot_id` tells a restarted board from a restarted agent. `ts` is Unix time in
-    seconds; in a will, of the connection's beginning.
+    Args:
+        state: `offline` in the last will.
+        session: New with every connection, so that the late will of a lost connection is not taken for the present
+            one's.
+        boot_id: Tells a restarted board from a restarted agent.
+        ts: Unix time in seconds; in a will, of the start of the connection.
     """
 
     state: DeviceState
@@ -78,10 +87,10 @@ class Status(Document):
 
 
 class Birth(Document):
-    """What a device is and what it runs; retained.
+    """A device's hardware and software; retained.
 
-    `commands` tells by their ids whose keys count, and in `unsigned` whether unsigned commands do, though the broker is
-    on another machine.
+    `commands` lists the ids of the keys whose commands count. Its key `unsigned` is set if unsigned commands count,
+    although the broker is on another machine.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -104,7 +113,7 @@ class Latency(Document):
 class FidelityReport(Document):
     """The estimated fidelity, its confidence interval, and the number of frames behind it.
 
-    `empty` counts apart the frames on which neither engine found anything.
+    `empty` counts separately the frames on which neither engine found anything.
     """
 
     estimate: float
@@ -115,9 +124,12 @@ class FidelityReport(Document):
 
 
 class Observing(Document):
-    """What observing takes: `share` of inference since the start, 0.02 for one part in fifty; spent ahead, and owed.
+    """The cost of observing.
 
-    state_bytes: what is kept of what was seen, histograms and answers that labels may still come for.
+    Args:
+        share: Observation time as a share of inference time since the start; 0.02 is one fiftieth.
+        debt_s: Seconds that were spent ahead, and are owed.
+        state_bytes: Memory for histograms, and for results that labels may still come for.
     """
 
     share: float
@@ -126,25 +138,31 @@ class Observing(Document):
 
 
 class Accuracy(FidelityReport):
-    """How often the engine in service is right, by the labels that came; `empty` had no object, and none was found."""
+    """How often the engine in service is right, by labels. `empty` counts frames rightly found without an object."""
 
 
 class CameraTelemetry(Document):
-    """One camera since the telemetry before: frame rate, drops by cause, latency, drift, fidelity, accuracy.
+    """One camera since the previous telemetry.
 
-    `fidelity` is since the swap or the last change of drift; its interval holds at all times at once. `fidelity_hour`
-    is over the last hour of capture time, whatever served; its interval holds for an hour chosen beforehand. `accuracy`
-    is since the swap, of labelled frames. The lower bound is the owner's `reference_accuracy` less the most that the
-    engine may differ from the reference by `fidelity`: it is as true as that accuracy is of the present scene.
-
-    `latency_ms` is from a frame's arrival to its answer, `published_ms` until every output of results was handed it.
-
-    `up` is whether the camera is there: it has given a frame and is not lost since; a recording, until its end. `lost`
-    is the code of the error for which it is away, absent while it is there or has yet to be opened. Older agents tell
-    neither.
-
-    `observer` says why nothing is observed now, "preparing" or the code of an error; drift and fidelity, and what
-    follows from them, are absent then, because nobody knows them.
+    Args:
+        fps: Frames per second.
+        up: Whether the camera delivers: it has delivered a frame and was not lost since; a recording, until its end.
+            Older agents do not send it.
+        lost: The code of the error for which the camera is away; absent while it is there, or not opened yet. Older
+            agents do not send it.
+        dropped: Frames dropped, by cause.
+        latency_ms: From a frame's arrival to its result.
+        published_ms: From a frame's arrival until every output has received its result.
+        drift: State and predicted gain of a recalibration.
+        fidelity: Since the swap or the last change of drift. Its interval holds at all times simultaneously.
+        fidelity_hour: Over the last hour of capture time, whichever engine served. Its interval holds for an hour that
+            is chosen beforehand.
+        accuracy: Since the swap, on labelled frames.
+        accuracy_lower_bound_if_reference_accuracy_holds: The configured `reference_accuracy` minus the largest
+            difference from the reference that `fidelity` allows. It is as true as that accuracy is for this scene.
+        observer: Why nothing is observed now: "preparing", or the code of an error. Then drift, fidelity and what
+            follows from them are unknown, and absent.
+        observing: The cost of observing.
     """
 
     fps: float
@@ -163,7 +181,7 @@ class CameraTelemetry(Document):
 
 
 class Telemetry(Document):
-    """A periodic sample. `(epoch, seq)` numbers telemetry and events of a device together, without gaps."""
+    """A periodic sample. `(epoch, seq)` numbers the telemetry and events of a device together, without gaps."""
 
     epoch: Epoch
     seq: Number
@@ -173,13 +191,15 @@ class Telemetry(Document):
 
 
 class Event(Document):
-    """Something that happened: `kind` is alarm, drift, fidelity, view, regime, job, swap, commit, rollback, store,
-    error, or camera, observer or results, which are back after an error; `detail` depends on it. With swap a candidate
-    serves, on probation; commit, once it is current, or rollback is its end. A rollback with trigger rollback is the
-    operator's, to an earlier engine.
+    """Something that happened.
 
-    On the wire the detail stands flat beside the other fields, so it must have no key of theirs. `ts` is the
-    Unix time of the event in seconds; what a detail says in capture time bears another name.
+    `kind` is alarm, drift, fidelity, view, regime, job, swap, commit, rollback, store or error; or camera, observer or
+    results, which work again after an error. `detail` depends on it. A swap puts a candidate in service, on probation;
+    a commit (the candidate is current) or a rollback ends that. A rollback with the trigger `rollback` was requested by
+    the operator, to an earlier engine.
+
+    On the wire, the keys of `detail` stand next to the other fields, so it must not have the same keys. `ts` is the
+    Unix time of the event in seconds; capture times in the detail have other names.
     """
 
     epoch: Epoch
@@ -191,8 +211,8 @@ class Event(Document):
     @field_validator("detail")
     @classmethod
     def _has_names_of_its_own(cls, detail: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        if taken := sorted(_EVENT_FIELDS & detail.keys()):
-            raise ValueError(f"{', '.join(taken)} is the name of another field: rename it in the detail")
+        if shared := sorted(_EVENT_FIELDS & detail.keys()):
+            raise ValueError(f"{', '.join(shared)} is the name of another field: rename it in the detail")
         return detail
 
     @model_serializer
@@ -206,8 +226,10 @@ class Event(Document):
 
 
 class Dropped(Document):
-    """Numbers of an epoch, `from` to `to`, that will not come: `n` of them were of this kind, and a message for each
-    other kind has the same range. The kind `forgotten` is of rows that only a broker had, before there was a collector.
+    """Numbers of an epoch, `from` to `to`, that will not come.
+
+    `n` of them were of this kind; each other kind has a message with the same range. The kind `forgotten` stands for
+    rows that only a broker has acknowledged, before there was a collector.
     """
 
     epoch: Epoch
@@ -224,18 +246,18 @@ class Dropped(Document):
 
 
 class Ack(Document):
-    """A collector has stored every row of an epoch up to the number `upto`, or knows that it will not come."""
+    """A collector's acknowledgement: every row of the epoch up to `upto` is durably stored, or known not to come."""
 
     epoch: Epoch
     upto: Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def _check_schema(document: dict[str, Any]) -> None:
-    """Raises MessageError."""
-    told = document.get("schema_version", SCHEMA_VERSION)
-    if type(told) is not int or not 1 <= told < _MOST_SCHEMA:
-        found = f"schema_version {told!a}"[:200]
+    """Raise MessageError for a newer schema, and for a version that is no whole number."""
+    schema_version = document.get("schema_version", SCHEMA_VERSION)
+    if type(schema_version) is not int or not 1 <= schema_version < _MOST_SCHEMA:
+        found = f"schema_version {schema_version!a}"[:200]
         raise MessageError("message.invalid", found, "a whole number from 1", "correct the sender")
-    if told > SCHEMA_VERSION:
+    if schema_version > SCHEMA_VERSION:
         expected = f"schema {SCHEMA_VERSION}, which is all that this tared knows"
-        raise MessageError(NEWER_SCHEMA, f"a document of schema {told}", expected, "update this tared")
+        raise MessageError(NEWER_SCHEMA, f"a document of schema {schema_version}", expected, "update this tared")

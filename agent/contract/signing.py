@@ -1,7 +1,7 @@
-"""Ed25519 signatures (RFC 8032) over JSON documents in their canonical form (RFC 8785), and the keys that make them.
+"""Sign JSON documents and verify their signatures: Ed25519 (RFC 8032) over canonical JSON (RFC 8785).
 
-A document carries its signature in the field `signature`, in base64, over itself without that field. Keys are PEM files
-as OpenSSL has them: PKCS 8, and SubjectPublicKeyInfo.
+A document carries its signature in the field `signature`, in base64. The signature covers the document without that
+field. Keys are PEM files as OpenSSL writes them: PKCS 8, and SubjectPublicKeyInfo.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ _ID_CHARACTERS = 16
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
-    """What is signed: the document without `signature`. Raises ValueError for what numbers or text cannot hold."""
+    """Return the bytes to sign: the document without `signature`. Raises ValueError for what I-JSON cannot hold."""
     return rfc8785.dumps({key: value for key, value in document.items() if key != "signature"})
 
 
 def new_key(name: Path) -> tuple[Path, Path, str]:
-    """Write the private key `name`.key, for its owner alone, and `name`.pub; returns both paths and the key's id.
+    """Write the private key `name`.key, readable by its owner only, and `name`.pub; return both paths and the key's id.
 
-    Raises ConfigError (`key.exists`, `key.write`): a key is never written over, for nobody could make it again.
+    Raises ConfigError:
+        key.exists  one of the files exists; a key is never overwritten, because nobody could make it again
+        key.write   the folder is not writable
     """
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(
@@ -54,7 +56,7 @@ def new_key(name: Path) -> tuple[Path, Path, str]:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
     except OSError as error:
-        for each in made:  # neither is of use without the other
+        for each in made:  # neither is useful without the other
             each.unlink()
         if isinstance(error, FileExistsError):
             raise ConfigError("key.exists", f"{path} is there", "a new name", "remove it, or choose another") from None
@@ -63,12 +65,17 @@ def new_key(name: Path) -> tuple[Path, Path, str]:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """The beginning of the SHA-256 of the public key's 32 bytes, in hex: how logs and state name it."""
+    """Return the start of the SHA-256 of the public key's 32 bytes, in hex; logs and state files name keys by it."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:_ID_CHARACTERS]
 
 
 class Signer:
-    """A private key. Raises ConfigError (`key.unreadable`, `key.mode` for one that others than its owner may read)."""
+    """Signs documents with a private key.
+
+    Raises ConfigError:
+        key.unreadable  no Ed25519 private key in PEM without a password
+        key.mode        others than the owner may read the file
+    """
 
     def __init__(self, path: Path) -> None:
         content = _read(path)
@@ -85,14 +92,16 @@ class Signer:
         self._key = key
 
     def sign(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """The document with its signature. Raises ValueError as `canonical`."""
+        """Return the document with its signature. Raises ValueError as `canonical`."""
         signature = self._key.sign(canonical(document))
         return {**document, "signature": base64.b64encode(signature).decode()}
 
 
 class Keyring:
-    """The public keys of one role, by id, all that the files hold. Raises ConfigError (`key.unreadable`,
-    `config.credential`)."""
+    """The public keys of one role, by id: all that the files hold.
+
+    Raises ConfigError (`key.unreadable`, `config.credential`).
+    """
 
     def __init__(self, paths: Iterable[Path] = ()) -> None:
         keys = [key for path in paths for key in _public_keys(path)]
@@ -103,11 +112,11 @@ class Keyring:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Of the keys that are trusted today."""
+        """The ids of the keys that are trusted today."""
         return frozenset(self._keys)
 
     def signer_id(self, document: Mapping[str, Any]) -> str | None:
-        """The id of the key that signed this document; None where none of these did."""
+        """Return the id of the key that signed this document; None if none of these did."""
         encoded = document.get("signature")
         if not isinstance(encoded, str) or not encoded.isascii():
             return None
@@ -125,7 +134,7 @@ class Keyring:
 
 
 def _public_keys(path: Path) -> list[Ed25519PublicKey]:
-    """Of each PEM block: a loader takes the first of a file, and is silent about the others."""
+    """Read the key of each PEM block: the loader would return the first of a file and ignore the others."""
     content = _read(path)
     begins = [match.start() for match in re.finditer(rb"-----BEGIN ", content)] or [0]
     return [_public_key(path, content[begin:end]) for begin, end in pairwise([*begins, len(content)])]

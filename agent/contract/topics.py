@@ -1,4 +1,4 @@
-"""The names of the MQTT contract: which topic carries what, and which names may be part of one."""
+"""Name the topics of the MQTT contract, and check which names may be part of a topic."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from agent.common.errors import ConfigError
 
 MAX_NAME_BYTES = 64
 HOME_ASSISTANT_PREFIX = "homeassistant"  # the default prefix of Home Assistant's discovery
-MAX_TOPIC_BYTES = 256  # of a topic that somebody else names
+MAX_TOPIC_BYTES = 256  # of a topic that a sender names
 
 
 def check_name(name: str) -> str:
     """Return `name` if it may be one level of a topic (a fleet, a device, a command id).
 
-    A wildcard or a slash would reach other devices' topics; brokers disconnect who sends control characters.
-    Raises ValueError that says what a name must be.
+    A wildcard or a slash would reach other devices' topics; brokers disconnect a client that sends control characters.
+    Raises ValueError, which says what a name must be.
     """
     if not name or not name.isprintable() or set(name) & set("+#/"):
         raise ValueError("a non-empty printable name without '+', '#' and '/'")
@@ -25,11 +25,14 @@ def check_name(name: str) -> str:
 
 
 def may_reply_to(topic: str, own: str, house: str = HOME_ASSISTANT_PREFIX) -> bool:
-    """Whether an answer may go to a topic that its asker names, `own` being where it goes anyway.
+    """Whether a result may go to the topic that the sender of a command names.
 
-    house: the prefix that Home Assistant is set to; another one at the same broker may be set to its default.
+    Otherwise a sender could have a board, which is allowed to publish, write anybody's telemetry, commands and state.
 
-    Anybody's telemetry, commands and state would otherwise be anybody's to write, by the hand of a board that may.
+    Args:
+        topic: The requested topic.
+        own: The topic of the result, where it goes anyway.
+        house: The prefix that Home Assistant is set to. Another one at the same broker may use the default.
     """
     if not topic or not topic.isprintable() or set(topic) & set("+#") or len(topic.encode()) > MAX_TOPIC_BYTES:
         return False
@@ -37,15 +40,43 @@ def may_reply_to(topic: str, own: str, house: str = HOME_ASSISTANT_PREFIX) -> bo
     return topic == own or not reserved
 
 
+class _Topic:
+    """A topic of the device, by its path below the device's prefix."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, topics: Topics, _owner: object) -> str:
+        return topics.below(self._path)
+
+
 @dataclass(frozen=True)
 class Topics:
     """Every topic of one device: `tared/v1/{fleet}/{device}/...`.
+
+    >>> Topics("plant", "gate-3").telemetry
+    'tared/v1/plant/gate-3/telemetry'
 
     Raises ConfigError (`mqtt.name`) for a name that no topic may contain.
     """
 
     fleet: str
     device: str
+
+    # From the device.
+    status = _Topic("status")
+    birth = _Topic("birth")
+    telemetry = _Topic("telemetry")
+    event = _Topic("event")
+    reported = _Topic("reported")
+    detections = _Topic("detections")
+    snapshot = _Topic("snapshot")
+    # To the device.
+    ack = _Topic("ack")
+    command = _Topic("cmd")
+    labels = _Topic("labels")
+    desired = _Topic("desired")
+    model_chunks = _Topic("model/+/+")  # the filter of all topics that carry chunks of model files
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -56,64 +87,15 @@ class Topics:
                 found = f"the {field.name} name {name!a}"
                 raise ConfigError("mqtt.name", found, str(error), f"rename the {field.name}") from None
 
-    @property
-    def status(self) -> str:
-        return self._topic("status")
-
-    @property
-    def birth(self) -> str:
-        return self._topic("birth")
-
-    @property
-    def telemetry(self) -> str:
-        return self._topic("telemetry")
-
-    @property
-    def event(self) -> str:
-        return self._topic("event")
-
-    @property
-    def ack(self) -> str:
-        return self._topic("ack")
-
-    @property
-    def command(self) -> str:
-        return self._topic("cmd")
-
-    @property
-    def labels(self) -> str:
-        return self._topic("labels")
-
-    @property
-    def desired(self) -> str:
-        return self._topic("desired")
-
-    @property
-    def reported(self) -> str:
-        return self._topic("reported")
-
-    @property
-    def detections(self) -> str:
-        return self._topic("detections")
-
-    @property
-    def snapshot(self) -> str:
-        return self._topic("snapshot")
-
-    @property
-    def model_chunks(self) -> str:
-        """The filter of all topics that carry chunks of model files."""
-        return self._topic("model/+/+")
-
     def model_chunk(self, sha256: str, number: int) -> str:
-        return self._topic(f"model/{sha256}/{number}")
+        return self.below(f"model/{sha256}/{number}")
 
     def histogram_chunk(self, upload: str, number: int) -> str:
-        return self._topic(f"histograms/{upload}/{number}")
+        return self.below(f"histograms/{upload}/{number}")
 
     def result(self, command_id: str) -> str:
-        """Where the results of one command appear. `command_id` has passed `check_name`."""
-        return self._topic(f"cmd/{command_id}/result")
+        """Return the topic for the results of one command. `command_id` has passed `check_name`."""
+        return self.below(f"cmd/{command_id}/result")
 
-    def _topic(self, path: str) -> str:
+    def below(self, path: str) -> str:
         return f"tared/v1/{self.fleet}/{self.device}/{path}"

@@ -1,4 +1,4 @@
-"""From bytes off the network to a JSON object, within limits that no sender can push."""
+"""Parse bytes from the network into a JSON object, within limits that no sender can exceed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ class MessageError(AgentError):
 
 
 def read_object(payload: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, Any]:
-    """Decode I-JSON (RFC 7493), what RFC 8785 can canonicalise: UTF-8, finite numbers, unique keys.
+    """Decode I-JSON (RFC 7493), which RFC 8785 can canonicalise: UTF-8, finite numbers, unique keys.
 
-    Raises MessageError: `message.too_large`, `.too_deep`, `.malformed`, `.not_object`.
+    Raises MessageError:
+        message.too_large   more than `most_bytes`
+        message.too_deep    more than MAX_DEPTH containers inside each other
+        message.malformed   not JSON in UTF-8, a key twice, NaN or infinity, a lone surrogate
+        message.not_object  other JSON than an object
     """
     if len(payload) > most_bytes:
         _refuse("too_large", f"a payload beyond {most_bytes} bytes", f"at most {most_bytes}")
@@ -46,7 +50,7 @@ def read_object(payload: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str
 
 
 def describe_errors(error: ValidationError) -> str:
-    """The first errors as `frames: Input should be a valid integer`; in ASCII, for keys are the sender's."""
+    """Return the first errors as `frames: Input should be a valid integer`; in ASCII, for keys are the sender's."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     lines = [
         f"{'.'.join(str(part) for part in detail['loc']) or 'document'}: {detail['msg']}" for detail in details[:3]
@@ -77,7 +81,7 @@ def _finite(digits: str) -> float:
 
 
 def _depth(document: object) -> int:
-    """How many containers stand inside each other; counts no further than one past MAX_DEPTH."""
+    """Count containers inside each other, no further than one past MAX_DEPTH."""
     depth, level = 0, [document]
     while depth <= MAX_DEPTH:
         containers = [node for node in level if isinstance(node, (dict, list))]
