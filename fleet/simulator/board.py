@@ -1,4 +1,4 @@
-"""One simulated board: what lasts of it, its power, and what goes wrong with it."""
+"""Simulate one board: its power, its restarts, and what goes wrong with it."""
 
 from __future__ import annotations
 
@@ -21,117 +21,139 @@ _RESTART_S = 1.0
 
 
 class SimulatedBoard:
-    """`start` it once; from then on the loop drives it. starts: of its daemon, so far."""
+    """A board: `start` it once; from then on the loop drives it. starts: of its daemon, so far."""
 
     def __init__(
-        self, number: int, plan: BoardOptions, loop: Loop, on_dial: Callable[[], None], on_admitted: Callable[[], None]
+        self,
+        number: int,
+        options: BoardOptions,
+        loop: Loop,
+        on_dial: Callable[[], None],
+        on_admitted: Callable[[], None],
     ) -> None:
-        """number: from 0. on_dial, on_admitted: called each time it wants to connect, and a broker has admitted it."""
-        self.topics = Topics(plan.wishes.fleet, board_name(number))
+        """Draw the board's properties.
+
+        Args:
+            number: Of the board, from 0.
+            on_dial: Called each time it wants to connect.
+            on_admitted: Called each time a broker has admitted it.
+        """
+        self._simulation, self._loop = options.simulation, loop
+        self.topics = Topics(self._simulation.fleet, board_name(number))
         self.starts = 0
-        self._plan, self._loop = plan, loop
-        self._rng = rng = random.Random(f"{plan.wishes.seed}/{number}")
-        self._skew_s = rng.gauss(0.0, plan.wishes.clock_skew_s)
-        faults = plan.wishes.faults
+        self._rng = rng = random.Random(f"{self._simulation.seed}/{number}")
+        self._skew_s = rng.gauss(0.0, self._simulation.clock_skew_s)
+        faults = self._simulation.faults
         self._restores, self._no_clock = rng.random() < faults.restore, rng.random() < faults.no_clock
         self._crashes = rng.random() < faults.crash or self._restores
         self._hostile = rng.random() < faults.hostile
-        scene = SimulatedScene(plan.wishes.drift, number % plan.wishes.drift.groups, rng)
-        engines = Engines(loop, scene, plan, rng)
-        folder = plan.folder / self.topics.device
-        told = on_dial, on_admitted
-        self._site = BoardContext(number, plan, loop, self.topics, rng, scene, engines, folder, self._crashes, *told)
+        scene = SimulatedScene(self._simulation.drift, number % self._simulation.drift.groups, rng)
+        self._context = BoardContext(
+            number,
+            options,
+            loop,
+            self.topics,
+            rng,
+            scene,
+            Engines(loop, scene, options, rng),
+            folder=options.folder / self.topics.device,
+            on_disk=self._crashes,
+            on_dial=on_dial,
+            on_admitted=on_admitted,
+        )
         self._daemon: Daemon | None = None
         self._timers: dict[str, Timer] = {}
 
     @property
     def files(self) -> int:
-        """How many stay open: three of an outbox on the disk, and a socket."""
+        """How many files stay open: three of an outbox on the disk, and a socket."""
         return 4 if self._crashes else 1
 
     @property
     def connected(self) -> bool:
-        """Whether it is on the air."""
+        """Whether its daemon is connected."""
         return self._daemon is not None and self._daemon.connected
 
     @property
-    def over(self) -> bool:
-        """Whether it has left, after `stop`."""
-        return self._daemon is None or self._daemon.client.over
+    def has_left(self) -> bool:
+        """Whether it has ended, after `stop`."""
+        return self._daemon is None or self._daemon.client.has_left
 
     @property
     def attempts(self) -> int:
-        """To connect, so far."""
-        return self._site.attempts + (self._daemon.client.attempts if self._daemon is not None else 0)
+        """Attempts to connect, so far."""
+        return self._context.attempts + (self._daemon.client.attempts if self._daemon is not None else 0)
 
     @property
-    def last(self) -> tuple[int, int]:
-        """The present epoch, and its greatest number so far; zeros before the first start."""
+    def newest_row(self) -> tuple[int, int]:
+        """The present epoch, and the number of its newest row; zeros before the first start."""
         return self._daemon.outbox.last if self._daemon is not None else (0, 0)
 
     @property
     def confirmed(self) -> int:
-        """How many rows of the present epoch a collector has, as far as is known."""
+        """How many rows of the present epoch a collector has confirmed."""
         return self._daemon.confirmed if self._daemon is not None else 0
 
     @property
     def results(self) -> Counter[str]:
-        """Final ones of commands, by status."""
-        return self._site.results
+        """Final results of commands, by status."""
+        return self._context.results
 
     @property
-    def settled(self) -> bool:
-        """Whether nothing is waited for: a collector has all of the present epoch, or there never was one; a board
-        whose power is off has nothing to wait with."""
-        return not self.confirmed or self.confirmed >= self.last[1] or self.over
+    def is_confirmed(self) -> bool:
+        """Whether nothing is waited for.
+
+        A collector has confirmed all rows of the present epoch, or none at all (there is none); or the power is off.
+        """
+        return not self.confirmed or self.confirmed >= self.newest_row[1] or self.has_left
 
     def start(self) -> None:
-        """Power on, or the service manager starts a daemon once more."""
+        """Start a daemon: the power comes on, or the service manager starts it again."""
         boot_s = time.monotonic()
 
         def clock() -> float:
             return time.monotonic() - boot_s if self._no_clock else unix_s() + self._skew_s
 
-        self._site.attempts = self.attempts
+        self._context.attempts = self.attempts
         self.starts += 1
-        self._daemon = Daemon(self._site, clock, self._restart)
+        self._daemon = Daemon(self._context, clock, self._restart)
         self._daemon.start()
         if self._crashes:
-            self._after(self._rng.expovariate(1.0 / self._plan.wishes.faults.every_s), self._crash)
+            self._after(self._rng.expovariate(1.0 / self._simulation.faults.every_s), self._crash)
         if self._hostile:
             self._send_rubbish()
 
-    def hush(self) -> None:
-        """No more rows, faults or jobs from now on; see `settled`."""
+    def stop_producing(self) -> None:
+        """End faults and jobs, and make no more rows; see `is_confirmed`."""
         self._cancel_timers()
-        if self._daemon is not None and not self.over:
-            self._daemon.hush()
+        if self._daemon is not None and not self.has_left:
+            self._daemon.stop_producing()
 
     def stop(self) -> None:
-        """Say goodbye; see `over`."""
-        if self._daemon is not None and not self.over:
+        """Say goodbye; see `has_left`."""
+        if self._daemon is not None and not self.has_left:
             self._daemon.stop()
 
     def cut(self) -> None:
-        """Its connection, as when the network or the broker has gone."""
+        """Cut its connection, as when the network or the broker fails."""
         if self._daemon is not None:
             self._daemon.client.cut()
 
     def close(self) -> None:
-        """At the end of the simulation, after `stop`."""
+        """Close its files, at the end of the simulation and after `stop`."""
         if self._daemon is not None:
             self._daemon.close()
 
     def _crash(self) -> None:
-        """The power fails; it is back after a while."""
+        """Let the power fail; it comes back after a while."""
         self._cancel_timers()
         if self._daemon is not None:
             self._daemon.power_off()
             self._daemon.close()
-        self._after(self._rng.uniform(*self._plan.wishes.down_s), self._come_back)
+        self._after(self._rng.uniform(*self._simulation.down_s), self._power_on)
 
-    def _come_back(self) -> None:
-        folder = self._site.folder
+    def _power_on(self) -> None:
+        folder = self._context.folder
         backup = folder.with_suffix(".backup")
         if self._restores and backup.exists():
             shutil.rmtree(folder)
@@ -141,7 +163,7 @@ class SimulatedBoard:
         self.start()
 
     def _restart(self) -> None:
-        """The daemon's, which says goodbye. What lies in memory alone is not to be lost by that."""
+        """Restart the daemon; rows that lie in memory only are delivered first."""
         daemon = self._daemon
         if daemon is None:
             return
@@ -150,25 +172,25 @@ class SimulatedBoard:
             return
         self._cancel_timers()
         daemon.stop()
-        self._after(_RESTART_S, self._start_again)
+        self._after(_RESTART_S, self._start_once_ended)
 
-    def _start_again(self) -> None:
-        if not self.over:
-            self._after(_RESTART_S, self._start_again)
+    def _start_once_ended(self) -> None:
+        if not self.has_left:
+            self._after(_RESTART_S, self._start_once_ended)
             return
         self.close()
         self.start()
 
     def _send_rubbish(self) -> None:
-        victim = Topics(self._plan.wishes.fleet, board_name(self._rng.randrange(self._plan.wishes.devices)))
+        victim = Topics(self._simulation.fleet, board_name(self._rng.randrange(self._simulation.devices)))
         if self._daemon is not None:
-            for message in rubbish(self.topics, victim, self.last[0], self._rng):
+            for message in rubbish(self.topics, victim, self.newest_row[0], self._rng):
                 self._daemon.client.publish(message)
-        self._after(self._rng.expovariate(1.0 / self._plan.wishes.faults.every_s), self._send_rubbish)
+        self._after(self._rng.expovariate(1.0 / self._simulation.faults.every_s), self._send_rubbish)
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Unless the power fails before."""
-        self._timers[action.__name__] = self._loop.at(time.monotonic() + seconds, action)
+        """Call an action later, unless the power fails before."""
+        self._timers[action.__name__] = self._loop.call_at(time.monotonic() + seconds, action)
 
     def _cancel_timers(self) -> None:
         for timer in self._timers.values():
@@ -176,5 +198,5 @@ class SimulatedBoard:
 
 
 def board_name(number: int) -> str:
-    """Of the board of this number: names sort as numbers do."""
+    """Return the name of a board; names sort as numbers do."""
     return f"sim-{number:06d}"

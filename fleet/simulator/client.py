@@ -1,4 +1,4 @@
-"""A session that shares its thread with thousands of others: the agent's, driven by a loop."""
+"""Run the agent's MQTT session on an event loop, where it shares one thread with thousands of others."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Mailbox, Message, MessageSource
 from fleet.simulator.event_loop import Loop, Timer
 
-_LOOKS = 4  # in a keepalive, that need one now and then, as does what is waited for
+_CHECKS = 4  # per keepalive: it has to be sent, and answers that are late have to be noticed
 
 ClientT = TypeVar("ClientT", bound="LightClient")
 
 
 class LightClient(MqttSession):
-    """`on_turn` is called when something may have come, or have been delivered; `on_dial` when it is
-    its time to connect, which may be before a busy machine gets to it, `on_admitted` with each connection.
+    """A session driven by a loop. Not thread-safe: everything happens in the loop's thread.
 
-    garbles: may be asked of each message that is neither retained nor a last word: how often it is sent, and how late,
-    in seconds; for a network that duplicates and delays. Not thread-safe: all is done in the loop's thread.
+    Attributes:
+        on_turn: Called when something may have arrived, or have been delivered.
+        on_dial: Called when it is time to connect, which a busy machine may do later.
+        on_admitted: Called each time the broker admits a connection.
+        draw_delivery: For a network that duplicates and delays: draws for each message that is neither retained nor a
+            last word how many times it is sent, and how late, in s. None: each is sent once, at once.
     """
 
     def __init__(self, loop: Loop, endpoint: Endpoint, client_id: str, options: SessionOptions) -> None:
@@ -31,108 +34,102 @@ class LightClient(MqttSession):
         self.on_turn: Callable[[], None] = lambda: None
         self.on_dial: Callable[[], None] = lambda: None
         self.on_admitted: Callable[[], None] = lambda: None
-        self.garbles: Callable[[], tuple[int, float]] | None = None
+        self.draw_delivery: Callable[[], tuple[int, float]] | None = None
         self.attempts = 0
         self._loop = loop
         self._fd: int | None = None
         self._events = 0
         self._woken = False
-        self._over = False
+        self._is_closed = False
         self._dialling = False
-        self._look: Timer | None = None
-        self._copies = Mailbox()  # nobody is told of them
+        self._check_timer: Timer | None = None
+        self._copies = Mailbox()  # the source of duplicates, whose delivery concerns nobody
 
     def __enter__(self: ClientT) -> ClientT:
         self._dial()
         return self
 
     @property
-    def over(self) -> bool:
-        """Whether it was closed, and has left."""
-        return self._over
+    def has_left(self) -> bool:
+        """Whether the session was closed, or abandoned, and has ended."""
+        return self._is_closed
 
     def wake(self) -> None:
         if not self._woken:
             self._woken = True
-            self._loop.soon(self._advance_woken)
+            self._loop.call_soon(self._run_woken)
 
     def close(self, *last_words: Message, timeout_s: float = 2.0) -> None:
-        """As MqttSession, but that it returns at once; see `over`."""
+        """As MqttSession, but return at once; see `has_left`."""
         if not self._leaving:
             self._leave(timeout_s, last_words)
-            self._loop.at(self._leave_by + 0.01, self._advance_woken)
+            self._loop.call_at(self._leave_by + 0.01, self._run_woken)
             self.wake()
 
     def cut(self) -> None:
-        """As when the network or the broker has gone: it is tried again."""
+        """Lose the connection, as when the network or the broker fails; the session connects again."""
         if self._fd is not None:
             self._lost(ConnectionResetError("cut"))
 
     def abandon(self) -> None:
-        """As when the power has gone: no goodbye, and no other attempt."""
-        self._over = True
+        """End without a goodbye, as when the power fails."""
+        self._is_closed = True
         if self._fd is not None:
             self._lost(ConnectionAbortedError("abandoned"))
 
     def _dial(self) -> None:
-        if not self._over:
+        if not self._is_closed:
             self._dialling = True
             self.on_dial()
-            self._loop.dial(self._attempt, self._dialled)
+            self._loop.dial(self._attempt, self._on_dialled)
 
     def _attempt(self) -> None:
         self.attempts += 1
         self._open()
 
-    def _dialled(self, error: Exception | None) -> None:
-        if error is not None or self._over or not self._alive or self._connection is None:
+    def _on_dialled(self, error: Exception | None) -> None:
+        if error is not None or self._is_closed or not self._alive or self._connection is None:
             self._lost(error)
             return
         self._fd, self._events = self._loop.watch(self._connection.sock, self._advance), selectors.EVENT_READ
-        self._look_again()
+        self._check_later()
 
-    def _look_again(self) -> None:
-        self._look = self._loop.at(time.monotonic() + self._endpoint.keepalive_s / _LOOKS, self._look_now)
+    def _check_later(self) -> None:
+        self._check_timer = self._loop.call_at(time.monotonic() + self._endpoint.keepalive_s / _CHECKS, self._check)
 
-    def _look_now(self) -> None:
-        if self._connection is None:
-            return
-        try:
-            self._connection.handle(0)
-        except Exception as error:  # as in `_advance`
-            self._lost(error)
-            return
-        self._watch_for_more()
+    def _check(self) -> None:
         if self._fd is not None:
-            self._look_again()
+            self._advance(0)
+        if self._fd is not None:
+            self._check_later()
 
-    def _advance_woken(self) -> None:
+    def _run_woken(self) -> None:
         self._woken = False
         if self._fd is not None:
             self._advance(0)
         elif self._leaving:
-            self._over = True
+            self._is_closed = True
 
     def _advance(self, events: int) -> None:
-        """The socket is ready for these, or there may be something to send."""
+        """Read and write what the socket is ready for, and send what waits."""
         try:
             self._turn(lambda connection: self._handle(connection, events))
             self.on_turn()
             if self._leaving and self._has_left():
-                self._over = True
+                self._is_closed = True
                 self._lost(None)
         except Exception as error:  # a broker may send anything
             self._lost(error)
             return
         if self._fd is not None:
-            self._watch_for_more()
+            self._watch_again()
 
     def _handle(self, connection: Connection, events: int) -> None:
         connection.handle(events)
         while connection.alive and connection.has_read_ahead:
             connection.handle(0)
 
-    def _watch_for_more(self) -> None:
+    def _watch_again(self) -> None:
         connection, fd = self._connection, self._fd
         if connection is None or fd is None or not connection.alive:
             self._lost(None)
@@ -140,7 +137,7 @@ class LightClient(MqttSession):
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write else 0)
         if events != self._events:
             self._events = events
-            self._loop.watch_for(fd, events, self._advance)
+            self._loop.watch_events(fd, events, self._advance)
 
     def _on_connected(self) -> None:
         super()._on_connected()
@@ -150,24 +147,24 @@ class LightClient(MqttSession):
     def _end_dialling(self) -> None:
         if self._dialling:
             self._dialling = False
-            self._loop.dialled()
+            self._loop.dial_finished()
 
     def _lost(self, error: Exception | None) -> None:
-        """The connection has ended, or was none."""
+        """Clean up after a connection, or an attempt; try again later unless the session is to end."""
         if self._fd is not None:
             self._loop.unwatch(self._fd)
             self._fd = None
-        if self._look is not None:
-            self._look.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         self._end_dialling()
         self._end(error)
         if self._leaving:
-            self._over = True
-        if not self._over:
-            self._loop.at(time.monotonic() + self._retry_s(), self._dial)
+            self._is_closed = True
+        if not self._is_closed:
+            self._loop.call_at(time.monotonic() + self._retry_s(), self._dial)
 
     def _hand_over(self, connection: Connection, message: Message, source: MessageSource) -> None:
-        times, late_s = self.garbles() if self.garbles is not None and not message.retain else (1, 0.0)
+        times, late_s = self.draw_delivery() if self.draw_delivery is not None and not message.retain else (1, 0.0)
 
         def send() -> None:
             if connection is self._connection and connection.alive:
@@ -176,6 +173,6 @@ class LightClient(MqttSession):
                     connection.send(message, self._copies)
 
         if late_s:
-            self._loop.at(time.monotonic() + late_s, send)
+            self._loop.call_at(time.monotonic() + late_s, send)
         else:
             send()

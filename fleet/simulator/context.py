@@ -1,4 +1,4 @@
-"""What there is of a simulated board whether its power is on or not."""
+"""Hold the parts of a simulated board that outlive its daemons."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ from fleet.simulator.scene import SimulatedScene
 
 @dataclass
 class BoardContext:
-    """Its daemons find it as the one before has left it.
+    """The parts of a board that each daemon finds as the previous one has left them.
 
-    number: from 0. folder: its disk; on_disk: whether outbox and commands lie there, as they have to where the power
-    fails, or in memory. confirmed: up to which number of each epoch a collector said to have all. results: final ones
-    of commands, by status. drift: as it was told last. attempts: to connect. on_dial, on_admitted: as of LightClient.
+    Args:
+        number: Of the board, from 0.
+        folder: Its disk.
+        on_disk: Outbox and commands lie on the disk, as they must where the power fails; else in memory.
+        on_dial, on_admitted: As of LightClient.
+        confirmed: By epoch, the number up to which a collector has confirmed all rows.
+        results: Final results of commands, by status.
+        drift: The drift state that was reported last.
+        attempts: To connect, of daemons that have ended.
     """
 
     number: int
-    plan: BoardOptions
+    options: BoardOptions
     loop: Loop
     topics: Topics
     rng: Random

@@ -1,7 +1,6 @@
-"""One thread that waits for thousands of connections: a selector, timers, and a few threads that dial.
+"""Serve thousands of connections in one thread: a selector, timers, and a few threads that dial.
 
-A connection takes a blocking connect and, with TLS, a handshake; so those are done beside the loop, and what comes of
-them is told in it.
+A connection takes a blocking connect and, with TLS, a handshake. Other threads do that; the loop receives the outcome.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ from typing import Any
 
 DIALLERS = 16
 _LONGEST_WAIT_S = 0.1
-_ASKED_EVERY_S = 0.1
-_MOST_UNDER_WAY = 200  # attempts: a machine that begins more than it can finish in time finishes none
+_STOP_CHECK_S = 0.1
+_MOST_UNDER_WAY = 200  # attempts: a machine that starts more than it can finish in time finishes none
 _SWITCH_S = 0.0005
-_LONGEST_TIMERS_S = 0.05  # at a time: brokers wait for answers meanwhile
+_LONGEST_TIMERS_S = 0.05  # for timers at a time: brokers wait for answers meanwhile
 
 Action = Callable[[], None]
-Handle = Callable[[int], None]  # of the events of `selectors` that a socket is ready for
+Handle = Callable[[int], None]  # takes the events of `selectors` that a socket is ready for
 
 
 class Timer:
-    """What `Loop.at` will do, unless it is cancelled."""
+    """An action of `Loop.call_at`, which can be cancelled."""
 
     def __init__(self, at_s: float, action: Action) -> None:
         self.at_s = at_s
         self.action: Action | None = action
 
     def cancel(self) -> None:
-        """It will not be done."""
+        """Drop the action."""
         self.action = None
 
 
 class Loop:
-    """A context manager. All but `soon` is for the thread that runs it."""
+    """The event loop, a context manager. Only `call_soon` may be called by other threads."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -62,7 +61,8 @@ class Loop:
         self._switch_s = sys.getswitchinterval()
 
     def __enter__(self) -> Loop:
-        # Who dials waits for the interpreter after each word with the network, behind a loop that is never done.
+        # A dialling thread waits for the interpreter after each exchange with the network, behind a loop that is always
+        # busy; so threads switch more often than by default.
         sys.setswitchinterval(_SWITCH_S)
         return self
 
@@ -75,71 +75,73 @@ class Loop:
         self._waker.close()
         self._wakee.close()
 
-    def at(self, at_s: float, action: Action) -> Timer:
-        """At this monotonic time, or as soon as possible after it."""
+    def call_at(self, at_s: float, action: Action) -> Timer:
+        """Run an action at this monotonic time, or as soon as possible after it."""
         timer = Timer(at_s, action)
         heapq.heappush(self._timers, (at_s, next(self._numbers), timer))
         return timer
 
-    def soon(self, action: Action) -> None:
-        """In the loop's thread; any thread may ask for it."""
+    def call_soon(self, action: Action) -> None:
+        """Run an action in the loop's thread; any thread may call this."""
         self._soon.append(action)
-        if len(self._soon) == 1:  # who is not the first has been preceded by whoever woke it
+        if len(self._soon) == 1:  # else the one that queued the first has woken the loop
             with contextlib.suppress(BlockingIOError):
                 self._waker.send(b"\0")
 
     def dial(self, attempt: Action, then: Callable[[Exception | None], None]) -> None:
-        """Let another thread attempt a connection; `then` hears in the loop what it raised, None for nothing. It waits
-        for its turn: `dialled` is to be called once the attempt has come to something, or to nothing."""
+        """Let another thread attempt a connection, in its turn.
+
+        Args:
+            attempt: Runs in the other thread.
+            then: Called in the loop with the exception of `attempt`, or None. Once the attempt has succeeded or failed
+                for good, `dial_finished` must be called.
+        """
         self._waiting.append((attempt, then))
         self._dial_next()
 
-    def dialled(self) -> None:
-        """One attempt less is under way."""
+    def dial_finished(self) -> None:
+        """Note that one attempt less is under way."""
         self._under_way -= 1
         self._dial_next()
 
     def _dial_next(self) -> None:
         while self._waiting and self._under_way < _MOST_UNDER_WAY:
             self._under_way += 1
-            self._submit(*self._waiting.popleft())
+            self._diallers.submit(self._attempt, *self._waiting.popleft())
 
-    def _submit(self, attempt: Action, then: Callable[[Exception | None], None]) -> None:
-        def call() -> None:
-            error = None
-            try:
-                attempt()
-            except Exception as caught:  # handed on, whatever it is
-                error = caught
-            self.soon(partial(then, error))
-            error = None  # its traceback holds this frame
-
-        self._diallers.submit(call)
+    def _attempt(self, attempt: Action, then: Callable[[Exception | None], None]) -> None:
+        error = None
+        try:
+            attempt()
+        except Exception as caught:  # `then` gets it, whatever it is
+            error = caught
+        self.call_soon(partial(then, error))
+        error = None  # its traceback holds this frame
 
     def watch(self, sock: Any, handle: Handle) -> int:
-        """Call `handle` when it can be read from; what to name it by, for a socket that is closed has no number."""
+        """Call `handle` when a socket can be read; return its number, which a closed socket has no longer."""
         return self._selector.register(sock, selectors.EVENT_READ, handle).fd
 
-    def watch_for(self, fd: int, events: int, handle: Handle) -> None:
-        """Of a socket that is watched: for these events from now on."""
+    def watch_events(self, fd: int, events: int, handle: Handle) -> None:
+        """Watch a socket that is watched already for these events from now on."""
         self._selector.modify(fd, events, handle)
 
     def unwatch(self, fd: int) -> None:
-        """It may be closed already."""
+        """Stop watching a socket, which may be closed already."""
         self._selector.unregister(fd)
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Until it is so, asked several times a second."""
-        asked_s = -math.inf
+        """Run until `until` returns True; it is called several times a second."""
+        checked_s = -math.inf
         while True:
-            if time.monotonic() - asked_s >= _ASKED_EVERY_S:
+            if time.monotonic() - checked_s >= _STOP_CHECK_S:
                 if until():
                     return
-                asked_s = time.monotonic()
-            # Before timers: whoever looks whether an answer is late must have been given what has come already.
-            for key, events in self._selector.select(self._patience_s()):
+                checked_s = time.monotonic()
+            # Before the timers: an action that checks whether an answer is late must have received what has arrived.
+            for key, events in self._selector.select(self._wait_s()):
                 key.data(events)
-            for _ in range(len(self._soon)):  # what these ask for is for the next time
+            for _ in range(len(self._soon)):  # actions that these add run in the next round
                 self._soon.popleft()()
             self._run_timers()
 
@@ -152,7 +154,7 @@ class Loop:
                 timer.action()
                 now = time.monotonic()
 
-    def _patience_s(self) -> float:
+    def _wait_s(self) -> float:
         if self._soon:
             return 0.0
         due_s = self._timers[0][0] - time.monotonic() if self._timers else _LONGEST_WAIT_S

@@ -1,4 +1,4 @@
-"""What a simulated board does when it is commanded: each op of the contract, checked as the agent does."""
+"""Handle commands on a simulated board: each op of the contract, with the agent's checks."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from fleet.simulator.scene import CAMERA
 
 
 class SimulatedHandlers:
-    """`handlers` has one for each op. restart: of the board's daemon."""
+    """The handlers of all ops, in `handlers`. restart: restarts the board's daemon."""
 
-    def __init__(self, site: BoardContext, settings: Settings, restart: Callable[[], None]) -> None:
-        self._context, self._engines, self._settings, self._restart = site, site.engines, settings, restart
+    def __init__(self, context: BoardContext, settings: Settings, restart: Callable[[], None]) -> None:
+        self._context, self._engines, self._settings, self._restart = context, context.engines, settings, restart
         self.handlers: Mapping[str, Handler] = {
             "status": self._on_status,
             "recalibrate": self._on_recalibrate,
@@ -52,12 +52,12 @@ class SimulatedHandlers:
             "calibration": self._on_calibration,
         }
 
-    def _on_status(self, _args: StatusArgs, report: CommandProgress) -> None:
+    def _on_status(self, _args: StatusArgs, progress: CommandProgress) -> None:
         engines, t_s = self._engines, self._context.options.now_s()
         fidelity = self._context.scene.fidelity(engines.serving, engines.since_s, t_s).model_dump()
         regimes: list[JsonValue] = [each.id for each in engines.other_lights.values()]
         automatic, job = self._settings.config.recalibration.automatic, engines.job
-        told: dict[str, Any] = {
+        status: dict[str, Any] = {
             "engine": engines.serving.id,
             "degraded": False,
             "raised": False,
@@ -78,72 +78,71 @@ class SimulatedHandlers:
             "job": None,
         }
         if job is not None:
-            words = {"id": job.id, "trigger": job.trigger, "state": job.state.value, "percent": job.percent}
-            told["job"] = words
-        report.succeed(told)
+            status["job"] = {"id": job.id, "trigger": job.trigger, "state": job.state.value, "percent": job.percent}
+        progress.succeed(status)
 
-    def _on_recalibrate(self, args: RecalibrateArgs, report: CommandProgress) -> None:
+    def _on_recalibrate(self, args: RecalibrateArgs, progress: CommandProgress) -> None:
         if args.method is not None:
             parse_method(args.method)
-        self._engines.start_job("command", self._is_bad(args.method), report)
+        self._engines.start_job("command", self._is_bad(args.method), progress)
 
-    def _on_model(self, args: ModelArgs, report: CommandProgress) -> None:
-        """The file is taken as delivered: bytes of models are no part of what is simulated."""
-        self._engines.start_job("model", self._is_bad(args.sha256), report)
+    def _on_model(self, args: ModelArgs, progress: CommandProgress) -> None:
+        """Take the file as delivered: transfers are not simulated."""
+        self._engines.start_job("model", self._is_bad(args.sha256), progress)
 
-    def _on_histograms(self, _args: HistogramsArgs, _report: CommandProgress) -> None:
-        """Nobody has let these boards send any: there is nothing that they could have counted."""
+    def _on_histograms(self, _args: HistogramsArgs, _progress: CommandProgress) -> None:
+        """Refuse: these boards count nothing, so their configuration forbids it."""
         found, remedy = "privacy.histograms is false", "let the board's owner set it in config.yaml"
         raise CommandError("command.privacy", found, "leave to send histograms", remedy)
 
-    def _on_calibration(self, args: CalibrationArgs, report: CommandProgress) -> None:
-        """As a model's, the file is taken as delivered."""
-        self._engines.start_job("command", self._is_bad(args.sha256), report)
+    def _on_calibration(self, args: CalibrationArgs, progress: CommandProgress) -> None:
+        """Take the file as delivered, as a model's."""
+        self._engines.start_job("command", self._is_bad(args.sha256), progress)
 
-    def _on_switch(self, args: SwitchArgs, report: CommandProgress) -> None:
+    def _on_switch(self, args: SwitchArgs, progress: CommandProgress) -> None:
         known = {each.id: each for each in self._engines.other_lights.values()}
         if args.regime == self._engines.serving.id:
             raise CommandError("command.switch", "this regime serves", "another one", "ask for the status first")
         if args.regime not in known:
             found = f"no regime '{args.regime}'"
             raise CommandError("command.switch", found, ", ".join(known), "ask for the status first")
-        self._engines.switch(known[args.regime], "switch", report)
+        self._engines.switch(known[args.regime], "switch", progress)
 
-    def _on_rollback(self, _args: RollbackArgs, report: CommandProgress) -> None:
+    def _on_rollback(self, _args: RollbackArgs, progress: CommandProgress) -> None:
         engines = self._engines
         if engines.job is not None and engines.job.state is JobState.PROBATION:
             found, remedy = "the operator's rollback", "recalibrate from other frames"
             engines.end_job(AgentError("probation.recalled", found, "a probation to its end", remedy))
-            report.succeed({"artefact": engines.serving.id})
+            progress.succeed({"artefact": engines.serving.id})
         elif engines.previous is None:
             raise CommandError("command.rollback", "no previous engine", "one to go back to", "recalibrate instead")
         else:
             engines.end_job(cancelled("the operator rolls back"))
-            engines.switch(engines.previous, "rollback", report)
+            engines.switch(engines.previous, "rollback", progress)
 
-    def _on_cancel(self, _args: CancelArgs, report: CommandProgress) -> None:
+    def _on_cancel(self, _args: CancelArgs, progress: CommandProgress) -> None:
         if self._engines.job is None:
             raise CommandError("command.nothing", "no running job", "one to cancel", "ask for the status first")
         self._engines.end_job(cancelled("the operator cancels it"))
-        report.succeed()
+        progress.succeed()
 
-    def _is_bad(self, asked: object) -> bool:
-        """Whether what comes of this turns out bad."""
-        return self._context.options.simulation.bad.includes(self._context.number, asked)
+    def _is_bad(self, requested: object) -> bool:
+        """Return True if the engine of this request turns out bad."""
+        return self._context.options.simulation.bad.includes(self._context.number, requested)
 
-    def _on_set(self, args: SetArgs, report: CommandProgress) -> None:
+    def _on_set(self, args: SetArgs, progress: CommandProgress) -> None:
         self._context.folder.mkdir(parents=True, exist_ok=True)
-        self._settings.set(args.values, report.authorisation)
+        self._settings.set(args.values, progress.authorisation)
         reported = self._settings.reported()
-        report.succeed({"version": reported.version, "values": reported.values})
+        progress.succeed({"version": reported.version, "values": reported.values})
 
-    def _on_log_level(self, args: LogLevelArgs, report: CommandProgress) -> None:
-        report.succeed({"level": args.level})
+    def _on_log_level(self, args: LogLevelArgs, progress: CommandProgress) -> None:
+        progress.succeed({"level": args.level})
 
-    def _on_restart(self, _args: RestartArgs, report: CommandProgress) -> None:
-        report.succeed()
+    def _on_restart(self, _args: RestartArgs, progress: CommandProgress) -> None:
+        progress.succeed()
         self._restart()
 
-    def _on_snapshot(self, _args: SnapshotArgs, _report: CommandProgress) -> None:
+    def _on_snapshot(self, _args: SnapshotArgs, _progress: CommandProgress) -> None:
         found, remedy = "privacy.snapshot is false", "let the board's owner set it in config.yaml"
         raise CommandError("command.privacy", found, "leave to send a picture", remedy)

@@ -1,4 +1,4 @@
-"""What goes wrong with simulated boards, and the network between; and with their engines."""
+"""Say what is simulated: how many boards, their options, and what goes wrong with them and the network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ from agent.mqtt.endpoint import Endpoint
 from agent.mqtt.message import Message
 from fleet.simulator.scene import Drift, check_range
 
-_LATEST_S = 3.0  # a message that is delayed comes within so long
+_LONGEST_DELAY_S = 3.0  # of a message
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of boards: `crash`, whose power fails now and then; `restore`, that then start from an older copy of their
-    disk; `no_clock`, that start in 1970 each time; `hostile`, that send rubbish, and under the names of others. Shares
-    of messages: `duplicate`, `delay`. every_s: the mean time between two crashes, or two pieces of rubbish, of a board.
+    """What goes wrong, in shares from 0 to 1.
+
+    Args:
+        crash: Boards whose power fails now and then.
+        restore: Boards whose power fails, and that then start from an older copy of their disk.
+        no_clock: Boards whose clock starts in 1970 each time.
+        hostile: Boards that send rubbish, also under the names of others.
+        duplicate: Messages that arrive twice.
+        delay: Messages that arrive late, by up to 3 s.
+        every_s: Mean time between two crashes, or two pieces of rubbish, of one board.
     """
 
     crash: float = 0.0
@@ -35,37 +42,44 @@ class Faults:
     every_s: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raises AgentError (`cli.arguments`) for shares that are none."""
+        """Raise AgentError (`cli.arguments`) for values out of range."""
         shares = self.crash, self.restore, self.no_clock, self.hostile, self.duplicate, self.delay
         check_range("shares", shares, 0.0, 1.0)
         check_range("every_s", (self.every_s,), 1e-3)
 
-    def garbled(self, rng: random.Random) -> tuple[int, float]:
-        """How often one message is sent, and how late, in s."""
+    def draw_delivery(self, rng: random.Random) -> tuple[int, float]:
+        """Draw how many times one message is sent, and how late, in s."""
         times = 2 if rng.random() < self.duplicate else 1
-        return times, rng.uniform(0.0, _LATEST_S) if rng.random() < self.delay else 0.0
+        return times, rng.uniform(0.0, _LONGEST_DELAY_S) if rng.random() < self.delay else 0.0
 
 
 @dataclass(frozen=True)
 class BadEngines:
-    """Which new engines turn out bad: those of what is named, by a model's sha256, a recalibration's method or a
-    regime's id; those of boards `first` to `last`, by their numbers from 0; where both are given, those of both."""
+    """Which new engines turn out bad; where both a name and boards are given, both must apply.
+
+    Args:
+        named: Engines of this model (sha256), recalibration method or regime (id); empty: of all.
+        first, last: Engines of these boards, by their numbers from 0; `last` below `first`: of all boards.
+    """
 
     named: str = ""
     first: int = 0
     last: int = -1
 
-    def hits(self, number: int, asked: object) -> bool:
-        """The board of this number was asked for this."""
-        if self.named and asked != self.named:
+    def includes(self, number: int, requested: object) -> bool:
+        """Return True if a new engine of this board turns out bad; requested: its model, method or regime."""
+        if self.named and requested != self.named:
             return False
         return self.first <= number <= self.last if self.last >= self.first else bool(self.named)
 
 
 def rubbish(topics: Topics, victim: Topics, epoch: int, rng: random.Random) -> Iterator[Message]:
-    """What a hostile board sends: what no collector can read, what lies about its number, or its name.
+    """Yield the messages of a hostile board: unreadable ones, and ones with a false number or name.
 
-    epoch: of the board's own, which it replays. victim: another board's topics.
+    Args:
+        topics: The board's own.
+        victim: Topics of another board, under whose name it also sends.
+        epoch: The board's own, which it replays.
     """
     event = {"epoch": epoch, "seq": 1, "ts": 0.0, "kind": "alarm", "lie": rng.random()}
     payloads = [
@@ -85,12 +99,22 @@ def rubbish(topics: Topics, victim: Topics, epoch: int, rng: random.Random) -> I
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """What is to be simulated. commit_s: as `mqtt.outbox.commit_s`. ramp_s: over which boards are switched on; None: as
-    fast as one core can. settle_s: how long, at the end, a collector is waited for. storms: seconds after the start at
-    which all connections are cut at once. automatic: whether boards answer alarms by themselves. operator_keys: whose
-    signed commands count; none: everybody's do. job_s: what a job takes, in the median; failures: the share of those
-    that fail. clock_skew_s: the deviation of boards' clocks. down_s: how long a board is without power, at least and at
-    most.
+    """What is simulated.
+
+    Args:
+        devices: The number of boards.
+        period_s: Between two telemetry messages of a board.
+        commit_s: As `mqtt.outbox.commit_s`.
+        ramp_s: Time over which the boards are switched on; None: as fast as one core can.
+        settle_s: How long to wait, at the end, for a collector.
+        storms: Seconds after the start at which all connections are cut at once.
+        clock_skew_s: Standard deviation of the boards' clocks.
+        down_s: How long a board is without power, at least and at most.
+        job_s: The median time of a job.
+        failures: The share of jobs that fail.
+        automatic: Boards answer alarms by themselves.
+        operator_keys: Public keys whose signed commands count; none: unsigned commands count.
+        seed: Everything that is drawn follows from it.
     """
 
     devices: int
@@ -114,27 +138,35 @@ class SimulationOptions:
 
 @dataclass(frozen=True)
 class BoardOptions:
-    """What all boards have in common. config: a board's, as `board_config` makes it. folder: for the disks of boards
-    that need one. started_s: monotonic."""
+    """What all boards have in common.
+
+    Args:
+        endpoint: Their broker.
+        simulation: The options of the whole simulation.
+        config: Of a board, as `board_config` makes it.
+        folder: For the disks of boards that need one.
+        started_s: Start of the simulation, monotonic.
+    """
 
     endpoint: Endpoint
-    wishes: SimulationOptions
+    simulation: SimulationOptions
     config: Config
     folder: Path
     started_s: float
 
     def now_s(self) -> float:
-        """Seconds since the simulation's start."""
+        """Return the seconds since the simulation's start."""
         return time.monotonic() - self.started_s
 
 
-def board_config(wishes: SimulationOptions) -> Config:
-    """A board's config.yaml, of which `mqtt`, `recalibration` and `commands` count."""
+def board_config(options: SimulationOptions) -> Config:
+    """Return a board's configuration, of which `mqtt`, `recalibration` and `commands` count."""
+    outbox = {"commit_s": options.commit_s}
     content = {
         "model": {"path": Path("simulated.onnx"), "task": "detect", "decoder": "yolox"},
         "camera": {"source": "csi:0"},
-        "mqtt": {"fleet": wishes.fleet, "telemetry_period_s": wishes.period_s, "outbox": {"commit_s": wishes.commit_s}},
-        "recalibration": {"automatic": wishes.automatic},
-        "commands": {"operator_keys": tuple(wishes.operator_keys)},
+        "mqtt": {"fleet": options.fleet, "telemetry_period_s": options.period_s, "outbox": outbox},
+        "recalibration": {"automatic": options.automatic},
+        "commands": {"operator_keys": tuple(options.operator_keys)},
     }
     return Config.model_validate(content)

@@ -1,8 +1,8 @@
-"""What a simulated camera sees: a small model of a day, from which all figures of telemetry follow.
+"""Model what a simulated camera sees over a day; all figures of its telemetry follow from that.
 
-A scene has two lights, day and night, and may drift away from the calibration: in groups, one after the other, as when
-a season, a cleaner or a software update reaches one site after another. An engine remembers the scene that it was made
-in; its predicted gain is how far that has moved since, and its fidelity falls with it.
+A scene has two lights, day and night, and may drift away from the calibration. It drifts in groups of boards, one after
+the other, as when a season, a cleaner or a software update reaches one site after another. An engine remembers how far
+the scene had moved when it was made. The predicted gain is how far it has moved since; fidelity falls with it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pydantic import JsonValue
 from agent.common.errors import AgentError
 from agent.contract.messages import CameraTelemetry, FidelityReport, Latency, Observing
 
-CAMERA = "camera"  # its name
-TOLERANCE_DB = 3.0  # an alarm; half of it is a warning
+CAMERA = "camera"  # the camera's name
+TOLERANCE_DB = 3.0  # gain that raises an alarm; half of it raises a warning
 _FPS = 30.0
-_OBSERVED_PER_S = 0.6  # one frame in fifty is also run through the reference
+_OBSERVED_PER_S = 0.6  # frames: one in fifty also runs through the reference
 _LOSS_PER_DB = 0.03
 _BAD_LOSS = 0.35
 _BAD_SLOWDOWN = 1.4
-_ERROR = 0.05  # of a confidence interval
+_ERROR = 0.05  # probability that a confidence interval misses the true value
 
 
 def check_range(names: str, values: Sequence[float], least: float, most: float = math.inf) -> None:
-    """Raises AgentError (`cli.arguments`) where one of them is no such number."""
+    """Raise AgentError (`cli.arguments`) if a value is not finite, or not within `least` and `most`."""
     for value in values:
         if not (math.isfinite(value) and least <= value <= most):
             expected = f"{names} of {least:g} and more" if most == math.inf else f"{names} from {least:g} to {most:g}"
@@ -37,8 +37,16 @@ def check_range(names: str, values: Sequence[float], least: float, most: float =
 
 @dataclass(frozen=True)
 class Drift:
-    """How scenes leave their calibration: by `db` in `ramp_s` seconds, in the first group of boards after `after_s`, in
-    the last one `spread_s` later. db 0: not at all. day_s: how long a day is."""
+    """How scenes leave their calibration.
+
+    Args:
+        db: How far, in dB; 0: not at all.
+        after_s: When the first group of boards starts to drift.
+        spread_s: How much later the last group starts.
+        ramp_s: How long a scene takes.
+        groups: Of boards.
+        day_s: How long a day is.
+    """
 
     db: float = 0.0
     after_s: float = 60.0
@@ -48,7 +56,7 @@ class Drift:
     day_s: float = 86_400.0
 
     def __post_init__(self) -> None:
-        """Raises AgentError (`cli.arguments`) for what no scene could do."""
+        """Raise AgentError (`cli.arguments`) for values that no scene could have."""
         check_range("db, after_s, spread_s, ramp_s", (self.db, self.after_s, self.spread_s, self.ramp_s), 0.0)
         check_range("groups", (self.groups,), 1.0)
         check_range("day_s", (self.day_s,), 1e-3)
@@ -56,8 +64,13 @@ class Drift:
 
 @dataclass(frozen=True)
 class SimulatedEngine:
-    """What serves. light: in which it was calibrated. db: how far the scene had moved by then. bad: something went
-    wrong with it that only fidelity and latency show."""
+    """An engine of a simulated board.
+
+    Args:
+        light: The light in which it was calibrated.
+        db: How far the scene had moved by then.
+        bad: It has a fault that only fidelity and latency show.
+    """
 
     id: str
     light: str
@@ -66,7 +79,7 @@ class SimulatedEngine:
 
 
 class SimulatedScene:
-    """Of one board; times are seconds since the simulation's start. group: from 0."""
+    """The scene of one board of a group; groups count from 0. Times are seconds since the simulation's start."""
 
     def __init__(self, drift: Drift, group: int, rng: random.Random) -> None:
         self._drift = drift
@@ -78,19 +91,19 @@ class SimulatedScene:
         self._fidelity = rng.uniform(0.97, 0.995)
 
     def light(self, t_s: float) -> str:
-        """Day or night."""
+        """Return "day" or "night"."""
         return "day" if math.sin(2.0 * math.pi * (t_s / self._drift.day_s + self._longitude)) >= 0.0 else "night"
 
     def moved_db(self, t_s: float) -> float:
-        """How far the scene is from where it was at the start."""
+        """Return how far the scene has moved since the start, in dB."""
         return self._drift.db * min(1.0, max(0.0, (t_s - self._onset_s) / max(self._drift.ramp_s, 1e-9)))
 
     def gain_db(self, engine: SimulatedEngine, t_s: float) -> float:
-        """What a recalibration would gain now."""
+        """Return what a recalibration would gain now, in dB."""
         return max(0.0, self.moved_db(t_s) - engine.db)
 
     def fidelity(self, engine: SimulatedEngine, since_s: float, t_s: float) -> FidelityReport:
-        """Of the engine that has served since then, with the interval that as many observed frames give."""
+        """Return the fidelity of an engine that serves since `since_s`, with the interval of the observed frames."""
         true = self._fidelity - _LOSS_PER_DB * self.gain_db(engine, t_s) - _BAD_LOSS * engine.bad
         n = max(1, round(_OBSERVED_PER_S * (t_s - since_s)))
         half = math.sqrt(math.log(2.0 / _ERROR) / (2.0 * n))  # Hoeffding's
@@ -98,7 +111,7 @@ class SimulatedScene:
         return FidelityReport(estimate=estimate, low=max(0.0, estimate - half), high=min(1.0, estimate + half), n=n)
 
     def sample(self, engine: SimulatedEngine, since_s: float, t_s: float) -> CameraTelemetry:
-        """What telemetry tells of the camera."""
+        """Return the camera's part of telemetry."""
         p50 = self._p50_ms * (_BAD_SLOWDOWN if engine.bad else 1.0) * self._rng.uniform(0.98, 1.02)
         fidelity = self.fidelity(engine, since_s, t_s)
         return CameraTelemetry(
@@ -113,7 +126,7 @@ class SimulatedScene:
         )
 
     def drift(self, engine: SimulatedEngine, t_s: float) -> dict[str, JsonValue]:
-        """As telemetry and `status` tell it."""
+        """Return the drift as telemetry and `status` report it."""
         gain_db = round(self.gain_db(engine, t_s), 2)
         return {
             "state": drift_state(gain_db),
@@ -125,5 +138,5 @@ class SimulatedScene:
 
 
 def drift_state(gain_db: float) -> str:
-    """calm, warning or alarm."""
+    """Return "calm", "warning" or "alarm"."""
     return "alarm" if gain_db >= TOLERANCE_DB else "warning" if gain_db >= TOLERANCE_DB / 2.0 else "calm"

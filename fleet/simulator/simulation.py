@@ -1,4 +1,4 @@
-"""A fleet of simulated boards, how it goes, and what becomes of it."""
+"""Simulate a fleet of boards, and count what becomes of it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,26 @@ from fleet.simulator.board import SimulatedBoard
 from fleet.simulator.event_loop import DIALLERS, Loop
 from fleet.simulator.options import BoardOptions, SimulationOptions, board_config
 
-_SPARE_FILES = 64 + DIALLERS  # beside the boards': the loop's, Python's, what is being dialled
+_SPARE_FILES = 64 + DIALLERS  # besides the boards': of the loop, of Python, of connections being dialled
 _START_S = 0.005  # from one board's start to the next: about what a core needs for one
-_TOLD_EVERY_S = 1.0
-_MANY = 500  # boards, whose objects are not looked through for garbage
-_YOUNG = 50_000  # objects, before the newest are
+_COUNTED_EVERY_S = 1.0
+_MANY = 500  # boards, from which on the garbage collector leaves old objects alone
+_YOUNG = 50_000  # new objects before the garbage collector searches them
 _NEVER = 2**30
 _GOODBYE_S = 10.0
 
 
 @dataclass
 class SimulationOutcome:
-    """dials, arrivals: seconds after the start at which a board wanted to connect, and at which a broker admitted one,
-    each time. made, confirmed: rows of the
-    boards' present epochs. results: final ones of commands by status."""
+    """The counts of a simulation.
+
+    Args:
+        made: Rows of the boards' present epochs.
+        confirmed: Those that a collector has confirmed.
+        results: Final results of commands, by status.
+        dials: Seconds after the start of each time a board wanted to connect.
+        arrivals: Seconds after the start of each time a broker admitted a board.
+    """
 
     devices: int = 0
     connected: int = 0
@@ -45,94 +51,81 @@ class SimulationOutcome:
     arrivals: list[float] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the command line tells it."""
-        told = {
-            name: getattr(self, name) for name in ("devices", "connected", "made", "confirmed", "attempts", "starts")
-        }
-        return {**told, "admitted": len(self.arrivals), "results": dict(self.results)}
+        """Return the object that the command line prints."""
+        names = ("devices", "connected", "made", "confirmed", "attempts", "starts")
+        counts = {name: getattr(self, name) for name in names}
+        return {**counts, "admitted": len(self.arrivals), "results": dict(self.results)}
 
 
 class Simulation:
-    """`run` it once. outcome: how it stands, kept up while it runs."""
+    """A simulated fleet: `run` it once. outcome: the counts so far, kept up while it runs."""
 
-    def __init__(self, endpoint: Endpoint, wishes: SimulationOptions) -> None:
-        """Raises ConfigError (`simulation.files`) for more boards than this process may have sockets."""
-        self.outcome = SimulationOutcome(devices=wishes.devices)
-        self._endpoint, self._wishes = endpoint, wishes
+    def __init__(self, endpoint: Endpoint, options: SimulationOptions) -> None:
+        self.outcome = SimulationOutcome(devices=options.devices)
+        self._endpoint, self._options = endpoint, options
         self._boards: list[SimulatedBoard] = []
         self._started_s = 0.0
         self._counted_s = 0.0
 
     @property
     def made(self) -> dict[str, tuple[int, int]]:
-        """By the names of boards: the present epoch of each, and how many rows it has made in that."""
-        return {board.topics.device: board.last for board in self._boards if board.starts}
+        """By board name: the present epoch, and how many rows the board has made in it."""
+        return {board.topics.device: board.newest_row for board in self._boards if board.starts}
 
     def run(self, stopping: Callable[[], bool]) -> SimulationOutcome:
-        """Until it is time to stop, asked several times a second. Then no board makes any more rows; what was made is
-        waited for until a collector has confirmed it, if there is one; and all boards say goodbye."""
-        long_lived = _long_lived() if self._wishes.devices >= _MANY else nullcontext()
+        """Run until `stopping` returns True, which is called several times a second.
+
+        Then no board makes any more rows. If there is a collector, the simulation waits until it has confirmed them;
+        at last all boards say goodbye.
+
+        Raises ConfigError: `simulation.files`  this process may not have as many sockets as there are boards.
+        """
+        settle_s = self._options.settle_s
+        long_lived = _long_lived() if self._options.devices >= _MANY else nullcontext()
         with tempfile.TemporaryDirectory(prefix="tared-simulated-") as folder, Loop() as loop, long_lived:
             self._prepare(loop, Path(folder))
-            loop.run(lambda: self._is_over(stopping))
+            loop.run(lambda: self._is_stopped(stopping))
             started = [board for board in self._boards if board.starts]
-            self._run_until_all(loop, started, SimulatedBoard.hush, lambda board: board.settled, self._wishes.settle_s)
+            _run_until_all(loop, started, SimulatedBoard.stop_producing, lambda board: board.is_confirmed, settle_s)
             self._count()
-            self._run_until_all(loop, started, SimulatedBoard.stop, lambda board: board.over, _GOODBYE_S)
+            _run_until_all(loop, started, SimulatedBoard.stop, lambda board: board.has_left, _GOODBYE_S)
             for board in started:
                 board.close()
         return self.outcome
 
-    def _is_over(self, stopping: Callable[[], bool]) -> bool:
-        if time.monotonic() - self._counted_s >= _TOLD_EVERY_S:
+    def _is_stopped(self, stopping: Callable[[], bool]) -> bool:
+        if time.monotonic() - self._counted_s >= _COUNTED_EVERY_S:
             self._count()
             self._counted_s = time.monotonic()
         return stopping()
 
-    def _run_until_all(
-        self,
-        loop: Loop,
-        boards: list[SimulatedBoard],
-        do: Callable[[SimulatedBoard], None],
-        done: Callable[[SimulatedBoard], bool],
-        most_s: float,
-    ) -> None:
-        """For at most so long."""
-        waiting, by_s = list(boards), time.monotonic() + most_s
-        for board in boards:
-            do(board)
-
-        def over() -> bool:
-            while waiting and done(waiting[-1]):
-                waiting.pop()
-            return not waiting or time.monotonic() > by_s
-
-        loop.run(over)
-
     def _prepare(self, loop: Loop, folder: Path) -> None:
-        wishes = self._wishes
+        """Make the boards, and time their starts and the storms."""
+        options = self._options
         self._started_s = time.monotonic()
-        plan = BoardOptions(self._endpoint, wishes, board_config(wishes), folder, self._started_s)
-        noted = self._noting(self.outcome.dials), self._noting(self.outcome.arrivals)
-        self._boards = [SimulatedBoard(number, plan, loop, *noted) for number in range(wishes.devices)]
+        of_boards = BoardOptions(self._endpoint, options, board_config(options), folder, self._started_s)
+        on_dial, on_admitted = self._note_time(self.outcome.dials), self._note_time(self.outcome.arrivals)
+        self._boards = [
+            SimulatedBoard(number, of_boards, loop, on_dial, on_admitted) for number in range(options.devices)
+        ]
         allow_files(sum(board.files for board in self._boards))
-        step_s = _START_S if wishes.ramp_s is None else wishes.ramp_s / wishes.devices
+        step_s = _START_S if options.ramp_s is None else options.ramp_s / options.devices
         for number, board in enumerate(self._boards):
-            loop.at(self._started_s + number * step_s, board.start)
-        for storm_s in wishes.storms:
-            loop.at(self._started_s + storm_s, self._cut_all)
+            loop.call_at(self._started_s + number * step_s, board.start)
+        for storm_s in options.storms:
+            loop.call_at(self._started_s + storm_s, self._cut_all)
 
     def _count(self) -> None:
         outcome, up = self.outcome, [board for board in self._boards if board.starts]
         outcome.connected = sum(board.connected for board in up)
-        outcome.made, outcome.confirmed = sum(board.last[1] for board in up), sum(board.confirmed for board in up)
+        outcome.made, outcome.confirmed = sum(board.newest_row[1] for board in up), sum(board.confirmed for board in up)
         outcome.starts = sum(board.starts for board in up)
         outcome.attempts = sum(board.attempts for board in up)
         outcome.results = Counter()
         for board in up:
             outcome.results.update(board.results)
 
-    def _noting(self, times: list[float]) -> Callable[[], None]:
+    def _note_time(self, times: list[float]) -> Callable[[], None]:
         return lambda: times.append(time.monotonic() - self._started_s)
 
     def _cut_all(self) -> None:
@@ -140,26 +133,49 @@ class Simulation:
             board.cut()
 
 
+def _run_until_all(
+    loop: Loop,
+    boards: list[SimulatedBoard],
+    action: Callable[[SimulatedBoard], None],
+    is_done: Callable[[SimulatedBoard], bool],
+    most_s: float,
+) -> None:
+    """Call `action` for each board, and run the loop until all are done, or `most_s` have passed."""
+    waiting, give_up_s = list(boards), time.monotonic() + most_s
+    for board in boards:
+        action(board)
+
+    def is_finished() -> bool:
+        while waiting and is_done(waiting[-1]):
+            waiting.pop()
+        return not waiting or time.monotonic() > give_up_s
+
+    loop.run(is_finished)
+
+
 @contextmanager
 def _long_lived() -> Iterator[None]:
-    """Nearly all objects of thousands of boards live until the end, and the others are not in circles: who looks
-    through them all for garbage, as Python does again and again, stands still for seconds, and brokers hang up."""
-    before = gc.get_threshold()
-    gc.set_threshold(_YOUNG, before[1], _NEVER)
+    """Keep the garbage collector from searching all objects while the block runs.
+
+    Nearly all objects of thousands of boards live until the end, and the others form no circles. A full search takes
+    seconds, during which the loop stands still and brokers hang up.
+    """
+    previous = gc.get_threshold()
+    gc.set_threshold(_YOUNG, previous[1], _NEVER)
     try:
         yield
     finally:
-        gc.freeze()  # nor at the end of the process, which is near
-        gc.set_threshold(*before)
+        gc.freeze()  # so that the end of the process, which is near, does not search them either
+        gc.set_threshold(*previous)
 
 
-def allow_files(wanted: int) -> None:
+def allow_files(count: int) -> None:
     """Let this process have so many sockets and files open. Raises ConfigError (`simulation.files`)."""
-    wanted += _SPARE_FILES
+    needed = count + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= wanted:
+    if soft >= needed:
         return
-    if hard < wanted:
+    if hard < needed:
         found, remedy = f"a limit of {hard} open files", "raise it (ulimit -Hn), or simulate fewer boards"
-        raise ConfigError("simulation.files", found, f"{wanted} for the boards that are asked for", remedy)
+        raise ConfigError("simulation.files", found, f"{needed} for the boards that are asked for", remedy)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
