@@ -87,8 +87,8 @@ class Controller:
         self._left: set[str] = set()  # for want of a key
         self._unable: dict[str, float] = {}  # until when, on the monotonic clock, only others can carry them out
         self._pieces: dict[str, tuple[str, float]] = {}  # by command: which were asked for last, and when
-        self._dispatch = CommandSender()
-        self._conductor = RolloutStepper(store, self._dispatch, self._owner, who, signer, self._held, lease_s)
+        self._sender = CommandSender()
+        self._stepper = RolloutStepper(store, self._sender, self._owner, who, signer, self._held, lease_s)
         self._intake = ReceiveQueue(_INTAKE_BYTES)
         self._client = MqttClient(
             endpoint,
@@ -96,7 +96,7 @@ class Controller:
             SessionOptions(
                 subscriptions=[f"tared/v1/{fleet or '+'}/+/{path}" for path in _SUBSCRIPTIONS],
                 backoff=Backoff(0.2, 5.0),
-                sources=[self._dispatch],
+                sources=[self._sender],
                 receive_queue=self._intake,
             ),
         )
@@ -185,7 +185,7 @@ class Controller:
         more, failed = False, None
         for identity in list(self.rollouts):
             try:
-                rollout, has_more = self._conductor.step(identity, self._heard)
+                rollout, has_more = self._stepper.step(identity, self._heard)
             except AgentError as error:
                 failed = error
                 continue
@@ -201,7 +201,7 @@ class Controller:
         return more
 
     def _lose(self, identity: str) -> None:
-        self._conductor.forget(identity)
+        self._stepper.forget(identity)
         self.rollouts.pop(identity, None)
 
     def _hear(self, wait_s: float) -> None:
@@ -217,14 +217,14 @@ class Controller:
         if not payload:  # a retained one that is cleared
             return
         if kind == "status":
-            self._dispatch.report_presence(fleet, device, Status.from_json(payload).state in ("online", "degraded"))
+            self._sender.report_presence(fleet, device, Status.from_json(payload).state in ("online", "degraded"))
         elif kind == "reported":
             self._held[fleet, device] = Reported.from_json(payload)
         else:
             self._answer(fleet, device, parse_result(command, payload))
 
     def _answer(self, fleet: str, device: str, result: CommandResult) -> None:
-        order = self._dispatch.find(fleet, device, result.id)
+        order = self._sender.find(fleet, device, result.id)
         if order is None:
             return
         if self._signer is not None and may_answer_forged_command(result):
@@ -234,9 +234,9 @@ class Controller:
         former = self._heard.get(result.id)
         if former is None or not former.final:
             self._heard[result.id] = result
-        self._dispatch.note_answer(result.id)
+        self._sender.note_answer(result.id)
         for rollout in self.rollouts.values():
-            if rollout.spec.file is not None and self._conductor.has(rollout.id, result.id):
+            if rollout.spec.file is not None and self._stepper.has_open_command(rollout.id, result.id):
                 self._send_file(rollout.spec, Path(rollout.spec.file), Topics(fleet, device), result)
 
     def _send_file(self, spec: RolloutSpec, path: Path, topics: Topics, asked: CommandResult) -> None:

@@ -1,4 +1,8 @@
-"""What an answer to a command, or none, makes of its board."""
+"""Decide what a command's result, or its absence, makes of the board.
+
+`apply_results` runs in the transaction of a step: it stores results of open commands, and the new states of their
+boards. A command without a result in time gets one made here (`overdue_result`).
+"""
 
 from __future__ import annotations
 
@@ -22,21 +26,24 @@ MOST_ATTEMPTS = 8
 UNREACHED, UNFINISHED, UNREAD = "rollout.unreached", "rollout.unfinished", "rollout.schema"
 _UNSENT = "rollout.unsent"
 
-_PAUSE_S = 5.0  # doubled each time
-_PASSING = ("command.busy", "command.interrupted")  # refusals after which it is worth to ask again
-_OF_OUR_KEY = ("command.unsigned", "command.signature")  # refusals that say nothing of the board
+_PAUSE_S = 5.0  # doubled with each attempt
+_TEMPORARY = ("command.busy", "command.interrupted")  # refusals after which another attempt may succeed
+_OF_OUR_KEY = ("command.unsigned", "command.signature")  # refusals that say nothing about the board
 _KEY_REMEDY = (
     "let a controller run with a key that it knows, 'run --sign KEY', then 'tared fleet rollout resume'; "
     "or begin another rollout without this board"
 )
 _MOST_REASON, _MOST_ID = 300, 64  # characters
-_LATE_S = 5.0  # for an answer that was under way when its command expired
+_LATE_S = 5.0  # for a result that was under way when its command expired
 
 
 @dataclass
 class AppliedResults:
-    """left: the commands that are still open. lost: boards that were at it too long. halt: why nobody else is to be
-    told before somebody has seen to it, empty where nothing is the matter."""
+    """The effect of results on a rollout.
+
+    open_commands: those that are still open, by id. timed_out: boards whose deadline has passed. halt_reason: why no
+    other board may get a command before an operator has seen to it; empty if there is no reason.
+    """
 
     open_commands: dict[str, CommandRow]
     timed_out: set[int] = field(default_factory=set)
@@ -47,52 +54,112 @@ def apply_results(
     transaction: Transaction,
     rollout: Rollout,
     known: Mapping[str, CommandRow],
-    heard: Mapping[str, CommandResult],
+    results: Mapping[str, CommandResult],
     can_sign: bool,
     now: float,
 ) -> AppliedResults:
-    """Write down what has come of open commands. can_sign: whether what is sent from now on is signed."""
-    begun = {key for key, each in known.items() if each.accepted is None and key in heard and not heard[key].final}
-    command_rows.mark_accepted(transaction, begun, now)
-    still_open = {key: replace(each, accepted=now) if key in begun else each for key, each in known.items()}
-    ends = {key: heard[key] for key in still_open if key in heard and heard[key].final}
-    for key, order in still_open.items():
-        if key not in ends and (none := overdue_result(order, now, rollout.spec.deadline_s)) is not None:
-            ends[key] = none
-    ended = AppliedResults(still_open)
-    if not ends:
-        return ended
-    devices = sorted({still_open[key].device for key in ends})
-    rows, strange = board_rows.by_device(transaction, rollout.id, devices), newer_schemas(transaction, devices)
-    is_obeyed, changes = command_rows.has_any_accepted(transaction, rollout.id), []
-    for key, result in ends.items():
-        order = still_open.pop(key)
-        may_retry = order.role is CommandRole.UNDO or rollout.state is not RolloutState.UNDOING
-        change = target_change(rows[order.device], order, result, rollout.spec, may_retry, now)
-        if change is not None and order.role is CommandRole.DO and _code(result) in _OF_OUR_KEY:
-            is_signed = "signature" in json.loads(order.payload)
-            is_ours = not is_signed or not is_obeyed
-            change = _unheeded(change, is_ours and may_retry)
-            if is_ours and (is_signed or not can_sign):
-                ended.halt_reason = f"{order.name}: {change.reason}; {_KEY_REMEDY}"
-        if change is not None and (schema := strange.get(order.device)) is not None:
-            change = unreadable_board(rows[order.device], order.role, schema)
+    """Store the results of open commands, and what they make of boards.
+
+    Args:
+        known: The open commands, by id.
+        results: The newest results, by command.
+        can_sign: Whether commands from now on are signed.
+        now: Unix time in s.
+    """
+    started = {
+        key for key, each in known.items() if each.accepted is None and key in results and not results[key].final
+    }
+    command_rows.mark_accepted(transaction, started, now)
+    still_open = {key: replace(each, accepted=now) if key in started else each for key, each in known.items()}
+    final = {key: results[key] for key in still_open if key in results and results[key].final}
+    for key, command in still_open.items():
+        if key not in final and (overdue := overdue_result(command, now, rollout.spec.deadline_s)) is not None:
+            final[key] = overdue
+    applied = AppliedResults(still_open)
+    if not final:
+        return applied
+    devices = sorted({still_open[key].device for key in final})
+    rows, newer = board_rows.by_device(transaction, rollout.id, devices), newer_schemas(transaction, devices)
+    any_accepted, changes = command_rows.has_any_accepted(transaction, rollout.id), []
+    for key, result in final.items():
+        command = still_open.pop(key)
+        may_retry = command.role is CommandRole.UNDO or rollout.state is not RolloutState.UNDOING
+        change = target_change(rows[command.device], command, result, rollout.spec, may_retry, now)
+        if change is not None and command.role is CommandRole.DO and _code(result) in _OF_OUR_KEY:
+            # If no board has accepted our key, the key is wrong: the rollout halts, and the board waits. Otherwise this
+            # board alone knows another key.
+            is_signed = "signature" in json.loads(command.payload)
+            is_our_fault = not is_signed or not any_accepted
+            state = TargetState.WAITING if is_our_fault and may_retry else TargetState.UNREACHED
+            change = replace(change, state=state)
+            if is_our_fault and (is_signed or not can_sign):
+                applied.halt_reason = f"{command.name}: {change.reason}; {_KEY_REMEDY}"
+        if change is not None and (schema := newer.get(command.device)) is not None:
+            change = unreadable_board(rows[command.device], command.role, schema)
         if change is not None:
             changes.append(change)
-        if order.role is CommandRole.DO and _code(result) == UNFINISHED:
-            ended.timed_out.add(order.device)
+        if command.role is CommandRole.DO and _code(result) == UNFINISHED:
+            applied.timed_out.add(command.device)
     board_rows.apply_changes(transaction, rollout.id, changes, now)
-    command_rows.mark_ended(transaction, ends.values(), now)
-    return ended
+    command_rows.mark_ended(transaction, final.values(), now)
+    return applied
+
+
+def target_change(
+    target: TargetRow, command: CommandRow, result: CommandResult, spec: RolloutSpec, may_retry: bool, now: float
+) -> TargetChange | None:
+    """Return what a final result makes of a board; None if it says nothing.
+
+    may_retry: a busy board gets another command, and one that was away for a whole window gets one in the next.
+    """
+    expected = {CommandRole.DO: TargetState.SENT, CommandRole.UNDO: TargetState.UNDOING}.get(command.role)
+    if target.state is not expected:
+        return None  # such as the result of a cancellation: the cancelled command has a result of its own
+    if result.status == "SUCCEEDED":
+        return _success(target, command, result, spec)
+    code = _code(result)
+    message = f"{code}: {result.error.message}" if result.error is not None else result.status
+    reason = printable(message, _MOST_REASON)
+    if code == _UNSENT:
+        return TargetChange(target.device, TargetState.WAITING)
+    if code == UNREAD:
+        return _unknown_outcome(target, command.role, reason)
+    may_retry = may_retry and target.attempts < MOST_ATTEMPTS
+    if may_retry and (code in _TEMPORARY or (command.role is CommandRole.UNDO and code in _OF_OUR_KEY)):
+        state = TargetState.WAITING if command.role is CommandRole.DO else TargetState.DONE
+        return TargetChange(target.device, state, reason, due=now + pause_s(target.attempts))
+    if command.role is CommandRole.UNDO:
+        return TargetChange(target.device, TargetState.KEPT, reason)
+    if result.status == "EXPIRED" and command.accepted is None:
+        state = TargetState.WAITING if may_retry and spec.windows else TargetState.UNREACHED
+        return TargetChange(target.device, state, reason, due=now + pause_s(0))
+    return TargetChange(target.device, TargetState.FAILED, reason)
+
+
+def _success(target: TargetRow, command: CommandRow, result: CommandResult, spec: RolloutSpec) -> TargetChange:
+    """Return what success makes of a board. A board that went back has to have gone back to the engine that it had."""
+    artefact = (result.result or {}).get("artefact")
+    made = printable(artefact, _MOST_ID) if isinstance(artefact, str) else None
+    if command.role is CommandRole.DO:
+        return TargetChange(target.device, TargetState.DONE, artefact=made, attempts=0)
+    had = target.baseline.get("engine")
+    if spec.op != "policy" and None not in (made, had) and made != had:
+        return TargetChange(target.device, TargetState.KEPT, f"went back to {made}, not to {had}, which it had")
+    return TargetChange(target.device, TargetState.UNDONE)
 
 
 def unreadable_board(target: TargetRow, role: CommandRole, schema: int) -> TargetChange:
-    """Of a board that has come to speak a newer schema: what it has done, and whether it is any good, nobody knows."""
-    return _unknown(target, role, f"{UNREAD}: it speaks schema {schema}; expected one that is known here; update tared")
+    """Return the change for a board that speaks a newer schema now: what it did, and how well, cannot be known."""
+    reason = f"{UNREAD}: it speaks schema {schema}; expected one that is known here; update tared"
+    return _unknown_outcome(target, role, reason)
+
+
+def _unknown_outcome(target: TargetRow, role: CommandRole, reason: str) -> TargetChange:
+    return TargetChange(target.device, TargetState.KEPT if role is CommandRole.UNDO else TargetState.UNREACHED, reason)
 
 
 def parse_result(command: str, payload: bytes) -> CommandResult:
-    """A result of this command; one in a newer schema is a failure to read it. Raises MessageError, ValueError."""
+    """Parse a result of this command; one in a newer schema becomes a failure. Raises MessageError, ValueError."""
     try:
         return CommandResult.from_json(payload)
     except MessageError as error:
@@ -102,85 +169,26 @@ def parse_result(command: str, payload: bytes) -> CommandResult:
 
 
 def unsent_result(command: str) -> CommandResult:
-    """Of a command that was on record, and is not to be sent any more."""
+    """Return the result of a command that was recorded, never sent, and will not be."""
     return CommandResult(id=command, status="EXPIRED", error=Failure(code=_UNSENT, message="it was never sent"))
 
 
-def overdue_result(order: CommandRow, now: float, deadline_s: float) -> CommandResult | None:
-    """What is taken for the result of a command that nobody has answered in time, once it is so."""
-    if order.accepted is None and now > order.expires + _LATE_S:
-        waited_s = order.expires - order.sent
-        return _none(order, UNREACHED, f"no answer in {waited_s:.0f} s; expected one; see whether the board is online")
-    if order.accepted is not None and now > max(order.accepted + deadline_s, order.expires):
+def overdue_result(command: CommandRow, now: float, deadline_s: float) -> CommandResult | None:
+    """Return the result of a command that got none in time; None while there is time. now: Unix time in s."""
+    if command.accepted is None and now > command.expires + _LATE_S:
+        waited_s = command.expires - command.sent
+        message = f"no answer in {waited_s:.0f} s; expected one; see whether the board is online"
+        return CommandResult(id=command.id, status="EXPIRED", error=Failure(code=UNREACHED, message=message))
+    if command.accepted is not None and now > max(command.accepted + deadline_s, command.expires):
         message = f"no end in {deadline_s:.0f} s; expected one; look at the board, or give it a longer --deadline"
-        return _none(order, UNFINISHED, message)
+        return CommandResult(id=command.id, status="FAILED", error=Failure(code=UNFINISHED, message=message))
     return None
 
 
-def target_change(
-    target: TargetRow, order: CommandRow, result: CommandResult, spec: RolloutSpec, may_retry: bool, now: float
-) -> TargetChange | None:
-    """result: a final one. may_retry: a board that is busy is asked again, and one that was away for all of a window in
-    the next. None: nothing is known by this."""
-    awaited = {CommandRole.DO: TargetState.SENT, CommandRole.UNDO: TargetState.UNDOING}.get(order.role)
-    if target.state is not awaited:
-        return None  # of a command that is cancelled its own answer tells, not the cancellation's
-    if result.status == "SUCCEEDED":
-        return _done(target, order, result, spec)
-    reason, code = _reason(result), _code(result)
-    if code == _UNSENT:
-        return TargetChange(target.device, TargetState.WAITING)
-    if code == UNREAD:
-        return _unknown(target, order.role, reason)
-    may_retry = may_retry and target.attempts < MOST_ATTEMPTS
-    if may_retry and (code in _PASSING or (order.role is CommandRole.UNDO and code in _OF_OUR_KEY)):
-        before = TargetState.WAITING if order.role is CommandRole.DO else TargetState.DONE
-        return TargetChange(target.device, before, reason, due=now + pause_s(target.attempts))
-    if order.role is CommandRole.UNDO:
-        return TargetChange(target.device, TargetState.KEPT, reason)
-    if result.status == "EXPIRED" and order.accepted is None:
-        state = TargetState.WAITING if may_retry and spec.windows else TargetState.UNREACHED
-        return TargetChange(target.device, state, reason, due=now + pause_s(0))
-    return TargetChange(target.device, TargetState.FAILED, reason)
-
-
-def _done(target: TargetRow, order: CommandRow, result: CommandResult, spec: RolloutSpec) -> TargetChange:
-    """An engine that a board has gone back to has to be the one that it had."""
-    found = (result.result or {}).get("artefact")
-    made = printable(found, _MOST_ID) if isinstance(found, str) else None
-    if order.role is CommandRole.DO:
-        return TargetChange(target.device, TargetState.DONE, artefact=made, attempts=0)
-    had = target.baseline.get("engine")
-    if spec.op != "policy" and None not in (made, had) and made != had:
-        return TargetChange(target.device, TargetState.KEPT, f"went back to {made}, not to {had}, which it had")
-    return TargetChange(target.device, TargetState.UNDONE)
-
-
 def pause_s(attempts: int) -> float:
-    """Until the next attempt."""
+    """Return the pause before the next attempt."""
     return float(_PAUSE_S * 2 ** min(attempts, MOST_ATTEMPTS))
-
-
-def _unknown(target: TargetRow, role: CommandRole, reason: str) -> TargetChange:
-    return TargetChange(target.device, TargetState.KEPT if role is CommandRole.UNDO else TargetState.UNREACHED, reason)
-
-
-def _unheeded(change: TargetChange, is_ours: bool) -> TargetChange:
-    """Of a board that does not take our word for an order, and has done nothing. is_ours: that is to be seen to here,
-    and the board told again; else it is this board alone that knows another key."""
-    return replace(change, state=TargetState.WAITING if is_ours else TargetState.UNREACHED)
 
 
 def _code(result: CommandResult) -> str:
     return result.error.code if result.error is not None else ""
-
-
-def _reason(result: CommandResult) -> str:
-    """Any board's text."""
-    told = f"{result.error.code}: {result.error.message}" if result.error is not None else result.status
-    return printable(told, _MOST_REASON)
-
-
-def _none(order: CommandRow, code: str, message: str) -> CommandResult:
-    error = Failure(code=code, message=message)
-    return CommandResult(id=order.id, status="EXPIRED" if code == UNREACHED else "FAILED", error=error)

@@ -1,4 +1,8 @@
-"""Where a rollout goes next, by what is on record of it: the next boards, a soak, a verdict, back, or the end."""
+"""Decide where a rollout goes next, by what is stored of it: the next boards, a soak, a verdict, back, or the end.
+
+The planner runs in a transaction and only reads and writes rollout tables. What needs more knowledge about boards is
+left to the stepper: a plan says what comes next, and for which boards. Each move of a rollout is recorded.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _AT_ONCE = 200  # boards of a step
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """Where the rollout is now. orders: new ones, on record. next: what comes, once more is known of these boards."""
+    """Where the rollout is now, and what comes next for `boards`. new_commands: recorded, and to be sent."""
 
     rollout: Rollout
     new_commands: Sequence[CommandRow] = ()
@@ -38,15 +42,15 @@ class RolloutPlan:
 
 
 class RolloutPlanner:
-    """signer: the operator's key. who: as the record names it."""
+    """Plan the next step of rollouts. signer: the operator's key. who: the controller, as the record names it."""
 
     def __init__(self, signer: Signer | None, who: str) -> None:
         self._signer, self._who = signer, who
 
-    def plan(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> RolloutPlan:
-        """at_it: boards that are at what they were told, as far as is known. now: Unix time in s."""
+    def plan(self, transaction: Transaction, rollout: Rollout, working: Collection[int], now: float) -> RolloutPlan:
+        """Plan the next step. working: boards that carry out a command, as far as is known. now: Unix time in s."""
         if rollout.state is RolloutState.UNDOING:
-            return self._back(transaction, rollout, at_it, now)
+            return self._undo(transaction, rollout, working, now)
         if rollout.state is not RolloutState.RUNNING:
             return RolloutPlan(rollout)
         wave = board_rows.counts(transaction, rollout.id)[rollout.wave]
@@ -57,10 +61,10 @@ class RolloutPlanner:
                 return RolloutPlan(self.apply_verdict(transaction, rollout, [GateResult(gate.text, False, words)]))
         if not wave[TargetState.WAITING] and not wave[TargetState.SENT]:
             return self._soak(transaction, rollout, now)
-        return self._on(transaction, rollout, len(at_it), now)
+        return self._next_boards(transaction, rollout, len(working), now)
 
     def apply_verdict(self, transaction: Transaction, rollout: Rollout, findings: Sequence[GateResult]) -> Rollout:
-        """To the next wave, to the end, or back, as the gates say."""
+        """Move the rollout to the next wave, to the end, or back, as the gates say."""
         document: dict[str, object] = {"wave": rollout.wave + 1, "gates": [each.as_dict() for each in findings]}
         lost = [f"{each.gate}: {each.words}" for each in findings if not each.passed]
         if lost:
@@ -71,21 +75,21 @@ class RolloutPlanner:
         why = "; ".join(f"{each.gate}: {each.words}" for each in findings)
         if rollout.wave + 1 == rollout.waves:
             self._move(transaction, rollout, "gate passed", why, **document)
-            over = replace(rollout, state=RolloutState.COMPLETED)
-            return self._move(transaction, over, RolloutState.COMPLETED.value, _counted(transaction, rollout.id))
+            finished = replace(rollout, state=RolloutState.COMPLETED)
+            return self._move(transaction, finished, RolloutState.COMPLETED.value, _counted(transaction, rollout.id))
         after = replace(rollout, wave=rollout.wave + 1, soak_until=None)
         return self._move(transaction, after, "gate passed", why, **document)
 
     def halt(self, transaction: Transaction, rollout: Rollout, why: str) -> Rollout:
-        """Nobody else is told until an operator resumes it."""
+        """Pause the rollout until an operator resumes it."""
         if rollout.state is not RolloutState.RUNNING:
             return rollout
         return self._move(transaction, replace(rollout, state=RolloutState.PAUSED), "halted", why)
 
-    def _on(self, transaction: Transaction, rollout: Rollout, at_it: int, now: float) -> RolloutPlan:
-        """Whose turn it is."""
+    def _next_boards(self, transaction: Transaction, rollout: Rollout, working: int, now: float) -> RolloutPlan:
+        """Plan commands for the boards whose turn it is."""
         spec, zones = rollout.spec, None
-        room = min(spec.at_once - at_it, _AT_ONCE)
+        room = min(spec.at_once - working, _AT_ONCE)
         if room <= 0:
             return RolloutPlan(rollout)
         if spec.parsed_windows:
@@ -99,7 +103,7 @@ class RolloutPlanner:
         return RolloutPlan(rollout, next="do", boards=boards) if boards else RolloutPlan(rollout)
 
     def _soak(self, transaction: Transaction, rollout: Rollout, now: float) -> RolloutPlan:
-        """All of the wave is settled: it is looked at for a while, then judged."""
+        """Soak a wave whose boards are all settled, then let it be judged."""
         if rollout.soak_until is None:
             soaking = replace(rollout, soak_until=now + rollout.spec.soak_s)
             why = f"wave {rollout.wave + 1} of {rollout.waves}, for {rollout.spec.soak_s:.0f} s"
@@ -108,18 +112,18 @@ class RolloutPlanner:
             return RolloutPlan(rollout)
         return RolloutPlan(rollout, next="judge")
 
-    def _back(self, transaction: Transaction, rollout: Rollout, at_it: Collection[int], now: float) -> RolloutPlan:
-        """Whoever is at it still is to leave it, and whoever has done it goes back; it is over when that is."""
-        new = self.cancel(transaction, rollout, at_it, now) if at_it else []
+    def _undo(self, transaction: Transaction, rollout: Rollout, working: Collection[int], now: float) -> RolloutPlan:
+        """Cancel what boards still do, and send changed boards back; finish when all of that is done."""
+        new = self.cancel(transaction, rollout, working, now) if working else []
         counts = board_rows.counts(transaction, rollout.id)
         everywhere = sum(counts.values(), Counter[TargetState]())
         done = sum(each[TargetState.DONE] for wave, each in counts.items() if wave >= rollout.undo_from)
         if not everywhere[TargetState.SENT] and not everywhere[TargetState.UNDOING] and not done:
-            done = self._take_late(transaction, rollout, now)
+            done = self._reopen_late(transaction, rollout, now)
         if not everywhere[TargetState.SENT] and not everywhere[TargetState.UNDOING] and not done:
-            over = replace(rollout, state=rollout.ends_as)
+            finished = replace(rollout, state=rollout.ends_as)
             why = _counted(transaction, rollout.id)
-            return RolloutPlan(self._move(transaction, over, rollout.ends_as.value, why), new)
+            return RolloutPlan(self._move(transaction, finished, rollout.ends_as.value, why), new)
         room = min(rollout.spec.at_once - everywhere[TargetState.UNDOING], _AT_ONCE)
         span = rollout.undo_from, rollout.waves - 1
         boards = board_rows.due(transaction, rollout.id, span, TargetState.DONE, now, max(0, room))
@@ -128,7 +132,7 @@ class RolloutPlanner:
     def cancel(
         self, transaction: Transaction, rollout: Rollout, boards: Collection[int], now: float
     ) -> list[CommandRow]:
-        """What these boards are at is not wanted any more; each is told once."""
+        """Record a cancellation for these boards, once each, and return the new commands. Only jobs are cancelled."""
         if not rollout.spec.is_job:
             return []
         left = sorted(set(boards) - command_rows.devices_with_role(transaction, rollout.id, CommandRole.CANCEL))
@@ -137,8 +141,8 @@ class RolloutPlanner:
         command_rows.record(transaction, rollout.id, new)
         return new
 
-    def _take_late(self, transaction: Transaction, rollout: Rollout, now: float) -> int:
-        """How many boards have done it after all, of those that counted as lost: they go back as well."""
+    def _reopen_late(self, transaction: Transaction, rollout: Rollout, now: float) -> int:
+        """Make lost boards DONE that have succeeded after all, so that they go back too; return how many."""
         changes = []
         for device, document in board_rows.late_successes(transaction, rollout.id, rollout.undo_from):
             made = (CommandResult.from_json(document.encode()).result or {}).get("artefact")
@@ -148,16 +152,16 @@ class RolloutPlanner:
         return len(changes)
 
     def _move(self, transaction: Transaction, rollout: Rollout, what: str, why: str, **document: object) -> Rollout:
-        """On record, with the wave that it is about: the present one unless the document names another."""
+        """Store and record a move. The record names the present wave, unless `document` names another."""
         rollout_rows.save_position(transaction, rollout)
-        state_counts = {"wave": rollout.wave + 1, **document}
-        audit(transaction, self._who, what, why, rollout.id, json.dumps(state_counts))
-        log.info("rollout=%s step=%r wave=%d/%d why=%r", rollout.id, what, state_counts["wave"], rollout.waves, why)
+        recorded = {"wave": rollout.wave + 1, **document}
+        audit(transaction, self._who, what, why, rollout.id, json.dumps(recorded))
+        log.info("rollout=%s step=%r wave=%d/%d why=%r", rollout.id, what, recorded["wave"], rollout.waves, why)
         return rollout
 
 
 def state_counts(counted: Iterable[Counter[TargetState]]) -> str:
-    """How many boards are in which state, in words."""
+    """Return in words how many boards are in which state."""
     total = sum(counted, Counter[TargetState]())
     return ", ".join(f"{total[each]} {each.value}" for each in TargetState if total[each])
 

@@ -1,4 +1,8 @@
-"""Commands on their way: each is sent until its board answers, ever more seldom, at once when it comes back."""
+"""Send the commands of rollouts until their boards answer.
+
+A command is repeated at growing intervals, and at once when its board comes back. A board that is away is sent nothing,
+because a broker would keep each repetition for it.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +23,28 @@ _MOST_REPEAT_S = 60.0
 
 @dataclass
 class _Flight:
-    """repeat_s: how long after the next time it is sent again. due_s: when that is; monotonic. is_heard: its board has
-    it, and does not let it expire any more. may_be_out: somebody has sent it, or may have."""
+    """A command on its way.
+
+    repeat_s: the interval after the next repetition. due_s: when it is sent next; monotonic. is_answered: its board
+    has it, and does not let it expire any more. is_withheld: it is not sent any more. may_be_out: somebody has sent
+    it, or may have.
+    """
 
     topics: Topics
-    order: CommandRow
+    command: CommandRow
     repeat_s: float = REPEAT_S
     due_s: float = 0.0
-    is_heard: bool = False
+    is_answered: bool = False
     is_withheld: bool = False
     may_be_out: bool = False
 
+    @property
+    def board(self) -> tuple[str, str]:
+        return self.topics.fleet, self.topics.device
+
 
 class CommandSender:
-    """A Source, thread-safe. Who is said to be away is sent nothing: a broker would keep each repetition for it."""
+    """A MessageSource of the commands that are on their way; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,18 +57,22 @@ class CommandSender:
         with self._lock:
             return sum(flight.due_s <= time.monotonic() for flight in self._flights.values())
 
-    def put(self, fleet: str, orders: Iterable[CommandRow], may_be_out: bool = False) -> None:
-        """From now on, until `drop`. The same one once more is the same one. may_be_out: another may have sent them."""
+    def put(self, fleet: str, commands: Iterable[CommandRow], may_be_out: bool = False) -> None:
+        """Send these commands until `drop`. A command that is on its way already is ignored.
+
+        may_be_out: another controller may have sent them.
+        """
         with self._lock:
-            for order in orders:
-                if order.id not in self._flights:
-                    self._flights[order.id] = flight = _Flight(Topics(fleet, order.name), order)
-                    flight.is_heard, flight.may_be_out = order.accepted is not None, may_be_out
-                    self._by_board.setdefault((fleet, order.name), set()).add(order.id)
-                    self._plan(flight, time.monotonic())
+            for command in commands:
+                if command.id not in self._flights:
+                    flight = _Flight(Topics(fleet, command.name), command)
+                    flight.is_answered, flight.may_be_out = command.accepted is not None, may_be_out
+                    self._flights[command.id] = flight
+                    self._by_board.setdefault(flight.board, set()).add(command.id)
+                    self._schedule(flight, time.monotonic())
 
     def withhold(self, ids: Iterable[str]) -> set[str]:
-        """They are sent no more. Those that never were: to all others an answer may still come."""
+        """Stop sending these; return those that were never sent. The others may still be answered."""
         unsent = set()
         with self._lock:
             for identity in ids:
@@ -67,39 +83,36 @@ class CommandSender:
         return unsent
 
     def is_away(self, fleet: str, device: str) -> bool:
-        """Whether the board, or its will, has said so last."""
+        """Return True if the board's newest status, or its will, says that it is away."""
         with self._lock:
             return (fleet, device) in self._away
 
     def drop(self, ids: Iterable[str]) -> None:
-        """They are answered, or nobody's any more."""
+        """Forget these commands: they have results, or belong to another controller."""
         with self._lock:
             for identity in ids:
                 flight = self._flights.pop(identity, None)
                 if flight is not None:
-                    board = flight.topics.fleet, flight.topics.device
-                    self._by_board[board].discard(identity)
-                    if not self._by_board[board]:
-                        del self._by_board[board]
+                    self._by_board[flight.board].discard(identity)
+                    if not self._by_board[flight.board]:
+                        del self._by_board[flight.board]
 
     def find(self, fleet: str, device: str, identity: str) -> CommandRow | None:
-        """The command of this id to this board, while it is on its way."""
+        """Return the command of this id to this board, if it is on its way."""
         with self._lock:
             flight = self._flights.get(identity)
-        if flight is None or (flight.topics.fleet, flight.topics.device) != (fleet, device):
-            return None
-        return flight.order
+        return flight.command if flight is not None and flight.board == (fleet, device) else None
 
     def note_answer(self, identity: str) -> None:
-        """Its board is at it: whether it still is, is asked in a while."""
+        """Note that the board works on the command; it is repeated after a minute, to learn whether it still does."""
         with self._lock:
             flight = self._flights.get(identity)
             if flight is not None and not flight.is_withheld:
-                flight.repeat_s, flight.is_heard = _MOST_REPEAT_S, True
-                self._plan(flight, time.monotonic() + _MOST_REPEAT_S)
+                flight.repeat_s, flight.is_answered = _MOST_REPEAT_S, True
+                self._schedule(flight, time.monotonic() + _MOST_REPEAT_S)
 
     def report_presence(self, fleet: str, device: str, is_there: bool) -> None:
-        """What the board, or its will, has said of it; who comes back is told at once."""
+        """Note what the board's status, or its will, says. A board that comes back is sent its commands at once."""
         board = fleet, device
         with self._lock:
             if not is_there:
@@ -112,7 +125,7 @@ class CommandSender:
                 flight = self._flights[identity]
                 if not flight.is_withheld:
                     flight.repeat_s = REPEAT_S
-                    self._plan(flight, time.monotonic())
+                    self._schedule(flight, time.monotonic())
 
     def pop(self) -> Message | None:
         now_s = time.monotonic()
@@ -120,30 +133,30 @@ class CommandSender:
             while self._heap and self._heap[0][0] <= now_s:
                 due_s, identity = heapq.heappop(self._heap)
                 flight = self._flights.get(identity)
-                if flight is None or flight.due_s != due_s:  # it is answered, or was planned anew
+                if flight is None or flight.due_s != due_s:  # it was dropped or rescheduled
                     continue
-                is_over = flight.order.expires < time.time() and not flight.is_heard
-                if is_over or (flight.topics.fleet, flight.topics.device) in self._away:
-                    flight.due_s = inf  # until it comes back
+                is_expired = flight.command.expires < time.time() and not flight.is_answered
+                if is_expired or flight.board in self._away:
+                    flight.due_s = inf  # until the board comes back
                     continue
                 flight.may_be_out = True
-                self._plan(flight, now_s + flight.repeat_s)
+                self._schedule(flight, now_s + flight.repeat_s)
                 flight.repeat_s = min(2.0 * flight.repeat_s, _MOST_REPEAT_S)
-                return command_message(flight.topics, flight.order.payload.encode(), flight.order.expires)
+                return command_message(flight.topics, flight.command.payload.encode(), flight.command.expires)
         return None
 
     def connection_started(self) -> None:
-        """A connection begins: what was under way may be lost, and comes again as all does."""
+        """What the old connection lost is repeated, like everything."""
 
     def delivered(self, message: Message) -> None:
-        """The broker has it; whether the board does, only its answer tells."""
+        """The broker has it; only the board's answer ends its repetition."""
 
     def refused(self, message: Message, for_good: bool) -> None:
-        """It comes again."""
+        """It is repeated."""
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """They come again."""
+        """They are repeated."""
 
-    def _plan(self, flight: _Flight, at_s: float) -> None:
+    def _schedule(self, flight: _Flight, at_s: float) -> None:
         flight.due_s = at_s
-        heapq.heappush(self._heap, (at_s, flight.order.id))
+        heapq.heappush(self._heap, (at_s, flight.command.id))

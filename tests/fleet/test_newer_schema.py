@@ -235,7 +235,7 @@ def test_what_a_board_answers_that_has_become_newer_is_not_believed(store: Fleet
 def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> None:
     with open_store(where) as store:
         room = Room(store, spec(), boards=1)
-        room.conductor.forget(room.id)
+        room.stepper.forget(room.id)
         with store.transaction() as transaction:
             transaction.execute("UPDATE rollouts SET lease_until = 0.0")
         controller = Controller(Endpoint("127.0.0.1", 1), open_store(where), "who")
@@ -243,7 +243,7 @@ def test_a_result_in_a_newer_schema_neither_succeeds_nor_fails(where: str) -> No
             controller._claim()
             for _ in range(2):
                 controller._step()
-            (order,) = controller._conductor._open[room.id].values()
+            (order,) = controller._stepper._open[room.id].values()
             payload = done(order).to_json()[:-1] + b',"schema_version":2}'
             controller._take("f", "b0", "cmd", order.id, payload)
             controller._step()

@@ -81,7 +81,7 @@ class Supervisor:
     def _advance(report: CommandProgress) -> None:
         percent = report.latest.percent or 0.0
         if percent < 100.0:
-            report.progress("observing", percent + 50.0)
+            report.update("observing", percent + 50.0)
         else:
             report.succeed({"artefact": "abc"})
 

@@ -22,17 +22,17 @@ PERIOD = "mqtt.telemetry_period_s"
 
 
 class Room:
-    """A conductor of one rollout at a few boards of which the store knows an engine, `e0`."""
+    """A stepper of one rollout at a few boards of which the store knows an engine, `e0`."""
 
     def __init__(self, store: FleetStore, spec: RolloutSpec, boards: int = 2) -> None:
-        self.store, self.dispatch, self.boards = store, CommandSender(), boards
+        self.store, self.sender, self.boards = store, CommandSender(), boards
         self.held: dict[tuple[str, str], Reported] = {}
         self.serves(dict.fromkeys(range(boards), "e0"))
         book = RolloutRegister(store, "operator")
         self.id = book.create("f", spec, book.plan("f", spec, "seed"), "")
         with store.transaction("write") as transaction:
             rollout_rows.claim(transaction, "owner", time.time(), time.time() + 60.0, ())
-        self.conductor = RolloutStepper(store, self.dispatch, "owner", "who", None, self.held, 60.0)
+        self.stepper = RolloutStepper(store, self.sender, "owner", "who", None, self.held, 60.0)
 
     def serves(self, engines: dict[int, str]) -> None:
         """What these boards tell."""
@@ -45,7 +45,7 @@ class Room:
             devices.apply_statuses(transaction, dict.fromkeys(births, there), now)
 
     def step(self, *results: CommandResult) -> RolloutState:
-        rollout, _ = self.conductor.step(self.id, {each.id: each for each in results})
+        rollout, _ = self.stepper.step(self.id, {each.id: each for each in results})
         assert rollout is not None
         return rollout.state
 
@@ -57,7 +57,7 @@ class Room:
 
     def open(self, role: CommandRole = CommandRole.DO) -> dict[str, CommandRow]:
         """By board."""
-        found = self.conductor._open.get(self.id, {}).values()
+        found = self.stepper._open.get(self.id, {}).values()
         return {each.name: each for each in found if each.role is role}
 
     def states(self) -> list[TargetState]:
@@ -72,7 +72,7 @@ class Room:
     def sent(self) -> list[bytes]:
         """What goes out now."""
         found = []
-        while (message := self.dispatch.pop()) is not None:
+        while (message := self.sender.pop()) is not None:
             found.append(message.payload)
         return found
 

@@ -44,8 +44,8 @@ def refused(order: CommandRow, code: str) -> CommandResult:
 
 def taken_over(room: Room, signer: Signer | None) -> None:
     """By a controller with this key."""
-    room.dispatch = CommandSender()
-    room.conductor = RolloutStepper(room.store, room.dispatch, "owner", "who", signer, room.held, 60.0)
+    room.sender = CommandSender()
+    room.stepper = RolloutStepper(room.store, room.sender, "owner", "who", signer, room.held, 60.0)
 
 
 def halts(room: Room) -> list[str]:
@@ -151,7 +151,7 @@ def test_a_controller_without_a_key_never_claims_a_rollout_that_demands_one(
             assert having.rollouts.keys() == {room.id}
             having._step()
             having._step()
-            assert all("signature" in json.loads(each.payload) for each in having._conductor._open[room.id].values())
+            assert all("signature" in json.loads(each.payload) for each in having._stepper._open[room.id].values())
         records = RolloutRegister(store, "").show(room.id)[0].records
         assert [each.what for each in records][:2] == ["created", "left to another controller"]
         assert json.loads(records[0].document)["spec"]["signed"] is True

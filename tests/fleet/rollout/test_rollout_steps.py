@@ -99,7 +99,7 @@ def test_a_board_that_has_not_told_its_settings_is_waited_for_and_then_given_up(
 
 def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetStore) -> None:
     room = Room(store, spec())
-    room.dispatch.report_presence("f", "b0", is_there=False)
+    room.sender.report_presence("f", "b0", is_there=False)
     room.step()
     assert len(room.sent()) == 1  # to b1
     orders = room.open()
@@ -108,7 +108,7 @@ def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetS
     room.step()
     assert room.open(CommandRole.CANCEL).keys() == {"b1"}
     room.sent()
-    room.dispatch.report_presence("f", "b0", is_there=True)
+    room.sender.report_presence("f", "b0", is_there=True)
     assert room.sent() == []
     room.step(accepted(orders["b0"]))  # a broker had kept it for the board
     assert room.open(CommandRole.CANCEL).keys() == {"b0", "b1"}
@@ -117,7 +117,7 @@ def test_who_was_away_when_it_was_aborted_is_told_nothing_any_more(store: FleetS
 def test_who_is_away_keeps_nobody_else_waiting(store: FleetStore) -> None:
     room = Room(store, spec(at_once=1), boards=3)
     for name in ("b0", "b1"):
-        room.dispatch.report_presence("f", name, is_there=False)
+        room.sender.report_presence("f", name, is_there=False)
     for _ in range(4):
         room.step()
     assert room.states() == [TargetState.SENT] * 3
@@ -128,7 +128,7 @@ def test_one_that_was_away_for_all_of_a_window_is_told_in_the_next(store: FleetS
     room.step()
     with store.transaction() as transaction:
         transaction.execute("UPDATE rollout_commands SET expires = expires - 100.0")
-    room.conductor.forget(room.id)
+    room.stepper.forget(room.id)
     room.step()
     assert room.states() == [TargetState.WAITING]
     assert room.rows()[0].attempts == 1
@@ -175,7 +175,7 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(store: FleetStore, monkeypa
 def test_what_another_did_in_between_is_read_anew(where: str) -> None:
     """One stands still, the other goes on and dies: the first takes the rollout up where the second has left it."""
     with open_store(where) as store:
-        Room(store, spec(), boards=1).conductor.forget("")
+        Room(store, spec(), boards=1).stepper.forget("")
         with store.transaction() as transaction:
             transaction.execute("UPDATE rollouts SET lease_until = 0.0")
         (identity,) = [each.rollout.id for each in RolloutRegister(store, "").all("f")]
@@ -185,7 +185,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
             first._claim()
             first._step()
             first._step()
-            (order,) = first._conductor._open[identity].values()
+            (order,) = first._stepper._open[identity].values()
             time.sleep(0.4)
             second._claim()
             second._heard[order.id] = done(order, artefact="e1")
@@ -193,7 +193,7 @@ def test_what_another_did_in_between_is_read_anew(where: str) -> None:
             time.sleep(0.4)
             first._claim()
             first._step()
-            assert first._conductor._open[identity] == {}
+            assert first._stepper._open[identity] == {}
         (board,) = RolloutRegister(store, "").show(identity)[1]
         assert board.state is TargetState.DONE
 

@@ -17,7 +17,7 @@ from fleet.devices.records import Results
 from fleet.rollout.board_rows import TargetState
 from fleet.rollout.command_rows import CommandRole
 from fleet.rollout.controller import Controller
-from fleet.rollout.register import RolloutBook
+from fleet.rollout.register import RolloutRegister
 from fleet.rollout.rollout_rows import RolloutState
 from fleet.rollout.spec import file_arguments_from
 from fleet.store.opening import open_store
@@ -107,7 +107,7 @@ def test_after_a_wave_went_back_the_earlier_ones_can_be_taken_back_too(store: Fl
     undo_all_that_is_asked(room)
     room.until(RolloutState.ABORTED)
     assert room.states() == [TargetState.UNDONE, TargetState.UNDONE, TargetState.FAILED]
-    assert [each.what for each in RolloutBook(store, "").show(room.id)[0].records][-2:] == [
+    assert [each.what for each in RolloutRegister(store, "").show(room.id)[0].records][-2:] == [
         "aborted, to undo all",
         "ABORTED",
     ]
@@ -130,7 +130,7 @@ def test_who_was_to_be_told_as_a_wave_was_stopped_keeps_nobody_waiting(store: Fl
     """Whoever has been sent a command may yet do it, and is waited for; whose was only on record never will."""
     room = Room(store, spec(gates="failures<=10%"), boards=3)
     room.step()
-    out = [message.payload.decode() for _ in range(2) if (message := room.dispatch.pop()) is not None]
+    out = [message.payload.decode() for _ in range(2) if (message := room.sender.pop()) is not None]
     told = [each for each in room.open().values() if each.payload in out]
     assert room.step(failed(told[0], "engine.broken")) is RolloutState.UNDOING
     room.step()
