@@ -61,7 +61,7 @@ def journal(tmp_path: Path) -> Path:
     path = tmp_path / "state" / "jobs.sqlite"
     jobs = JobJournal(path, lambda error: pytest.fail(str(error)))
     for number in range(40):
-        jobs.begin(str(number), "alarm", {"padding": "x" * 500}, [])
+        jobs.start(str(number), "alarm", {"padding": "x" * 500}, [])
     return path
 
 

@@ -84,7 +84,9 @@ def test_a_rollback_by_command(case: Case, start_s: float, state: str, moment: s
         case.check_sound(second)
     jobs, held = case.records("rollback"), expected(EXCHANGE, state, moment)
     committed = held == "COMMITTED" or (moment, state) == (BEFORE, "COMMITTED")
-    assert [job.state.over for job in jobs] == [True] * (held != "")  # else nobody knows but that it was asked for
+    assert [job.state.is_finished for job in jobs] == [True] * (
+        held != ""
+    )  # else nobody knows but that it was asked for
     assert result.status == ("SUCCEEDED" if committed else "FAILED")
     assert (case.current == previous) is committed
 

@@ -180,7 +180,7 @@ def one_box(_outputs: object, _size: object, _score_threshold: float) -> Detecti
 
 def test_a_detector_is_scored_in_frame_pixels_by_the_labels_of_its_recording(tmp_path: Path) -> None:
     world = make_world(tmp_path, lambda _: 0.5, 4.0, camera={"speed": 0})
-    spec = {**SPEC, "task": "detect", "decoder": "test_labels_daemon:one_box"}
+    spec = {**SPEC, "task": "detect", "decoder": f"{__name__}:one_box"}
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(spec))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(world.config))
     config = load_config(tmp_path / "config.yaml")

@@ -39,7 +39,7 @@ def remembered(world: World, engine: str) -> Remembered:
     copy = shutil.copy(world.state_dir / "evidence.jsonl", world.folder / "copy.jsonl")
     record = FidelityRecord()
     memory = EvidenceFile(copy, "rtsp://camera", lambda error: pytest.fail(str(error)))
-    recalled = memory.begin(engine, 0.0, recall=True, mean=record)
+    recalled = memory.start(engine, 0.0, recall=True, mean=record)
     assert recalled is not None
     return Remembered(recalled, record.since_start.interval.n)
 

@@ -21,7 +21,7 @@ from worlds import SPEC, World, make_world
 from agent.contract.signing import new_key
 from calibrate.histogram import AbsHistogram, merge
 from engines.calibration import Calibration, load_calibration
-from engines.store.store import FleetStore
+from engines.store.store import Store
 from fleet.cli.main import main
 from fleet.devices.devices import Devices
 from fleet.merge.calibration import bundle
@@ -66,7 +66,7 @@ def serving(world: World) -> Calibration | None:
     """What has stood its probation there."""
     if not (world.state_dir / "current").exists():
         return None
-    current = FleetStore(world.state_dir).read("current")
+    current = Store(world.state_dir).read("current")
     assert current is not None
     return load_calibration(current.path / "calibration.json")
 

@@ -152,24 +152,24 @@ def state(story: Story, tmp_path: Path) -> Path:
 def test_what_serves_is_under_its_own_plan_and_the_owners_is_kept(story: Story, state: Path) -> None:
     service, errors = start(state, model_under(story, PrecisionPlan()))
     assert not errors
-    assert service.raised
-    assert set(service.planned.plan.floats) == set(service.plan.floats) == {COLLAPSES}
+    assert service.is_precision_raised
+    assert set(service.serving_model.plan.floats) == set(service.plan.floats) == {COLLAPSES}
     assert dict(service.model.plan.floats) == {}
-    previous = service.previous()
+    previous = service.store.read("previous")
     assert previous is not None
     loaded = service.load(previous)
     with closing(loaded.engine):
         assert loaded.model is service.model
         service.commit(loaded)
-    assert not service.raised
-    assert service.planned is service.model
+    assert not service.is_precision_raised
+    assert service.serving_model is service.model
 
 
 def test_another_runtime_gets_it_under_the_raised_plan(story: Story, state: Path) -> None:
     service, errors = start(state, model_under(story, PrecisionPlan()), Elsewhere())
     assert [error.code for error in errors] == ["artefact.runtime"]
     assert service.serving.manifest["inputs"]["backend"]["runtime"] == "another"
-    assert service.raised
+    assert service.is_precision_raised
     assert set(service.plan.floats) == {COLLAPSES}
     assert plan_of(service.serving) == plan_of(current(story.raised))
 
@@ -183,8 +183,8 @@ def test_another_word_of_the_owner_replaces_it(
     story: Story, state: Path, plan: PrecisionPlan, rules: dict[str, list[str]]
 ) -> None:
     service, _ = start(state, model_under(story, plan, **rules))
-    assert not service.raised
+    assert not service.is_precision_raised
     assert service.plan.essence == service.serving.manifest["inputs"]["plan"] == plan.essence
     assert "raised_from" not in service.serving.manifest["inputs"]
     again, _ = start(state, model_under(story, PrecisionPlan()))
-    assert not again.raised  # it is no more than the owner's word again
+    assert not again.is_precision_raised  # it is no more than the owner's word again

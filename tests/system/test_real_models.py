@@ -15,7 +15,7 @@ from lab import ASL, CIFAR_TEST, COCO, FACES, PERSON, STREET, Lab, tared
 
 from agent.camera.reader import read_images
 from agent.camera.source import parse_source
-from agent.cli.offline import open_engine
+from agent.cli.offline_runs import open_engine
 from agent.vision.detections import Detections, LabelledBoxes, match
 from agent.vision.fidelity import Fidelity, fidelity
 from agent.vision.task import VisionTask

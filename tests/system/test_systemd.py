@@ -14,12 +14,13 @@ import pytest
 from places import ROOT
 from pydantic import ValidationError
 from systemd_unit import DROP_IN, DROP_INS, MAX_EXPOSURE, UNIT, read_unit
+from systemd_unit import systemd_analyze as systemd_analyze
 
 from agent.camera import capture
 from agent.camera import opencv as opening
 from agent.camera.config import CameraConfig
 from agent.camera.stream_health import first_picture_s
-from agent.common.credentials import located
+from agent.common.credentials import locate
 from agent.common.errors import ConfigError
 from agent.jobs import child_process as child
 from agent.mqtt.connection import CONNECT_TIMEOUT_S
@@ -144,9 +145,9 @@ def test_a_credential_without_its_file_is_not_taken_for_one(tmp_path: Path, monk
     (tmp_path / "tared-mqtt-password").write_text("none")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     with pytest.raises(ConfigError, match=r"config\.credential: no file behind 'credential:tared-mqtt-password'"):
-        located(Path("credential:tared-mqtt-password"))
+        locate(Path("credential:tared-mqtt-password"))
     (tmp_path / "tared-mqtt-password").write_text("a password\n")
-    assert located(Path("credential:tared-mqtt-password")).read_text() == "a password\n"
+    assert locate(Path("credential:tared-mqtt-password")).read_text() == "a password\n"
 
 
 def test_the_command_in_the_unit_makes_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_a_collector_and_a_controller_serve_a_fleet_and_outlive_a_kill(room: Roo
         create = ("fleet", "rollout", "create", "--op", "recalibrate", "--fleet", "fleet", "--signed", "--db", STATE)
         assert room.tared(*create)["id"]
         command = watcher.expect(TOPICS.command, op="recalibrate")
-        assert Keyring([room.public]).signer(command)
+        assert Keyring([room.public]).signer_id(command)
         assert room.main(controller).uids().real == room.main(collector).uids().real != 0
         assert time.time() < command["expires"]
     for unit in (controller, collector):

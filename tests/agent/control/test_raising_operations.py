@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from operations_bench import Desk
+from operations_bench import Desk, desk
 
 from agent.common.errors import AgentError
 from agent.jobs.child_protocol import JobOutcome
 from agent.jobs.limits import PrecisionAttempts
+
+__all__ = ["desk"]  # the fixture
 
 
 def test_low_fidelity_is_answered_once_and_told_once(desk: Callable[..., Desk]) -> None:
@@ -53,7 +55,7 @@ def test_regimes_are_switched_by_themselves_only_where_the_owner_lets_them(
     assert at.state.drift is not None
     at.tick(drift=replace(at.state.drift, switch_to=at.raised.id))
     assert at.service.serving.id == (at.raised.id if automatic else at.int8.id)
-    assert at.service.raised is automatic
+    assert at.service.is_precision_raised is automatic
 
 
 def test_a_first_calibration_is_made_all_the_same(desk: Callable[..., Desk]) -> None:
@@ -75,12 +77,12 @@ def test_what_the_operator_took_back_is_not_raised_again_until_the_owner_says_ot
     at.tick()
     assert at.rung is None
     kept = tmp_path / "state" / "attempts.json"
-    assert PrecisionAttempts(kept, at.service.origin, pytest.fail).next_rung(at.int8.id) == 0
+    assert PrecisionAttempts(kept, at.service.precision_origin, pytest.fail).next_level(at.int8.id) == 0
     again = desk(cooldown_s=0.0)
     assert again.service.serving.id == at.int8.id
     again.tick()
     assert again.rung is None
-    kept.write_text(kept.read_text().replace(at.service.origin, "another word"))
+    kept.write_text(kept.read_text().replace(at.service.precision_origin, "another word"))
     otherwise = desk(cooldown_s=0.0)
     otherwise.tick()
     assert otherwise.rung == 1
@@ -115,6 +117,6 @@ def test_only_a_candidate_that_was_refused_asks_for_more(desk: Callable[..., Des
 def test_going_back_to_a_raised_engine_is_no_attempt(desk: Callable[..., Desk]) -> None:
     at = desk(cooldown_s=0.0)
     at.roll_back()  # to the raised one, which was current before
-    assert at.service.raised
+    assert at.service.is_precision_raised
     at.tick()
     assert at.rung == 1

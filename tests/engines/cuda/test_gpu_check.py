@@ -24,6 +24,7 @@ from gpu.errors import GpuCheckError
 from gpu.interpreters import find_interpreter
 from gpu.stub_libcuda import NO_DEVICE, STUB_LIBRARY, build_stub, find_toolkit
 from gpu.wheelhouse import PYCUDA, unpack_source
+from places import TEST_PATH
 
 WHEELHOUSE = ROOT / "wheelhouse"
 TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -212,13 +213,15 @@ def test_a_step_that_has_only_just_begun_is_ended_too(tmp_path: Path) -> None:
 
 
 def test_the_gpu_tests_import_no_more_than_the_wheelhouse_brings() -> None:
-    names = [Path(path).stem for path in gpu_tests(ROOT / "tests")]
+    paths = [Path(path) for path in gpu_tests(ROOT / "tests")]
     code = (
-        f"import sys, numpy, pytest, pytest_timeout; known = set(sys.modules); import {', '.join(names)}\n"
+        "import sys, numpy, pytest, pytest_timeout; known = set(sys.modules)\n"
+        f"import {', '.join(path.stem for path in paths)}\n"
         "new = [m for name, m in sys.modules.items() if name not in known and name.partition('.')[0] != 'numpy']\n"
         "print(*(m.__name__ for m in new if 'site-packages' in (getattr(m, '__file__', None) or '')))"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    folders = sorted({str(path.parent) for path in paths})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((TEST_PATH, *folders))}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
